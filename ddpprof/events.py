@@ -1,0 +1,317 @@
+"""The tables of a run: ``Run > Rank > Step``, read-only numpy columns, int64 nanoseconds.
+
+All spans are half-open: ``start_ns <= t < end_ns``. Times are the trace file's own clock; add ``Rank.epoch_ns`` to get
+nanoseconds since 1970. Rows of every table are sorted by ``start_ns``. A row's ``step`` is an index into ``Rank.steps``
+or ``NO_STEP``; on an accelerator it is the step whose host span holds the row's *launch*, on CPU the one that holds its
+start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64Column = NDArray[np.int64]
+Int32Column = NDArray[np.int32]
+
+NO_STEP = -1
+"""``step`` of a row that belongs to no recorded step."""
+
+UNKNOWN = -1
+"""In a column of sizes or identifiers: the trace does not say. Measures turn it into ``None``."""
+
+
+class Phase(IntEnum):
+    """What launched a kernel or op.
+
+    ``FINALIZE`` is DDP's reducer after the last backward node: waiting for buckets and copying them into ``.grad``.
+    """
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    FINALIZE = 3
+    OPTIMIZER = 4
+
+
+class Mark(IntEnum):
+    """What a host span stands for. See ``load/classify.py`` for the names that map to each."""
+
+    FORWARD = 0
+    """``DistributedDataParallel.forward``"""
+    BACKWARD = 1
+    """``autograd::engine::evaluate_function: …``"""
+    OPTIMIZER = 2
+    """``Optimizer.step#…``"""
+    DATA = 3
+    """``enumerate(DataLoader)#…``: the training thread waits for a batch"""
+    BUCKET_COPY_IN = 4
+    """reducer: gradient scaled and copied into its bucket"""
+    BUCKET_COPY_OUT = 5
+    """reducer: bucket copied back into ``.grad``"""
+    UNUSED_SEARCH = 6
+    """reducer: search of the autograd graph for unused parameters"""
+    COLLECTIVE_CALL = 7
+    """``c10d::…`` op: the host hands a collective to the backend"""
+
+
+class CollectiveKind(IntEnum):
+    """The collective, as far as the trace names it."""
+
+    OTHER = 0
+    ALL_REDUCE = 1
+    BROADCAST = 2
+    ALL_GATHER = 3
+    REDUCE_SCATTER = 4
+    REDUCE = 5
+    ALL_TO_ALL = 6
+    SEND_RECV = 7
+    BARRIER = 8
+    GATHER = 9
+    SCATTER = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Columns of one length; ``table.take(index)`` selects rows."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(getattr(self, column.name)) for column in fields(self)}
+        assert len(lengths) == 1, f"{type(self).__name__}: columns of lengths {sorted(lengths)}"
+        for column in fields(self):
+            getattr(self, column.name).flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+
+@dataclass(frozen=True, slots=True)
+class Work(_Table):
+    """Kernels, copies or (on CPU) ops: n rows each.
+
+    On CPU the rows are the outermost ``cpu_op`` spans of the training threads, less ``c10d::*``: an op that holds a
+    ``c10d::*`` op stands as the two or more pieces that are left of it, so rows of one thread never overlap.
+    """
+
+    start_ns: Int64Column
+    end_ns: Int64Column
+    name: Int32Column
+    """index into ``Rank.names``"""
+    phase: NDArray[np.int8]
+    """`Phase`"""
+    step: Int32Column
+    lane: Int64Column
+    """stream of an accelerator, thread of the CPU"""
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives(_Table):
+    """Communication: one row per NCCL/RCCL/… kernel, or per ``gloo:``/``mpi:``/``ucc:`` span."""
+
+    start_ns: Int64Column
+    end_ns: Int64Column
+    name: Int32Column
+    phase: NDArray[np.int8]
+    step: Int32Column
+    lane: Int64Column
+    kind: NDArray[np.int8]
+    """`CollectiveKind`"""
+    launched_ns: Int64Column
+    """start of the host's call that queued it (launch of the kernel, ``c10d::*`` op), or `UNKNOWN`"""
+    num_bytes: Int64Column
+    """payload on this rank, or `UNKNOWN`"""
+    group: Int32Column
+    """index into ``Rank.names`` of the process group's name, or `UNKNOWN`"""
+    sequence: Int64Column
+    """sequence number within the group, or `UNKNOWN`"""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpans(_Table):
+    """What the host says that it is doing."""
+
+    start_ns: Int64Column
+    end_ns: Int64Column
+    mark: NDArray[np.int8]
+    """`Mark`"""
+    name: Int32Column
+    step: Int32Column
+    thread: Int64Column
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step of one rank.
+
+    ``number`` is that of ``ProfilerStep#number``, or counts from 0 where DDP forwards delimit the steps.
+    """
+
+    number: int
+    start_ns: int
+    end_ns: int
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One rank's profiler trace as tables."""
+
+    device: str
+    """``"cpu"`` where the trace holds no accelerator work, else ``"gpu"``"""
+    backend: str | None
+    rank: int | None
+    world_size: int | None
+    host: str | None
+    epoch_ns: int | None
+    """what to add to the tables' times to get nanoseconds since 1970, where the trace says"""
+    names: tuple[str, ...]
+    steps: tuple[Step, ...]
+    compute: Work
+    copies: Work
+    collectives: Collectives
+    host_spans: HostSpans
+    notes: tuple[str, ...] = ()
+    """what is missing or was mended, in words for the report"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DdpModule:
+    """One ``DistributedDataParallel`` instance, as the recorder found it."""
+
+    name: str
+    settings: Mapping[str, object]
+    """constructor arguments by torch's names, defaults filled in"""
+    comm_hook: str | None
+    parameters: tuple[Parameter, ...]
+    """in the reducer's order"""
+    buckets: tuple[tuple[int, ...], ...]
+    """per bucket, the indices of its parameters; the layout in force in the recorded steps"""
+    num_buffers: int
+    buffer_bytes: int
+    num_batch_norms: int
+    unused: tuple[str, ...] | None
+    """parameters without gradient in every recorded step; ``None`` where it was not observed"""
+    graph_is_static: bool | None
+    """torch's ``can_set_static_graph``"""
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """One DataLoader that fed training steps."""
+
+    sampler: str
+    dataset_size: int | None
+    batch_size: int | None
+    num_workers: int
+    num_iterations: int
+    """how often a pass over it was begun"""
+    epochs_set: tuple[int, ...] | None
+    """the sampler's epoch at each begin; ``None`` where it has none"""
+    shuffles: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One ``DistributedDataParallel.forward``, by the host's clock since 1970."""
+
+    module: int
+    """index into ``Record.modules``"""
+    start_ns: int
+    inner_start_ns: int
+    """DDP's own work before the module's forward is over"""
+    inner_end_ns: int
+    end_ns: int
+    buffer_sync_ns: int
+    rebuild_ns: int
+    synchronises: bool
+    """``False`` under ``no_sync()``"""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTimes:
+    """One bucket in one step, by the host's clock since 1970."""
+
+    module: int
+    index: int
+    launched_ns: int | None
+    finished_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One step as the light recorder saw it. Times are nanoseconds since 1970."""
+
+    number: int
+    mode: str
+    """``"off"`` (only the step's length), ``"light"`` or ``"profiled"``"""
+    start_ns: int
+    end_ns: int
+    data_ns: int | None = None
+    """time that the training thread waited for its DataLoader"""
+    forwards: tuple[Forward, ...] = ()
+    optimizers: tuple[tuple[int, int], ...] = ()
+    """start and end of each ``Optimizer.step``"""
+    ready_ns: Mapping[int, tuple[int | None, ...]] = field(default_factory=dict)
+    """per module, when each parameter's gradient was accumulated, in the reducer's order"""
+    buckets: tuple[BucketTimes, ...] = ()
+    torch_stats: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """per module, times from torch's ``_get_ddp_logging_data()``"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the recorder wrote for one rank."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    host: str
+    pid: int
+    device: str
+    backend: str
+    torch: str
+    modules: tuple[DdpModule, ...]
+    loaders: tuple[Loader, ...]
+    checkpoints: tuple[str, ...]
+    """absolute paths written with ``torch.save``"""
+    steps: tuple[RecordedStep, ...]
+    profiler_pause_ns: int | None
+    """how long training stood still for starting the profiler and writing the trace"""
+    ended: str | None
+    """``"finished"``, ``"failed: …"`` or ``None`` where the process never got to say"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank: its trace, its record, or both."""
+
+    rank: int
+    trace: Trace | None
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Every rank that could be read, in order, and what could not."""
+
+    name: str
+    command: tuple[str, ...]
+    world_size: int | None
+    ranks: tuple[Rank, ...]
+    missing: tuple[str, ...] = ()
+    """what should be there and is not, in words for the report"""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """the recorder's settings; empty for traces that ddpprof did not record"""

@@ -1,0 +1,76 @@
+"""A run directory: every file name in it, its format version, and how files are written.
+
+    run.json               what was run, by which ddpprof, with which settings
+    rank-0.facts.json      rank 0: host, versions, DDP modules and their buckets, data loaders, how it ended
+    rank-0.steps.jsonl     rank 0: one line per recorded step, appended while training runs
+    rank-0.trace.json.gz   rank 0: the profiler's trace of the profiled steps
+
+Files appear whole: they are written beside and renamed. Only ``steps.jsonl`` grows, a line at a time, so that a rank
+that is killed leaves every line that it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+"""Version of the run directory. A reader refuses a newer one and reads every older one."""
+
+RUN_FILE = "run.json"
+_RANK_FILE = re.compile(r"^rank-(\d+)\.(facts\.json|steps\.jsonl|trace\.json(?:\.gz)?)$")
+
+
+def facts_file(rank: int) -> str:
+    return f"rank-{rank}.facts.json"
+
+
+def steps_file(rank: int) -> str:
+    return f"rank-{rank}.steps.jsonl"
+
+
+def trace_file(rank: int) -> str:
+    return f"rank-{rank}.trace.json.gz"
+
+
+def plain_trace_file(rank: int) -> str:
+    """The trace before it is compressed: all there is when a rank dies after its profiled steps."""
+    return f"rank-{rank}.trace.json"
+
+
+def ranks_in(directory: Path) -> list[int]:
+    """Every rank that left a file, in order."""
+    matches = (_RANK_FILE.match(name) for name in os.listdir(directory))
+    return sorted({int(match.group(1)) for match in matches if match})
+
+
+def trace_path(directory: Path, rank: int) -> Path | None:
+    """The rank's trace, compressed or plain, or ``None`` where it left none."""
+    for name in (trace_file(rank), plain_trace_file(rank)):
+        if (directory / name).exists():
+            return directory / name
+    return None
+
+
+def is_run(directory: Path) -> bool:
+    return (directory / RUN_FILE).is_file()
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write beside and rename, so that a reader sees the old file or the whole new one. Raises ``OSError``."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def remove_run(directory: Path) -> None:
+    """Delete the files of an earlier run, and nothing else that stands in the folder."""
+    for name in os.listdir(directory):
+        if name == RUN_FILE or _RANK_FILE.match(name):
+            (directory / name).unlink(missing_ok=True)
