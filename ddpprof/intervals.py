@@ -1,0 +1,88 @@
+"""Union, intersection and difference of time spans, vectorised.
+
+Every set of spans is a `Spans`: half-open, sorted, disjoint, none empty, neighbours that touch merged. The length of a
+union is therefore the sum of the lengths, and equal sets have equal arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64Column = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """A set of instants as spans ``start_ns[i] <= t < end_ns[i]``. Build it with `union`."""
+
+    start_ns: Int64Column
+    end_ns: Int64Column
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Spans):
+            return NotImplemented
+        return np.array_equal(self.start_ns, other.start_ns) and np.array_equal(self.end_ns, other.end_ns)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays do not hash, so a set of them cannot either
+
+    @property
+    def total_ns(self) -> int:
+        return int((self.end_ns - self.start_ns).sum())
+
+    def contains(self, times_ns: Int64Column) -> NDArray[np.bool_]:
+        """For each time, whether a span holds it."""
+        if not len(self):
+            return np.zeros(len(times_ns), dtype=np.bool_)
+        before = np.searchsorted(self.start_ns, times_ns, side="right") - 1
+        return (before >= 0) & (times_ns < self.end_ns[before])
+
+
+def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
+    """The instants that at least one of the given spans holds; they may overlap, and empty ones are dropped."""
+    filled = end_ns > start_ns
+    start, end = start_ns[filled], end_ns[filled]
+    if not len(start):
+        return Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+    order = np.argsort(start, kind="stable")
+    start, latest_end = start[order], np.maximum.accumulate(end[order])
+    opens = np.concatenate(([True], start[1:] > latest_end[:-1]))
+    closes = np.concatenate((opens[1:], [True]))
+    return Spans(start[opens], latest_end[closes])
+
+
+def merge(a: Spans, b: Spans) -> Spans:
+    """The instants in either."""
+    return union(np.concatenate((a.start_ns, b.start_ns)), np.concatenate((a.end_ns, b.end_ns)))
+
+
+def intersect(a: Spans, b: Spans) -> Spans:
+    """The instants in both."""
+    return _covered_by(a, b, depth_of_a=1, depth_of_b=1, depth=2)
+
+
+def subtract(a: Spans, b: Spans) -> Spans:
+    """The instants in ``a`` that are not in ``b``."""
+    return _covered_by(a, b, depth_of_a=1, depth_of_b=2, depth=1)
+
+
+def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
+    """The part of ``spans`` within ``start_ns <= t < end_ns``."""
+    return union(np.maximum(spans.start_ns, start_ns), np.minimum(spans.end_ns, end_ns))
+
+
+def _covered_by(a: Spans, b: Spans, *, depth_of_a: int, depth_of_b: int, depth: int) -> Spans:
+    """The instants at which the depths of the spans that are open add up to exactly ``depth``."""
+    num_a, num_b = len(a), len(b)
+    times = np.concatenate((a.start_ns, a.end_ns, b.start_ns, b.end_ns))
+    changes = np.repeat([depth_of_a, -depth_of_a, depth_of_b, -depth_of_b], [num_a, num_a, num_b, num_b])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    # Of several changes at one instant, all but the last open a span of no length, which `union` drops.
+    at_depth = np.cumsum(changes[order])[:-1] == depth
+    return union(times[:-1][at_depth], times[1:][at_depth])
