@@ -1,0 +1,27 @@
+"""A profiler for PyTorch DistributedDataParallel: what does DDP cost, and which knob to turn.
+
+    with ddpprof.profile("runs/a"):
+        train()
+
+or, without an edit of the script, ``ddpprof trace train.py`` on the command line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpprof.record.session import profile
+
+__all__ = ["__version__", "profile"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Import `profile` on first use, so that ``import ddpprof`` needs neither torch nor numpy."""
+    if name == "profile":
+        from ddpprof.record.session import profile
+
+        return profile
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
