@@ -1,0 +1,64 @@
+# Needs python3 (3.11 or newer), pip and make. Every target is incremental: a second run without changes starts at once.
+# Which torch pip finds (CPU or CUDA build) is pip's configuration; the version is that of constraints.txt.
+
+PYTHON ?= python3
+CHECKOUT := $(CURDIR)
+# What the maintainers share beside the checkout, where there is any; tests that need it skip without it.
+export DDPPROF_SHARED ?= $(abspath $(CHECKOUT)/../shared)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+DEMO := .venv
+TEST := .venv-test
+BIN := $(CHECKOUT)/$(TEST)/bin
+EXTRAS := torch,tensorboard,test,frameworks,dev
+SOURCES := $(shell find ddpprof -type f -not -name '*.pyc')
+# -P and a working directory outside the checkout: `import ddpprof` finds the installed wheel or nothing.
+OUTSIDE := cd $(TEST)/outside && $(BIN)/python -P
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
+	$(DEMO)/bin/ddpprof demo
+
+test: lint $(TEST)/wheel ## lint, then the tests that take seconds, against the built wheel
+	$(OUTSIDE) -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHECKOUT) -m "not slow" $(CHECKOUT)/tests $(PYTEST)
+
+test-slow: $(TEST)/wheel ## the tests that take minutes
+	$(OUTSIDE) -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHECKOUT) -m slow $(CHECKOUT)/tests $(PYTEST)
+
+lint: $(TEST)/linted
+
+bench: $(TEST)/wheel ## what recording and starting cost
+	$(OUTSIDE) $(CHECKOUT)/analyses/recording_cost/run.py $(BENCH)
+
+clean:
+	rm -rf $(DEMO) $(TEST) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+# The demo runs the checkout itself, so that a change shows at once.
+$(DEMO)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ddpprof needs Python 3.11 or newer; say which: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/pip install --quiet -c constraints.txt -e '.[torch]'
+	@touch $@
+
+$(TEST)/tools: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ddpprof needs Python 3.11 or newer; say which: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv $(TEST)
+	$(BIN)/pip install --quiet -c constraints.txt '.[$(EXTRAS)]'
+	$(BIN)/pip uninstall --quiet --yes ddpprof
+	@mkdir -p $(TEST)/outside
+	@touch $@
+
+$(TEST)/wheel: $(TEST)/tools $(SOURCES) LICENSE
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist . >$(TEST)/build.log || { cat $(TEST)/build.log; false; }
+	$(BIN)/pip install --quiet --no-deps --force-reinstall dist/*.whl
+	@$(OUTSIDE) -c 'import ddpprof; assert "site-packages" in ddpprof.__file__, ddpprof.__file__'
+	@touch $@
+
+$(TEST)/linted: $(TEST)/tools $(SOURCES) $(shell find tests analyses -name '*.py' 2>/dev/null)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@touch $@

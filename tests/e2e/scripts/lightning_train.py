@@ -1,0 +1,59 @@
+"""Lightning, DDP strategy: Lightning starts the second process itself, by running this script again.
+
+python lightning_train.py
+"""
+
+import argparse
+import hashlib
+
+import lightning
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Autoencoder(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
+        self.decoder = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 64))
+
+    def training_step(self, batch, batch_idx):
+        (x,) = batch
+        return nn.functional.mse_loss(self.decoder(self.encoder(x)), x)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    lightning.seed_everything(5, verbose=False)
+    data = TensorDataset(torch.randn(512, 64))
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=DDPStrategy(process_group_backend="gloo"),
+        max_steps=args.steps,
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = Autoencoder()
+    trainer.fit(model, DataLoader(data, batch_size=16, shuffle=True))
+    if trainer.is_global_zero:
+        digest = hashlib.sha256()
+        for parameter in model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        print("params-sha256", digest.hexdigest(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The usual script for torchrun. Without RANK in the environment it fails in init_process_group.
+
+torchrun --nproc-per-node 2 torchrun_plain.py
+"""
+
+import argparse
+import hashlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+def fingerprint(module):
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    x = torch.randn(512, 64)
+    data = TensorDataset(x, x.sum(dim=1, keepdim=True).sign())
+    sampler = DistributedSampler(data, seed=3)
+    loader = DataLoader(data, batch_size=16, sampler=sampler)
+
+    model = DDP(nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 1)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    step, epoch = 0, 0
+    while step < args.steps:
+        sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            if step >= args.steps:
+                break
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            step += 1
+        epoch += 1
+
+    if dist.get_rank() == 0:
+        print("params-sha256", fingerprint(model))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
