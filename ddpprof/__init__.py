@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpprof.record.session import profile
+    from ddpprof.record.profile import profile
 
 __all__ = ["__version__", "profile"]
 
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     """Import `profile` on first use, so that ``import ddpprof`` needs neither torch nor numpy."""
     if name == "profile":
-        from ddpprof.record.session import profile
+        from ddpprof.record.profile import profile
 
         return profile
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,50 @@
+"""All ranks record into one run directory, or none does.
+
+Rank 0 opens the run directory and says so in the job's own store; every rank counts itself in before its first
+synchronising backward. That backward waits for all ranks, so after it the count tells every rank the same. Whoever
+looks first writes the verdict, and the others read it. Nothing here waits for another rank.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+
+@dataclass(frozen=True)
+class Verdict:
+    out: str | None
+    """the run directory; ``None`` if nothing can be recorded"""
+    run_id: str
+    everyone: bool
+    """every rank records"""
+    problem: str | None
+
+
+class Agreement:
+    def __init__(self, store: Store, world_size: int, session: int) -> None:
+        self._store = store
+        self._world_size = world_size
+        self._prefix = f"ddpprof/{session}"
+
+    def offer(self, out: str | None, run_id: str, problem: str | None) -> None:
+        """Rank 0, before `join`: where the run goes, or why it cannot."""
+        self._store.set(f"{self._prefix}/offer", json.dumps([out, run_id, problem]))
+
+    def join(self) -> None:
+        """Every rank, before its first synchronising backward."""
+        self._store.add(f"{self._prefix}/joined", 1)
+
+    def verdict(self) -> Verdict:
+        """Every rank, after its first synchronising backward."""
+        joined = self._store.add(f"{self._prefix}/joined", 0)
+        ready = joined == self._world_size and self._store.check([f"{self._prefix}/offer"])
+        said = self._store.compare_set(f"{self._prefix}/verdict", "", "all" if ready else "some").decode()
+        if not self._store.check([f"{self._prefix}/offer"]):
+            return Verdict(None, "", False, None)
+        out, run_id, problem = json.loads(self._store.get(f"{self._prefix}/offer"))
+        return Verdict(out, run_id, said == "all", problem)

@@ -1,0 +1,109 @@
+"""What do DDP, its buckets and their parameters look like? Read from the wrapper, nothing is computed by collectives."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+_SETTINGS = {
+    "find_unused_parameters": False,
+    "gradient_as_bucket_view": False,
+    "static_graph": False,
+    "batched_grad_copy": False,
+    "skip_all_reduce_unused_params": False,
+    "require_backward_grad_sync": True,
+}
+"""DDP's attributes of the same names, and what an older torch without them does."""
+
+_TORCH_TIMES = (
+    "forward_compute_time",
+    "backward_compute_time",
+    "backward_comm_time",
+    "backward_compute_comm_overlap_time",
+)
+
+
+def names_by_reducer_index(ddp: DistributedDataParallel) -> tuple[list[str], list[torch.nn.Parameter]]:
+    """Parameters in the reducer's order, each with the first name that the module gives it."""
+    parameters, _ = ddp._build_params_for_reducer()
+    names = {parameter: name for name, parameter in reversed(list(ddp.module.named_parameters()))}
+    return [names[parameter] for parameter in parameters], parameters
+
+
+def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
+    """The constructor's arguments as they took effect."""
+    settings: dict[str, Any] = {name: getattr(ddp, name, absent) for name, absent in _SETTINGS.items()}
+    settings["bucket_cap_mb"] = ddp.bucket_bytes_cap / 2**20
+    settings["broadcast_buffers"] = bool(getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers))
+    config = getattr(ddp, "_bucket_config", None)
+    if config is not None and config.has_custom_per_bucket_caps:
+        settings["has_bucket_cap_mb_list"] = True
+    return settings
+
+
+def _indices(text: str) -> list[int]:
+    return [int(word) for word in text.replace(",", " ").split()]
+
+
+def bucket_layout(ddp: DistributedDataParallel, parameters: list[torch.nn.Parameter]) -> list[list[int]]:
+    """Per bucket, the indices of its parameters, as the reducer uses them now.
+
+    After the rebuild torch's own logging data has them; before it, or where DDP never rebuilds
+    (``find_unused_parameters``), the assignment is computed as DDP's constructor does.
+    """
+    logged = ddp._get_ddp_logging_data()
+    rebuilt = logged.get("rebuilt_per_bucket_param_indices")
+    if rebuilt:
+        return [_indices(bucket) for bucket in rebuilt.split(",")]
+    _, expect_sparse = ddp._build_params_for_reducer()
+    config = getattr(ddp, "_bucket_config", None)
+    if config is not None:
+        limits, _ = config.compute_bucket_size_limits(
+            static_graph=ddp.static_graph, find_unused_parameters=ddp.find_unused_parameters
+        )
+    elif ddp.static_graph or not ddp.find_unused_parameters:
+        limits = [sys.maxsize]
+    else:
+        limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, ddp.bucket_bytes_cap]
+    assignment, _ = dist._compute_bucket_assignment_by_size(parameters, limits, expect_sparse)
+    return [list(bucket) for bucket in reversed(assignment)]
+
+
+def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> list[int]:
+    """Parameters that got no gradient in the last synchronised backward pass."""
+    ready = set(_indices(ddp._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices", "")))
+    return [index for index in range(num_parameters) if index not in ready]
+
+
+def torch_times(ddp: DistributedDataParallel) -> dict[str, int]:
+    """DDP's own times of the last synchronised iteration, ns; without those that it did not take."""
+    logged = ddp._get_ddp_logging_data()
+    return {name: logged[name] for name in _TORCH_TIMES if logged.get(name, 0) > 0}
+
+
+def module_facts(
+    ddp: DistributedDataParallel, names: list[str], parameters: list[torch.nn.Parameter], unused: set[int] | None
+) -> dict[str, Any]:
+    """One entry of ``modules`` in ``facts.json``. `unused`: without gradient in every step that was looked at."""
+    hooks = getattr(ddp, "_comm_hooks", [])
+    static = getattr(ddp.reducer, "_ddp_graph_static", None)
+    return {
+        "name": type(ddp.module).__name__,
+        "settings": ddp_settings(ddp),
+        "comm_hook": getattr(hooks[0][0], "__qualname__", repr(hooks[0][0])) if hooks else None,
+        "parameters": [
+            [name, parameter.numel() * parameter.element_size()]
+            for name, parameter in zip(names, parameters, strict=True)
+        ],
+        "buckets": bucket_layout(ddp, parameters),
+        "num_buffers": len(ddp.modules_buffers),
+        "buffer_bytes": sum(buffer.numel() * buffer.element_size() for buffer in ddp.modules_buffers),
+        "num_batch_norms": sum(isinstance(module, _BatchNorm) for module in ddp.module.modules()),
+        "unused": None if unused is None else [names[index] for index in sorted(unused)],
+        "graph_is_static": bool(static()) if static is not None else None,
+    }

@@ -1,0 +1,57 @@
+"""Reaches every Python process of the job, whoever starts it; does nothing until torch's DDP module is imported."""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_TARGET = "torch.nn.parallel.distributed"
+
+
+class _PatchOnImport(importlib.abc.MetaPathFinder):
+    """Finds `_TARGET` with the other finders, and calls ddpprof when the module has run."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != _TARGET:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            _run_afterwards(spec.loader)
+        return spec
+
+
+def _run_afterwards(loader):
+    exec_module = loader.exec_module
+
+    def exec_then_patch(module):
+        exec_module(module)
+        try:
+            from ddpprof.record import injected
+
+            injected.install(module)
+        except Exception as error:
+            print(f"ddpprof: cannot record in {sys.executable}: {error}. Training goes on.", file=sys.stderr)
+
+    loader.exec_module = exec_then_patch
+
+
+def _chain_to_next_sitecustomize():
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if "DDPPROF_SETTINGS" in os.environ:
+    sys.meta_path.insert(0, _PatchOnImport())
+    note = os.environ.pop("DDPPROF_EXPLAIN_RANK", None)
+    if note:
+        import _ddpprof_needs_rank
+
+        _ddpprof_needs_rank.install(note)
+_chain_to_next_sitecustomize()

@@ -1,0 +1,45 @@
+"""The same session in a process of `ddpprof trace`: from its first DDP module to the end of the process."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing.util
+import sys
+from types import ModuleType
+
+from ddpprof.record import patches
+from ddpprof.record.settings import Settings, settings_from_environment
+
+
+def install(distributed: ModuleType) -> None:
+    """Called by ``sitecustomize`` while torch is being imported: nothing of torch may be needed yet."""
+    settings = settings_from_environment()
+    if settings is not None:
+        patches.install(distributed)
+        patches.wait_for_ddp(lambda: _begin(settings))
+
+
+def _begin(settings: Settings) -> None:
+    from ddpprof.record.session import Session
+
+    try:
+        session = Session(settings)
+        session.begin()
+    except Exception as error:  # never a danger to the training
+        print(f"ddpprof: cannot record: {error}. Training goes on.", file=sys.stderr)
+        return
+
+    def close() -> None:
+        session.close(_how_it_ends())
+
+    # A child of `multiprocessing` runs its finalizers but not `atexit`; the main process runs both.
+    multiprocessing.util.Finalize(None, close, exitpriority=100)
+    atexit.register(close)
+
+
+def _how_it_ends() -> str:
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return "finished"
+    return f"failed: {type(error).__name__}: {str(error)[:500]}"

@@ -1,0 +1,169 @@
+"""Around the job: starts the user's command with ddpprof injected, passes signals and the exit code through.
+
+Needs no torch itself. The job's stdin, stdout and stderr are the terminal's own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpprof.errors import CannotRecord
+from ddpprof.record.output import refuse_earlier_run
+from ddpprof.record.settings import Settings
+
+_INJECT = Path(__file__).parent / "inject"
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_SI_KERNEL = 0x80
+"""`si_code` of a signal that the terminal sent, to the whole job: passing it on would deliver it twice."""
+_PR_SET_CHILD_SUBREAPER = 36
+_GRACE_S = 10.0
+"""How long processes that outlive a signal get before SIGKILL."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the job ended."""
+
+    exit_code: int
+    signal: int | None
+    """the signal that ended the job's first process"""
+    needs_rank: str | None
+    """the launcher's variable for want of which the script ended"""
+
+
+def inside_job(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun, Slurm or MPI has already started one process per rank, this being one of them."""
+    if any(name in environment for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")):
+        return True
+    return "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment and "SLURM_STEP_NUM_TASKS" in environment
+
+
+def is_first_rank(environment: Mapping[str, str]) -> bool:
+    """Of the processes inside a job: the one that may speak for all."""
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
+        if name in environment:
+            return environment[name] == "0"
+    return True
+
+
+def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[str] | None) -> list[str]:
+    """The command for ``train.py [its arguments]``, under torchrun where its options were given.
+
+    Raises `CannotRecord` where there is no such script or no torch to launch it with.
+    """
+    if not as_module and not Path(script[0]).is_file():
+        raise CannotRecord(f"there is no script {script[0]}. To trace any other command: ddpprof trace -- {script[0]} …")
+    module = ["-m"] if as_module else []
+    if torchrun is None:
+        return [sys.executable, *module, *script]
+    if importlib.util.find_spec("torch") is None:
+        raise CannotRecord("torch is not installed in this environment. Install it with: pip install 'ddpprof[torch]'")
+    return [sys.executable, "-m", "torch.distributed.run", *torchrun, *module, *script]
+
+
+def check_out(settings: Settings) -> None:
+    """Before anything is started. Raises ``RunExists``."""
+    refuse_earlier_run(Path(settings.out), settings.force)
+
+
+def run_job(command: Sequence[str], settings: Settings) -> Outcome:
+    """Run `command` with every Python process of it recorded. Returns when it has ended.
+
+    Raises `CannotRecord` where the command cannot be started.
+    """
+    if shutil.which(command[0]) is None:
+        raise CannotRecord(f"there is no command {command[0]}")
+    with tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
+        note = Path(scratch) / "needs-rank"
+        environment = _environment(settings, note)
+        _adopt_orphans()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
+        try:
+            job = subprocess.Popen(command, env=environment, preexec_fn=_unblock)  # noqa: PLW1509 (no threads here)
+            returncode, interrupted = _wait(job)
+        except OSError as error:
+            raise CannotRecord(f"cannot start {command[0]}: {error.strerror}") from error
+        finally:
+            _unblock()
+        if interrupted:
+            _end_descendants()
+        needs_rank = note.read_text(encoding="utf-8") if note.exists() else None
+    if returncode < 0:
+        return Outcome(128 - returncode, -returncode, needs_rank)
+    return Outcome(returncode, None, needs_rank)
+
+
+def _environment(settings: Settings, note: Path) -> dict[str, str]:
+    inherited = os.environ.get("PYTHONPATH")
+    return {
+        "KINETO_LOG_LEVEL": "99",  # Kineto would write its start and stop to the job's stderr
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(_INJECT), *([inherited] if inherited else [])]),
+        "DDPPROF_EXPLAIN_RANK": str(note),
+        **settings.to_environment(),
+    }
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_PASSED_ON, signal.SIGCHLD})
+
+
+def _wait(job: subprocess.Popen[bytes]) -> tuple[int, bool]:
+    """The job's return code, and whether a signal asked it to end."""
+    interrupted = False
+    while True:
+        info = signal.sigwaitinfo({*_PASSED_ON, signal.SIGCHLD})
+        if info.si_signo != signal.SIGCHLD:
+            interrupted = True
+            if info.si_code != _SI_KERNEL:
+                job.send_signal(info.si_signo)
+        if job.poll() is not None:
+            return job.returncode, interrupted
+
+
+def _adopt_orphans() -> None:
+    """Ranks whose parent dies become our children, so that they can be found and ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _children() -> list[int]:
+    try:
+        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+    except OSError:
+        return []
+    return [int(word) for word in text.split()]
+
+
+def _end_descendants() -> None:
+    """After an interrupted job: ranks that outlived their launcher get SIGTERM, then SIGKILL."""
+    deadline = time.monotonic() + _GRACE_S
+    asked: set[int] = set()
+    while children := _children():
+        for child in children:
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+            elif child not in asked:
+                asked.add(child)
+                os.kill(child, signal.SIGTERM)
+        _reap(children)
+        time.sleep(0.05)
+
+
+def _reap(children: list[int]) -> None:
+    for child in children:
+        try:
+            os.waitpid(child, os.WNOHANG)
+        except ChildProcessError:
+            continue

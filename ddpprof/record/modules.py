@@ -1,0 +1,94 @@
+"""One DDP module under observation: its parameters' ready times, its buckets' times, its unused parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpprof.record import facts
+from ddpprof.record.buckets import BucketTimes, TimingProcessGroup
+
+_TORCH_SAMPLES_EVERY = 100
+"""DDP's default: its own times are taken in one iteration of a hundred."""
+
+
+class RecordedModule:
+    def __init__(self, ddp: DistributedDataParallel, index: int) -> None:
+        self.ddp = ddp
+        self.index = index
+        self.open_forwards: list[list[Any]] = []
+        self.buffer_sync_ns = 0
+        self.synchronised = False
+        self.times: BucketTimes | None = None
+        self._names, self._parameters = facts.names_by_reducer_index(ddp)
+        self._backward_start_ns = 0
+        self._unused: set[int] | None = None
+        self._group: TimingProcessGroup | None = None
+        self._group_installed = False
+        self._sampling = False
+
+    def begin_backward(self, start_ns: int) -> None:
+        self.synchronised = True
+        self._backward_start_ns = start_ns
+        if self.times is not None:
+            self.times.begin_backward()
+
+    def begin_step(self, light: bool, profiled: bool) -> None:
+        """Between steps, when no collective is under way."""
+        self.synchronised = False
+        self.open_forwards.clear()
+        if self.ddp.device_type != "cpu":
+            return
+        if light and self.times is None:
+            layout = facts.bucket_layout(self.ddp, self._parameters)
+            self.times = BucketTimes([sum(self._parameters[i].numel() for i in bucket) for bucket in layout])
+        if self.times is not None:
+            self.times.begin_step(recording=light)
+        self._time_all_reduces(light and not self.ddp._comm_hooks)
+        self._let_torch_sample(profiled)
+
+    def _time_all_reduces(self, on: bool) -> None:
+        """Put the timing process group into the reducer, or the real one back."""
+        if on == self._group_installed or not hasattr(self.ddp.reducer, "_update_process_group"):
+            return
+        if on and self._group is None:
+            assert self.times is not None
+            self._group = TimingProcessGroup(self.ddp.process_group, self.times)
+        self.ddp.reducer._update_process_group(self._group if on else self.ddp.process_group)
+        self._group_installed = on
+
+    def _let_torch_sample(self, on: bool) -> None:
+        """DDP's own times in every profiled step. On an accelerator that would make the host wait, so not there."""
+        if on != self._sampling:
+            self.ddp._set_ddp_runtime_logging_sample_rate(1 if on else _TORCH_SAMPLES_EVERY)
+            self._sampling = on
+
+    def ready_ns(self) -> list[int | None]:
+        """When each gradient was accumulated, since 1970. The reducer counts from the end of the forward."""
+        stats = self.ddp.reducer.get_backward_stats()
+        start = self._backward_start_ns
+        return [start + offset if offset > 0 else None for offset in stats]
+
+    def bucket_rows(self) -> list[list[int | None]]:
+        times = self.times
+        if times is None or not times.recording:
+            return []
+        finished = dict(times.finished_ns)
+        return [[self.index, i, launched, finished.get(i)] for i, launched in sorted(times.launched_ns.items())]
+
+    def torch_times(self) -> dict[str, int]:
+        """DDP's own times of the iteration before the current one."""
+        return facts.torch_times(self.ddp) if self._sampling else {}
+
+    def look_for_unused(self) -> None:
+        if self.synchronised:
+            unused = set(facts.unused_indices(self.ddp, len(self._names)))
+            self._unused = unused if self._unused is None else self._unused & unused
+
+    def note_unreduced(self) -> None:
+        """DDP is about to raise because gradients are missing: these are they."""
+        self._unused = {i for i, parameter in enumerate(self._parameters) if parameter.grad is None}
+
+    def facts(self) -> dict[str, Any]:
+        return facts.module_facts(self.ddp, self._names, self._parameters, self._unused)

@@ -1,0 +1,97 @@
+"""The files of one rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from ddpprof import __version__, rundir
+from ddpprof.errors import RunExists
+from ddpprof.record.settings import Settings
+
+try:
+    from isal import igzip as fast_gzip
+except ImportError:
+    fast_gzip = gzip  # type: ignore[assignment]
+
+
+def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
+    """Create the run directory with its ``run.json``. Called by rank 0. Raises ``OSError`` and ``RunExists``."""
+    directory = Path(settings.out).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    refuse_earlier_run(directory, settings.force)
+    rundir.remove_run(directory)
+    shown = {key: value for key, value in dataclasses.asdict(settings).items() if key not in ("out", "command")}
+    content = {
+        "format": rundir.FORMAT,
+        "run_id": run_id,
+        "ddpprof": __version__,
+        "created_unix_s": time.time(),
+        "command": list(settings.command),
+        "world_size": world_size,
+        "settings": shown,
+    }
+    rundir.write_json(directory / rundir.RUN_FILE, content)
+    return directory
+
+
+def refuse_earlier_run(directory: Path, force: bool) -> None:
+    """Raises ``RunExists`` where `directory` holds a run and may not be replaced."""
+    if rundir.is_run(directory) and not force:
+        raise RunExists(f"{directory} holds an earlier run. Choose another --out, or replace it with --force.")
+
+
+class RankFiles:
+    """``facts.json``, ``steps.jsonl`` and the trace of one rank. Every method raises ``OSError``."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self.directory = directory
+        self._rank = rank
+        self._steps: TextIO = (directory / rundir.steps_file(rank)).open("w", encoding="utf-8")
+
+    def write_facts(self, facts: dict[str, Any]) -> None:
+        rundir.write_json(self.directory / rundir.facts_file(self._rank), facts)
+
+    def append_step(self, line: str) -> None:
+        """One line, handed to the operating system at once: it survives the death of this process."""
+        self._steps.write(line)
+        self._steps.flush()
+
+    @property
+    def trace_part(self) -> Path:
+        """Where the profiler may write; `keep_trace` gives the file its name."""
+        return self.directory / f"{rundir.plain_trace_file(self._rank)}.{os.getpid()}.part"
+
+    def keep_trace(self) -> None:
+        self.trace_part.replace(self.directory / rundir.plain_trace_file(self._rank))
+
+    def discard_part(self) -> None:
+        self.trace_part.unlink(missing_ok=True)
+
+    def compress_trace(self) -> None:
+        """At the end of training, so that it costs no step."""
+        plain = self.directory / rundir.plain_trace_file(self._rank)
+        if not plain.exists():
+            return
+        part = plain.with_name(f"{plain.name}.gz.{os.getpid()}.part")
+        try:
+            with plain.open("rb") as source, fast_gzip.open(part, "wb", compresslevel=1) as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            part.replace(self.directory / rundir.trace_file(self._rank))
+            plain.unlink()
+        finally:
+            part.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+def step_line(fields: dict[str, Any], start_ns: int, end_ns: int) -> str:
+    """One line of ``steps.jsonl``. `fields` are encoded before `end_ns` is read, so that their cost falls in the step."""
+    return f'{{"start_ns": {start_ns}, "end_ns": {end_ns}, {json.dumps(fields)[1:]}\n'

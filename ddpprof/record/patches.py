@@ -1,0 +1,187 @@
+"""The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns what it returned.
+
+Without an active session a wrapper costs one comparison. `remove` puts the originals back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddpprof.record.session import Session
+
+_active: Session | None = None
+_waiting: Callable[[], None] | None = None
+_originals: list[tuple[Any, str, Any]] = []
+
+
+def activate(session: Session | None) -> None:
+    """Events go to `session` from now on, or to nobody."""
+    global _active
+    _active = session
+
+
+def active() -> Session | None:
+    return _active
+
+
+def wait_for_ddp(begin: Callable[[], None]) -> None:
+    """Call `begin`, once, when the first DDP module is constructed."""
+    global _waiting
+    _waiting = begin
+
+
+def install(distributed: ModuleType) -> None:
+    """Wrap DDP's methods. Called with `torch.nn.parallel.distributed`, perhaps while torch is still being imported."""
+    if _originals:
+        return
+    ddp = distributed.DistributedDataParallel
+    _wrap(ddp, "_ddp_init_helper", _ddp_init_helper)
+    _wrap(ddp, "_pre_forward", _pre_forward)
+    _wrap(ddp, "_post_forward", _post_forward)
+    _wrap(ddp, "_sync_buffers", _sync_buffers)
+    _wrap(ddp, "register_comm_hook", _register_comm_hook)
+
+
+def install_around_training() -> None:
+    """Wrap what lies outside DDP, once torch is imported in full: data loading, checkpoints, the user's own profiler."""
+    import torch
+    from torch.autograd.profiler import profile
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    if any(owner is DataLoader for owner, _, _ in _originals):
+        return
+    _wrap(DataLoader, "__iter__", _loader_iter)
+    _wrap(_BaseDataLoaderIter, "__next__", _loader_next)
+    _wrap(torch, "save", _save)
+    _wrap(profile, "_prepare_trace", _prepare_trace)
+
+
+def remove() -> None:
+    while _originals:
+        owner, name, original = _originals.pop()
+        setattr(owner, name, original)
+
+
+def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    _originals.append((owner, name, original))
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile leaves `function` alone, and goes on compiling what it calls."""
+    from torch._compile import _disable_dynamo
+
+    return _disable_dynamo(function, recursive=False)
+
+
+def _ddp_init_helper(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_helper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _waiting
+        begin, _waiting = _waiting, None
+        if begin is not None:
+            begin()
+        return original(self, *args, **kwargs)
+
+    return init_helper
+
+
+def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if _active is None:
+            return original(self, *inputs, **kwargs)
+        return _active.ddp_pre_forward(original, self, inputs, kwargs)
+
+    return _untraced(pre_forward)
+
+
+def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def post_forward(self: Any, output: Any) -> Any:
+        if _active is None:
+            return original(self, output)
+        return _active.ddp_post_forward(original, self, output)
+
+    return _untraced(post_forward)
+
+
+def _sync_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def sync_buffers(self: Any) -> Any:
+        if _active is None:
+            return original(self)
+        return _active.ddp_sync_buffers(original, self)
+
+    return _untraced(sync_buffers)
+
+
+def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    def register_comm_hook(self: Any, state: object, hook: Callable[..., Any]) -> None:
+        if _active is None:
+            original(self, state, hook)
+            return
+        original(self, state, _active.wrap_comm_hook(self, hook))
+        if getattr(self, "_comm_hooks", None):
+            self._comm_hooks[-1] = (hook, state)
+
+    return register_comm_hook
+
+
+def _loader_iter(original: Callable[..., Any]) -> Callable[..., Any]:
+    def iterate(self: Any) -> Any:
+        if _active is not None:
+            _active.loader_begins(self)
+        return original(self)
+
+    return iterate
+
+
+def _loader_next(original: Callable[..., Any]) -> Callable[..., Any]:
+    def fetch(self: Any) -> Any:
+        if _active is None:
+            return original(self)
+        return _active.loader_fetches(original, self)
+
+    return fetch
+
+
+def _save(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if _active is not None:
+            _active.saves(f)
+        return original(obj, f, *args, **kwargs)
+
+    return save
+
+
+def _prepare_trace(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The user starts a profiler of their own: ours makes room."""
+
+    def prepare_trace(self: Any) -> Any:
+        if _active is not None:
+            _active.another_profiler_starts(self)
+        return original(self)
+
+    return prepare_trace
+
+
+def hook_optimizers() -> list[Any]:
+    """Tell the active session before and after every ``Optimizer.step``. Returns handles with ``remove()``.
+
+    A compiled optimizer step would trace the hooks, so they are empty for the compiler.
+    """
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not torch.compiler.is_compiling() and _active is not None:
+            _active.optimizer_begins(optimizer)
+
+    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not torch.compiler.is_compiling() and _active is not None:
+            _active.optimizer_ends(optimizer)
+
+    return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]

@@ -1,0 +1,82 @@
+"""`with ddpprof.profile("runs/a") as prof:` in user code."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from ddpprof.record import patches
+from ddpprof.record.session import Session
+from ddpprof.record.settings import Settings
+
+
+class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile is)
+    """Record the DDP training inside the ``with`` block into the run directory `out`.
+
+    Every rank enters the block with the same arguments. Steps are found by themselves: they end with the optimizer's
+    step. Call `step()` at the end of each training step only where that does not fit.
+
+    Args:
+        out: the run directory. It is created; an earlier run in it is kept unless `force` is given.
+        skip_first: steps left alone at first.
+        cost_steps: steps that measure ddpprof's own cost, with recording alternately off and on.
+        warmup: steps with the profiler on whose trace is thrown away.
+        steps: profiled steps.
+        profiler: ``False`` records without torch.profiler, which costs less and shows less.
+        record_shapes, with_stack, profile_memory: as in ``torch.profiler.profile``.
+        force: replace an earlier run in `out`.
+
+    Nothing here raises because of recording: a problem is said once on stderr, and training goes on.
+    """
+
+    def __init__(
+        self,
+        out: str,
+        *,
+        skip_first: int = Settings.skip_first,
+        cost_steps: int = Settings.cost_steps,
+        warmup: int = Settings.warmup,
+        steps: int = Settings.steps,
+        profiler: bool = Settings.profiler,
+        record_shapes: bool = Settings.record_shapes,
+        with_stack: bool = Settings.with_stack,
+        profile_memory: bool = Settings.profile_memory,
+        force: bool = Settings.force,
+    ) -> None:
+        self._settings = Settings(
+            out=str(out),
+            command=tuple(sys.argv),
+            skip_first=skip_first,
+            cost_steps=cost_steps,
+            warmup=warmup,
+            steps=steps,
+            profiler=profiler,
+            record_shapes=record_shapes,
+            with_stack=with_stack,
+            profile_memory=profile_memory,
+            force=force,
+        )
+        self._session: Session | None = None
+
+    def __enter__(self) -> profile:
+        if patches.active() is None:
+            import torch.nn.parallel.distributed as distributed
+
+            patches.install(distributed)
+            self._session = Session(self._settings)
+            self._session.begin()
+        return self
+
+    def step(self) -> None:
+        """A training step has ended. Once called, nothing else ends a step."""
+        session = patches.active()
+        if session is not None:
+            session.explicit_step()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            self._session.close("finished" if error is None else f"failed: {type(error).__name__}: {error}")
+            patches.remove()
+            self._session = None

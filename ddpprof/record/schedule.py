@@ -1,0 +1,49 @@
+"""Which step is skipped, timed, recorded, profiled.
+
+    step   0 1 2 | 3 4 5 6 7 8 9 10        | 11     | 12 13 14 15 16 | 17 …
+           skip  | off light off light …   | warmup | profiled       | done
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ddpprof.record.settings import Settings
+
+
+class Mode(Enum):
+    SKIP = "skip"
+    OFF = "off"
+    LIGHT = "light"
+    WARMUP = "warmup"
+    PROFILED = "profiled"
+    DONE = "done"
+
+
+class Schedule:
+    def __init__(self, settings: Settings) -> None:
+        self._cost_begin = settings.skip_first
+        self._warmup_begin = self._cost_begin + settings.cost_steps
+        self._profiled_begin = self._warmup_begin + (settings.warmup if settings.profiler else 0)
+        self._done_begin = self._profiled_begin + settings.steps
+        self._profiled = Mode.PROFILED if settings.profiler else Mode.LIGHT
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the script must take for everything to be recorded."""
+        return self._done_begin
+
+    def without_profiler(self) -> None:
+        """From now on light recording takes the profiler's place: the ranks could not agree, or it would not start."""
+        self._profiled_begin = self._warmup_begin
+        self._profiled = Mode.LIGHT
+
+    def mode(self, step: int) -> Mode:
+        """What to do in step number `step`, counted from 0."""
+        if step < self._cost_begin:
+            return Mode.SKIP
+        if step < self._warmup_begin:
+            return Mode.LIGHT if (step - self._cost_begin) % 2 else Mode.OFF
+        if step < self._profiled_begin:
+            return Mode.WARMUP
+        return self._profiled if step < self._done_begin else Mode.DONE

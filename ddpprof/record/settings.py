@@ -1,0 +1,50 @@
+"""What to record, and how it reaches the training processes: one environment variable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+
+ENVIRONMENT_VARIABLE = "DDPPROF_SETTINGS"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every choice of ``ddpprof trace`` and `ddpprof.profile` about recording."""
+
+    out: str
+    """the run directory"""
+    command: tuple[str, ...] = ()
+    """what the user asked to run"""
+    skip_first: int = 3
+    """steps left alone at first: DDP rebuilds its buckets at the second forward, caches and allocators warm up"""
+    cost_steps: int = 8
+    """steps with recording alternately off and on, from which ddpprof measures its own cost"""
+    warmup: int = 1
+    """steps with the profiler on whose trace is thrown away"""
+    steps: int = 5
+    """steps with the profiler on (or with light recording, with ``profiler=False``)"""
+    profiler: bool = True
+    """``False``: light recording only"""
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+    stop_after: bool = False
+    """end the job, with exit code 0, once the steps are recorded"""
+    force: bool = False
+    """replace an earlier run in ``out``"""
+
+    def to_environment(self) -> dict[str, str]:
+        return {ENVIRONMENT_VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+
+def settings_from_environment() -> Settings | None:
+    """The launcher's settings, or ``None`` in a process that it did not start."""
+    text = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not text:
+        return None
+    values = json.loads(text)
+    values["command"] = tuple(values["command"])
+    return Settings(**values)

@@ -1,0 +1,68 @@
+"""Where does a training step end? Found without the user's help.
+
+    an optimizer steps         the step ends when the *anchor* optimizer has stepped: the one seen last for the first
+                               time, so that a GAN's `d.step(); g.step()`, or five critic steps and one generator
+                               step, are one training step
+    no optimizer exists        the step ends when a DDP module that has synchronised begins its next forward
+    the user calls `step()`    then nothing else ends a step
+
+A step holds at least one synchronising forward, so gradient accumulation under `no_sync`, and optimizers that step
+parameter by parameter inside the backward pass, count once. Every rank sees the same calls, so all count alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_ANCHOR_LOST_AFTER = 50
+"""Steps of another optimizer after which an anchor that no longer steps is given up."""
+
+
+class StepFinder:
+    def __init__(self, any_optimizer_alive: Callable[[], bool]) -> None:
+        self._any_optimizer_alive = any_optimizer_alive
+        self._explicit = False
+        self._seen: set[int] = set()
+        self._anchor: int | None = None
+        self._since_anchor = 0
+        self._synchronised: set[int] = set()
+        self._without_optimizer: bool | None = None
+
+    def use_explicit_steps(self) -> None:
+        """The user marks the steps from now on."""
+        self._explicit = True
+
+    def forward_begins(self, module: int, synchronises: bool) -> bool:
+        """A DDP forward with gradients begins. True if a step ended just before it."""
+        ended = module in self._synchronised and self._steps_end_at_forward()
+        if ended:
+            self._synchronised.clear()
+        if synchronises:
+            self._synchronised.add(module)
+        return ended
+
+    def optimizer_stepped(self, optimizer: int) -> bool:
+        """An optimizer has stepped. True if a step ended with it."""
+        if self._explicit:
+            return False
+        self._without_optimizer = False
+        if optimizer not in self._seen:
+            self._seen.add(optimizer)
+            self._anchor = optimizer
+        if optimizer == self._anchor:
+            self._since_anchor = 0
+        else:
+            self._since_anchor += 1
+            if self._since_anchor > _ANCHOR_LOST_AFTER:
+                self._anchor = optimizer
+        if optimizer != self._anchor or not self._synchronised:
+            return False
+        self._synchronised.clear()
+        return True
+
+    def _steps_end_at_forward(self) -> bool:
+        if self._explicit:
+            return False
+        if self._without_optimizer is None:
+            self._without_optimizer = not self._any_optimizer_alive()
+        return self._without_optimizer

@@ -1,0 +1,66 @@
+"""What feeds training and what it saves: data loaders, their samplers, checkpoints. And where it runs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+_MAX_EPOCHS_KEPT = 16
+_MAX_CHECKPOINTS_KEPT = 64
+
+
+class Surroundings:
+    def __init__(self) -> None:
+        self.data_ns = 0
+        self._loaders: dict[int, dict[str, Any]] = {}
+        self._checkpoints: list[str] = []
+        self._device = "cpu"
+        self._backend = ""
+
+    def describe(self, ddp: DistributedDataParallel) -> None:
+        self._device = ddp.device_type
+        self._backend = dist.get_backend(ddp.process_group)
+
+    def loader_begins(self, loader: DataLoader[Any]) -> None:
+        """A pass over `loader` begins."""
+        entry = self._loaders.setdefault(id(loader), _describe_loader(loader))
+        entry["num_iterations"] += 1
+        epochs = entry["epochs_set"]
+        if epochs is not None and len(epochs) < _MAX_EPOCHS_KEPT:
+            epochs.append(int(getattr(loader.sampler, "epoch", 0)))
+
+    def saves(self, target: Any) -> None:
+        if isinstance(target, str | os.PathLike) and len(self._checkpoints) < _MAX_CHECKPOINTS_KEPT:
+            path = os.path.abspath(os.fspath(target))
+            if path not in self._checkpoints:
+                self._checkpoints.append(path)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "device": self._device,
+            "backend": self._backend,
+            "loaders": list(self._loaders.values()),
+            "checkpoints": self._checkpoints,
+        }
+
+
+def _describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
+    sampler = loader.sampler
+    try:
+        dataset_size = len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        dataset_size = None
+    kind = type(sampler).__name__
+    return {
+        "sampler": kind,
+        "dataset_size": dataset_size,
+        "batch_size": loader.batch_size,
+        "num_workers": loader.num_workers,
+        "num_iterations": 0,
+        "epochs_set": [] if hasattr(sampler, "set_epoch") else None,
+        "shuffles": bool(getattr(sampler, "shuffle", kind == "RandomSampler")),
+    }
