@@ -1,0 +1,169 @@
+"""What an event of a trace is, by its category and name.
+
+Categories decide what is device work; names decide what a kernel or a host span stands for. A `stream` argument decides
+nothing: host ops of Triton and rows such as `Context Sync` carry one too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ddpprof.events import UNKNOWN, CollectiveKind, Mark
+
+
+class Role(IntEnum):
+    """What the tables make of an event."""
+
+    UNUSED = 0
+    STEP = 1
+    """``ProfilerStep#k``"""
+    MARK = 2
+    """a host span with a `Mark`"""
+    OP = 3
+    """any other host op"""
+    LAUNCH = 4
+    """the host's call that queued device work"""
+    KERNEL = 5
+    COPY = 6
+    HOST_COLLECTIVE = 7
+    """communication by a thread of the host: ``gloo:``, ``mpi:``, ``ucc:``"""
+
+
+DEVICE_ROLES = (Role.KERNEL, Role.COPY)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """All events of one category and name."""
+
+    name: str
+    role: Role
+    is_op: bool = False
+    """time in it is time that its thread computes"""
+    mark: Mark | None = None
+    kind: CollectiveKind | None = None
+    """of communication and of ``c10d::`` calls; ``None`` where it is neither"""
+
+
+# Lower case: traces of 2021 write `Kernel`, `Operator`, `Runtime`.
+_KERNEL_CATEGORIES = {"kernel", "mtia_ccp_events"}
+_COPY_CATEGORIES = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+_LAUNCH_CATEGORY = re.compile(r"(?:(?:cuda|hip|xpu|mtia|glow|privateuse1)_)?(?:runtime|driver)")
+_OP_CATEGORIES = {"cpu_op", "operator"}
+_HOST_CATEGORIES = _OP_CATEGORIES | {"user_annotation"}
+
+# Spans that hold ops without being one. Traces of 2021 give them the category of ops.
+_ANNOTATION = re.compile(
+    r"ProfilerStep\s*#|Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#|DistributedDataParallel\.forward"
+    r"|(?:nccl|gloo|mpi|ucc|xccl):"
+)
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
+_HOST_COLLECTIVE = re.compile(r"(?:gloo|mpi|ucc):(.*)", re.DOTALL)
+
+_MARKS_BY_NAME = {
+    "DistributedDataParallel.forward": Mark.FORWARD,
+    "torch::distributed::reducer::mul_out": Mark.BUCKET_COPY_IN,
+    "torch::distributed::reducer::copy_": Mark.BUCKET_COPY_IN,
+    "torch.distributed.ddp.reducer::copy_bucket_to_grad": Mark.BUCKET_COPY_OUT,
+    "torch.distributed.ddp.reducer::search_unused_parameters": Mark.UNUSED_SEARCH,
+}
+_MARKS_BY_PREFIX = (
+    ("autograd::engine::evaluate_function", Mark.BACKWARD),
+    ("Optimizer.step#", Mark.OPTIMIZER),
+    ("enumerate(DataLoader)#", Mark.DATA),
+    ("c10d::", Mark.COLLECTIVE_CALL),
+)
+
+# ncclKernel_…, ncclDevKernel_…, ncclSymk…, rccl…, oneccl…, Hccl…; then torch's symmetric-memory kernels.
+_COMMUNICATION_KERNEL = re.compile(
+    r"\b(?:nccl|rccl|oneccl|hccl|hcom_)|\b(?:multimem_\w*|(?:one|two)_shot_)(?:all_reduce|all_gather|reduce_scatter)",
+    re.IGNORECASE,
+)
+
+# The longer name first: `reducescatter` holds `reduce` and `scatter`.
+_KINDS = (
+    ("allreduce", CollectiveKind.ALL_REDUCE),
+    ("reducescatter", CollectiveKind.REDUCE_SCATTER),
+    ("allgather", CollectiveKind.ALL_GATHER),
+    ("alltoall", CollectiveKind.ALL_TO_ALL),
+    ("broadcast", CollectiveKind.BROADCAST),
+    ("bcast", CollectiveKind.BROADCAST),
+    ("barrier", CollectiveKind.BARRIER),
+    ("gather", CollectiveKind.GATHER),
+    ("scatter", CollectiveKind.SCATTER),
+    ("reduce", CollectiveKind.REDUCE),
+    ("send", CollectiveKind.SEND_RECV),
+    ("recv", CollectiveKind.SEND_RECV),
+)
+
+# The NCCL logger's spelling (`In msg nelems`, `dtype`), then C++'s (`Input type`).
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("byte", "char", "bool", "unsigned char", "signed char"), 1),
+    **dict.fromkeys(("short", "short int", "half", "bfloat16", "uint16", "unsigned short"), 2),
+    **dict.fromkeys(("int", "float", "uint32", "unsigned int"), 4),
+    **dict.fromkeys(("long", "long int", "long long", "double", "uint64", "unsigned long"), 8),
+    **dict.fromkeys(("complexfloat", "complex<float>"), 8),
+    **dict.fromkeys(("complexdouble", "complex<double>"), 16),
+}
+
+
+def classify(category: str, name: str) -> Identity:
+    """What the events of this category and name are."""
+    category = category.lower()
+    if category in _KERNEL_CATEGORIES:
+        return Identity(name, Role.KERNEL, kind=collective_kind(name) if is_communication_kernel(name) else None)
+    if category in _COPY_CATEGORIES:
+        return Identity(name, Role.COPY)
+    if category in _HOST_CATEGORIES:
+        return _classify_host_span(name, in_op_category=category in _OP_CATEGORIES)
+    if _LAUNCH_CATEGORY.fullmatch(category):
+        return Identity(name, Role.LAUNCH)
+    return Identity(name, Role.UNUSED)
+
+
+def _classify_host_span(name: str, *, in_op_category: bool) -> Identity:
+    if step_number(name) is not None:
+        return Identity(name, Role.STEP)
+    if match := _HOST_COLLECTIVE.fullmatch(name):
+        return Identity(name, Role.HOST_COLLECTIVE, kind=collective_kind(match.group(1)))
+    is_op = in_op_category and not _ANNOTATION.match(name)
+    mark = _mark(name)
+    if mark is not None:
+        kind = collective_kind(name.removeprefix("c10d::")) if mark is Mark.COLLECTIVE_CALL else None
+        return Identity(name, Role.MARK, is_op, mark, kind)
+    return Identity(name, Role.OP if is_op else Role.UNUSED, is_op)
+
+
+def step_number(name: str) -> int | None:
+    """The ``k`` of ``ProfilerStep#k``."""
+    match = _STEP.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def is_communication_kernel(name: str) -> bool:
+    return bool(_COMMUNICATION_KERNEL.search(_without_parameters(name)))
+
+
+def collective_kind(name: str) -> CollectiveKind:
+    """The collective that a kernel, a ``c10d::`` op or a ``Collective name`` argument names."""
+    letters = re.sub(r"[^a-z]", "", _without_parameters(name).lower())
+    return next((kind for part, kind in _KINDS if part in letters), CollectiveKind.OTHER)
+
+
+def element_bytes(dtype: str) -> int:
+    """Size of one element by the name of its type, or `UNKNOWN`."""
+    dtype = dtype.lower().removeprefix("c10::")
+    return 1 if dtype.startswith("float8") else _ELEMENT_BYTES.get(dtype, UNKNOWN)
+
+
+def _without_parameters(kernel: str) -> str:
+    """A C++ kernel's own name: template and function parameters name types that say nothing about it."""
+    return kernel.replace("(anonymous namespace)", "").partition("(")[0].partition("<")[0]
+
+
+def _mark(name: str) -> Mark | None:
+    if name in _MARKS_BY_NAME:
+        return _MARKS_BY_NAME[name]
+    return next((mark for prefix, mark in _MARKS_BY_PREFIX if name.startswith(prefix)), None)

@@ -1,0 +1,86 @@
+"""What a trace without an accelerator says only by its host threads: compute, and who asked for which collective."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.events import UNKNOWN, Int64Column
+from ddpprof.intervals import Spans, union
+
+
+def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.int64]:
+    """The spans that no other span of their thread holds, by thread and start. Empty spans are nobody's."""
+    order = np.lexsort((-end_ns, start_ns, thread))
+    order = order[end_ns[order] > start_ns[order]]
+    kept = []
+    for rows in _by_thread(order, thread):
+        latest_end = np.maximum.accumulate(end_ns[rows])
+        kept.append(rows[np.concatenate(([True], end_ns[rows][1:] > latest_end[:-1]))])
+    return np.concatenate(kept) if kept else np.empty(0, np.int64)
+
+
+def cut_out(
+    start_ns: Int64Column, end_ns: Int64Column, holes: Spans
+) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
+    """What the holes leave of spans that each count on their own: starts and ends of the pieces, and whose they are."""
+    first = np.searchsorted(holes.end_ns, start_ns, side="right")
+    num_holes = np.maximum(np.searchsorted(holes.start_ns, end_ns, side="left") - first, 0)
+    num_pieces = num_holes + 1
+    owner = np.repeat(np.arange(len(start_ns)), num_pieces)
+    piece = np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    # Piece i stands between hole i-1 and hole i of its owner; the outer edges are the owner's own.
+    after_hole = np.append(holes.end_ns, 0)[np.minimum(first[owner] + piece - 1, len(holes))]
+    before_hole = np.append(holes.start_ns, 0)[np.minimum(first[owner] + piece, len(holes))]
+    start = np.where(piece == 0, start_ns[owner], after_hole)
+    end = np.where(piece == num_holes[owner], end_ns[owner], before_hole)
+    filled = end > start
+    return start[filled], end[filled], owner[filled]
+
+
+def compute_pieces(
+    start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column, is_call: NDArray[np.bool_]
+) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
+    """Compute on host threads: the outermost ops less the ``c10d::`` calls in them.
+
+    Returns starts and ends of the pieces, disjoint within a thread, and the row of the op that each is a piece of.
+    """
+    starts, ends, rows = [], [], []
+    for ops in _by_thread(outermost(start_ns, end_ns, thread), thread):
+        calls = is_call & (thread == thread[ops[0]])
+        # Ops of one thread are nested or apart. Should two overlap, the later counts from where the earlier ends.
+        begun = np.concatenate((start_ns[ops][:1], np.maximum(start_ns[ops][1:], end_ns[ops][:-1])))
+        start, end, owner = cut_out(begun, end_ns[ops], union(start_ns[calls], end_ns[calls]))
+        starts.append(start)
+        ends.append(end)
+        rows.append(ops[owner])
+    empty = np.empty(0, np.int64)
+    return np.concatenate([empty, *starts]), np.concatenate([empty, *ends]), np.concatenate([empty, *rows])
+
+
+def match_calls(
+    call_start_ns: Int64Column, call_kind: NDArray[np.int8], span_start_ns: Int64Column, span_kind: NDArray[np.int8]
+) -> NDArray[np.int64]:
+    """For each collective of the host, the call that asked for it: index, or `UNKNOWN`.
+
+    First in, first out among those of one kind. Several threads work, so collectives may begin slightly out of order.
+    A collective that began before the next call was asked for before the profiler started.
+    """
+    matched = np.full(len(span_start_ns), UNKNOWN, np.int64)
+    for kind in np.unique(span_kind):
+        calls = np.flatnonzero(call_kind == kind)
+        calls = calls[np.argsort(call_start_ns[calls], kind="stable")].tolist()
+        spans = np.flatnonzero(span_kind == kind)
+        next_call = 0
+        for span in spans[np.argsort(span_start_ns[spans], kind="stable")].tolist():
+            if next_call < len(calls) and call_start_ns[calls[next_call]] <= span_start_ns[span]:
+                matched[span] = calls[next_call]
+                next_call += 1
+    return matched
+
+
+def _by_thread(rows: NDArray[np.int64], thread: Int64Column) -> list[NDArray[np.int64]]:
+    """Rows that are sorted by thread, split where the thread changes."""
+    if not len(rows):
+        return []
+    return np.split(rows, np.flatnonzero(np.diff(thread[rows])) + 1)

@@ -1,0 +1,329 @@
+"""Reads a Kineto trace file: streamed in batches where its layout allows it, whole where not. Both give the same.
+
+A batch ends before the last ``{`` that precedes a ``"ph"`` key. Where that is not the start of an event (an event that
+does not begin with its ``"ph"``, arguments that hold one), the batch has an open bracket, the decoder refuses it, and
+the whole document is decoded instead. What follows the last batch is decoded together with the keys after the array.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from ddpprof.errors import BadTrace
+from ddpprof.load.columns import (
+    Collector,
+    Columns,
+    Event,
+    ExactEvent,
+    NeedsExactTimesError,
+    TimeOutOfRangeError,
+)
+from ddpprof.load.mend import mend
+
+_open_gzip: Callable[..., Any]
+_GZIP_ERRORS: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+try:
+    from isal import igzip
+    from isal.igzip_lib import IsalError
+except ImportError:  # no wheel for this machine
+    _open_gzip = gzip.open
+else:
+    _open_gzip = igzip.open
+    _GZIP_ERRORS = (*_GZIP_ERRORS, cast("type[Exception]", IsalError))  # its stub calls it an instance
+
+BATCH_BYTES = 1_000_000
+"""Larger batches are slower: they leave the processor's cache."""
+
+MAX_BYTES = 64 * 10**9
+"""Refuse what inflates to more: real traces of one rank stay below 10 GB, a gzip bomb does not."""
+
+MAX_WHOLE_BYTES = 4 * 10**9
+"""Likewise where the layout forbids batches: memory then holds several times the file."""
+
+MAX_EVENTS = 500_000_000
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BLANKS = b" \t\r\n"
+_BETWEEN_EVENTS = _BLANKS + b","
+_ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_ADVICE = "Record it again, or leave this file out."
+
+
+class _Document(msgspec.Struct, gc=False):
+    """The keys beside the events; each is decoded when it is asked for, so that an odd one harms nobody."""
+
+    info: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="distributedInfo")
+    base_ns: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="baseTimeNanoseconds")
+    host: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="host_name")
+    devices: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="deviceProperties")
+
+
+class _FastDocument(_Document, gc=False):
+    events: list[Event] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
+
+
+class _ExactDocument(_Document, gc=False):
+    events: list[ExactEvent] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
+
+
+_Decoder = Callable[[bytes | bytearray], Any]
+_DECODE_EVENTS: tuple[_Decoder, _Decoder] = (
+    msgspec.json.Decoder(list[Event]).decode,
+    msgspec.json.Decoder(list[ExactEvent]).decode,
+)
+_DECODE_DOCUMENT: tuple[_Decoder, _Decoder] = (
+    msgspec.json.Decoder(_FastDocument).decode,
+    msgspec.json.Decoder(_ExactDocument).decode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The keys beside ``traceEvents``; ``None`` where the file does not say."""
+
+    backend: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    host: str | None = None
+    base_ns: int | None = None
+    """what to add to the events' times to get nanoseconds since 1970"""
+    has_device: bool = False
+    """an accelerator was visible"""
+
+
+class _Stream(Protocol):
+    def read(self, num_bytes: int, /) -> bytes: ...
+
+
+def read_trace(path: Path) -> tuple[Header, Columns]:
+    """The header of a trace file and the events that the tables need. Raises `BadTrace`."""
+    try:
+        try:
+            with _opened(path) as stream:
+                header, columns = _read_in_batches(stream)
+        except _OddLayoutError:
+            with _opened(path) as stream:
+                header, columns = _read_whole(stream)
+    except _GZIP_ERRORS as error:
+        what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
+        raise BadTrace(f"{path} {what}: its gzip data does not end well. {_ADVICE}") from error
+    except OSError as error:
+        raise BadTrace(f"{path} cannot be read: {error.strerror or error}.") from error
+    except _UnreadableError as error:
+        raise BadTrace(f"{path} {error}. {_ADVICE}") from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadTrace(f"{path} {_explain(error)}. {_ADVICE}") from error
+    except TimeOutOfRangeError as error:
+        raise BadTrace(f"{path} holds a time that no clock shows. {_ADVICE}") from error
+    if not columns.num_events:
+        raise BadTrace(f"{path} holds no events: nothing was profiled. {_ADVICE}")
+    if not len(columns.start_ns):
+        raise BadTrace(
+            f"{path} holds {columns.num_events} events, but no op, kernel or step of torch.profiler. {_ADVICE}"
+        )
+    return header, columns
+
+
+class _UnreadableError(Exception):
+    """Says what is wrong, without the file's name."""
+
+
+class _OddLayoutError(Exception):
+    """The file cannot be read in batches; whole it may be."""
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "is no trace: it is nested too deeply"
+    if isinstance(error, msgspec.ValidationError):
+        return f"holds what no trace holds: {error}"
+    if "truncated" in str(error):
+        return "is cut off: the JSON ends in the middle"
+    return f"is not valid JSON ({error})"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Stream]:
+    """The file's bytes, inflated where they are gzip's, whatever its name says."""
+    with path.open("rb") as file:
+        magic = file.read(2)
+        file.seek(0)
+        if magic == _GZIP_MAGIC:
+            with _open_gzip(file, "rb") as inflated:
+                yield _Limited(inflated)
+        else:
+            yield _Limited(file)
+
+
+class _Limited:
+    """Refuses to read on after `MAX_BYTES`."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+        self._num_bytes = 0
+
+    def read(self, num_bytes: int, /) -> bytes:
+        chunk = self._stream.read(num_bytes)
+        self._num_bytes += len(chunk)
+        if self._num_bytes > MAX_BYTES:
+            raise _UnreadableError(f"is too large: more than {MAX_BYTES // 10**9} GB when inflated")
+        return chunk
+
+
+class _EventReader:
+    """Decodes events into a collector; once float64 cannot hold a time, decodes all that follow exactly."""
+
+    def __init__(self) -> None:
+        self.collector = Collector()
+        self._exact = False
+
+    def add_array(self, text: bytes | bytearray) -> None:
+        self._collect(lambda: _decode(_DECODE_EVENTS[self._exact], text))
+
+    def add_document(self, text: bytes | bytearray) -> _Document:
+        """Also the keys beside the events, which must be there."""
+        documents: list[_FastDocument | _ExactDocument] = []
+
+        def decode() -> list[Event] | list[ExactEvent]:
+            documents.append(_decode(_DECODE_DOCUMENT[self._exact], text))
+            events = documents[-1].events
+            if isinstance(events, msgspec.UnsetType):
+                raise _UnreadableError("is no profiler trace: it is JSON without traceEvents")
+            return events
+
+        self._collect(decode)
+        return documents[-1]
+
+    def _collect(self, decode: Callable[[], list[Event] | list[ExactEvent]]) -> None:
+        try:
+            self.collector.add(decode())
+        except NeedsExactTimesError:
+            self._exact = True
+            self.collector.add(decode())
+        if self.collector.num_events > MAX_EVENTS:
+            raise _UnreadableError(f"is too large: more than {MAX_EVENTS} events")
+
+
+def _decode(decode: _Decoder, text: bytes | bytearray) -> Any:
+    try:
+        return decode(text)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        try:
+            return decode(mend(bytes(text)))
+        except msgspec.MsgspecError:
+            raise error from None
+
+
+def _read_in_batches(stream: _Stream) -> tuple[Header, Columns]:
+    """Raises `_OddLayoutError`, and ``msgspec.DecodeError`` where decoding the whole would fail too."""
+    before, rest = _split_at_array(stream)
+    reader = _EventReader()
+    keys_before = _Document()
+    try:
+        if before is not None:
+            keys_before = _decode(msgspec.json.Decoder(_Document).decode, before + b'"traceEvents":[]}')
+        tail = _add_batches(stream, rest, reader)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _OddLayoutError from error
+    try:
+        if before is None:
+            reader.add_array(_closed(b"[" + tail))
+            return Header(), reader.collector.columns()
+        keys_after = reader.add_document(b'{"traceEvents":[' + tail)
+    except msgspec.ValidationError as error:  # decoded whole, its message counts events from the file's start
+        raise _OddLayoutError from error
+    return _header(keys_before, keys_after), reader.collector.columns()
+
+
+def _split_at_array(stream: _Stream) -> tuple[bytes | None, bytearray]:
+    """What stands before the array of events (``None`` where the file is nothing but it), and what was read of it."""
+    text = bytearray()
+    while chunk := stream.read(BATCH_BYTES):
+        searched = max(len(text) - 64, 0)
+        text += chunk
+        start = text.removeprefix(_BYTE_ORDER_MARK).lstrip(_BLANKS)[:1] if searched == 0 else b"{"
+        if start == b"[":
+            return None, text[text.index(b"[") + 1 :]
+        if start not in (b"{", b""):
+            raise _UnreadableError("is not JSON")
+        if match := _ARRAY_START.search(text, searched):
+            return bytes(text[: match.start()].removeprefix(_BYTE_ORDER_MARK)), text[match.end() :]
+    if not text.strip(_BLANKS):
+        raise _UnreadableError("is empty")
+    raise _OddLayoutError
+
+
+def _add_batches(stream: _Stream, text: bytearray, reader: _EventReader) -> bytearray:
+    """Decode all events but the last few. Returns what is left, to the file's end."""
+    searched = 0
+    while True:
+        last = text.rfind(b'"ph"', searched)
+        cut = text.rfind(b"{", 0, last) if last >= 0 else 0
+        searched = max(len(text) - 3, 0)
+        if cut > 0:
+            reader.add_array(b"[" + text[:cut].rstrip(_BETWEEN_EVENTS) + b"]")
+            del text[:cut]
+            searched -= cut
+        chunk = stream.read(BATCH_BYTES)
+        if not chunk:
+            return text
+        text += chunk
+
+
+def _closed(array: bytes | bytearray) -> bytes | bytearray:
+    """Chrome's array format may lack its closing bracket."""
+    array = array.rstrip(_BETWEEN_EVENTS)
+    return array if array.endswith(b"]") else array + b"]"
+
+
+def _read_whole(stream: _Stream) -> tuple[Header, Columns]:
+    text = bytearray()
+    while chunk := stream.read(io.DEFAULT_BUFFER_SIZE * 128):
+        text += chunk
+        if len(text) > MAX_WHOLE_BYTES:
+            raise _UnreadableError(f"is not laid out as a trace, and too large to decode whole ({len(text)} bytes)")
+    document = text.removeprefix(_BYTE_ORDER_MARK).strip(_BLANKS)
+    reader = _EventReader()
+    if document.startswith(b"["):
+        reader.add_array(_closed(document))
+        return Header(), reader.collector.columns()
+    return _header(reader.add_document(document)), reader.collector.columns()
+
+
+def _header(*documents: _Document) -> Header:
+    """Each key from the first document that has it."""
+
+    def value(key: str) -> Any:
+        values = (msgspec.json.decode(getattr(document, key)) for document in documents)
+        return next((found for found in values if found is not None), None)
+
+    info = value("info")
+    info = info if isinstance(info, dict) else {}
+    backend, host, devices = info.get("backend"), value("host"), value("devices")
+    return Header(
+        backend=backend if isinstance(backend, str) else None,
+        rank=_natural(info.get("rank")),
+        world_size=_natural(info.get("world_size")),
+        host=host if isinstance(host, str) else None,
+        base_ns=_natural(value("base_ns")),
+        has_device=bool(devices),
+    )
+
+
+def _natural(value: object) -> int | None:
+    if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
+        return int(value)
+    return value if type(value) is int and 0 <= value < 1 << 62 else None
