@@ -52,7 +52,12 @@ def build_trace(header: Header, columns: Columns) -> Trace:
         copies=work.copies,
         collectives=work.collectives,
         host_spans=_host_spans(file, found),
-        notes=(*notes, *work.notes, *_notes_on_collectives(file, work.collectives), *_notes_on_device(file, on_device)),
+        notes=(
+            *notes,
+            *work.notes,
+            *_notes_on_collectives(file, work.collectives),
+            *_notes_on_device(file, header, on_device),
+        ),
     )
 
 
@@ -248,10 +253,7 @@ def _notes_on_collectives(file: _File, collectives: Collectives) -> list[str]:
     return [f"{num_open} collective(s) still ran when the profiler stopped: their ends in the trace are too late"]
 
 
-def _notes_on_device(file: _File, on_device: bool) -> list[str]:
-    num_launches = len(file.rows(Role.LAUNCH))
-    if on_device or not num_launches:
+def _notes_on_device(file: _File, header: Header, on_device: bool) -> list[str]:
+    if on_device or not (header.has_device or len(file.rows(Role.LAUNCH))):
         return []
-    return [
-        f"the host called an accelerator {num_launches} times, but the trace holds none of its work"
-    ]
+    return ["the trace knows of an accelerator but holds none of its work: times are those of the host"]

@@ -1,0 +1,191 @@
+"""What the recorder wrote for one rank: ``rank-N.facts.json`` and ``rank-N.steps.jsonl``."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpprof.events import BucketTimes, DdpModule, Forward, Loader, Parameter, Record, RecordedStep
+from ddpprof.rundir import FORMAT, facts_file, steps_file
+
+
+class _Parameter(msgspec.Struct, array_like=True):
+    name: str
+    num_bytes: int
+
+
+class _Module(msgspec.Struct):
+    name: str
+    settings: dict[str, Any]
+    comm_hook: str | None
+    parameters: list[_Parameter]
+    buckets: list[list[int]]
+    num_buffers: int
+    buffer_bytes: int
+    num_batch_norms: int
+    unused: list[str] | None = None
+    graph_is_static: bool | None = None
+
+
+class _Loader(msgspec.Struct):
+    sampler: str
+    dataset_size: int | None
+    batch_size: int | None
+    num_workers: int
+    num_iterations: int
+    epochs_set: list[int] | None
+    shuffles: bool
+
+
+class _Facts(msgspec.Struct):
+    format: int
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    device: str
+    backend: str
+    torch: str
+    local_rank: int | None = None
+    modules: list[_Module] = []
+    loaders: list[_Loader] = []
+    checkpoints: list[str] = []
+    profiler_pause_ns: int | None = None
+    ended: str | None = None
+
+
+class _Forward(msgspec.Struct, array_like=True):
+    module: int
+    start_ns: int
+    inner_start_ns: int
+    inner_end_ns: int
+    end_ns: int
+    buffer_sync_ns: int
+    rebuild_ns: int
+    synchronises: bool
+
+
+class _Bucket(msgspec.Struct, array_like=True):
+    module: int
+    index: int
+    launched_ns: int | None
+    finished_ns: int | None
+
+
+class _Step(msgspec.Struct):
+    number: int
+    mode: str
+    start_ns: int
+    end_ns: int
+    data_ns: int | None = None
+    forwards: list[_Forward] = []
+    optimizers: list[tuple[int, int]] = []
+    ready_ns: dict[int, list[int | None]] = {}
+    buckets: list[_Bucket] = []
+    torch_stats: dict[int, dict[str, int]] = {}
+
+
+_decode_facts = msgspec.json.Decoder(_Facts).decode
+_decode_step = msgspec.json.Decoder(_Step).decode
+
+
+class BadRecordError(Exception):
+    """A file of the recorder cannot be read. Says which and why."""
+
+
+def load_record(directory: Path, rank: int) -> Record | None:
+    """The record of one rank, or ``None`` where it left no facts. Raises `BadRecordError`."""
+    path = directory / facts_file(rank)
+    if not path.exists():
+        return None
+    try:
+        facts = _decode_facts(path.read_bytes())
+        if facts.format > FORMAT:
+            raise BadRecordError(f"{path.name} has format {facts.format}, and this ddpprof reads up to {FORMAT}")
+        return _record(facts, rank, _load_steps(directory / steps_file(rank)))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadRecordError(f"{path.name} cannot be read: {error}") from error
+    except OSError as error:
+        raise BadRecordError(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def _load_steps(path: Path) -> tuple[RecordedStep, ...]:
+    """Every whole line. A process that is killed while it writes leaves half of the last one."""
+    if not path.exists():
+        return ()
+    lines = path.read_bytes().split(b"\n")
+    torn = lines.pop()
+    steps = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            steps.append(_step(_decode_step(line)))
+        except msgspec.MsgspecError as error:
+            raise BadRecordError(f"{path.name} line {number} cannot be read: {error}") from error
+    if torn:
+        with suppress(msgspec.MsgspecError):
+            steps.append(_step(_decode_step(torn)))
+    return tuple(steps)
+
+
+def _record(facts: _Facts, rank: int, steps: tuple[RecordedStep, ...]) -> Record:
+    return Record(
+        rank=rank,
+        world_size=facts.world_size,
+        local_rank=facts.local_rank,
+        host=facts.host,
+        pid=facts.pid,
+        device=facts.device,
+        backend=facts.backend,
+        torch=facts.torch,
+        modules=tuple(_module(module) for module in facts.modules),
+        loaders=tuple(_loader(loader) for loader in facts.loaders),
+        checkpoints=tuple(facts.checkpoints),
+        steps=steps,
+        profiler_pause_ns=facts.profiler_pause_ns,
+        ended=facts.ended,
+    )
+
+
+def _module(module: _Module) -> DdpModule:
+    return DdpModule(
+        name=module.name,
+        settings=module.settings,
+        comm_hook=module.comm_hook,
+        parameters=tuple(Parameter(parameter.name, parameter.num_bytes) for parameter in module.parameters),
+        buckets=tuple(tuple(bucket) for bucket in module.buckets),
+        num_buffers=module.num_buffers,
+        buffer_bytes=module.buffer_bytes,
+        num_batch_norms=module.num_batch_norms,
+        unused=None if module.unused is None else tuple(module.unused),
+        graph_is_static=module.graph_is_static,
+    )
+
+
+def _loader(loader: _Loader) -> Loader:
+    return Loader(
+        sampler=loader.sampler,
+        dataset_size=loader.dataset_size,
+        batch_size=loader.batch_size,
+        num_workers=loader.num_workers,
+        num_iterations=loader.num_iterations,
+        epochs_set=None if loader.epochs_set is None else tuple(loader.epochs_set),
+        shuffles=loader.shuffles,
+    )
+
+
+def _step(step: _Step) -> RecordedStep:
+    return RecordedStep(
+        number=step.number,
+        mode=step.mode,
+        start_ns=step.start_ns,
+        end_ns=step.end_ns,
+        data_ns=step.data_ns,
+        forwards=tuple(Forward(*msgspec.structs.astuple(forward)) for forward in step.forwards),
+        optimizers=tuple(step.optimizers),
+        ready_ns={module: tuple(times) for module, times in step.ready_ns.items()},
+        buckets=tuple(BucketTimes(*msgspec.structs.astuple(bucket)) for bucket in step.buckets),
+        torch_stats=step.torch_stats,
+    )

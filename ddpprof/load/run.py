@@ -1,0 +1,204 @@
+"""A run directory, a folder of traces, or one trace file → `Run`. Every rank is loaded on its own, by `load_rank`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpprof.errors import BadTrace, NotARun
+from ddpprof.events import Rank, Record, Run, Trace
+from ddpprof.load.kineto import read_trace
+from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.tables import build_trace
+from ddpprof.rundir import FORMAT, RUN_FILE, is_run, ranks_in, trace_path
+
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
+_NUMBER_IN_NAME = re.compile(r"_(\d{1,7})\.")
+
+
+class _RunFile(msgspec.Struct):
+    format: int
+    run_id: str
+    command: list[str] = []
+    world_size: int | None = None
+    settings: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRank:
+    """What could be read of one rank, and what could not."""
+
+    rank: Rank | None
+    missing: tuple[str, ...]
+
+
+def load_run(path: Path) -> Run:
+    """Everything that can be read of a run. Raises `NotARun`, and `BadTrace` where the path is one bad trace file."""
+    if path.is_file():
+        return _run_of_file(path)
+    if not path.is_dir():
+        raise NotARun(f"{path} does not exist. {_how_to_record(path)}")
+    return _recorded_run(path) if is_run(path) else _run_of_traces(path)
+
+
+def load_trace(path: Path) -> Trace:
+    """The tables of one trace file. Raises `BadTrace`."""
+    return build_trace(*read_trace(path))
+
+
+def load_rank(directory: Path, rank: int, expects_trace: bool = True) -> LoadedRank:
+    """One rank of a run directory. It needs nothing from other ranks, so that processes can share the work."""
+    missing = []
+    record, trace = None, None
+    try:
+        record = load_record(directory, rank)
+    except BadRecordError as error:
+        missing.append(f"rank {rank}: {error}")
+    path = trace_path(directory, rank)
+    if path is not None:
+        try:
+            trace = load_trace(path)
+        except BadTrace as error:
+            missing.append(f"rank {rank}: {error}")
+    elif expects_trace:
+        missing.append(f"rank {rank} left no trace: {_why_no_trace(record)}")
+    loaded = Rank(rank, trace, record) if trace is not None or record is not None else None
+    return LoadedRank(loaded, tuple(missing))
+
+
+def _why_no_trace(record: Record | None) -> str:
+    if record is None or record.ended is None:
+        return "it was killed before the profiled steps ended"
+    if record.ended == "finished":
+        return "training finished before the profiled steps did"
+    return f"it {record.ended}"
+
+
+def _recorded_run(directory: Path) -> Run:
+    about = _read_run_file(directory)
+    present = ranks_in(directory)
+    if not present:
+        raise NotARun(f"{directory} holds no rank: the job ended before DDP was set up. {_how_to_record(directory)}")
+    expects_trace = about.settings.get("profiler") is not False
+    loaded = [load_rank(directory, rank, expects_trace) for rank in present]
+    ranks = tuple(one.rank for one in loaded if one.rank is not None)
+    world_size = about.world_size or _world_size(ranks)
+    return Run(
+        name=_name(directory),
+        command=tuple(about.command),
+        world_size=world_size,
+        ranks=ranks,
+        missing=(*(text for one in loaded for text in one.missing), *_absent_ranks(present, world_size, "files")),
+        settings=about.settings,
+    )
+
+
+def _read_run_file(directory: Path) -> _RunFile:
+    path = directory / RUN_FILE
+    try:
+        text = path.read_bytes()
+        # The format first: a newer one may have changed everything else.
+        found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
+        if isinstance(found, int) and found > FORMAT:
+            raise NotARun(
+                f"{directory} was written by a newer ddpprof: its format is {found}, this one reads up to {FORMAT}. "
+                "Update with: pip install --upgrade ddpprof"
+            )
+        return msgspec.json.decode(text, type=_RunFile)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise NotARun(f"{directory} is not a run: {path.name} is not ddpprof's ({error}).") from error
+    except OSError as error:
+        raise NotARun(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _run_of_file(path: Path) -> Run:
+    trace = load_trace(path)
+    rank = trace.rank if trace.rank is not None else _rank_of_name(path.name, num_files=1)
+    ranks = (Rank(rank or 0, trace, None),)
+    return Run(
+        name=_name(path),
+        command=(),
+        world_size=trace.world_size,
+        ranks=ranks,
+        missing=(*_assumed_rank(path, rank, 0), *_absent_ranks([ranks[0].rank], trace.world_size, "trace")),
+    )
+
+
+def _run_of_traces(directory: Path) -> Run:
+    """A folder as the user's own profiler left it: one trace a rank, under any name."""
+    files = sorted(file for file in directory.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file())
+    traces: dict[int, tuple[Path, Trace]] = {}
+    nameless, missing = [], []
+    for file in files:
+        try:
+            trace = load_trace(file)
+        except BadTrace as error:
+            missing.append(f"skipped: {error}")
+            continue
+        rank = trace.rank if trace.rank is not None else _rank_of_name(file.name, len(files))
+        if rank is None:
+            nameless.append((file, trace))
+        elif rank in traces:
+            missing.append(f"{file.name} is a second trace of rank {rank}: {traces[rank][0].name} is used")
+        else:
+            traces[rank] = (file, trace)
+    for file, trace in nameless:
+        rank = next(number for number in range(len(files)) if number not in traces)
+        traces[rank] = (file, trace)
+        missing.extend(_assumed_rank(file, None, rank))
+    if not traces:
+        why = missing[0].removeprefix("skipped: ") if missing else None
+        reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"
+        raise NotARun(f"{directory} is not a run: {reason}. {_how_to_record(directory)}")
+    ranks = tuple(Rank(rank, traces[rank][1], None) for rank in sorted(traces))
+    world_size = _world_size(ranks)
+    missing.extend(_absent_ranks(sorted(traces), world_size, "trace"))
+    return Run(name=_name(directory), command=(), world_size=world_size, ranks=ranks, missing=tuple(missing))
+
+
+def _rank_of_name(name: str, num_files: int) -> int | None:
+    """The rank by the file's name. A number without the word counts only where it is small: others are process ids."""
+    if match := _RANK_IN_NAME.search(name):
+        return int(match.group(1))
+    numbers = [int(number) for number in _NUMBER_IN_NAME.findall(name)]
+    return numbers[-1] if numbers and numbers[-1] < num_files else None
+
+
+def _assumed_rank(path: Path, rank: int | None, assumed: int) -> list[str]:
+    return [f"{path.name} does not say its rank: taken as rank {assumed}"] if rank is None else []
+
+
+def _world_size(ranks: Iterable[Rank]) -> int | None:
+    """The largest that any rank knows of."""
+    known = [part.world_size for rank in ranks for part in (rank.record, rank.trace) if part is not None]
+    return max((size for size in known if size is not None), default=None)
+
+
+def _absent_ranks(present: list[int], world_size: int | None, what: str) -> list[str]:
+    """One line for all ranks that left nothing; `present` is sorted."""
+    if world_size is None:
+        return []
+    gaps = []
+    expected = 0
+    for rank in [*(rank for rank in present if rank < world_size), world_size]:
+        if rank > expected:
+            gaps.append((expected, rank - 1))
+        expected = rank + 1
+    if not gaps:
+        return []
+    named = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in gaps)
+    plural = "s" if len(gaps) > 1 or gaps[0][0] != gaps[0][1] else ""
+    return [f"rank{plural} {named} of {world_size} left no {what}"]
+
+
+def _name(path: Path) -> str:
+    return path.name if path.name not in ("", "..") else path.resolve().name
+
+
+def _how_to_record(path: Path) -> str:
+    return f"Record one with: ddpprof trace --out {path} train.py"
