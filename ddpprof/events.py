@@ -221,6 +221,8 @@ class Loader:
     epochs_set: tuple[int, ...] | None
     """the sampler's epoch at each begin; ``None`` where it has none"""
     shuffles: bool
+    num_training_steps: int
+    """steps with a synchronised DDP forward in which it was asked for a batch"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,7 @@ class RecordedStep:
     """per module, when each parameter's gradient was accumulated, in the reducer's order"""
     buckets: tuple[BucketTimes, ...] = ()
     torch_stats: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """per module, times from torch's ``_get_ddp_logging_data()``"""
+    """per module, times from torch's ``_get_ddp_logging_data()``: those of the iteration *before* this step's last"""
 
 
 @dataclass(frozen=True, slots=True)

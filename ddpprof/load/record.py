@@ -38,6 +38,7 @@ class _Loader(msgspec.Struct):
     num_iterations: int
     epochs_set: list[int] | None
     shuffles: bool
+    num_training_steps: int
 
 
 class _Facts(msgspec.Struct):
@@ -173,6 +174,7 @@ def _loader(loader: _Loader) -> Loader:
         num_iterations=loader.num_iterations,
         epochs_set=None if loader.epochs_set is None else tuple(loader.epochs_set),
         shuffles=loader.shuffles,
+        num_training_steps=loader.num_training_steps,
     )
 
 

@@ -148,7 +148,7 @@ class Session:
         try:
             return original(iterator)
         finally:
-            self._surroundings.data_ns += time.time_ns() - began
+            self._surroundings.fetches(iterator, time.time_ns() - began)
 
     @_harmless
     def saves(self, target: Any) -> None:
@@ -262,7 +262,8 @@ class Session:
         if self._files is not None and mode in (Mode.OFF, *_RECORDING):
             assert self._step_start_ns is not None
             self._files.append_step(output.step_line(fields, self._step_start_ns, end_ns))
-        self._forwards, self._optimizers, self._surroundings.data_ns = [], [], 0
+        self._forwards, self._optimizers = [], []
+        self._surroundings.end_step(trained=any(module.synchronised for module in self._modules))
         self._step = number + 1
         if number == 0:
             self._open_files()

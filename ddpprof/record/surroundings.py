@@ -17,6 +17,7 @@ class Surroundings:
     def __init__(self) -> None:
         self.data_ns = 0
         self._loaders: dict[int, dict[str, Any]] = {}
+        self._fetched_from: set[int] = set()
         self._checkpoints: list[str] = []
         self._device = "cpu"
         self._backend = ""
@@ -27,11 +28,24 @@ class Surroundings:
 
     def loader_begins(self, loader: DataLoader[Any]) -> None:
         """A pass over `loader` begins."""
-        entry = self._loaders.setdefault(id(loader), _describe_loader(loader))
+        entry = self._loaders.setdefault(id(loader._index_sampler), _describe_loader(loader))
         entry["num_iterations"] += 1
         epochs = entry["epochs_set"]
         if epochs is not None and len(epochs) < _MAX_EPOCHS_KEPT:
             epochs.append(int(getattr(loader.sampler, "epoch", 0)))
+
+    def fetches(self, iterator: Any, waited_ns: int) -> None:
+        """A batch was asked for."""
+        self.data_ns += waited_ns
+        self._fetched_from.add(id(iterator._index_sampler))
+
+    def end_step(self, trained: bool) -> None:
+        """A step ended; `trained`: it held a synchronised DDP forward."""
+        for key in self._fetched_from if trained else ():
+            if key in self._loaders:
+                self._loaders[key]["num_training_steps"] += 1
+        self._fetched_from.clear()
+        self.data_ns = 0
 
     def saves(self, target: Any) -> None:
         if isinstance(target, str | os.PathLike) and len(self._checkpoints) < _MAX_CHECKPOINTS_KEPT:
@@ -61,6 +75,7 @@ def _describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
         "batch_size": loader.batch_size,
         "num_workers": loader.num_workers,
         "num_iterations": 0,
+        "num_training_steps": 0,
         "epochs_set": [] if hasattr(sampler, "set_epoch") else None,
         "shuffles": bool(getattr(sampler, "shuffle", kind == "RandomSampler")),
     }

@@ -1,0 +1,113 @@
+"""The bucket table: medians over steps and ranks, and which rank launched last.
+
+    transfer = the shortest duration of the bucket's collective over the ranks (the others wait for a late one)
+    late by  = last rank's launch - first rank's launch, on the clock of one host
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ddpprof.events import DdpModule
+from ddpprof.measures.buckets import BucketStep
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSummary:
+    """One bucket of one module. Times are medians, ns since the end of the DDP forward; ``None``: not observed."""
+
+    module: int
+    index: int
+    num_bytes: int
+    num_parameters: int
+    first_parameter: str
+    last_parameter: str
+    ready_ns: int | None
+    launched_ns: int | None
+    started_ns: int | None
+    finished_ns: int | None
+    transfer_ns: int | None
+    slowest_parameter: str | None
+    """the parameter whose gradient came last, in most steps"""
+    slowest_parameter_delay_ns: int | None
+    """how long after the bucket's last but one gradient"""
+    late_rank: int | None
+    """the rank that launched last in most steps; ``None`` with one rank, or with ranks on several hosts"""
+    late_by_ns: int | None
+
+
+def summarise_buckets(
+    modules: Sequence[DdpModule], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
+) -> tuple[BucketSummary, ...]:
+    """`ranks`: rank → its buckets in every step. `one_clock`: all ranks run on one host."""
+    keys = sorted({(row.module, row.index) for rows in ranks.values() for row in rows})
+    return tuple(_summarise(modules[key[0]], key, ranks, one_clock) for key in keys)
+
+
+def _summarise(
+    module: DdpModule, key: tuple[int, int], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
+) -> BucketSummary:
+    parameters = module.buckets[key[1]]
+    mine = {rank: [row for row in rows if (row.module, row.index) == key] for rank, rows in ranks.items()}
+    rows = [row for rank_rows in mine.values() for row in rank_rows]
+    slowest = Counter(row.last_parameter for row in rows if row.last_parameter is not None).most_common(1)
+    late_rank, late_by = _latest(mine) if one_clock else (None, None)
+    return BucketSummary(
+        module=key[0],
+        index=key[1],
+        num_bytes=sum(module.parameters[p].num_bytes for p in parameters),
+        num_parameters=len(parameters),
+        first_parameter=module.parameters[parameters[0]].name,
+        last_parameter=module.parameters[parameters[-1]].name,
+        ready_ns=_median([row.ready_ns for row in rows]),
+        launched_ns=_median([row.launched_ns for row in rows]),
+        started_ns=_median([row.started_ns for row in rows]),
+        finished_ns=_median([row.finished_ns for row in rows]),
+        transfer_ns=_transfer(mine),
+        slowest_parameter=module.parameters[slowest[0][0]].name if slowest else None,
+        slowest_parameter_delay_ns=_median(
+            [r.ready_ns - r.previous_ready_ns for r in rows if r.ready_ns is not None and r.previous_ready_ns is not None]
+        ),
+        late_rank=late_rank,
+        late_by_ns=late_by,
+    )
+
+
+def _median(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return round(median(known)) if known else None
+
+
+def _by_step(ranks: Mapping[int, Sequence[BucketStep]]) -> dict[int, dict[int, BucketStep]]:
+    steps: dict[int, dict[int, BucketStep]] = {}
+    for rank, rows in ranks.items():
+        for row in rows:
+            steps.setdefault(row.step, {})[rank] = row
+    return steps
+
+
+def _transfer(ranks: Mapping[int, Sequence[BucketStep]]) -> int | None:
+    shortest = []
+    for rows in _by_step(ranks).values():
+        known = [
+            row.finished_ns - row.started_ns
+            for row in rows.values()
+            if row.finished_ns is not None and row.started_ns is not None
+        ]
+        if known:
+            shortest.append(min(known))
+    return round(median(shortest)) if shortest else None
+
+
+def _latest(ranks: Mapping[int, Sequence[BucketStep]]) -> tuple[int | None, int | None]:
+    last: Counter[int] = Counter()
+    by = []
+    for rows in _by_step(ranks).values():
+        launches = {r: row.origin_ns + row.launched_ns for r, row in rows.items() if row.launched_ns is not None}
+        if len(launches) == len(ranks) > 1:
+            last[max(launches, key=lambda r: launches[r])] += 1
+            by.append(max(launches.values()) - min(launches.values()))
+    return (last.most_common(1)[0][0], round(median(by))) if by else (None, None)

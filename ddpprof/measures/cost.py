@@ -1,0 +1,59 @@
+"""What does ddpprof itself cost? The same job's steps with recording off, with light recording, under the profiler.
+
+    light ratio = median over pairs of (light step / the off step just before it)
+
+Off and light steps alternate, so that a slow drift of the machine hits both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ddpprof.events import RecordedStep
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingCost:
+    """Of one rank. Medians of step times, ns; ``None`` where there were no such steps."""
+
+    off_ns: int | None
+    light_ns: int | None
+    profiled_ns: int | None
+    light_ratio: float | None
+    num_pairs: int
+    spread: float | None
+    """of the off steps: (largest - smallest) / median; a light ratio nearer to 1 than this is noise"""
+    profiler_pause_ns: int | None
+    """training stood still, once, to start the profiler and to write the trace"""
+
+    @property
+    def profiled_ratio(self) -> float | None:
+        return self.profiled_ns / self.off_ns if self.profiled_ns and self.off_ns else None
+
+
+def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int | None) -> RecordingCost | None:
+    """``None`` where no step was recorded."""
+    if not steps:
+        return None
+    durations = {mode: [s.end_ns - s.start_ns for s in steps if s.mode == mode] for mode in ("off", "light", "profiled")}
+    pairs = [
+        (light.end_ns - light.start_ns) / (off.end_ns - off.start_ns)
+        for off, light in zip(steps, steps[1:], strict=False)
+        if (off.mode, light.mode) == ("off", "light") and light.number == off.number + 1
+    ]
+    off_steps = durations["off"]
+    return RecordingCost(
+        off_ns=_median(off_steps),
+        light_ns=_median(durations["light"]),
+        profiled_ns=_median(durations["profiled"]),
+        light_ratio=median(pairs) if pairs else None,
+        num_pairs=len(pairs),
+        spread=(max(off_steps) - min(off_steps)) / median(off_steps) if len(off_steps) > 1 else None,
+        profiler_pause_ns=profiler_pause_ns,
+    )
+
+
+def _median(values: Sequence[int]) -> int | None:
+    return round(median(values)) if values else None

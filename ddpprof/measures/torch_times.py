@@ -1,0 +1,60 @@
+"""Does DDP agree? Our times of a step beside those that DDP takes itself, `_get_ddp_logging_data()`.
+
+DDP's definitions differ from ours, so the columns are the same quantity by DDP's definition, rebuilt from our events:
+
+    forward    start of the DDP forward to its end, buffer sync included   (ours counts forward ops only)
+    backward   end of the DDP forward to the last bucket's gradient ready and launched   (ours counts backward ops only)
+    comm       first bucket's launch to the last bucket's finish, gaps included  (ours is the union of the collectives)
+    overlap    the part of `comm` before the end of `backward`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddpprof.events import RecordedStep
+from ddpprof.measures.buckets import BucketStep
+
+
+@dataclass(frozen=True, slots=True)
+class TorchTimes:
+    """One step of one DDP module, ns: ours by DDP's definitions, and DDP's."""
+
+    forward_ns: int
+    backward_ns: int
+    comm_ns: int
+    overlap_ns: int
+    torch_forward_ns: int
+    torch_backward_ns: int
+    torch_comm_ns: int
+    torch_overlap_ns: int
+
+
+def compare_with_torch(
+    module: int, step: RecordedStep, buckets: tuple[BucketStep, ...], logged: Mapping[str, int]
+) -> TorchTimes | None:
+    """`logged` are DDP's times of the same iteration. ``None`` where either side lacks a time."""
+    forwards = [f for f in step.forwards if f.module == module and f.synchronises]
+    mine = [b for b in buckets if b.module == module]
+    launched = [b.launched_ns for b in mine if b.launched_ns is not None]
+    finished = [b.finished_ns for b in mine if b.finished_ns is not None]
+    names = [
+        "forward_compute_time",
+        "backward_compute_time",
+        "backward_comm_time",
+        "backward_compute_comm_overlap_time",
+    ]
+    if len(forwards) != 1 or not mine or len(finished) != len(mine) or any(name not in logged for name in names):
+        return None
+    backward = max(launched)
+    return TorchTimes(
+        forward_ns=forwards[0].inner_end_ns - forwards[0].start_ns,
+        backward_ns=backward,
+        comm_ns=max(finished) - min(launched),
+        overlap_ns=max(0, min(backward, max(finished)) - min(launched)),
+        torch_forward_ns=logged[names[0]],
+        torch_backward_ns=logged[names[1]],
+        torch_comm_ns=logged[names[2]],
+        torch_overlap_ns=logged[names[3]],
+    )

@@ -1,0 +1,41 @@
+"""How long does gradient communication go on when the backward pass has nothing left to hide it behind?
+
+    trailing = |gradient comm AND [end of the last backward compute, start of the optimizer's first op)|
+
+Gradient communication is what was not launched inside a DDP forward: DDP's reducer launches from the backward pass, a
+comm hook also from threads of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpprof.events import Phase, Trace
+from ddpprof.intervals import clip, union
+
+
+@dataclass(frozen=True, slots=True)
+class Trailing:
+    trailing_ns: int
+    backward_end_ns: int
+    """end of the step's last backward compute"""
+    optimizer_start_ns: int | None
+    """start of the first optimizer op after it"""
+
+
+def measure_trailing(trace: Trace, step: int) -> Trailing | None:
+    """``None`` where the step has no backward compute."""
+    compute, comm = trace.compute, trace.collectives
+    in_step = compute.step == step
+    backward = in_step & (compute.phase == Phase.BACKWARD)
+    if not backward.any():
+        return None
+    backward_end = int(compute.end_ns[backward].max())
+    optimizer = compute.start_ns[in_step & (compute.phase == Phase.OPTIMIZER) & (compute.start_ns >= backward_end)]
+    optimizer_start = int(optimizer.min()) if len(optimizer) else None
+    rows = np.flatnonzero((comm.step == step) & (comm.phase != Phase.FORWARD))
+    gradient_comm = union(comm.start_ns[rows], comm.end_ns[rows])
+    until = optimizer_start if optimizer_start is not None else np.iinfo(np.int64).max
+    return Trailing(clip(gradient_comm, backward_end, until).total_ns, backward_end, optimizer_start)
