@@ -1,1 +1,1 @@
-"""Ordinary training scripts for ``ddpprof demo``. They know nothing of ddpprof; each runs by itself, or under torchrun."""
+"""Ordinary training scripts for ``ddpprof demo``. They know nothing of ddpprof and run by themselves."""

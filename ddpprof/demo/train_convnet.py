@@ -7,6 +7,7 @@ torchrun --nproc-per-node 2 train_convnet.py
 import argparse
 import os
 import socket
+import time
 
 import torch
 import torch.distributed as dist
@@ -70,7 +71,9 @@ def parse_arguments():
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data, per rank")
-    parser.add_argument("--bucket-cap-mb", type=float, default=None, help="DDP's bucket size; DDP's own default if unset")
+    parser.add_argument(
+        "--bucket-cap-mb", type=float, default=None, help="DDP's bucket size; DDP's own default if unset"
+    )
     parser.add_argument("--ranks", type=int, default=None, help="how many to start when no launcher has")
     return parser.parse_args()
 
@@ -113,6 +116,8 @@ def train(args):
 
     if rank == 0 and loss is not None:
         print(f"{step} steps on {world_size} ranks, loss {loss.item():.4f}")
+    if not on_gpu:
+        time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if the interpreter ends before that
     dist.destroy_process_group()
 
 

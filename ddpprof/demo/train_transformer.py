@@ -7,6 +7,7 @@ torchrun --nproc-per-node 2 train_transformer.py
 import argparse
 import os
 import socket
+import time
 
 import torch
 import torch.distributed as dist
@@ -60,7 +61,9 @@ def parse_arguments():
     parser.add_argument("--length", type=int, default=48, help="tokens in a sentence")
     parser.add_argument("--vocabulary", type=int, default=4000)
     parser.add_argument("--workers", type=int, default=0, help="processes that load data, per rank")
-    parser.add_argument("--bucket-cap-mb", type=float, default=None, help="DDP's bucket size; DDP's own default if unset")
+    parser.add_argument(
+        "--bucket-cap-mb", type=float, default=None, help="DDP's bucket size; DDP's own default if unset"
+    )
     parser.add_argument("--ranks", type=int, default=None, help="how many to start when no launcher has")
     return parser.parse_args()
 
@@ -105,6 +108,8 @@ def train(args):
 
     if rank == 0 and loss is not None:
         print(f"{step} steps on {world_size} ranks, loss {loss.item():.4f}")
+    if not on_gpu:
+        time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if the interpreter ends before that
     dist.destroy_process_group()
 
 

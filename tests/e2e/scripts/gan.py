@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 gan.py
 
 import argparse
 import hashlib
+import time
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,7 @@ def main():
         for parameter in [*generator.parameters(), *discriminator.parameters()]:
             digest.update(parameter.detach().numpy().tobytes())
         print("params-sha256", digest.hexdigest())
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 hf_trainer.py
 import argparse
 import hashlib
 import tempfile
+import time
 
 import torch
 from torch.utils.data import Dataset
@@ -57,6 +58,7 @@ def main():
         for parameter in model.parameters():
             digest.update(parameter.detach().numpy().tobytes())
         print("params-sha256", digest.hexdigest(), flush=True)
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
     torch.distributed.destroy_process_group()
 
 

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 manual_sgd.py
 
 import argparse
 import hashlib
+import time
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ def main():
         for parameter in model.parameters():
             digest.update(parameter.detach().numpy().tobytes())
         print("params-sha256", digest.hexdigest())
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
     dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ import hashlib
 import multiprocessing
 import sys
 import tempfile
+import time
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ def run(rank, size, store, steps):
         h = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
         print("params-sha256", h.hexdigest(), flush=True)
     dist.barrier()
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
     dist.destroy_process_group()
 
 

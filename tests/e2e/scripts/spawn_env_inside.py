@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import os
 import socket
+import time
 
 import torch
 import torch.distributed as dist
@@ -56,6 +57,7 @@ def worker(rank, world_size, port, steps):
         for p in ddp_model.parameters():
             digest.update(p.detach().numpy().tobytes())
         print("params-sha256", digest.hexdigest(), flush=True)
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
     dist.destroy_process_group()
 
 

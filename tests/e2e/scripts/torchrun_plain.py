@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 torchrun_plain.py
 
 import argparse
 import hashlib
+import time
 
 import torch
 import torch.distributed as dist
@@ -51,6 +52,7 @@ def main():
 
     if dist.get_rank() == 0:
         print("params-sha256", fingerprint(model))
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
     dist.destroy_process_group()
 
 

@@ -1,0 +1,371 @@
+"""DDP's arguments and the ways to use it, one by one, on one model with several buckets.
+
+Every rank prints ``rank R params-sha256 HEX`` at the end.
+
+python variants.py --variant fp16_hook --steps 20 --ranks 2       starts its own ranks
+torchrun --nproc-per-node 3 variants.py --variant join
+python variants.py --list
+"""
+
+import argparse
+import contextlib
+import hashlib
+import os
+import socket
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+CAP_MB = 0.02  # about a dozen buckets
+
+
+class Model(nn.Module):
+    """An odd number of everything, buffers, and a branch that may go unused."""
+
+    def __init__(self, use_spare=True, with_batch_norm=True):
+        super().__init__()
+        self.use_spare = use_spare
+        self.stem = nn.Linear(33, 65)
+        self.norm = nn.BatchNorm1d(65) if with_batch_norm else nn.LayerNorm(65)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(65, 97), nn.GELU(), nn.Linear(97, 65)) for _ in range(4))
+        self.spare = nn.Linear(65, 65)
+        self.head = nn.Linear(65, 7)
+
+    def forward(self, x):
+        x = self.norm(self.stem(x))
+        for block in self.blocks:
+            x = x + block(x)
+        if self.use_spare:
+            x = x + self.spare(x).tanh()
+        return self.head(x)
+
+
+def batches(steps, rank, micro_batches=1, seed=1000):
+    generator = torch.Generator().manual_seed(seed + rank)
+    for _ in range(steps * micro_batches):
+        yield (
+            torch.randn(13, 33, generator=generator),
+            torch.randint(0, 7, (13,), generator=generator),
+        )
+
+
+def ordinary_steps(ddp, optimizer, data):
+    for x, y in data:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(ddp(x), y).backward()
+        optimizer.step()
+
+
+def momentum_sgd(module):
+    return torch.optim.SGD(module.parameters(), lr=0.03, momentum=0.9)
+
+
+def train_with(steps, rank, model=None, hook=None, **ddp_arguments):
+    """Train one DDP module in the ordinary way; returns it."""
+    ddp_arguments.setdefault("bucket_cap_mb", CAP_MB)
+    ddp = DDP(model or Model(), **ddp_arguments)
+    if hook is not None:
+        ddp.register_comm_hook(*hook())
+    ordinary_steps(ddp, momentum_sgd(ddp), batches(steps, rank))
+    return ddp
+
+
+def fp16_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    return None, fp16_compress_hook
+
+
+def allreduce_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    return None, allreduce_hook
+
+
+def powersgd_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    state = PowerSGDState(
+        process_group=None, matrix_approximation_rank=2, start_powerSGD_iter=4, min_compression_rate=1
+    )
+    return state, powerSGD_hook
+
+
+def fp16_wrapped_powersgd_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+
+    state, hook = powersgd_hook()
+    return state, fp16_compress_wrapper(hook)
+
+
+def own_hook():
+    """A user's hook with state of its own, which it changes in each call."""
+
+    class State:
+        def __init__(self):
+            self.calls = 0
+
+    def hook(state, bucket):
+        state.calls += 1
+        scale = 1.0 / (dist.get_world_size() * (1 + state.calls % 3 * 1e-3))
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0].mul_(scale))
+
+    return State(), hook
+
+
+def unused_that_changes(steps, rank):
+    """The spare branch is used in every other step."""
+    model = Model()
+    ddp = DDP(model, find_unused_parameters=True, bucket_cap_mb=CAP_MB)
+    optimizer = momentum_sgd(ddp)
+    for step, (x, y) in enumerate(batches(steps, rank)):
+        model.use_spare = step % 2 == 0
+        ordinary_steps(ddp, optimizer, [(x, y)])
+    return ddp
+
+
+def no_sync(steps, rank):
+    ddp = DDP(Model(), bucket_cap_mb=CAP_MB)
+    optimizer = momentum_sgd(ddp)
+    for index, (x, y) in enumerate(batches(steps, rank, micro_batches=3)):
+        last = index % 3 == 2
+        with contextlib.nullcontext() if last else ddp.no_sync():
+            (nn.functional.cross_entropy(ddp(x), y) / 3).backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+    return ddp
+
+
+def join(steps, rank, **arguments):
+    """Rank r has r more batches than rank 0."""
+    ddp = DDP(Model(with_batch_norm=False), bucket_cap_mb=CAP_MB)
+    with ddp.join(**arguments):
+        ordinary_steps(ddp, momentum_sgd(ddp), batches(steps + 2 * rank, rank))
+    return ddp
+
+
+def two_modules(steps, rank):
+    first, second = (
+        DDP(Model(), bucket_cap_mb=CAP_MB),
+        DDP(nn.Sequential(nn.Linear(7, 33), nn.Tanh(), nn.Linear(33, 7))),
+    )
+    optimizers = momentum_sgd(first), torch.optim.Adam(second.parameters())
+    for x, y in batches(steps, rank):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        nn.functional.cross_entropy(second(first(x)), y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return nn.ModuleList([first, second])
+
+
+def optimizer_in_backward(steps, rank):
+    """The hook that DDP installs for it needs an accelerator, even for parameters on the CPU."""
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    model = Model()
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.03})
+    ddp = DDP(model, bucket_cap_mb=CAP_MB)
+    for x, y in batches(steps, rank):
+        nn.functional.cross_entropy(ddp(x), y).backward()
+    return ddp
+
+
+def compiled(steps, rank, backend, **arguments):
+    ddp = DDP(Model(), bucket_cap_mb=CAP_MB, **arguments)
+    ordinary_steps(torch.compile(ddp, backend=backend), momentum_sgd(ddp), batches(steps, rank))
+    return ddp
+
+
+def compiled_inside(steps, rank):
+    """The module is compiled, and DDP wraps that."""
+    return train_with(steps, rank, model=torch.compile(Model(), backend="eager"))
+
+
+def delay_all_reduce(steps, rank):
+    """The last block's gradients travel together, once the stem's are there; the reducer ignores them."""
+    model = Model()
+    delayed = [(name, parameter) for name, parameter in model.named_parameters() if name.startswith("blocks.3.")]
+    return train_with(
+        steps, rank, model=model, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=model.stem.weight
+    )
+
+
+def frozen(steps, rank):
+    model = Model()
+    model.blocks[0].requires_grad_(False)
+    return train_with(steps, rank, model=model)
+
+
+def checkpointed(steps, rank):
+    """Activation checkpointing: the forward of a block runs again inside the backward pass."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(Model):
+        def forward(self, x):
+            x = self.norm(self.stem(x))
+            for block in self.blocks:
+                x = x + checkpoint(block, x, use_reentrant=False)
+            return self.head(x + self.spare(x))
+
+    return train_with(steps, rank, model=Checkpointed())
+
+
+def two_backwards(steps, rank):
+    """Two losses, each with its own backward; the first one is local, under no_sync."""
+    ddp = DDP(Model(), bucket_cap_mb=CAP_MB)
+    optimizer = momentum_sgd(ddp)
+    for x, y in batches(steps, rank):
+        optimizer.zero_grad()
+        with ddp.no_sync():
+            ddp(x).square().mean().backward()
+        nn.functional.cross_entropy(ddp(x), y).backward()
+        optimizer.step()
+    return ddp
+
+
+def subgroup(steps, rank):
+    """A process group of the user's own, not the default one."""
+    return train_with(steps, rank, process_group=dist.new_group(list(range(dist.get_world_size()))))
+
+
+def mixed_dtypes(steps, rank):
+    """Two dtypes: no bucket holds both."""
+
+    class Mixed(Model):
+        def __init__(self):
+            super().__init__()
+            self.spare = self.spare.double()
+
+        def forward(self, x):
+            x = self.norm(self.stem(x))
+            for block in self.blocks:
+                x = x + block(x)
+            return self.head(x + self.spare(x.double()).float())
+
+    return train_with(steps, rank, model=Mixed())
+
+
+def gradients_kept(steps, rank):
+    """zero_grad(set_to_none=False), so that views stay views."""
+    ddp = DDP(Model(), gradient_as_bucket_view=True, bucket_cap_mb=CAP_MB)
+    optimizer = momentum_sgd(ddp)
+    for x, y in batches(steps, rank):
+        optimizer.zero_grad(set_to_none=False)
+        nn.functional.cross_entropy(ddp(x), y).backward()
+        optimizer.step()
+    return ddp
+
+
+def python_reducer(steps, rank):
+    """No C++ reducer: compiled autograd traces the collectives."""
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    ddp = DDP(Model(with_batch_norm=False), bucket_cap_mb=CAP_MB)
+    step = torch.compile(ddp, backend="eager")
+    optimizer = momentum_sgd(ddp)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        ordinary_steps(step, optimizer, batches(steps, rank))
+    return ddp
+
+
+def sync_batch_norm(steps, rank):
+    return train_with(steps, rank, model=nn.SyncBatchNorm.convert_sync_batchnorm(Model()))
+
+
+def with_arguments(function=train_with, **arguments):
+    return lambda steps, rank: function(steps, rank, **arguments)
+
+
+VARIANTS = {
+    "plain": with_arguments(),
+    "default_bucket": with_arguments(bucket_cap_mb=None),
+    "allreduce_hook": with_arguments(hook=allreduce_hook),
+    "fp16_hook": with_arguments(hook=fp16_hook),
+    # One bucket: the hook waits for collectives on the threads that run them, of which gloo has two.
+    "powersgd_hook": with_arguments(hook=powersgd_hook, bucket_cap_mb=25),
+    "fp16_powersgd_hook": with_arguments(hook=fp16_wrapped_powersgd_hook, bucket_cap_mb=25),
+    "own_hook": with_arguments(hook=own_hook),
+    "find_unused": lambda steps, rank: train_with(
+        steps, rank, model=Model(use_spare=False), find_unused_parameters=True
+    ),
+    "find_unused_changing": unused_that_changes,
+    "static_graph": with_arguments(static_graph=True),
+    "bucket_view": with_arguments(gradient_as_bucket_view=True),
+    "bucket_view_kept": gradients_kept,
+    "no_buffer_sync": with_arguments(forward_sync_buffers=False),
+    "no_sync": no_sync,
+    "join": join,
+    "join_divide_remaining": with_arguments(join, divide_by_initial_world_size=False),
+    "two_modules": two_modules,
+    "two_backwards": two_backwards,
+    "optimizer_in_backward": optimizer_in_backward,
+    "compiled": with_arguments(compiled, backend="eager"),
+    "compiled_inductor": with_arguments(compiled, backend="inductor"),
+    "compiled_static": with_arguments(compiled, backend="eager", static_graph=True),
+    "compiled_inside": compiled_inside,
+    "python_reducer": python_reducer,
+    "bucket_cap_mb_list": with_arguments(bucket_cap_mb_list=[0.01, 0.03, 0.05]),
+    "batched_grad_copy": with_arguments(batched_grad_copy=True),
+    "batched_grad_copy_view": with_arguments(batched_grad_copy=True, gradient_as_bucket_view=True),
+    "delay_all_reduce": delay_all_reduce,
+    "skip_unused": lambda steps, rank: train_with(
+        steps, rank, model=Model(use_spare=False), find_unused_parameters=True, skip_all_reduce_unused_params=True
+    ),
+    "frozen": frozen,
+    "checkpointed": checkpointed,
+    "subgroup": subgroup,
+    "mixed_dtypes": mixed_dtypes,
+    "sync_batch_norm": sync_batch_norm,
+}
+
+
+def run(args):
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(17)
+    rank = dist.get_rank()
+    trained = VARIANTS[args.variant](args.steps, rank)
+    digest = hashlib.sha256()
+    for parameter in trained.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    sys.stdout.write(f"rank {rank} params-sha256 {digest.hexdigest()}\n")  # in one write: the ranks share the stream
+    sys.stdout.flush()
+    dist.barrier()
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
+    dist.destroy_process_group()
+
+
+def start_rank(rank, port, args):
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(args.ranks)
+    )
+    run(args)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", choices=VARIANTS, default="plain")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=2, help="how many to start when no launcher has")
+    parser.add_argument("--list", action="store_true", help="print the variants' names")
+    args = parser.parse_args()
+    if args.list:
+        print(*VARIANTS, sep="\n")
+    elif "RANK" in os.environ:
+        run(args)
+    else:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        mp.spawn(start_rank, args=(port, args), nprocs=args.ranks)
+
+
+if __name__ == "__main__":
+    main()
