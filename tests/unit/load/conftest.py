@@ -1,0 +1,60 @@
+"""Traces built by hand. Times are given in nanoseconds and written in microseconds, as Kineto does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpprof.events import Trace
+from ddpprof.load.run import load_trace
+
+TRAINING, AUTOGRAD, WORKER = 100, 200, 300
+"""threads"""
+
+
+class TraceBuilder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events: list[dict[str, Any]] = []
+        self.keys: dict[str, Any] = {}
+
+    def add(self, category: str, name: str, start: int, end: int, tid: Any = TRAINING, **args: Any) -> "TraceBuilder":
+        times = {"ts": start / 1000, "dur": (end - start) / 1000}
+        self.events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, **times, "args": args})
+        return self
+
+    def step(self, number: int, start: int, end: int) -> "TraceBuilder":
+        return self.add("user_annotation", f"ProfilerStep#{number}", start, end)
+
+    def annotation(self, name: str, start: int, end: int, tid: int = TRAINING, **args: Any) -> "TraceBuilder":
+        return self.add("user_annotation", name, start, end, tid, **args)
+
+    def op(self, name: str, start: int, end: int, tid: int = TRAINING, **args: Any) -> "TraceBuilder":
+        return self.add("cpu_op", name, start, end, tid, **args)
+
+    def launch(
+        self, correlation: int, start: int, tid: int = TRAINING, category: str = "cuda_runtime"
+    ) -> "TraceBuilder":
+        return self.add(category, "cudaLaunchKernel", start, start + 5, tid, correlation=correlation)
+
+    def kernel(
+        self, name: str, start: int, end: int, correlation: int = 0, stream: int = 7, **args: Any
+    ) -> "TraceBuilder":
+        return self.add("kernel", name, start, end, stream, stream=stream, correlation=correlation, **args)
+
+    def window_end(self, time: int) -> "TraceBuilder":
+        self.events.append({"ph": "i", "name": "Record Window End", "ts": time / 1000, "pid": "", "tid": ""})
+        return self
+
+    def text(self) -> str:
+        return json.dumps({**self.keys, "traceEvents": self.events})
+
+    def load(self) -> Trace:
+        self.path.write_text(self.text())
+        return load_trace(self.path)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> TraceBuilder:
+    return TraceBuilder(tmp_path / "trace.json")
