@@ -98,11 +98,11 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         return
     for module, buckets in _gradient_buckets(o):
         transfers = [b.transfer_ns for b in buckets]
-        ready = [b.ready_ns for b in buckets]
-        if None in transfers or None in ready:
+        ready = [b.ready_ns for b in buckets if b.ready_ns is not None]
+        if None in transfers or len(ready) < len(buckets):
             continue
         comm = sum(t for t in transfers if t is not None)
-        window = max(r for r in ready if r is not None) - min(r for r in ready if r is not None)
+        window = max(ready) - min(ready)
         last = buckets[-1]
         evidence = (
             f"{_ms(o.trailing_ns)} of gradient communication per step runs after the last backward op on every rank; "
@@ -141,17 +141,17 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
         total = _total_bytes(buckets)
         if largest.num_bytes < 0.6 * total or total < 2 * _MIB or largest.num_parameters < 2:
             continue
-        if largest.ready_ns is None or largest.transfer_ns is None:
+        if len(buckets) > 1 and largest is buckets[-1]:
+            continue  # `trailing_communication` says that
+        if largest.ready_ns is None or largest.first_ready_ns is None or largest.transfer_ns is None:
             continue
-        first_ready = min((b.ready_ns for b in buckets if b.ready_ns is not None), default=0)
-        hideable = largest.ready_ns if len(buckets) == 1 else largest.ready_ns - first_ready
-        gain = min(o.exposed_ns, hideable, round(largest.transfer_ns * 0.75))
+        gain = min(o.exposed_ns, largest.ready_ns - largest.first_ready_ns, round(largest.transfer_ns * 0.75))
         if o.worth(gain):
             yield Finding(
                 "buckets-too-large",
                 f"Bucket {largest.index} holds {largest.num_bytes / total:.0%} of the gradients, so it starts late",
-                f"{_mb(largest.num_bytes)} of {_mb(total)} wait for their last gradient until {_ms(largest.ready_ns)} "
-                f"into the backward pass, then take {_ms(largest.transfer_ns)}",
+                f"{_mb(largest.num_bytes)} of {_mb(total)} wait {_ms(largest.ready_ns - largest.first_ready_ns)} from "
+                f"their first gradient to their last, then take {_ms(largest.transfer_ns)}",
                 f"Cut it up: {_smaller_cap(module, buckets)}.",
                 gain,
             )
@@ -186,13 +186,14 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
     for _, buckets in _gradient_buckets(o):
         first = buckets[0]
         ends = [b.ready_ns for b in buckets if b.ready_ns is not None]
-        if first.ready_ns is None or not ends or len(buckets) < 2 or first.num_bytes <= 2 * _MIB:
+        if first.ready_ns is None or first.first_ready_ns is None or len(buckets) < 2 or first.num_bytes <= 2 * _MIB:
             continue
-        gain = min(o.exposed_ns, first.ready_ns)
-        if first.ready_ns > 0.25 * max(ends) and o.worth(gain):
+        waits = first.ready_ns - first.first_ready_ns
+        gain = min(o.exposed_ns, waits)
+        if waits > 0.25 * (max(ends) - first.first_ready_ns) and o.worth(gain):
             yield Finding(
                 "first-bucket-late",
-                f"The first all-reduce starts only {_ms(first.ready_ns)} into the backward pass",
+                f"The first all-reduce starts {_ms(waits)} after the first gradient",
                 f"bucket 0 collects {_mb(first.num_bytes)} in {first.num_parameters} parameters before it is sent; the "
                 f"link is idle until then",
                 "Cap the first bucket: DistributedDataParallel(model, bucket_cap_mb_list=[1, …]) (torch 2.13 or newer).",

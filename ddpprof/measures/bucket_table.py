@@ -25,6 +25,8 @@ class BucketSummary:
     num_parameters: int
     first_parameter: str
     last_parameter: str
+    first_ready_ns: int | None
+    """when its first gradient was accumulated"""
     ready_ns: int | None
     launched_ns: int | None
     started_ns: int | None
@@ -62,6 +64,7 @@ def _summarise(
         num_parameters=len(parameters),
         first_parameter=module.parameters[parameters[0]].name,
         last_parameter=module.parameters[parameters[-1]].name,
+        first_ready_ns=_median([row.first_ready_ns for row in rows]),
         ready_ns=_median([row.ready_ns for row in rows]),
         launched_ns=_median([row.launched_ns for row in rows]),
         started_ns=_median([row.started_ns for row in rows]),

@@ -33,6 +33,8 @@ class BucketStep:
     index: int
     origin_ns: int
     """end of the DDP forward, since 1970"""
+    first_ready_ns: int | None
+    """when its first gradient was accumulated"""
     ready_ns: int | None
     launched_ns: int | None
     started_ns: int | None
@@ -71,6 +73,7 @@ def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Tra
                     module=module,
                     index=index,
                     origin_ns=origin,
+                    first_ready_ns=known[0][0] - origin if known else None,
                     ready_ns=known[-1][0] - origin if known else None,
                     launched_ns=_since(launched, origin),
                     started_ns=_since(started, origin),

@@ -1,0 +1,299 @@
+"""The command line: parse, call, print. Nothing is computed here, and nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+from ddpprof import __version__
+from ddpprof.errors import DdpprofError
+
+_DESCRIPTION = """\
+What does DistributedDataParallel cost, and which knob to turn?
+
+  ddpprof demo                                     trace a small training that comes with ddpprof
+  ddpprof trace train.py --epochs 1                the script starts its own ranks
+  ddpprof trace --nproc-per-node 2 train.py        the script expects torchrun
+  ddpprof trace -- accelerate launch train.py      any other command
+  ddpprof report runs/train-20260101-120000        show a run again
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 2 for a mistake that the message says how to mend."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        parser, trace = _parsers()
+        if arguments[:1] == ["trace"]:
+            own, command = _split(arguments[1:], trace)
+            return _trace(trace, trace.parse_args(own), command)
+        options = parser.parse_args(arguments)
+        if options.run is None:
+            parser.print_help()
+            return 0
+        return int(options.run(options))
+    except DdpprofError as error:
+        print(f"ddpprof: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `ddpprof report … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(
+        prog="ddpprof", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"ddpprof {__version__}")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="")
+    trace = commands.add_parser(
+        "trace",
+        help="record a training, without an edit of its script, and report on it",
+        usage="ddpprof trace [options] [torchrun's options] train.py [its arguments]\n"
+        "       ddpprof trace [options] -- command [its arguments]",
+        allow_abbrev=False,
+    )
+    _add_trace_options(trace)
+    report = commands.add_parser("report", help="show a run, or torch.profiler traces that ddpprof did not record")
+    report.add_argument("path", type=Path, help="a run directory, a directory of traces, or one trace file")
+    report.add_argument("--format", choices=["terminal", "json", "markdown"], help="default: terminal, or by --out's name")
+    report.add_argument("--out", type=Path, metavar="FILE", help="write to FILE (.json and .md choose their format)")
+    report.set_defaults(run=_report)
+    demo = commands.add_parser("demo", help="trace the small trainings that come with ddpprof")
+    demo.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="where the runs go (default: runs)")
+    demo.set_defaults(run=_demo)
+    return parser, trace
+
+
+def _add_trace_options(parser: argparse.ArgumentParser) -> None:
+    from ddpprof.record.settings import Settings
+    from ddpprof.record.torchrun import OPTIONS
+
+    add = parser.add_argument
+    add("--out", metavar="DIR", help="the run directory (default: runs/SCRIPT-TIME)")
+    add("--force", action="store_true", help="replace an earlier run in DIR")
+    add("--skip-first", type=_count, default=Settings.skip_first, metavar="N", help="leave the first N steps alone (%(default)s)")
+    add(
+        "--cost-steps",
+        type=_count,
+        default=Settings.cost_steps,
+        metavar="N",
+        help="then N steps with recording alternately off and on, to measure ddpprof's own cost (%(default)s)",
+    )
+    add("--warmup", type=_count, default=Settings.warmup, metavar="N", help="then N steps with the profiler warming up (%(default)s)")
+    add("--steps", type=_positive, default=Settings.steps, metavar="N", help="then profile N steps (%(default)s)")
+    add("--stop-after", action="store_true", help="end the job, with exit code 0, once the steps are recorded")
+    add("--no-profiler", action="store_true", help="light recording only")
+    add("--record-shapes", action="store_true", help="as in torch.profiler")
+    add("--with-stack", action="store_true", help="as in torch.profiler")
+    add("--profile-memory", action="store_true", help="as in torch.profiler")
+    add("--quiet", action="store_true", help="print nothing but what the job prints")
+    add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
+    torchrun = parser.add_argument_group("torchrun's options", "given to torchrun, which then starts the ranks")
+    for names, takes_value in OPTIONS:
+        if takes_value:
+            torchrun.add_argument(*names, action=_Passed, dest="torchrun", metavar="…", help=argparse.SUPPRESS)
+        else:
+            torchrun.add_argument(*names, action=_Passed, dest="torchrun", nargs=0, help=argparse.SUPPRESS)
+    torchrun.description = "--nproc-per-node N, and every other by torchrun's own name; torchrun then starts the ranks"
+
+
+class _Passed(argparse.Action):
+    """Collects an option of torchrun as it was given."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        given = [option_string or ""] if self.nargs == 0 else [option_string or "", str(values)]
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *given])
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """ddpprof's own arguments, and the command: from the first word that is no option, or from ``--``."""
+    index = 0
+    while index < len(arguments):
+        word = arguments[index]
+        if word == "--" or not word.startswith("-") or word == "-":
+            break
+        action = parser._option_string_actions.get(word)
+        index += 2 if action is not None and action.nargs != 0 else 1
+    return arguments[:index], arguments[index:]
+
+
+def _trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command: list[str]) -> int:
+    from ddpprof.record import launch
+    from ddpprof.record.settings import Settings
+
+    wrapped = command[:1] == ["--"]
+    words = command[1:] if wrapped else command
+    if not words:
+        parser.error("nothing to trace: give a script, or a command after --")
+    if wrapped and options.torchrun:
+        parser.error("torchrun's options go to torchrun itself here: ddpprof trace -- torchrun … train.py")
+    settings = Settings(
+        out=options.out or _default_out(words),
+        command=tuple(words),
+        skip_first=options.skip_first,
+        cost_steps=options.cost_steps,
+        warmup=options.warmup,
+        steps=options.steps,
+        profiler=not options.no_profiler,
+        record_shapes=options.record_shapes,
+        with_stack=options.with_stack,
+        profile_memory=options.profile_memory,
+        stop_after=options.stop_after,
+        force=options.force,
+    )
+    inside = options.torchrun is None and launch.inside_job(os.environ)
+    if not inside and not _is_further_node(options.torchrun):
+        launch.check_out(settings)
+    job = words if wrapped else launch.script_command(words, options.module, options.torchrun)
+    outcome = launch.run_job(job, settings)
+    if outcome.needs_rank:
+        script = " ".join(words)
+        print(
+            f"ddpprof: {words[0]} expects a launcher: {outcome.needs_rank} is not set. "
+            f"Run: ddpprof trace --nproc-per-node 2 {script}",
+            file=sys.stderr,
+        )
+    elif not options.quiet:
+        sys.stdout.flush()
+        _after_trace(Path(settings.out), inside, interrupted=outcome.signal is not None)
+    if outcome.signal is not None:
+        _die_of(outcome.signal)
+    return outcome.exit_code
+
+
+def _default_out(words: Sequence[str]) -> str:
+    name = words[0].rpartition(".")[2] if "/" not in words[0] and not words[0].endswith(".py") else Path(words[0]).stem
+    return f"runs/{name or 'job'}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _is_further_node(torchrun: Sequence[str] | None) -> bool:
+    """Of several nodes with one run directory, the first one has created it."""
+    given = list(torchrun or ())
+    for name in ("--node-rank", "--node_rank"):
+        if name in given and given[given.index(name) + 1] != "0":
+            return True
+    return False
+
+
+def _after_trace(out: Path, inside: bool, interrupted: bool) -> None:
+    from ddpprof import rundir
+    from ddpprof.record.launch import is_first_rank
+
+    if inside:
+        if is_first_rank(os.environ):
+            print(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
+        return
+    if not rundir.is_run(out) or not rundir.ranks_in(out):
+        print(
+            "ddpprof: nothing was recorded: no DistributedDataParallel module finished a training step.",
+            file=sys.stderr,
+        )
+        return
+    _print_run(out, summary_only=interrupted)
+
+
+def _print_run(out: Path, summary_only: bool) -> None:
+    from ddpprof.load.run import load_run
+    from ddpprof.render.terminal import render_terminal
+    from ddpprof.report import build_report
+
+    report = build_report(load_run(out))
+    if not summary_only:
+        print()
+        render_terminal(report, sys.stdout)
+    steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
+    ranks = len(report.ranks)
+    print(
+        f"\nWrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps). See it again with: ddpprof report {out}",
+        flush=True,
+    )
+
+
+def _die_of(number: int) -> NoReturn:
+    """End as the job did, so that whoever waits for ddpprof sees the same signal."""
+    sys.stdout.flush()
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
+    os.kill(os.getpid(), number)
+    sys.exit(128 + number)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from ddpprof.load.run import load_run
+    from ddpprof.report import build_report
+
+    by_name = {".json": "json", ".md": "markdown"}.get(options.out.suffix if options.out else "", "terminal")
+    text = _render(build_report(load_run(options.path)), options.format or by_name, to_file=options.out is not None)
+    if options.out is None:
+        sys.stdout.write(text)
+        return 0
+    try:
+        options.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DdpprofError(f"cannot write {options.out}: {error.strerror}.") from error
+    print(f"Wrote {options.out}.")
+    return 0
+
+
+def _render(report: object, form: str, to_file: bool) -> str:
+    from ddpprof.report import Report
+
+    assert isinstance(report, Report)
+    if form == "json":
+        from ddpprof.render.json import render_json
+
+        return render_json(report)
+    if form == "markdown":
+        from ddpprof.render.markdown import render_markdown
+
+        return render_markdown(report)
+    from io import StringIO
+
+    from ddpprof.render.terminal import render_terminal
+
+    if to_file:
+        buffer = StringIO()
+        render_terminal(report, buffer, width=120)
+        return buffer.getvalue()
+    render_terminal(report, sys.stdout)
+    return ""
+
+
+def _demo(options: argparse.Namespace) -> int:
+    for name in ("convnet", "transformer"):
+        command = ["trace", "--force", "--out", str(options.out / f"demo-{name}"), "-m", f"ddpprof.demo.train_{name}"]
+        print(f"$ ddpprof {' '.join(command)}", flush=True)
+        code = main(command)
+        if code:
+            return code
+    return 0

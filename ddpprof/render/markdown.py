@@ -1,0 +1,51 @@
+"""The report as GitHub-flavoured Markdown."""
+
+from __future__ import annotations
+
+import re
+
+from ddpprof.render.sections import Bars, FindingList, Line, Section, Table, sections
+from ddpprof.report import Report
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+
+
+def render_markdown(report: Report) -> str:
+    blocks = [f"# {_escape(report.job.name)}", *(_block(section) for section in sections(report))]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _escape(text: str) -> str:
+    """Names stay text: nothing in them is markup."""
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def _block(section: Section) -> str:
+    if isinstance(section, Line):
+        return _escape(section.text)
+    if isinstance(section, Bars):
+        return f"## {_escape(section.title)}"  # the table that follows has the numbers
+    if isinstance(section, Table):
+        return _table(section)
+    return _findings(section)
+
+
+def _table(table: Table) -> str:
+    lines = [f"## {_escape(table.title)}\n"] if table.title else []
+    lines.append("| " + " | ".join(_escape(column.name) for column in table.columns) + " |")
+    lines.append("|" + "|".join(" ---: " if column.is_number else " --- " for column in table.columns) + "|")
+    lines += ["| " + " | ".join(_escape(cell) for cell in row) + " |" for row in table.rows]
+    if table.note:
+        lines.append(f"\n{_escape(table.note)}")
+    return "\n".join(lines)
+
+
+def _findings(section: FindingList) -> str:
+    lines = [f"## {section.title}\n"]
+    if not section.findings:
+        lines.append(section.otherwise)
+    for finding in section.findings:
+        lines.append(f"{finding.number}. **{_escape(finding.title)}** ({_escape(finding.gain)})\n")
+        lines.append(f"   {_escape(finding.evidence)}\n")
+        lines.append(f"   → {_escape(finding.advice)}\n")
+    return "\n".join(lines)
