@@ -1,0 +1,267 @@
+"""Every layout reads the same, every time is exact, and what is not a trace is refused in one line."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddpprof.errors import BadTrace
+from ddpprof.load import kineto
+from ddpprof.load.columns import Columns
+from ddpprof.load.kineto import Header, read_trace
+
+EVENTS: list[dict[str, Any]] = [
+    {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
+    *(
+        {"ph": "X", "cat": "cpu_op", "name": f"aten::op{i % 3}", "pid": 1, "tid": 1, "ts": 10 * i + 0.125, "dur": 5.001,
+         "args": {"External id": i, "Input Dims": [[i], []]}}
+        for i in range(40)
+    ),
+    {"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 1, "tid": 2, "ts": 3.5, "dur": 1,
+     "args": {"Input Dims": [[7]], "Input type": ["float"]}},
+    {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 999.999},
+]  # fmt: skip
+KEYS = {
+    "schemaVersion": 1,
+    "deviceProperties": [],
+    "distributedInfo": {
+        "backend": "gloo",
+        "rank": 1,
+        "world_size": 2,
+        "pg_config": [{"pg_name": "0", "ranks": [0, 1]}],
+    },
+    "baseTimeNanoseconds": 1790857026000000000,
+    "host_name": "node",
+}
+HEADER = Header("gloo", 1, 2, "node", 1790857026000000000, False)
+
+
+def content(columns: Columns) -> list[Any]:
+    names = [columns.identities[identity].name for identity in columns.identity]
+    numbers = (columns.start_ns, columns.end_ns, columns.lane, columns.correlation)
+    return [*zip(names, *(column.tolist() for column in numbers), strict=True), columns.window_end_ns, columns.details]
+
+
+@pytest.fixture(params=[200, 1000, 1_000_000], ids="batch-{}".format, autouse=True)
+def batch_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "BATCH_BYTES", request.param)
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[str | bytes], tuple[Header, Columns]]:
+    def write_and_read(text: str | bytes) -> tuple[Header, Columns]:
+        path = tmp_path / "trace.json"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return read_trace(path)
+
+    return write_and_read
+
+
+def reordered(event: dict[str, Any], last: str) -> dict[str, Any]:
+    return {**{key: value for key, value in event.items() if key != last}, **{k: event[k] for k in event if k == last}}
+
+
+def with_ph_in_arguments(event: dict[str, Any]) -> dict[str, Any]:
+    return {**event, "args": {**event.get("args", {}), "inner": {"ph": "X", "list": [{"ph": 1}]}}}
+
+
+LAYOUTS: dict[str, str | bytes] = {
+    "keys-before": json.dumps({**KEYS, "traceEvents": EVENTS}),
+    "keys-after": json.dumps({"traceEvents": EVENTS, **KEYS}),
+    "keys-around": json.dumps({**dict(list(KEYS.items())[:2]), "traceEvents": EVENTS, **dict(list(KEYS.items())[2:])}),
+    "compact": json.dumps({**KEYS, "traceEvents": EVENTS}, separators=(",", ":")),
+    "indented": json.dumps({**KEYS, "traceEvents": EVENTS}, indent=4),
+    "one-event-a-line": json.dumps(KEYS)[:-1] + ', "traceEvents": [\n' + ",\n".join(map(json.dumps, EVENTS)) + "\n]}\n",
+    "windows-line-ends": json.dumps({**KEYS, "traceEvents": EVENTS}, indent=2).replace("\n", "\r\n"),
+    "byte-order-mark": b"\xef\xbb\xbf" + json.dumps({**KEYS, "traceEvents": EVENTS}).encode(),
+    "blanks-around": " \n " + json.dumps({**KEYS, "traceEvents": EVENTS}) + " \n ",
+    "ph-last": json.dumps({**KEYS, "traceEvents": [reordered(event, "ph") for event in EVENTS]}),
+    "ph-in-arguments": json.dumps({**KEYS, "traceEvents": [with_ph_in_arguments(event) for event in EVENTS]}),
+    "ph-in-keys-after": json.dumps({"traceEvents": EVENTS, **KEYS, "INFO": [{"ph": 1}] * 40}),
+    "ph-in-keys-before": json.dumps({**KEYS, "INFO": [{"ph": 1}] * 40, "traceEvents": EVENTS}),
+    "traceEvents-in-a-key": json.dumps({"other": {"traceEvents": [{"ph": "X"}]}, **KEYS, "traceEvents": EVENTS}),
+    "traceEvents-in-text": json.dumps({"INFO": '"traceEvents": [{"ph', **KEYS, "traceEvents": EVENTS}),
+    "long-keys-after": json.dumps({"traceEvents": EVENTS, **KEYS, "INFO": ["[{]}" * 50] * 20}),
+    "gzip": gzip.compress(json.dumps({**KEYS, "traceEvents": EVENTS}).encode()),
+    "gzip-of-two-members": gzip.compress(json.dumps({**KEYS, "traceEvents": EVENTS})[:500].encode())
+    + gzip.compress(json.dumps({**KEYS, "traceEvents": EVENTS})[500:].encode()),
+}
+EXPECTED = [
+    *((f"aten::op{i % 3}", 10_000 * i + 125, 10_000 * i + 5126, 1, 0) for i in range(40)),
+    ("gloo:all_reduce", 3500, 4500, 2, 0),
+    999_999,
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_reads_the_same(read: Any, layout: str) -> None:
+    header, columns = read(LAYOUTS[layout])
+    assert header == HEADER
+    assert content(columns)[:-1] == EXPECTED
+    assert [details.num_bytes for details in columns.details] == [28]
+
+
+@pytest.mark.parametrize("end", ["]", "]\n", "", ",", ",\n"], ids=repr)
+def test_a_bare_list_of_events_is_a_trace(read: Any, end: str) -> None:
+    header, columns = read("[\n" + ",\n".join(map(json.dumps, EVENTS)) + end)
+    assert (header, content(columns)[:-1]) == (Header(), EXPECTED)
+
+
+def test_without_isal_the_same_is_read(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "_open_gzip", gzip.open)
+    assert content(read(LAYOUTS["gzip"])[1])[:-1] == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("start_us", "start_ns"),
+    [
+        ("0.001", 1),
+        ("4398046511103.999", 4398046511103999),
+        ("4458676606874.351", 4458676606874351),
+        ("4458676606874.349", 4458676606874349),
+        ("8796093022207.999", 8796093022207999),
+        ("8796093022208.001", 8796093022208001),
+        ("1712195495601442.533", 1712195495601442533),
+        ("1682725898094377", 1682725898094377000),
+        ("-5.001", -5001),
+        ("1.5e3", 1500000),
+    ],
+)
+def test_times_are_exact_to_the_nanosecond(read: Any, start_us: str, start_ns: int) -> None:
+    event = '{"ph": "X", "cat": "cpu_op", "name": "a", "ts": %s, "dur": 0.007}'
+    _, columns = read('{"traceEvents": [' + ", ".join([event % "1.001", event % start_us]) + "]}")
+    assert columns.start_ns.tolist() == [1001, start_ns]
+    assert columns.end_ns.tolist() == [1008, start_ns + 7]
+
+
+def test_every_nanosecond_below_the_limit_of_float_is_exact(read: Any) -> None:
+    times = np.random.default_rng(0).integers(2**42 * 1000, 2**43 * 1000, 500).tolist()
+    events = ", ".join(
+        f'{{"ph": "X", "cat": "cpu_op", "name": "a", "ts": {t // 1000}.{t % 1000:03}, "dur": 1}}' for t in times
+    )
+    assert read(f'{{"traceEvents": [{events}]}}')[1].start_ns.tolist() == times
+
+
+def test_a_negative_duration_counts_as_none(read: Any) -> None:
+    _, columns = read('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 5, "dur": -3}]}')
+    assert (columns.start_ns.tolist(), columns.end_ns.tolist()) == ([5000], [5000])
+
+
+def test_ops_are_kept_only_where_no_device_works(read: Any) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 1, "args": {"stream": 7, "correlation": 3}}
+    _, columns = read(json.dumps({"traceEvents": [*EVENTS, kernel, *EVENTS]}))
+    names = [columns.identities[identity].name for identity in columns.identity]
+    assert names == ["gloo:all_reduce", "gemm", "gloo:all_reduce"]
+    assert columns.detail.tolist() == [0, -1, 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(b'"args": {"memory bandwidth (GB/s)": inf, "x": [nan, -inf]}', id="not-a-number"),
+        pytest.param(b'"args": {"x": NaN, "y": -Infinity}', id="python-spelling"),
+        pytest.param(b'"args": {"path": "C:\\Users\\x"}', id="lone-backslash"),
+        pytest.param(b'"args": {"text": "a\tb\x01c"}', id="control-characters"),
+        pytest.param(b'"args": {"text": "\xff\xfe"}', id="not-utf-8"),
+    ],
+)
+def test_what_kineto_writes_beyond_json_is_read(read: Any, text: bytes) -> None:
+    event = b'{"ph": "X", "cat": "kernel", "name": "a", "ts": 5, "dur": 3, ' + text + b"}"
+    _, columns = read(b'{"traceEvents": [' + b", ".join([event] * 30) + b"]}")
+    assert columns.start_ns.tolist() == [5000] * 30
+
+
+GOOD = json.dumps({**KEYS, "traceEvents": EVENTS}).encode()
+ONE = b'{"ph": "X", "cat": "kernel", "name": "a", "ts": 5, "dur": 3}'
+
+
+def one_with(**changes: Any) -> bytes:
+    return json.dumps({"traceEvents": [{**json.loads(ONE), **changes}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(b"", "is empty", id="empty"),
+        pytest.param(b" \n", "is empty", id="blank"),
+        pytest.param(gzip.compress(b""), "is empty", id="empty-gzip"),
+        pytest.param(b"hello", "is not JSON", id="text"),
+        pytest.param(b"\x89PNG\r\n", "is not JSON", id="binary"),
+        pytest.param(b"5", "is not JSON", id="number"),
+        pytest.param(b'{"a": 1}', "without traceEvents", id="other-json"),
+        pytest.param(b"{}", "without traceEvents", id="empty-object"),
+        pytest.param(b'{"a": }', "is not valid JSON", id="broken-json"),
+        pytest.param(b'{"traceEvents": 5}', "what no trace holds", id="events-are-a-number"),
+        pytest.param(b'{"traceEvents": null}', "what no trace holds", id="events-are-null"),
+        pytest.param(b'{"traceEvents": [5]}', "what no trace holds", id="event-is-a-number"),
+        pytest.param(b"[5]", "what no trace holds", id="list-of-numbers"),
+        pytest.param(b'{"traceEvents": []}', "holds no events", id="no-events"),
+        pytest.param(b"[]", "holds no events", id="empty-list"),
+        pytest.param(one_with(ts="soon"), "what no trace holds", id="time-is-text"),
+        pytest.param(one_with(dur=[]), "what no trace holds", id="duration-is-a-list"),
+        pytest.param(one_with(name=5), "what no trace holds", id="name-is-a-number"),
+        pytest.param(one_with(args=5), "what no trace holds", id="arguments-are-a-number"),
+        pytest.param(one_with(args={"correlation": [1]}), "what no trace holds", id="correlation-is-a-list"),
+        pytest.param(one_with(ts=1e300), "no clock shows", id="time-out-of-range"),
+        pytest.param(one_with(dur=1e300), "no clock shows", id="duration-out-of-range"),
+        pytest.param(
+            b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1e999999999}]}', "out of range", id="time-bomb"
+        ),
+        pytest.param(GOOD[:-1], "is cut off", id="last-bracket-missing"),
+        pytest.param(GOOD[: len(GOOD) // 2], "is cut off", id="half"),
+        pytest.param(GOOD[:60], "is cut off", id="cut-in-the-header"),
+        pytest.param(GOOD + b"x", "is not valid JSON", id="something-after-the-end"),
+        pytest.param(gzip.compress(GOOD)[:-20], "is cut off", id="gzip-cut-off"),
+        pytest.param(gzip.compress(GOOD)[:5], "is cut off", id="gzip-header-only"),
+        pytest.param(gzip.compress(GOOD)[:200] + b"\0" * 100, "gzip", id="gzip-damaged"),
+        pytest.param(b"[" * 100_000, "what no trace holds", id="nested-too-deeply"),
+        pytest.param(b'{"a":' * 100_000, "nested too deeply", id="objects-nested-too-deeply"),
+        pytest.param(
+            b'{"traceEvents": [{"ph": "X", "args": ' + b"[" * 100_000,
+            "nested too deeply",
+            id="arguments-nested-too-deeply",
+        ),
+        pytest.param(b'[{"ph": "B", "name": "x", "ts": 5}]', "no op, kernel or step", id="timeline-of-another-tool"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_one_line(read: Any, text: bytes, message: str) -> None:
+    with pytest.raises(BadTrace, match=message) as caught:
+        read(text)
+    line = str(caught.value)
+    assert "trace.json" in line
+    assert "\n" not in line
+
+
+def test_a_wrong_type_is_named_with_its_place_in_the_file(read: Any) -> None:
+    bad = {**EVENTS[1], "ts": "soon"}
+    with pytest.raises(BadTrace, match=r"got `str` - at `\$\.traceEvents\[43\]\.ts`"):
+        read(json.dumps({"traceEvents": [*EVENTS, bad, *EVENTS]}))
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(BadTrace, match="cannot be read"):
+            read_trace(path)
+
+
+def test_a_gzip_bomb_is_refused_before_it_fills_memory(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "MAX_BYTES", 100_000)
+    for text in (b"{" + b" " * 10_000_000, b'{"traceEvents": [' + b" " * 10_000_000, GOOD[:-1] + b" " * 10_000_000):
+        with pytest.raises(BadTrace, match="too large"):
+            read(gzip.compress(text))
+
+
+def test_too_many_events_are_refused(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "MAX_EVENTS", 30)
+    with pytest.raises(BadTrace, match="more than 30 events"):
+        read(GOOD)
+
+
+def test_an_odd_layout_is_decoded_whole_only_up_to_a_size(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "MAX_WHOLE_BYTES", 1000)
+    with pytest.raises(BadTrace, match="too large to decode whole"):
+        read(LAYOUTS["traceEvents-in-a-key"])

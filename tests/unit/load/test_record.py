@@ -1,0 +1,115 @@
+"""What the recorder writes is what `Record` holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpprof.events import BucketTimes, DdpModule, Forward, Loader, Parameter, RecordedStep
+from ddpprof.load.record import BadRecordError, load_record
+
+MODULE = {
+    "name": "Net", "settings": {"bucket_cap_mb": 25.0}, "comm_hook": None, "parameters": [["w", 400], ["b", 40]],
+    "buckets": [[1, 0]], "num_buffers": 2, "buffer_bytes": 16, "num_batch_norms": 1, "unused": ["b"],
+    "graph_is_static": True,
+}  # fmt: skip
+LOADER = {
+    "sampler": "DistributedSampler", "dataset_size": 100, "batch_size": None, "num_workers": 2, "num_iterations": 3,
+    "epochs_set": [0, 1], "shuffles": True, "num_training_steps": 9,
+}  # fmt: skip
+FACTS: dict[str, Any] = {
+    "format": 1, "run_id": "a", "rank": 1, "world_size": 2, "local_rank": None, "host": "node", "pid": 7,
+    "device": "cuda", "backend": "nccl", "torch": "2.13.0", "modules": [MODULE], "loaders": [LOADER],
+    "checkpoints": ["/x.pt"],    "profiler_pause_ns": 5, "ended": "finished", "of_a_later_version": 1,
+}  # fmt: skip
+STEP: dict[str, Any] = {
+    "start_ns": 10, "end_ns": 90, "number": 4, "mode": "profiled", "data_ns": 3,
+    "forwards": [[0, 11, 12, 30, 31, 1, 0, True]], "optimizers": [[70, 80]], "ready_ns": {"0": [50, None]},
+    "buckets": [[0, 0, 51, None]], "torch_stats": {"0": {"forward_compute_time": 18}},
+}  # fmt: skip
+SHORT = {"start_ns": 90, "end_ns": 95, "number": 5, "mode": "off"}
+
+
+def write(directory: Path, *, facts: Any = FACTS, lines: str | None = None) -> None:
+    (directory / "rank-1.facts.json").write_text(json.dumps(facts))
+    if lines is not None:
+        (directory / "rank-1.steps.jsonl").write_text(lines)
+
+
+def test_facts_are_typed(tmp_path: Path) -> None:
+    write(tmp_path)
+    record = load_record(tmp_path, 1)
+    assert record is not None
+    assert (record.rank, record.world_size, record.local_rank, record.host, record.pid) == (1, 2, None, "node", 7)
+    assert (record.device, record.backend, record.torch) == ("cuda", "nccl", "2.13.0")
+    assert (record.checkpoints, record.profiler_pause_ns, record.ended) == (("/x.pt",), 5, "finished")
+    assert record.modules == (
+        DdpModule(
+            "Net", {"bucket_cap_mb": 25.0}, None, (Parameter("w", 400), Parameter("b", 40)), ((1, 0),), 2, 16, 1,
+            ("b",), True,
+        ),
+    )  # fmt: skip
+    assert record.loaders == (Loader("DistributedSampler", 100, None, 2, 3, (0, 1), True, 9),)
+    assert record.steps == ()
+
+
+def test_steps_are_typed(tmp_path: Path) -> None:
+    write(tmp_path, lines="".join(json.dumps(step) + "\n" for step in (STEP, SHORT)))
+    record = load_record(tmp_path, 1)
+    assert record is not None
+    assert record.steps == (
+        RecordedStep(
+            number=4,
+            mode="profiled",
+            start_ns=10,
+            end_ns=90,
+            data_ns=3,
+            forwards=(Forward(0, 11, 12, 30, 31, 1, 0, True),),
+            optimizers=((70, 80),),
+            ready_ns={0: (50, None)},
+            buckets=(BucketTimes(0, 0, 51, None),),
+            torch_stats={0: {"forward_compute_time": 18}},
+        ),
+        RecordedStep(5, "off", 90, 95),
+    )
+
+
+@pytest.mark.parametrize("torn", range(1, len(json.dumps(STEP)), 7))
+def test_a_last_line_that_was_cut_by_a_kill_is_dropped(tmp_path: Path, torn: int) -> None:
+    write(tmp_path, lines=json.dumps(SHORT) + "\n" + json.dumps(STEP)[:torn])
+    record = load_record(tmp_path, 1)
+    assert record is not None
+    assert [step.number for step in record.steps] == [5]
+
+
+def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+    write(tmp_path, lines=json.dumps(STEP))
+    record = load_record(tmp_path, 1)
+    assert record is not None
+    assert [step.number for step in record.steps] == [4]
+
+
+def test_a_broken_line_among_whole_ones_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, lines=json.dumps(SHORT) + "\n" + json.dumps(STEP)[:20] + "\n" + json.dumps(SHORT) + "\n")
+    with pytest.raises(BadRecordError, match=r"rank-1\.steps\.jsonl line 2 cannot be read"):
+        load_record(tmp_path, 1)
+
+
+def test_no_facts_no_record(tmp_path: Path) -> None:
+    assert load_record(tmp_path, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        pytest.param({**FACTS, "format": 2}, "has format 2", id="newer"),
+        pytest.param({**FACTS, "host": None}, "Expected `str`", id="wrong-type"),
+        pytest.param({"format": 1}, "missing required field", id="incomplete"),
+        pytest.param([], "Expected `object`", id="a-list"),
+    ],
+)
+def test_unreadable_facts_are_an_error(tmp_path: Path, facts: Any, message: str) -> None:
+    write(tmp_path, facts=facts)
+    with pytest.raises(BadRecordError, match=message):
+        load_record(tmp_path, 1)

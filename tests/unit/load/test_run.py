@@ -1,0 +1,237 @@
+"""Run directories, folders of traces and single files; what is missing is named, and the rest loads."""
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpprof.errors import BadTrace, NotARun
+from ddpprof.load.run import load_rank, load_run
+
+RUN = {"format": 1, "run_id": "a", "ddpprof": "0.1", "created_unix_s": 1.5, "command": ["train.py"], "world_size": 2,
+       "settings": {"steps": 5}}  # fmt: skip
+
+
+def trace_text(start_us: int = 0, **keys: Any) -> str:
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": start_us, "dur": 9}
+    return json.dumps({**keys, "traceEvents": [step]})
+
+
+def distributed(rank: int, world_size: int = 2) -> dict[str, Any]:
+    return {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": world_size}}
+
+
+def facts(rank: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "format": 1, "run_id": "a", "rank": rank, "world_size": 2, "local_rank": rank, "host": "node", "pid": 7,
+        "device": "cpu", "backend": "gloo", "torch": "2.13", "modules": [], "loaders": [], "checkpoints": [],
+        "profiler_pause_ns": None, "ended": "finished", **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two whole ranks."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "run.json").write_text(json.dumps(RUN))
+    for rank in range(2):
+        (directory / f"rank-{rank}.facts.json").write_text(json.dumps(facts(rank)))
+        step = {"number": 3, "mode": "light", "start_ns": 1, "end_ns": 2}
+        (directory / f"rank-{rank}.steps.jsonl").write_text(json.dumps(step) + "\n")
+        (directory / f"rank-{rank}.trace.json.gz").write_bytes(gzip.compress(trace_text(**distributed(rank)).encode()))
+    return directory
+
+
+def ranks_with_trace(path: Path) -> list[tuple[int, bool, bool]]:
+    return [(rank.rank, rank.trace is not None, rank.record is not None) for rank in load_run(path).ranks]
+
+
+def test_a_whole_run_loads(run: Path) -> None:
+    loaded = load_run(run)
+    assert (loaded.name, loaded.command, loaded.world_size, loaded.missing) == ("run", ("train.py",), 2, ())
+    assert loaded.settings == {"steps": 5}
+    assert ranks_with_trace(run) == [(0, True, True), (1, True, True)]
+    assert loaded.ranks[0].record is not None
+    assert [step.number for step in loaded.ranks[0].record.steps] == [3]
+
+
+def test_a_trace_that_was_not_compressed_any_more_loads(run: Path) -> None:
+    (run / "rank-1.trace.json.gz").unlink()
+    (run / "rank-1.trace.json").write_text(trace_text())
+    assert ranks_with_trace(run)[1] == (1, True, True)
+
+
+@pytest.mark.parametrize(
+    ("ended", "why"),
+    [
+        pytest.param(None, "it was killed before the profiled steps ended", id="killed"),
+        pytest.param("finished", "training finished before the profiled steps did", id="finished"),
+        pytest.param("failed: ValueError: x", "it failed: ValueError: x", id="failed"),
+    ],
+)
+def test_a_rank_without_its_trace_is_named_with_the_reason(run: Path, ended: str | None, why: str) -> None:
+    (run / "rank-1.trace.json.gz").unlink()
+    (run / "rank-1.facts.json").write_text(json.dumps(facts(1, ended=ended)))
+    assert load_run(run).missing == (f"rank 1 left no trace: {why}",)
+    assert ranks_with_trace(run) == [(0, True, True), (1, False, True)]
+
+
+def test_no_trace_is_missed_where_none_was_asked_for(run: Path) -> None:
+    for rank in range(2):
+        (run / f"rank-{rank}.trace.json.gz").unlink()
+    (run / "run.json").write_text(json.dumps({**RUN, "settings": {"profiler": False}}))
+    assert load_run(run).missing == ()
+    assert ranks_with_trace(run) == [(0, False, True), (1, False, True)]
+
+
+def test_a_rank_with_a_broken_trace_is_named_and_keeps_its_record(run: Path) -> None:
+    (run / "rank-0.trace.json.gz").write_bytes(gzip.compress(trace_text().encode())[:-10])
+    (line,) = load_run(run).missing
+    assert line.startswith("rank 0: ")
+    assert "rank-0.trace.json.gz is cut off" in line
+    assert ranks_with_trace(run) == [(0, False, True), (1, True, True)]
+
+
+def test_ranks_that_left_nothing_are_named(run: Path) -> None:
+    (run / "run.json").write_text(json.dumps({**RUN, "world_size": 6}))
+    for file in run.glob("rank-1.*"):
+        file.rename(file.with_name(file.name.replace("rank-1", "rank-3")))
+    assert load_run(run).missing == ("ranks 1-2, 4-5 of 6 left no files",)
+
+
+def test_a_world_of_absurd_size_costs_nothing(run: Path) -> None:
+    (run / "run.json").write_text(json.dumps({**RUN, "world_size": 10**15}))
+    assert load_run(run).missing == (f"ranks 2-{10**15 - 1} of {10**15} left no files",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"format": 1}', json.dumps(facts(1, pid="x")), json.dumps(facts(1, format=2)), "[" * 100_000],
+)
+def test_unreadable_facts_are_named_and_the_trace_is_kept(run: Path, text: str) -> None:
+    (run / "rank-1.facts.json").write_text(text)
+    (line,) = load_run(run).missing
+    assert line.startswith("rank 1: rank-1.facts.json ")
+    assert ranks_with_trace(run) == [(0, True, True), (1, True, False)]
+
+
+def test_a_rank_of_which_nothing_can_be_read_is_named_and_left_out(run: Path) -> None:
+    (run / "rank-1.facts.json").unlink()
+    (run / "rank-1.trace.json.gz").write_bytes(b"")
+    (line,) = load_run(run).missing
+    assert "rank-1.trace.json.gz is empty" in line
+    assert ranks_with_trace(run) == [(0, True, True)]
+
+
+def test_a_loaded_rank_can_be_sent_between_processes(run: Path) -> None:
+    loaded = load_rank(run, 0)
+    again = pickle.loads(pickle.dumps(loaded))
+    assert again.rank.trace.steps == loaded.rank.trace.steps
+    assert again.missing == loaded.missing == ()
+
+
+def test_a_newer_format_is_refused_with_the_way_out(run: Path) -> None:
+    (run / "run.json").write_text('{"format": 2, "everything": "else changed"}')
+    with pytest.raises(NotARun, match=r"newer ddpprof: its format is 2.*pip install --upgrade ddpprof"):
+        load_run(run)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "no", '{"format": "x", "run_id": "a"}'])
+def test_a_run_file_of_something_else_is_refused(run: Path, text: str) -> None:
+    (run / "run.json").write_text(text)
+    with pytest.raises(NotARun, match=r"run\.json is not ddpprof's"):
+        load_run(run)
+
+
+def test_a_run_without_ranks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    with pytest.raises(NotARun, match="holds no rank"):
+        load_run(tmp_path)
+
+
+def test_a_folder_without_a_run_says_how_to_record_one(tmp_path: Path) -> None:
+    with pytest.raises(NotARun) as caught:
+        load_run(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} is not a run: it has no run.json and no traces. "
+        f"Record one with: ddpprof trace --out {tmp_path} train.py"
+    )
+    with pytest.raises(NotARun, match="does not exist"):
+        load_run(tmp_path / "none")
+
+
+def test_a_folder_of_traces_is_a_run(tmp_path: Path) -> None:
+    (tmp_path / "host_1234.99.pt.trace.json").write_text(trace_text(**distributed(1)))
+    (tmp_path / "host_1233.98.pt.trace.json.gz").write_bytes(gzip.compress(trace_text(**distributed(0)).encode()))
+    (tmp_path / "notes.txt").write_text("not looked at")
+    loaded = load_run(tmp_path)
+    assert ([rank.rank for rank in loaded.ranks], loaded.world_size, loaded.missing) == ([0, 1], 2, ())
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        pytest.param(["rank-0.json", "rank-1.json"], [0, 1], id="rank-n"),
+        pytest.param(["trace_rank12.json", "trace_rank3.json"], [12, 3], id="any-order"),
+        pytest.param(["t_0.json", "t_1.json"], [0, 1], id="number"),
+        pytest.param(["job7_1.pt.trace.json", "job7_0.pt.trace.json"], [1, 0], id="last-number"),
+    ],
+)
+def test_the_rank_may_come_from_the_name(tmp_path: Path, names: list[str], ranks: list[int]) -> None:
+    for name, rank in zip(names, ranks, strict=True):
+        (tmp_path / name).write_text(trace_text(start_us=rank))
+    loaded = load_run(tmp_path)
+    assert {rank.rank: rank.trace.steps[0].start_ns // 1000 for rank in loaded.ranks if rank.trace} == {
+        rank: rank for rank in ranks
+    }
+    assert loaded.missing == ()
+
+
+def test_a_process_id_is_not_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "host_48213.json").write_text(trace_text())
+    loaded = load_run(tmp_path)
+    assert [rank.rank for rank in loaded.ranks] == [0]
+    assert loaded.missing == ("host_48213.json does not say its rank: taken as rank 0",)
+
+
+def test_of_two_traces_of_a_rank_the_first_is_used(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(trace_text(2, **distributed(0, 1)))
+    (tmp_path / "a.json").write_text(trace_text(1, **distributed(0, 1)))
+    loaded = load_run(tmp_path)
+    assert loaded.ranks[0].trace is not None
+    assert loaded.ranks[0].trace.steps[0].start_ns == 1000
+    assert loaded.missing == ("b.json is a second trace of rank 0: a.json is used",)
+
+
+def test_other_json_in_the_folder_is_skipped_and_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"lr": 0.1}')
+    (tmp_path / "t.json").write_text(trace_text(**distributed(0, 1)))
+    loaded = load_run(tmp_path)
+    assert len(loaded.ranks) == 1
+    assert loaded.missing[0].startswith("skipped: ")
+    assert "config.json is no profiler trace" in loaded.missing[0]
+
+
+def test_a_folder_of_other_json_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"lr": 0.1}')
+    with pytest.raises(NotARun, match=r"no run\.json and no trace \(.*config\.json is no profiler trace"):
+        load_run(tmp_path)
+
+
+def test_one_trace_of_many_ranks_names_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(trace_text(**distributed(3, 8)))
+    loaded = load_run(path)
+    assert ([rank.rank for rank in loaded.ranks], loaded.world_size, loaded.name) == ([3], 8, "t.json")
+    assert loaded.missing == ("ranks 0-2, 4-7 of 8 left no trace",)
+
+
+def test_one_bad_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("no")
+    with pytest.raises(BadTrace, match="is not JSON"):
+        load_run(path)
