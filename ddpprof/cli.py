@@ -63,7 +63,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     _add_trace_options(trace)
     report = commands.add_parser("report", help="show a run, or torch.profiler traces that ddpprof did not record")
     report.add_argument("path", type=Path, help="a run directory, a directory of traces, or one trace file")
-    report.add_argument("--format", choices=["terminal", "json", "markdown"], help="default: terminal, or by --out's name")
+    report.add_argument(
+        "--format", choices=["terminal", "json", "markdown"], help="default: terminal, or by --out's name"
+    )
     report.add_argument("--out", type=Path, metavar="FILE", help="write to FILE (.json and .md choose their format)")
     report.set_defaults(run=_report)
     demo = commands.add_parser("demo", help="trace the small trainings that come with ddpprof")
@@ -79,7 +81,13 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", metavar="DIR", help="the run directory (default: runs/SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier run in DIR")
-    add("--skip-first", type=_count, default=Settings.skip_first, metavar="N", help="leave the first N steps alone (%(default)s)")
+    add(
+        "--skip-first",
+        type=_count,
+        default=Settings.skip_first,
+        metavar="N",
+        help="leave the first N steps alone (%(default)s)",
+    )
     add(
         "--cost-steps",
         type=_count,
@@ -87,7 +95,13 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="then N steps with recording alternately off and on, to measure ddpprof's own cost (%(default)s)",
     )
-    add("--warmup", type=_count, default=Settings.warmup, metavar="N", help="then N steps with the profiler warming up (%(default)s)")
+    add(
+        "--warmup",
+        type=_count,
+        default=Settings.warmup,
+        metavar="N",
+        help="then N steps with the profiler warming up (%(default)s)",
+    )
     add("--steps", type=_positive, default=Settings.steps, metavar="N", help="then profile N steps (%(default)s)")
     add("--stop-after", action="store_true", help="end the job, with exit code 0, once the steps are recorded")
     add("--no-profiler", action="store_true", help="light recording only")
@@ -110,7 +124,7 @@ class _Passed(argparse.Action):
 
     def __call__(
         self,
-        parser: argparse.ArgumentParser,
+        _parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
         values: object,
         option_string: str | None = None,
@@ -134,13 +148,14 @@ def _positive(text: str) -> int:
 
 
 def _split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
-    """ddpprof's own arguments, and the command: from the first word that is no option, or from ``--``."""
+    """What is ddpprof's own, and the command: from the first word that is no option, or from ``--``."""
+    options = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
     index = 0
     while index < len(arguments):
         word = arguments[index]
         if word == "--" or not word.startswith("-") or word == "-":
             break
-        action = parser._option_string_actions.get(word)
+        action = options.get(word)
         index += 2 if action is not None and action.nargs != 0 else 1
     return arguments[:index], arguments[index:]
 
@@ -191,16 +206,13 @@ def _trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command
 
 def _default_out(words: Sequence[str]) -> str:
     name = words[0].rpartition(".")[2] if "/" not in words[0] and not words[0].endswith(".py") else Path(words[0]).stem
-    return f"runs/{name or 'job'}-{datetime.now():%Y%m%d-%H%M%S}"
+    return f"runs/{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def _is_further_node(torchrun: Sequence[str] | None) -> bool:
     """Of several nodes with one run directory, the first one has created it."""
     given = list(torchrun or ())
-    for name in ("--node-rank", "--node_rank"):
-        if name in given and given[given.index(name) + 1] != "0":
-            return True
-    return False
+    return any(name in given and given[given.index(name) + 1] != "0" for name in ("--node-rank", "--node_rank"))
 
 
 def _after_trace(out: Path, inside: bool, interrupted: bool) -> None:
@@ -231,10 +243,8 @@ def _print_run(out: Path, summary_only: bool) -> None:
         render_terminal(report, sys.stdout)
     steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
     ranks = len(report.ranks)
-    print(
-        f"\nWrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps). See it again with: ddpprof report {out}",
-        flush=True,
-    )
+    wrote = f"Wrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps)."
+    print(f"\n{wrote} See it again with: ddpprof report {out}", flush=True)
 
 
 def _die_of(number: int) -> NoReturn:

@@ -1,10 +1,10 @@
 """The errors that ddpprof raises on purpose.
 
-    DdpprofError            the user can mend it; the command line prints it in one line and exits with 2
-    ├── NotARun             a path that holds neither a ddpprof run nor traces
-    ├── BadTrace            a trace file that cannot be read
-    ├── RunExists           recording would overwrite an earlier run
-    └── CannotRecord        recording is impossible here (no torch, no such script, unwritable folder)
+DdpprofError            the user can mend it; the command line prints it in one line and exits with 2
+├── NotARun             a path that holds neither a ddpprof run nor traces
+├── BadTrace            a trace file that cannot be read
+├── RunExists           recording would overwrite an earlier run
+└── CannotRecord        recording is impossible here (no torch, no such script, unwritable folder)
 """
 
 __all__ = ["BadTrace", "CannotRecord", "DdpprofError", "NotARun", "RunExists"]

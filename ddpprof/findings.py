@@ -196,7 +196,7 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
                 f"The first all-reduce starts {_ms(waits)} after the first gradient",
                 f"bucket 0 collects {_mb(first.num_bytes)} in {first.num_parameters} parameters before it is sent; the "
                 f"link is idle until then",
-                "Cap the first bucket: DistributedDataParallel(model, bucket_cap_mb_list=[1, …]) (torch 2.13 or newer).",
+                "Cap the first bucket: DistributedDataParallel(model, bucket_cap_mb_list=[1, …]) (from torch 2.13 on).",
                 gain,
             )
 
@@ -312,11 +312,14 @@ def _training_loaders(o: Observed) -> Iterator[tuple[int, Loader]]:
                 yield rank, loader
 
 
+_UNDIVIDED = ("RandomSampler", "SequentialSampler")
+
+
 def missing_distributed_sampler(o: Observed) -> Iterator[Finding]:
     """Every rank goes through the whole data set."""
     if (o.world_size or 1) < 2:
         return
-    plain = [(r, loader) for r, loader in _training_loaders(o) if loader.sampler in ("RandomSampler", "SequentialSampler")]
+    plain = [(rank, loader) for rank, loader in _training_loaders(o) if loader.sampler in _UNDIVIDED]
     sizes = {loader.dataset_size for _, loader in plain}
     if len({rank for rank, _ in plain}) > 1 and len(sizes) == 1:
         _, loader = plain[0]

@@ -1,7 +1,7 @@
 """The bucket table: medians over steps and ranks, and which rank launched last.
 
-    transfer = the shortest duration of the bucket's collective over the ranks (the others wait for a late one)
-    late by  = last rank's launch - first rank's launch, on the clock of one host
+transfer = the shortest duration of the bucket's collective over the ranks (the others wait for a late one)
+late by  = last rank's launch - first rank's launch, on the clock of one host
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ def _summarise(
         transfer_ns=_transfer(mine),
         slowest_parameter=module.parameters[slowest[0][0]].name if slowest else None,
         slowest_parameter_delay_ns=_median(
-            [r.ready_ns - r.previous_ready_ns for r in rows if r.ready_ns is not None and r.previous_ready_ns is not None]
+            [
+                r.ready_ns - r.previous_ready_ns
+                for r in rows
+                if r.ready_ns is not None and r.previous_ready_ns is not None
+            ]
         ),
         late_rank=late_rank,
         late_by_ns=late_by,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from ddpprof.events import RecordedStep
@@ -37,10 +38,12 @@ def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int
     """``None`` where no step was recorded."""
     if not steps:
         return None
-    durations = {mode: [s.end_ns - s.start_ns for s in steps if s.mode == mode] for mode in ("off", "light", "profiled")}
+    durations = {
+        mode: [s.end_ns - s.start_ns for s in steps if s.mode == mode] for mode in ("off", "light", "profiled")
+    }
     pairs = [
         (light.end_ns - light.start_ns) / (off.end_ns - off.start_ns)
-        for off, light in zip(steps, steps[1:], strict=False)
+        for off, light in pairwise(steps)
         if (off.mode, light.mode) == ("off", "light") and light.number == off.number + 1
     ]
     off_steps = durations["off"]

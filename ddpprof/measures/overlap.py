@@ -1,6 +1,6 @@
-"""How much communication hides behind computation?
+r"""How much communication hides behind computation?
 
-    overlap = |comm AND compute|      exposed = |comm \\ compute|      hidden fraction = overlap / |comm|
+overlap = |comm AND compute|      exposed = |comm \ compute|      hidden fraction = overlap / |comm|
 """
 
 from __future__ import annotations

@@ -58,19 +58,19 @@ class BucketTimes:
 class TimingProcessGroup(dist.ProcessGroup):
     """Stands in for the real process group inside the reducer, during steps of light recording.
 
-    Hands every all-reduce on to the real group, so the numbers that come out are the real group's. Its backend name must
-    be neither ``gloo`` nor ``nccl``: DDP's C++ logger would cast it to their classes.
+    Hands every all-reduce on to the real group, so the numbers that come out are the real group's. Its backend name
+    must be neither ``gloo`` nor ``nccl``: DDP's C++ logger would cast it to their classes.
     """
 
     def __init__(self, real: dist.ProcessGroup, times: BucketTimes) -> None:
-        super().__init__(real.rank(), real.size())
+        super().__init__(real.rank(), real.size())  # type: ignore[call-arg]  # missing in torch's stub
         self._real_allreduce = real.allreduce
         self._times = times
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "ddpprof"
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]  # as C++ calls it
         now = time.time_ns()
         work = self._real_allreduce(tensors, options)
         index = self._times.index_of(tensors[0].numel())

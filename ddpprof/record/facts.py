@@ -1,4 +1,4 @@
-"""What do DDP, its buckets and their parameters look like? Read from the wrapper, nothing is computed by collectives."""
+"""What do DDP, its buckets and their parameters look like? Read from the wrapper, without a collective."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def bucket_layout(ddp: DistributedDataParallel, parameters: list[torch.nn.Parame
         limits = [sys.maxsize]
     else:
         limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, ddp.bucket_bytes_cap]
-    assignment, _ = dist._compute_bucket_assignment_by_size(parameters, limits, expect_sparse)
+    assignment, _ = dist._compute_bucket_assignment_by_size(list[torch.Tensor](parameters), limits, expect_sparse)
     return [list(bucket) for bucket in reversed(assignment)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import multiprocessing.util
 import sys
 from types import ModuleType

@@ -63,7 +63,9 @@ def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[st
     Raises `CannotRecord` where there is no such script or no torch to launch it with.
     """
     if not as_module and not Path(script[0]).is_file():
-        raise CannotRecord(f"there is no script {script[0]}. To trace any other command: ddpprof trace -- {script[0]} …")
+        raise CannotRecord(
+            f"there is no script {script[0]}. To trace any other command: ddpprof trace -- {script[0]} …"
+        )
     module = ["-m"] if as_module else []
     if torchrun is None:
         return [sys.executable, *module, *script]

@@ -54,8 +54,11 @@ class RecordedModule:
             return
         if on and self._group is None:
             assert self.times is not None
+            assert self.ddp.process_group is not None
             self._group = TimingProcessGroup(self.ddp.process_group, self.times)
-        self.ddp.reducer._update_process_group(self._group if on else self.ddp.process_group)
+        group = self._group if on else self.ddp.process_group
+        assert group is not None
+        self.ddp.reducer._update_process_group(group)
         self._group_installed = on
 
     def _let_torch_sample(self, on: bool) -> None:

@@ -15,10 +15,11 @@ from ddpprof import __version__, rundir
 from ddpprof.errors import RunExists
 from ddpprof.record.settings import Settings
 
+_gzip_open: Any
 try:
-    from isal import igzip as fast_gzip
+    from isal.igzip import open as _gzip_open
 except ImportError:
-    fast_gzip = gzip  # type: ignore[assignment]
+    _gzip_open = gzip.open
 
 
 def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
@@ -81,7 +82,7 @@ class RankFiles:
             return
         part = plain.with_name(f"{plain.name}.gz.{os.getpid()}.part")
         try:
-            with plain.open("rb") as source, fast_gzip.open(part, "wb", compresslevel=1) as target:
+            with plain.open("rb") as source, _gzip_open(part, "wb", compresslevel=1) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             part.replace(self.directory / rundir.trace_file(self._rank))
             plain.unlink()
@@ -93,5 +94,5 @@ class RankFiles:
 
 
 def step_line(fields: dict[str, Any], start_ns: int, end_ns: int) -> str:
-    """One line of ``steps.jsonl``. `fields` are encoded before `end_ns` is read, so that their cost falls in the step."""
+    """One line of ``steps.jsonl``."""
     return f'{{"start_ns": {start_ns}, "end_ns": {end_ns}, {json.dumps(fields)[1:]}\n'

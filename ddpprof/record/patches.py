@@ -47,7 +47,7 @@ def install(distributed: ModuleType) -> None:
 
 
 def install_around_training() -> None:
-    """Wrap what lies outside DDP, once torch is imported in full: data loading, checkpoints, the user's own profiler."""
+    """Wrap what lies outside DDP, once torch is imported: data loading, checkpoints, the user's own profiler."""
     import torch
     from torch.autograd.profiler import profile
     from torch.utils.data import DataLoader

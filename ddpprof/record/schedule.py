@@ -1,7 +1,7 @@
 """Which step is skipped, timed, recorded, profiled.
 
-    step   0 1 2 | 3 4 5 6 7 8 9 10        | 11     | 12 13 14 15 16 | 17 …
-           skip  | off light off light …   | warmup | profiled       | done
+step   0 1 2 | 3 4 5 6 7 8 9 10        | 11     | 12 13 14 15 16 | 17 …
+       skip  | off light off light …   | warmup | profiled       | done
 """
 
 from __future__ import annotations

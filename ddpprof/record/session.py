@@ -1,7 +1,7 @@
 """What happens in one training process, from its first DDP forward to its end.
 
-Events come from `patches`; the session finds the steps, switches between the modes of the schedule, and writes. Whatever
-goes wrong in here is said once on stderr, and training goes on.
+Events come from `patches`; the session finds the steps, switches between the modes of the schedule, and writes.
+Whatever goes wrong in here is said once on stderr, and training goes on.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def deferred_signals() -> Iterator[None]:
     arrived: list[int] = []
     before = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
             if signal.getsignal(number) is not None:
                 before[number] = signal.signal(number, lambda received, _frame: arrived.append(received))
         yield

@@ -144,9 +144,10 @@ def _missing(report: Report) -> Iterable[Section]:
 
 
 def _step_bars(report: Report) -> Iterable[Section]:
-    bars = [bar for rank in report.ranks if (bar := _bar(rank)) is not None]
+    number = _typical_step(report)
+    bars = [bar for rank in report.ranks if (bar := _bar(rank, number)) is not None]
     if bars:
-        yield from _drawn("Step, median over the profiled steps, ms", PARTS, bars)
+        yield from _drawn(f"Step {number}, of median length among the profiled steps, ms", PARTS, bars)
         return
     bars = [bar for rank in report.ranks if (bar := _recorded_bar(rank)) is not None]
     if bars:
@@ -161,19 +162,23 @@ def _drawn(title: str, parts: tuple[str, ...], bars: Sequence[Bar]) -> Iterable[
     yield Table("", (Column("rank"), *map(Column, parts), Column("step")), rows, more)
 
 
-def _bar(rank: RankReport) -> Bar | None:
-    steps = [step for step in rank.steps if step.parts is not None]
-    if not steps:
+def _typical_step(report: Report) -> int | None:
+    """The number of the profiled step of median length, by the rank that was slowest in it: one step for all ranks."""
+    longest: dict[int, int] = {}
+    for rank in report.ranks:
+        for step in rank.steps:
+            longest[step.step] = max(longest.get(step.step, 0), step.duration_ns)
+    in_order = sorted(longest, key=lambda number: longest[number])
+    return in_order[(len(in_order) - 1) // 2] if in_order else None
+
+
+def _bar(rank: RankReport, number: int | None) -> Bar | None:
+    parts = next((step.parts for step in rank.steps if step.step == number), None)
+    if parts is None:
         return None
-    values: tuple[Callable[[StepReport], int | None], ...] = (
-        lambda s: s.parts.forward_ns if s.parts else None,
-        lambda s: s.parts.backward_ns if s.parts else None,
-        lambda s: s.parts.exposed_comm_ns if s.parts else None,
-        lambda s: s.parts.optimizer_ns if s.parts else None,
-        lambda s: s.parts.data_ns + s.parts.other_ns if s.parts else None,
-        lambda s: s.parts.idle_ns if s.parts else None,
-    )
-    return Bar(str(rank.rank), tuple(_median_of(steps, value) or 0 for value in values))
+    other = parts.data_ns + parts.other_ns
+    shown = (parts.forward_ns, parts.backward_ns, parts.exposed_comm_ns, parts.optimizer_ns, other, parts.idle_ns)
+    return Bar(str(rank.rank), shown)
 
 
 def _recorded_bar(rank: RankReport) -> Bar | None:
@@ -246,7 +251,10 @@ def _buckets(report: Report) -> Iterable[Section]:
     )
     yield Table(
         "",
-        (Column("bucket"), *(Column(name, False) for name in ("first parameter", "last parameter", "slowest gradient"))),
+        (
+            Column("bucket"),
+            *(Column(name, False) for name in ("first parameter", "last parameter", "slowest gradient")),
+        ),
         tuple(
             (
                 _bucket_name(report, b),
@@ -309,7 +317,9 @@ def _recording_cost(report: Report) -> Iterable[Section]:
     if cost.profiled_ratio is not None:
         words.append(f"profiled steps {cost.profiled_ratio:.2f} × ({ms(cost.profiled_ns)} to {ms(cost.off_ns)} ms)")
     if cost.profiler_pause_ns is not None:
-        words.append(f"starting the profiler and writing the trace paused training once for {ms(cost.profiler_pause_ns)} ms")
+        words.append(
+            f"starting the profiler and writing the trace paused training once for {ms(cost.profiler_pause_ns)} ms"
+        )
     if words:
         yield Line(f"ddpprof's own cost: {'; '.join(words)}.")
 
