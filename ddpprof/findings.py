@@ -222,9 +222,8 @@ def late_parameter(o: Observed) -> Iterator[Finding]:
                     f"{bucket.slowest_parameter} holds back {len(waiting) + 1} buckets",
                     f"its gradient comes {_ms(delay)} after the rest of bucket {bucket.index}; buckets behind it were "
                     f"ready, and waited up to {_ms(max(waiting))}, since DDP launches buckets in order",
-                    "Use the parameter nearer to where it is defined, or take it out of the buckets: "
-                    f"DistributedDataParallel(model, delay_all_reduce_named_params=[({bucket.slowest_parameter!r}, p)], "
-                    "param_to_hook_all_reduce=p).",
+                    f"Define {bucket.slowest_parameter} earlier in the model: DDP fills buckets in reverse order of "
+                    "definition, and rebuilds them in the order of gradients only without find_unused_parameters=True.",
                     gain,
                 )
 
