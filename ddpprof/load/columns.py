@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from math import prod
@@ -22,7 +22,28 @@ EXACT_FLOAT_US = 2.0**43
 _LARGEST_US = 4.6e15
 """Half of what int64 nanoseconds can hold, 146 years: a start and a duration still add up."""
 
-_NO_ARGUMENTS = msgspec.Raw(b"{}")
+_NULL = msgspec.Raw(b"null")
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """What the tables need of an event's ``args``.
+
+    Typed as anything: where an argument is odd, what it would tell is unknown, and the trace is still good.
+    """
+
+    correlation: Any = 0
+    stream: Any = None
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    num_elements: Any = msgspec.field(default=None, name="In msg nelems")
+    dtype: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    sequence: Any = msgspec.field(default=None, name="Seq")
+    # Every op has these two where shapes are recorded; they are decoded for communication alone.
+    input_dims: msgspec.Raw = msgspec.field(default=_NULL, name="Input Dims")
+    input_type: msgspec.Raw = msgspec.field(default=_NULL, name="Input type")
+
+
+_NO_ARGUMENTS = Arguments()
 
 
 class Event(msgspec.Struct, gc=False):
@@ -34,7 +55,7 @@ class Event(msgspec.Struct, gc=False):
     ts: float | None = 0.0
     dur: float | None = 0.0
     tid: int | str | float | None = 0
-    args: msgspec.Raw = _NO_ARGUMENTS
+    args: Arguments | None = None
 
 
 class ExactEvent(msgspec.Struct, gc=False):
@@ -46,29 +67,7 @@ class ExactEvent(msgspec.Struct, gc=False):
     ts: Decimal | None = Decimal(0)
     dur: float | None = 0.0
     tid: int | str | float | None = 0
-    args: msgspec.Raw = _NO_ARGUMENTS
-
-
-class _DeviceArguments(msgspec.Struct, gc=False):
-    correlation: int | str | None = 0
-    stream: int | str | None = None
-    collective: str | None = msgspec.field(default=None, name="Collective name")
-
-
-class _CollectiveArguments(msgspec.Struct, gc=False):
-    """Lenient: a size that is missing or odd is unknown, and no reason to refuse a trace."""
-
-    collective: Any = msgspec.field(default=None, name="Collective name")
-    num_elements: Any = msgspec.field(default=None, name="In msg nelems")
-    dtype: Any = None
-    group: Any = msgspec.field(default=None, name="Process Group Name")
-    sequence: Any = msgspec.field(default=None, name="Seq")
-    input_dims: Any = msgspec.field(default=None, name="Input Dims")
-    input_type: Any = msgspec.field(default=None, name="Input type")
-
-
-_decode_device = msgspec.json.Decoder(_DeviceArguments).decode
-_decode_collective = msgspec.json.Decoder(_CollectiveArguments).decode
+    args: Arguments | None = None
 
 
 class NeedsExactTimesError(Exception):
@@ -117,7 +116,7 @@ class Collector:
         self._ids: dict[tuple[str | None, str], int] = {}
         """by category and name: index into the identities, or -1 where nobody needs the event"""
         self._identities: list[Identity] = []
-        self._lanes: dict[object, int] = {}
+        self._lanes: dict[str, int] = {}
         self._details: list[CollectiveDetails] = []
         self._chunks: list[list[NDArray[Any]]] = []
         self._on_device = False
@@ -147,8 +146,8 @@ class Collector:
             self._window_end_ns = int(_nanoseconds([window_end], exact=exact)[0])
         self.num_events += len(events)
         if kept:
-            arguments = (np.array(column) for column in zip(*map(self._arguments, kept, ids), strict=True))
-            self._chunks.append([starts, starts + np.maximum(durations, 0), np.array(ids, np.int32), *arguments])
+            ends = starts + np.maximum(durations, 0)
+            self._chunks.append([starts, ends, np.array(ids, np.int32), *self._arguments(kept, ids)])
 
     def columns(self) -> Columns:
         """Everything that was kept. The collector is spent."""
@@ -190,32 +189,43 @@ class Collector:
             needed = ~is_op[chunk[2]]
             chunk[:] = [column[needed] for column in chunk]
 
-    def _arguments(self, event: Event | ExactEvent, identity: int) -> tuple[int, int, int]:
-        """Lane, correlation and index of the details of one event."""
-        what = self._identities[identity]
-        if what.role in _HAS_CORRELATION:
-            arguments = _decode_device(event.args)
-            is_launch = what.role is Role.LAUNCH
-            lane = event.tid if is_launch or arguments.stream is None else arguments.stream
-            communicates = what.role is Role.KERNEL and (what.kind is not None or arguments.collective is not None)
-            detail = self._add_details(event.args) if communicates else UNKNOWN
-            return self._lane(lane), _as_int(arguments.correlation) or 0, detail
-        communicates = what.kind is not None
-        return self._lane(event.tid), 0, self._add_details(event.args) if communicates else UNKNOWN
-
-    def _add_details(self, raw: msgspec.Raw) -> int:
-        self._details.append(_collective_details(_decode_collective(raw)))
-        return len(self._details) - 1
+    def _arguments(
+        self, kept: list[Event | ExactEvent], ids: list[int]
+    ) -> tuple[Int64Column, NDArray[np.int64], Int32Column]:
+        """Lane, correlation and index of the details of each event."""
+        lanes: list[object] = [event.tid for event in kept]
+        correlations: list[object] = [0] * len(kept)
+        details = np.full(len(kept), UNKNOWN, np.int32)
+        for row, identity in enumerate(ids):
+            what = self._identities[identity]
+            if what.role not in _HAS_ARGUMENTS:
+                continue
+            arguments = kept[row].args or _NO_ARGUMENTS
+            correlations[row] = arguments.correlation
+            if what.role in DEVICE_ROLES and arguments.stream is not None:
+                lanes[row] = arguments.stream
+            if what.kind is not None or (what.role is Role.KERNEL and isinstance(arguments.collective, str)):
+                details[row] = len(self._details)
+                self._details.append(_collective_details(arguments))
+        return _as_column(lanes, self._lane), _as_column(correlations, lambda value: _as_int(value) or 0), details
 
     def _lane(self, name: object) -> int:
         """A stream or thread as a number; names that are not numbers count down from -1."""
-        if type(name) is int and -(1 << 63) <= name < 1 << 63:
-            return name
         number = _as_int(name)
-        return number if number is not None else self._lanes.setdefault(name, -1 - len(self._lanes))
+        return number if number is not None else self._lanes.setdefault(str(name), -1 - len(self._lanes))
 
 
-_HAS_CORRELATION = (Role.KERNEL, Role.COPY, Role.LAUNCH)
+_HAS_ARGUMENTS = (Role.KERNEL, Role.COPY, Role.LAUNCH, Role.HOST_COLLECTIVE, Role.MARK)
+
+
+def _as_column(values: list[object], convert: Callable[[object], int]) -> Int64Column:
+    """All are integers, save in odd files."""
+    if set(map(type, values)) == {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            pass
+    return np.array([convert(value) for value in values], np.int64)
 
 
 def _nanoseconds(times_us: Sequence[float | Decimal], *, exact: bool) -> Int64Column:
@@ -235,7 +245,7 @@ def _exact_nanoseconds(time_us: Decimal) -> int:
     return round(time_us * 1000)
 
 
-def _collective_details(arguments: _CollectiveArguments) -> CollectiveDetails:
+def _collective_details(arguments: Arguments) -> CollectiveDetails:
     collective, group = arguments.collective, arguments.group
     sequence = _as_int(arguments.sequence)
     return CollectiveDetails(
@@ -246,13 +256,13 @@ def _collective_details(arguments: _CollectiveArguments) -> CollectiveDetails:
     )
 
 
-def _message_bytes(arguments: _CollectiveArguments) -> int:
+def _message_bytes(arguments: Arguments) -> int:
     """What NCCL's arguments say, or else the sizes of the tensors that gloo was given."""
     elements = _as_int(arguments.num_elements)
     if elements is not None and isinstance(arguments.dtype, str):
         size = element_bytes(arguments.dtype)
         return elements * size if size != UNKNOWN and elements >= 0 else UNKNOWN
-    dims, types = arguments.input_dims, arguments.input_type
+    dims, types = msgspec.json.decode(arguments.input_dims), msgspec.json.decode(arguments.input_type)
     if not isinstance(dims, list) or not isinstance(types, list):
         return UNKNOWN
     tensors = [

@@ -47,8 +47,11 @@ BATCH_BYTES = 1_000_000
 MAX_BYTES = 64 * 10**9
 """Refuse what inflates to more: real traces of one rank stay below 10 GB, a gzip bomb does not."""
 
-MAX_WHOLE_BYTES = 4 * 10**9
+MAX_WHOLE_BYTES = 2 * 10**9
 """Likewise where the layout forbids batches: memory then holds several times the file."""
+
+MAX_KEYS_BYTES = 256 * 10**6
+"""Likewise for what stands before and after the events, which is read in one piece."""
 
 MAX_EVENTS = 500_000_000
 
@@ -191,6 +194,10 @@ class _EventReader:
     def add_array(self, text: bytes | bytearray) -> None:
         self._collect(lambda: _decode(_DECODE_EVENTS[self._exact], text))
 
+    def add_batch(self, text: bytes) -> None:
+        """An array whose last event only closes the one that a comma left open."""
+        self._collect(lambda: _decode(_DECODE_EVENTS[self._exact], text)[:-1])
+
     def add_document(self, text: bytes | bytearray) -> _Document:
         """Also the keys beside the events, which must be there."""
         documents: list[_FastDocument | _ExactDocument] = []
@@ -248,7 +255,7 @@ def _read_in_batches(stream: _Stream) -> tuple[Header, Columns]:
     return _header(keys_before, keys_after), reader.collector.columns()
 
 
-def _split_at_array(stream: _Stream) -> tuple[bytes | None, bytearray]:
+def _split_at_array(stream: _Stream) -> tuple[bytes | None, bytes]:
     """What stands before the array of events (``None`` where the file is nothing but it), and what was read of it."""
     text = bytearray()
     while chunk := stream.read(BATCH_BYTES):
@@ -256,31 +263,36 @@ def _split_at_array(stream: _Stream) -> tuple[bytes | None, bytearray]:
         text += chunk
         start = text.removeprefix(_BYTE_ORDER_MARK).lstrip(_BLANKS)[:1] if searched == 0 else b"{"
         if start == b"[":
-            return None, text[text.index(b"[") + 1 :]
+            return None, bytes(text[text.index(b"[") + 1 :])
         if start not in (b"{", b""):
             raise _UnreadableError("is not JSON")
         if match := _ARRAY_START.search(text, searched):
-            return bytes(text[: match.start()].removeprefix(_BYTE_ORDER_MARK)), text[match.end() :]
+            return bytes(text[: match.start()].removeprefix(_BYTE_ORDER_MARK)), bytes(text[match.end() :])
+        _refuse_long(text)
     if not text.strip(_BLANKS):
         raise _UnreadableError("is empty")
     raise _OddLayoutError
 
 
-def _add_batches(stream: _Stream, text: bytearray, reader: _EventReader) -> bytearray:
+def _add_batches(stream: _Stream, chunk: bytes, reader: _EventReader) -> bytes:
     """Decode all events but the last few. Returns what is left, to the file's end."""
-    searched = 0
+    begun = bytearray()
     while True:
-        last = text.rfind(b'"ph"', searched)
-        cut = text.rfind(b"{", 0, last) if last >= 0 else 0
-        searched = max(len(text) - 3, 0)
-        if cut > 0:
-            reader.add_array(b"[" + text[:cut].rstrip(_BETWEEN_EVENTS) + b"]")
-            del text[:cut]
-            searched -= cut
+        cut = chunk.rfind(b"{", 0, max(chunk.rfind(b'"ph"'), 0))
+        if cut < 0:
+            begun += chunk
+            _refuse_long(begun)
+        else:
+            reader.add_batch(b"".join((b"[", begun, memoryview(chunk)[:cut], b"{}]")))
+            begun = bytearray(chunk[cut:])
         chunk = stream.read(BATCH_BYTES)
         if not chunk:
-            return text
-        text += chunk
+            return bytes(begun)
+
+
+def _refuse_long(text: bytearray) -> None:
+    if len(text) > MAX_KEYS_BYTES:
+        raise _UnreadableError(f"holds {MAX_KEYS_BYTES // 10**6} MB without a single event: it is no profiler trace")
 
 
 def _closed(array: bytes | bytearray) -> bytes | bytearray:

@@ -205,7 +205,6 @@ def one_with(**changes: Any) -> bytes:
         pytest.param(one_with(dur=[]), "what no trace holds", id="duration-is-a-list"),
         pytest.param(one_with(name=5), "what no trace holds", id="name-is-a-number"),
         pytest.param(one_with(args=5), "what no trace holds", id="arguments-are-a-number"),
-        pytest.param(one_with(args={"correlation": [1]}), "what no trace holds", id="correlation-is-a-list"),
         pytest.param(one_with(ts=1e300), "no clock shows", id="time-out-of-range"),
         pytest.param(one_with(dur=1e300), "no clock shows", id="duration-out-of-range"),
         pytest.param(
@@ -253,6 +252,19 @@ def test_a_gzip_bomb_is_refused_before_it_fills_memory(read: Any, monkeypatch: p
     for text in (b"{" + b" " * 10_000_000, b'{"traceEvents": [' + b" " * 10_000_000, GOOD[:-1] + b" " * 10_000_000):
         with pytest.raises(BadTrace, match="too large"):
             read(gzip.compress(text))
+
+
+def test_memory_does_not_grow_with_what_stands_around_the_events(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "MAX_KEYS_BYTES", 100_000)
+    for text in (b"{" + b" " * 2_000_000, GOOD[:-1] + b" " * 2_000_000 + b"}"):
+        with pytest.raises(BadTrace, match="without a single event"):
+            read(gzip.compress(text))
+
+
+@pytest.mark.parametrize("arguments", [{"correlation": [1], "stream": {}}, {"correlation": 2**70, "stream": "x"}, None])
+def test_odd_arguments_are_unknown_and_no_error(read: Any, arguments: object) -> None:
+    _, columns = read(one_with(args=arguments))
+    assert columns.correlation.tolist() == [0]
 
 
 def test_too_many_events_are_refused(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
