@@ -220,7 +220,7 @@ def one_with(**changes: Any) -> bytes:
         pytest.param(b"[" * 100_000, "what no trace holds", id="nested-too-deeply"),
         pytest.param(b'{"a":' * 100_000, "nested too deeply", id="objects-nested-too-deeply"),
         pytest.param(
-            b'{"traceEvents": [{"ph": "X", "args": ' + b"[" * 100_000,
+            b'{"traceEvents": [{"ph": "X", "args": {"a": ' + b"[" * 100_000,
             "nested too deeply",
             id="arguments-nested-too-deeply",
         ),
