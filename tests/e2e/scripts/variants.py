@@ -27,12 +27,14 @@ CAP_MB = 0.02  # about a dozen buckets
 class Model(nn.Module):
     """An odd number of everything, buffers, and a branch that may go unused."""
 
-    def __init__(self, use_spare=True, with_batch_norm=True):
+    def __init__(self, use_spare=True, with_batch_norm=True, hidden=97):
         super().__init__()
         self.use_spare = use_spare
         self.stem = nn.Linear(33, 65)
         self.norm = nn.BatchNorm1d(65) if with_batch_norm else nn.LayerNorm(65)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(65, 97), nn.GELU(), nn.Linear(97, 65)) for _ in range(4))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(65, hidden), nn.GELU(), nn.Linear(hidden, 65)) for _ in range(4)
+        )
         self.spare = nn.Linear(65, 65)
         self.head = nn.Linear(65, 7)
 
@@ -68,7 +70,7 @@ def momentum_sgd(module):
 def train_with(steps, rank, model=None, hook=None, **ddp_arguments):
     """Train one DDP module in the ordinary way; returns it."""
     ddp_arguments.setdefault("bucket_cap_mb", CAP_MB)
-    ddp = DDP(model or Model(), **ddp_arguments)
+    ddp = DDP(Model() if model is None else model, **ddp_arguments)
     if hook is not None:
         ddp.register_comm_hook(*hook())
     ordinary_steps(ddp, momentum_sgd(ddp), batches(steps, rank))
@@ -166,20 +168,36 @@ def two_modules(steps, rank):
     return nn.ModuleList([first, second])
 
 
-def optimizer_in_backward(steps, rank):
-    """The hook that DDP installs for it needs an accelerator, even for parameters on the CPU."""
+class NoStream:
+    """Where there is no accelerator, DDP's own hook for optimizers in the backward pass finds no stream to make."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        return None
+
+    def wait_stream(self, other):
+        return None
+
+
+def optimizer_in_backward(steps, rank, **arguments):
     from torch.distributed.optim import _apply_optimizer_in_backward
 
+    if not torch.accelerator.is_available():
+        torch.Stream = NoStream
+        torch.accelerator.current_stream = NoStream
     model = Model()
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.03})
-    ddp = DDP(model, bucket_cap_mb=CAP_MB)
+    ddp = DDP(model, bucket_cap_mb=CAP_MB, **arguments)
     for x, y in batches(steps, rank):
         nn.functional.cross_entropy(ddp(x), y).backward()
     return ddp
 
 
 def compiled(steps, rank, backend, **arguments):
-    ddp = DDP(Model(), bucket_cap_mb=CAP_MB, **arguments)
+    """Dynamo's DDPOptimizer splits the graph at the buckets, which it wants no smaller than the first one's 1 MiB."""
+    ddp = DDP(Model(hidden=2001), bucket_cap_mb=1, **arguments)
     ordinary_steps(torch.compile(ddp, backend=backend), momentum_sgd(ddp), batches(steps, rank))
     return ddp
 
@@ -193,9 +211,19 @@ def delay_all_reduce(steps, rank):
     """The last block's gradients travel together, once the stem's are there; the reducer ignores them."""
     model = Model()
     delayed = [(name, parameter) for name, parameter in model.named_parameters() if name.startswith("blocks.3.")]
-    return train_with(
-        steps, rank, model=model, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=model.stem.weight
+    ddp = DDP(
+        model,
+        delay_all_reduce_named_params=delayed,
+        param_to_hook_all_reduce=model.stem.weight,
+        bucket_cap_mb=CAP_MB,
     )
+    optimizer = momentum_sgd(ddp)
+    for x, y in batches(steps, rank):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(ddp(x), y).backward()
+        time.sleep(0.05)  # torch 2.13 never waits for the delayed all-reduce, and hands out nothing to wait for
+        optimizer.step()
+    return ddp
 
 
 def frozen(steps, rank):
@@ -276,7 +304,11 @@ def python_reducer(steps, rank):
 
 
 def sync_batch_norm(steps, rank):
-    return train_with(steps, rank, model=nn.SyncBatchNorm.convert_sync_batchnorm(Model()))
+    """All ranks on one GPU, through gloo: NCCL wants a GPU for each."""
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(Model()).cuda()
+    ddp = DDP(model, device_ids=[0], bucket_cap_mb=CAP_MB)
+    ordinary_steps(ddp, momentum_sgd(ddp), [(x.cuda(), y.cuda()) for x, y in batches(steps, rank)])
+    return ddp.cpu()
 
 
 def with_arguments(function=train_with, **arguments):
@@ -306,6 +338,7 @@ VARIANTS = {
     "two_modules": two_modules,
     "two_backwards": two_backwards,
     "optimizer_in_backward": optimizer_in_backward,
+    "optimizer_in_backward_view": with_arguments(optimizer_in_backward, gradient_as_bucket_view=True),
     "compiled": with_arguments(compiled, backend="eager"),
     "compiled_inductor": with_arguments(compiled, backend="inductor"),
     "compiled_static": with_arguments(compiled, backend="eager", static_graph=True),
@@ -322,8 +355,9 @@ VARIANTS = {
     "checkpointed": checkpointed,
     "subgroup": subgroup,
     "mixed_dtypes": mixed_dtypes,
-    "sync_batch_norm": sync_batch_norm,
 }
+if torch.cuda.is_available():  # SyncBatchNorm refuses modules on the CPU
+    VARIANTS["sync_batch_norm"] = sync_batch_norm
 
 
 def run(args):
