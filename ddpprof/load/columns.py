@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, CollectiveKind, Int32Column, Int64Column
 from ddpprof.load.classify import DEVICE_ROLES, Identity, Role, classify, collective_kind, element_bytes
+from ddpprof.load.hostwork import outermost
 
 EXACT_FLOAT_US = 2.0**43
 """Below it, float64 microseconds determine the nanosecond: half their spacing is 0.49 ns. It is 102 days."""
+
+_MERGE_CHUNKS = 256
+"""After so many batches ops inside other ops are dropped: a few GB of a CPU trace would not fit in memory with them."""
 
 _LARGEST_US = 4.6e15
 """Half of what int64 nanoseconds can hold, 146 years: a start and a duration still add up."""
@@ -148,23 +152,29 @@ class Collector:
         if kept:
             ends = starts + np.maximum(durations, 0)
             self._chunks.append([starts, ends, np.array(ids, np.int32), *self._arguments(kept, ids)])
+        if len(self._chunks) >= _MERGE_CHUNKS:
+            self._merge()
 
     def columns(self) -> Columns:
-        """Everything that was kept. The collector is spent."""
-        types = (np.int64, np.int64, np.int32, np.int64, np.int64, np.int32)
+        """Everything that was kept."""
         if self._on_device:
             self._forget_ops()  # those of the batch in which the first device work stood
-        if not self._chunks:
-            self._chunks.append([np.empty(0, dtype) for dtype in types])
-        start, end, identity, lane, correlation, detail = (
-            np.concatenate(parts).astype(dtype, copy=False)
-            for parts, dtype in zip(zip(*self._chunks, strict=True), types, strict=True)
-        )
-        self._chunks.clear()
+        self._merge()
+        start, end, identity, lane, correlation, detail = self._chunks[0]
         return Columns(
             tuple(self._identities), start, end, identity, lane, correlation, detail,
             tuple(self._details), self._window_end_ns, self.num_events,
         )  # fmt: skip
+
+    def _merge(self) -> None:
+        """Make one chunk of all, without the ops inside other ops: only the outermost stand for compute."""
+        empty = [np.empty(0, dtype) for dtype in (np.int64, np.int64, np.int32, np.int64, np.int64, np.int32)]
+        columns = [np.concatenate(parts) for parts in zip(empty, *self._chunks, strict=True)]
+        start, end, identity, lane = columns[:4]
+        needed = ~np.array([what.role is Role.OP for what in self._identities], np.bool_)[identity]
+        ops = np.flatnonzero(np.array([what.is_op for what in self._identities], np.bool_)[identity])
+        needed[ops[outermost(start[ops], end[ops], lane[ops])]] = True
+        self._chunks = [[column[needed] for column in columns]]
 
     def _identify(self, category: str | None, name: str) -> int:
         """Look at a category and name for the first time."""

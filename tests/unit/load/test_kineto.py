@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ddpprof.errors import BadTrace
+from ddpprof.load import columns as loaded_columns
 from ddpprof.load import kineto
 from ddpprof.load.columns import Columns
 from ddpprof.load.kineto import Header, read_trace
@@ -46,7 +47,7 @@ def content(columns: Columns) -> list[Any]:
     return [*zip(names, *(column.tolist() for column in numbers), strict=True), columns.window_end_ns, columns.details]
 
 
-@pytest.fixture(params=[200, 1000, 1_000_000], ids="batch-{}".format, autouse=True)
+@pytest.fixture(params=[7, 200, 1_000_000], ids="batch-{}".format, autouse=True)
 def batch_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kineto, "BATCH_BYTES", request.param)
 
@@ -149,6 +150,14 @@ def test_every_nanosecond_below_the_limit_of_float_is_exact(read: Any) -> None:
 def test_a_negative_duration_counts_as_none(read: Any) -> None:
     _, columns = read('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 5, "dur": -3}]}')
     assert (columns.start_ns.tolist(), columns.end_ns.tolist()) == ([5000], [5000])
+
+
+def test_ops_inside_ops_are_dropped_on_the_way(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded_columns, "_MERGE_CHUNKS", 2)
+    inner = [
+        {**event, "ts": event["ts"] + 1, "dur": 1, "name": "inner"} for event in EVENTS if event.get("cat") == "cpu_op"
+    ]
+    assert content(read(json.dumps({"traceEvents": [*EVENTS, *inner]}))[1])[:-1] == [*EXPECTED]
 
 
 def test_ops_are_kept_only_where_no_device_works(read: Any) -> None:

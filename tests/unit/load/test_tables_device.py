@@ -111,6 +111,10 @@ def test_a_kernel_without_its_launch_belongs_to_no_step(trace: Any) -> None:
     assert (loaded.collectives.step.tolist(), loaded.collectives.launched_ns.tolist()) == ([NO_STEP], [UNKNOWN])
 
 
+def test_correlation_zero_joins_nothing(trace: Any) -> None:
+    assert trace.step(1, 0, 1000).launch(0, 50).kernel("a", 200, 210, 0).load().compute.step.tolist() == [NO_STEP]
+
+
 def test_without_any_launch_kernels_count_where_they_run_and_it_is_said(trace: Any) -> None:
     loaded = trace.step(1, 0, 1000).kernel("a", 200, 210, 6).load()
     assert loaded.compute.step.tolist() == [0]
