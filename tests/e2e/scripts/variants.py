@@ -204,7 +204,7 @@ def compiled(steps, rank, backend, **arguments):
 
 def compiled_inside(steps, rank):
     """The module is compiled, and DDP wraps that."""
-    return train_with(steps, rank, model=torch.compile(Model(), backend="eager"))
+    return train_with(steps, rank, model=torch.compile(Model(hidden=2001), backend="eager"), bucket_cap_mb=1)
 
 
 def delay_all_reduce(steps, rank):
