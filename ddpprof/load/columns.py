@@ -272,7 +272,7 @@ def _message_bytes(arguments: Arguments) -> int:
     if elements is not None and isinstance(arguments.dtype, str):
         size = element_bytes(arguments.dtype)
         return elements * size if size != UNKNOWN and elements >= 0 else UNKNOWN
-    dims, types = msgspec.json.decode(arguments.input_dims), msgspec.json.decode(arguments.input_type)
+    dims, types = decode_or_none(arguments.input_dims), decode_or_none(arguments.input_type)
     if not isinstance(dims, list) or not isinstance(types, list):
         return UNKNOWN
     tensors = [
@@ -281,6 +281,14 @@ def _message_bytes(arguments: Arguments) -> int:
         if isinstance(dtype, str) and element_bytes(dtype) != UNKNOWN and _is_shape(shape)
     ]
     return sum(tensors) if tensors else UNKNOWN
+
+
+def decode_or_none(text: msgspec.Raw) -> Any:
+    """The value that the text stands for, or ``None`` where it stands for none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _is_shape(shape: object) -> bool:

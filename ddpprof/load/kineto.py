@@ -27,6 +27,7 @@ from ddpprof.load.columns import (
     ExactEvent,
     NeedsExactTimesError,
     TimeOutOfRangeError,
+    decode_or_none,
 )
 from ddpprof.load.mend import mend
 
@@ -227,11 +228,8 @@ def _decode(decode: _Decoder, text: bytes | bytearray) -> Any:
         return decode(text)
     except msgspec.ValidationError:
         raise
-    except msgspec.DecodeError as error:
-        try:
-            return decode(mend(bytes(text)))
-        except msgspec.MsgspecError:
-            raise error from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return decode(mend(bytes(text)))
 
 
 def _read_in_batches(stream: _Stream) -> tuple[Header, Columns]:
@@ -319,7 +317,7 @@ def _header(*documents: _Document) -> Header:
     """Each key from the first document that has it."""
 
     def value(key: str) -> Any:
-        values = (msgspec.json.decode(getattr(document, key)) for document in documents)
+        values = (decode_or_none(getattr(document, key)) for document in documents)
         return next((found for found in values if found is not None), None)
 
     info = value("info")

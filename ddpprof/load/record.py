@@ -107,7 +107,7 @@ def load_record(directory: Path, rank: int) -> Record | None:
         if facts.format > FORMAT:
             raise BadRecordError(f"{path.name} has format {facts.format}, and this ddpprof reads up to {FORMAT}")
         return _record(facts, rank, _load_steps(directory / steps_file(rank)))
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadRecordError(f"{path.name} cannot be read: {error}") from error
     except OSError as error:
         raise BadRecordError(f"{path.name} cannot be read: {error.strerror}") from error
@@ -123,10 +123,10 @@ def _load_steps(path: Path) -> tuple[RecordedStep, ...]:
     for number, line in enumerate(lines, start=1):
         try:
             steps.append(_step(_decode_step(line)))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadRecordError(f"{path.name} line {number} cannot be read: {error}") from error
     if torn:
-        with suppress(msgspec.MsgspecError):
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             steps.append(_step(_decode_step(torn)))
     return tuple(steps)
 

@@ -110,7 +110,7 @@ def _read_run_file(directory: Path) -> _RunFile:
                 "Update with: pip install --upgrade ddpprof"
             )
         return msgspec.json.decode(text, type=_RunFile)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotARun(f"{directory} is not a run: {path.name} is not ddpprof's ({error}).") from error
     except OSError as error:
         raise NotARun(f"{path} cannot be read: {error.strerror}.") from error

@@ -106,6 +106,21 @@ def test_every_layout_reads_the_same(read: Any, layout: str) -> None:
     assert [details.num_bytes for details in columns.details] == [28]
 
 
+READ_IN_BATCHES = set(LAYOUTS) - {
+    "ph-last",
+    "ph-in-arguments",
+    "ph-in-keys-after",
+    "ph-in-keys-before",
+    "traceEvents-in-a-key",
+}
+
+
+@pytest.mark.parametrize("layout", sorted(READ_IN_BATCHES))
+def test_usual_layouts_are_never_held_whole(read: Any, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "MAX_WHOLE_BYTES", 0)
+    assert content(read(LAYOUTS[layout])[1])[:-1] == EXPECTED
+
+
 @pytest.mark.parametrize("end", ["]", "]\n", "", ",", ",\n"], ids=repr)
 def test_a_bare_list_of_events_is_a_trace(read: Any, end: str) -> None:
     header, columns = read("[\n" + ",\n".join(map(json.dumps, EVENTS)) + end)
@@ -182,6 +197,11 @@ def test_what_kineto_writes_beyond_json_is_read(read: Any, text: bytes) -> None:
     event = b'{"ph": "X", "cat": "kernel", "name": "a", "ts": 5, "dur": 3, ' + text + b"}"
     _, columns = read(b'{"traceEvents": [' + b", ".join([event] * 30) + b"]}")
     assert columns.start_ns.tolist() == [5000] * 30
+
+
+def test_a_name_that_is_not_utf_8_is_read(read: Any) -> None:
+    _, columns = read(b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a\xff", "ts": 5, "dur": 3}]}')
+    assert [identity.name for identity in columns.identities] == ["a\N{REPLACEMENT CHARACTER}"]
 
 
 GOOD = json.dumps({**KEYS, "traceEvents": EVENTS}).encode()
@@ -286,3 +306,9 @@ def test_an_odd_layout_is_decoded_whole_only_up_to_a_size(read: Any, monkeypatch
     monkeypatch.setattr(kineto, "MAX_WHOLE_BYTES", 1000)
     with pytest.raises(BadTrace, match="too large to decode whole"):
         read(LAYOUTS["traceEvents-in-a-key"])
+
+
+@pytest.mark.parametrize("raw", [b'{"rank": 1e999}', b'{"rank": "\xff"}', b'{"rank": -1}', b"[1]"])
+def test_odd_keys_beside_the_events_are_unknown_and_no_error(read: Any, raw: bytes) -> None:
+    header, _ = read(b'{"distributedInfo": ' + raw + b', "traceEvents": [' + ONE + b"]}")
+    assert header.rank is None

@@ -110,10 +110,19 @@ def test_a_world_of_absurd_size_costs_nothing(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": 1}', json.dumps(facts(1, pid="x")), json.dumps(facts(1, format=2)), "[" * 100_000],
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 1}',
+        json.dumps(facts(1, pid="x")),
+        json.dumps(facts(1, format=2)),
+        "[" * 100_000,
+        json.dumps(facts(1, host="HOST")).replace("HOST", "\xff"),
+    ],
 )
 def test_unreadable_facts_are_named_and_the_trace_is_kept(run: Path, text: str) -> None:
-    (run / "rank-1.facts.json").write_text(text)
+    (run / "rank-1.facts.json").write_text(text, encoding="latin-1")
     (line,) = load_run(run).missing
     assert line.startswith("rank 1: rank-1.facts.json ")
     assert ranks_with_trace(run) == [(0, True, True), (1, True, False)]
