@@ -195,7 +195,21 @@ def _host_collectives(file: _File, steps: StepFinder, phases: PhaseFinder) -> Co
     sizes_of_calls = np.where(known, _of_details(file, asked, "num_bytes"), UNKNOWN)
     order = np.argsort(file.start_ns[spans], kind="stable")
     sizes = np.where(collectives.num_bytes == UNKNOWN, sizes_of_calls[order], collectives.num_bytes)
-    return replace(collectives, num_bytes=sizes)
+    return replace(collectives, num_bytes=sizes, end_ns=_awaited_ends(file, collectives))
+
+
+def _awaited_ends(file: _File, collectives: Collectives) -> Int64Column:
+    """Ends of the host's collectives, those of the backward pass not after the optimizer's start.
+
+    A span ends when its thread runs again after the collective, which on a busy machine is milliseconds late; one that
+    is open when the profiler stops ends with the trace. The backward pass waited for it, so it was over by then.
+    """
+    forwards, optimizers = file.marked(Mark.FORWARD), file.marked(Mark.OPTIMIZER)
+    on_training_thread = np.isin(file.lane[optimizers], file.lane[forwards])
+    begins = np.append(np.sort(file.start_ns[optimizers[on_training_thread]]), np.iinfo(np.int64).max)
+    following = begins[np.searchsorted(begins[:-1], collectives.start_ns)]
+    awaited = np.minimum(collectives.end_ns, following)
+    return np.where(collectives.phase == Phase.BACKWARD, awaited, collectives.end_ns)
 
 
 def _work(file: _File, rows: Rows, origin: _Origin) -> Work:

@@ -40,6 +40,7 @@ def install(distributed: ModuleType) -> None:
         return
     ddp = distributed.DistributedDataParallel
     _wrap(ddp, "_ddp_init_helper", _ddp_init_helper)
+    _wrap(ddp, "forward", _forward)
     _wrap(ddp, "_pre_forward", _pre_forward)
     _wrap(ddp, "_post_forward", _post_forward)
     _wrap(ddp, "_sync_buffers", _sync_buffers)
@@ -89,6 +90,15 @@ def _ddp_init_helper(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **kwargs)
 
     return init_helper
+
+
+def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if _active is not None:
+            _active.ddp_forward_begins(self)
+        return original(self, *inputs, **kwargs)
+
+    return _untraced(forward)
 
 
 def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -88,8 +88,19 @@ class Session:
 
     # ---- called by patches, on the training thread -------------------------------------------------------------
 
+    @_harmless
+    def ddp_forward_begins(self, ddp: DistributedDataParallel) -> None:
+        """Before the profiler's mark of the forward, so that a step that begins here holds the whole of it."""
+        if self._stopping:
+            raise SystemExit(0)
+        if not torch.is_grad_enabled():
+            return
+        module = self._module(ddp)
+        self._end_step_that_is_over()
+        if self._finder.forward_begins(module.index, ddp.require_backward_grad_sync):
+            self._end_step()
+
     def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, inputs: Any, kwargs: Any) -> Any:
-        self._before_forward(ddp)
         if self._mode not in _RECORDING:
             return self._checked(original, ddp, inputs, kwargs)
         module = self._module(ddp)
@@ -168,17 +179,6 @@ class Session:
             self._end_step()
 
     # ---- forwards ------------------------------------------------------------------------------------------------
-
-    @_harmless
-    def _before_forward(self, ddp: DistributedDataParallel) -> None:
-        if self._stopping:
-            raise SystemExit(0)
-        if not torch.is_grad_enabled():
-            return
-        module = self._module(ddp)
-        self._end_step_that_is_over()
-        if self._finder.forward_begins(module.index, ddp.require_backward_grad_sync):
-            self._end_step()
 
     @_harmless
     def _end_step_that_is_over(self) -> None:

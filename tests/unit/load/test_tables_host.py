@@ -119,6 +119,25 @@ def test_bytes_may_come_from_the_call(trace: Any) -> None:
     assert trace.load().collectives.num_bytes.tolist() == [UNKNOWN, 40]
 
 
+@pytest.mark.parametrize(
+    ("call", "optimizer", "optimizer_thread", "end"),
+    [
+        pytest.param(20, 60, None, 60, id="awaited-before-the-optimizer"),
+        pytest.param(20, 95, None, 90, id="over-before-the-optimizer"),
+        pytest.param(20, 60, WORKER, 90, id="optimizer-in-backward-on-a-worker"),
+        pytest.param(120, 60, None, 90, id="not-asked-for-in-backward"),
+    ],
+)
+def test_a_gradient_collective_is_over_when_the_optimizer_starts(
+    call: int, optimizer: int, optimizer_thread: int | None, end: int, trace: Any
+) -> None:
+    trace.annotation(FORWARD, 0, 9).op(BACKWARD, 10, 30).op("c10d::allreduce_", call, call + 1)
+    trace.annotation("gloo:all_reduce", 25, 90, WORKER)
+    lane = [] if optimizer_thread is None else [optimizer_thread]
+    trace.annotation("Optimizer.step#SGD.step", optimizer, optimizer + 10, *lane)
+    assert trace.load().collectives.end_ns.tolist() == [end]
+
+
 def test_a_collective_that_outlives_the_profiler_is_kept_and_named(trace: Any) -> None:
     trace.step(1, 0, 100).annotation("gloo:all_reduce", 5, 50, WORKER).annotation("gloo:broadcast", 60, 120, WORKER)
     loaded = trace.window_end(120).load()

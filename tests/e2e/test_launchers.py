@@ -1,0 +1,90 @@
+"""However a job is launched, every rank of it is recorded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import DDPPROF, QUICK, Run, environment, script
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+Report = Callable[[str], dict[str, Any]]
+
+
+def assert_recorded(report: dict[str, Any], ranks: int = 2) -> None:
+    assert report["missing"] == []
+    assert [rank["rank"] for rank in report["ranks"]] == list(range(ranks))
+    for rank in report["ranks"]:
+        assert [step["step"] for step in rank["steps"]] == [7, 8, 9]
+        assert len(rank["light_steps"]) == 4
+        assert all(step["comm_ns"] > 0 and step["compute_ns"] > 0 for step in rank["steps"])
+
+
+@pytest.mark.parametrize("name", ["spawn_env_inside.py", "multiprocessing_fork.py"])
+def test_scripts_that_start_their_own_ranks(name: str, ddpprof: Run, report: Report) -> None:
+    done = ddpprof("trace", "--out", "run", *QUICK, *script(name))
+    assert done.returncode == 0, done.stderr
+    assert "ddpprof" not in done.stderr
+    assert_recorded(report("run"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_scripts_that_expect_torchrun(ranks: int, ddpprof: Run, report: Report) -> None:
+    options = ["--nproc-per-node", str(ranks), "--standalone"]
+    done = ddpprof("trace", "--out", "run", *QUICK, *options, *script("torchrun_plain.py"))
+    assert done.returncode == 0, done.stderr
+    assert_recorded(report("run"), ranks)
+
+
+@pytest.mark.parametrize("how", ["torchrun", "module", "bash"])
+def test_any_other_command(how: str, tmp_path: Path, ddpprof: Run, report: Report) -> None:
+    (tmp_path / "job.sh").write_text('exec "$@"\n')
+    (tmp_path / "pkg.py").write_text(Path(script("spawn_env_inside.py")[0]).read_text())
+    torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node=2", *script("torchrun_plain.py")]
+    command = {
+        "torchrun": torchrun,
+        "module": [sys.executable, "-m", "pkg"],
+        "bash": ["bash", "job.sh", *torchrun],
+    }[how]
+    done = ddpprof("trace", "--out", "run", *QUICK, "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert_recorded(report("run"))
+
+
+def test_inside_a_job_it_only_instruments(tmp_path: Path, report: Report) -> None:
+    inner = [*DDPPROF, "trace", "--out", "run", *QUICK, *script("torchrun_plain.py")]
+    done = subprocess.run(
+        [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *inner],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Findings" not in done.stdout
+    assert done.stderr.count("ddpprof report run") == 1
+    assert_recorded(report("run"))
+
+
+@pytest.mark.parametrize("name", ["torchrun_plain.py", "gan.py"])
+def test_a_script_without_its_launcher_gets_one_line(name: str, ddpprof: Run) -> None:
+    done = ddpprof("trace", "--out", "run", *script(name, "--flag", "1"))
+    said = [line for line in done.stderr.splitlines() if line]
+    assert done.returncode == 1
+    assert len(said) == 1
+    assert "RANK is not set" in said[0]
+    assert said[0].endswith(f"ddpprof trace --nproc-per-node 2 {script(name)[0]} --flag 1")
+
+
+def test_a_script_that_is_not_there(ddpprof: Run) -> None:
+    done = ddpprof("trace", "nowhere.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "ddpprof: there is no script nowhere.py. To trace any other command: ddpprof trace -- nowhere.py …\n"
+    )

@@ -1,0 +1,25 @@
+"""How the end-to-end tests start ddpprof, and with which scripts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent / "e2e" / "scripts"
+DDPPROF = [sys.executable, "-P", "-m", "ddpprof"]
+QUICK = ["--skip-first", "2", "--cost-steps", "4", "--steps", "3"]
+"""A window of ten steps, for scripts of thirty."""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return {**kept, "COLUMNS": "250", "OMP_NUM_THREADS": "1", **more}
+
+
+def script(name: str, *arguments: str) -> list[str]:
+    return [str(SCRIPTS / name), *arguments]
