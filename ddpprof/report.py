@@ -218,8 +218,10 @@ def _device_work(trace: Trace, step: int | None) -> DeviceWork:
 def _step_reports(
     trace: Trace, recorded: Sequence[RecordedStep], modules: Sequence[DdpModule]
 ) -> tuple[StepReport, ...]:
+    """A step that the record does not know never ended: the job did, in the middle of it."""
     by_number = {step.number: step for step in recorded}
-    return tuple(_step_report(trace, index, by_number, modules) for index in range(len(trace.steps)))
+    whole = [index for index, step in enumerate(trace.steps) if not recorded or step.number in by_number]
+    return tuple(_step_report(trace, index, by_number, modules) for index in whole)
 
 
 def _step_report(

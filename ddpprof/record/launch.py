@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,9 +130,16 @@ def _wait(job: subprocess.Popen[bytes]) -> tuple[int, bool]:
         if info.si_signo != signal.SIGCHLD:
             interrupted = True
             if info.si_code != _SI_KERNEL:
-                job.send_signal(info.si_signo)
+                _pass_on(job.pid, info.si_signo)
         if job.poll() is not None:
             return job.returncode, interrupted
+
+
+def _pass_on(job: int, number: int) -> None:
+    """A signal for ddpprof is one for the job; SIGINT goes to all its processes, as Ctrl-C does."""
+    for process in [job, *_descendants(job)] if number == signal.SIGINT else [job]:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def _adopt_orphans() -> None:
@@ -140,32 +148,30 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _children() -> list[int]:
-    try:
-        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-    except OSError:
-        return []
-    return [int(word) for word in text.split()]
+def _children(process: int) -> list[int]:
+    found = []
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(word) for word in listed.read_text(encoding="ascii").split()]
+    return found
+
+
+def _descendants(process: int) -> list[int]:
+    children = _children(process)
+    return [*children, *(further for child in children for further in _descendants(child))]
 
 
 def _end_descendants() -> None:
     """After an interrupted job: ranks that outlived their launcher get SIGTERM, then SIGKILL."""
     deadline = time.monotonic() + _GRACE_S
     asked: set[int] = set()
-    while children := _children():
+    while children := _children(os.getpid()):
         for child in children:
             if time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
             elif child not in asked:
                 asked.add(child)
                 os.kill(child, signal.SIGTERM)
-        _reap(children)
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
         time.sleep(0.05)
-
-
-def _reap(children: list[int]) -> None:
-    for child in children:
-        try:
-            os.waitpid(child, os.WNOHANG)
-        except ChildProcessError:
-            continue

@@ -74,12 +74,12 @@ def test_inside_a_job_it_only_instruments(tmp_path: Path, report: Report) -> Non
 
 @pytest.mark.parametrize("name", ["torchrun_plain.py", "gan.py"])
 def test_a_script_without_its_launcher_gets_one_line(name: str, ddpprof: Run) -> None:
-    done = ddpprof("trace", "--out", "run", *script(name, "--flag", "1"))
+    done = ddpprof("trace", "--out", "run", *script(name, "--steps", "5"))
     said = [line for line in done.stderr.splitlines() if line]
     assert done.returncode == 1
     assert len(said) == 1
     assert "RANK is not set" in said[0]
-    assert said[0].endswith(f"ddpprof trace --nproc-per-node 2 {script(name)[0]} --flag 1")
+    assert said[0].endswith(f"ddpprof trace --nproc-per-node 2 {script(name)[0]} --steps 5")
 
 
 def test_a_script_that_is_not_there(ddpprof: Run) -> None:
