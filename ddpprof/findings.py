@@ -246,6 +246,17 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
                 o.unused_search_ns,
             )
             continue
+        if not searching:
+            yield Finding(
+                "unused-parameters",
+                f"DDP stopped the training: {len(module.unused)} parameters got no gradient: {_names(module.unused)}",
+                "without find_unused_parameters=True the reducer waits for every gradient, and gives up at the next "
+                "forward",
+                "Remove them or freeze them before wrapping (parameter.requires_grad_(False)); if other batches use "
+                "them, DistributedDataParallel(model, find_unused_parameters=True).",
+                None,
+            )
+            continue
         lost = sum(p.num_bytes for p in module.parameters if p.name in set(module.unused))
         static = " If they never are, static_graph=True spares the search." if module.graph_is_static else ""
         yield Finding(

@@ -41,4 +41,4 @@ def _how_it_ends() -> str:
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return "finished"
-    return f"failed: {type(error).__name__}: {str(error)[:500]}"
+    return f"failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -89,9 +90,11 @@ class RecordedModule:
             unused = set(facts.unused_indices(self.ddp, len(self._names)))
             self._unused = unused if self._unused is None else self._unused & unused
 
-    def note_unreduced(self) -> None:
-        """DDP is about to raise because gradients are missing: these are they."""
-        self._unused = {i for i, parameter in enumerate(self._parameters) if parameter.grad is None}
+    def note_unreduced(self, complaint: str) -> None:
+        """DDP is about to raise because gradients are missing; it says which, but only by index."""
+        listed = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", complaint)
+        if listed:
+            self._unused = {int(word) for word in listed.group(1).split()}
 
     def facts(self) -> dict[str, Any]:
         return facts.module_facts(self.ddp, self._names, self._parameters, self._unused)

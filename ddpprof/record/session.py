@@ -192,12 +192,12 @@ class Session:
             return original(ddp, *inputs, **kwargs)
         except RuntimeError as error:
             if "Expected to have finished reduction" in str(error):
-                self._note_unreduced(ddp)
+                self._note_unreduced(ddp, str(error))
             raise
 
     @_harmless
-    def _note_unreduced(self, ddp: DistributedDataParallel) -> None:
-        self._module(ddp).note_unreduced()
+    def _note_unreduced(self, ddp: DistributedDataParallel, complaint: str) -> None:
+        self._module(ddp).note_unreduced(complaint)
         self._open_files()
 
     @_harmless

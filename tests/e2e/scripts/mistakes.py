@@ -1,0 +1,70 @@
+"""A training with the mistakes that DDP users make. Which one: ``--mistake NAME``.
+
+torchrun --nproc-per-node 2 mistakes.py --mistake no_sampler
+"""
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+class Data(Dataset):
+    def __init__(self, delay_s=0.0):
+        self.delay_s = delay_s
+
+    def __len__(self):
+        return 160
+
+    def __getitem__(self, index):
+        time.sleep(self.delay_s)
+        return torch.full((256,), float(index)), torch.tensor(index % 4)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
+        self.norm = nn.BatchNorm1d(256)
+        self.spare = nn.Linear(256, 256)
+        self.head = nn.Linear(256, 4)
+
+    def forward(self, x, use_spare):
+        x = self.norm(self.body(x))
+        return self.head(x + self.spare(x) if use_spare else x)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mistake", required=True)
+    mistake = parser.parse_args().mistake
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    searching = mistake in ("find_unused_for_nothing", "unused")
+    model = DDP(Model(), find_unused_parameters=searching, bucket_cap_mb=0.1 if mistake == "small_buckets" else None)
+    data = Data(0.002 if mistake == "slow_data" else 0.0)
+    sampler = None if mistake == "no_sampler" else DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=sampler is None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    for epoch in range(3):
+        if sampler is not None and mistake != "no_set_epoch":
+            sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x, use_spare=mistake not in ("unused", "unused_unsearched")), y).backward()
+            optimizer.step()
+        if mistake == "same_checkpoint" or dist.get_rank() == 0:
+            torch.save(model.state_dict(), os.path.join(os.getcwd(), "checkpoint.pt"))
+    time.sleep(0.2)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
