@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -304,7 +305,7 @@ class Session:
         self._files = output.RankFiles(directory, self._rank)
         if not verdict.everyone:
             self._schedule.without_profiler()
-            self._warn("not every rank runs under ddpprof: recording without the profiler")
+            self._warn_for_all("not every rank runs under ddpprof: recording without the profiler")
         self._files.write_facts(self._facts(None))
 
     def _enter(self, mode: Mode) -> None:
@@ -326,7 +327,7 @@ class Session:
         try:
             self._profiler.prepare()
         except RuntimeError as error:
-            self._warn(f"the profiler does not start ({error}): recording without it")
+            self._warn_for_all(f"the profiler does not start ({error}): recording without it")
             self._schedule.without_profiler()
             self._mode = self._schedule.mode(self._step)
 
@@ -383,13 +384,13 @@ class Session:
 
     def give_up(self, error: Exception) -> None:
         """Recording ends here, training does not."""
-        if self._mode is not Mode.DONE or not self.closed:
-            self._warn(f"{_one_line(error)} Recording stopped; training goes on.")
+        self._warn(f"{_one_line(error)} Recording stopped; training goes on.")
         self._retire()
-        try:
+        with suppress(Exception):  # it was said already, and training must go on
             self._profiler.stop(None)
-        except Exception as second:  # nothing more can be done, and training must go on
-            self._warn(f"the profiler does not stop: {second}")
+        with suppress(Exception):
+            if self._files is not None:
+                self._files.write_facts(self._facts(f"stopped recording: {_one_line(error)}"))
 
     def _retire(self) -> None:
         self.closed = True
@@ -399,7 +400,11 @@ class Session:
             module.begin_step(light=False, profiled=False)
 
     def _warn(self, message: str) -> None:
-        print(f"ddpprof: rank {self._rank}: {message}", file=sys.stderr)
+        sys.stderr.write(f"ddpprof: rank {self._rank}: {message}\n")
+
+    def _warn_for_all(self, message: str) -> None:
+        if self._rank == 0:
+            self._warn(message)
 
     def _facts(self, ended: str | None) -> dict[str, Any]:
         local_rank = os.environ.get("LOCAL_RANK")
