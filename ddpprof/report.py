@@ -123,14 +123,15 @@ def build_report(run: Run) -> Report:
     modules = _modules(run)
     ranks = tuple(_rank_report(rank, modules) for rank in run.ranks)
     buckets = summarise_buckets(modules, {r.rank: _bucket_steps(r, modules) for r in run.ranks}, len(_hosts(run)) == 1)
+    job = _job(run, modules)
     return Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
-        job=_job(run, modules),
+        job=job,
         missing=(*run.missing, *_notes(run)),
         ranks=ranks,
         buckets=buckets,
-        findings=find(_observe(run, modules, ranks, buckets)),
+        findings=find(_observe(run, modules, job.backend, ranks, buckets)),
     )
 
 
@@ -148,12 +149,17 @@ def _first(values: Iterable[str | None]) -> str | None:
     return next((value for value in values if value), None)
 
 
+def _text(name: str) -> str:
+    """File names need not be UTF-8; JSON must."""
+    return name.encode("utf-8", "replace").decode()
+
+
 def _job(run: Run, modules: Sequence[DdpModule]) -> Job:
     records = [rank.record for rank in run.ranks if rank.record]
     traces = [rank.trace for rank in run.ranks if rank.trace]
     return Job(
-        name=run.name,
-        command=run.command,
+        name=_text(run.name),
+        command=tuple(map(_text, run.command)),
         world_size=run.world_size,
         num_ranks_read=len(run.ranks),
         hosts=_hosts(run),
@@ -179,7 +185,8 @@ def _module(module: DdpModule) -> Module:
 def _notes(run: Run) -> list[str]:
     """What the traces lack; said once for all ranks that lack it."""
     counts = Counter(note for rank in run.ranks if rank.trace for note in rank.trace.notes)
-    return [note if count == len(run.ranks) else f"{note} ({count} ranks)" for note, count in counts.items()]
+    of_all = len(run.ranks)
+    return [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]
 
 
 def _rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
@@ -273,7 +280,11 @@ def _median(values: Iterable[int | None]) -> int | None:
 
 
 def _observe(
-    run: Run, modules: tuple[DdpModule, ...], ranks: Sequence[RankReport], buckets: tuple[BucketSummary, ...]
+    run: Run,
+    modules: tuple[DdpModule, ...],
+    backend: str | None,
+    ranks: Sequence[RankReport],
+    buckets: tuple[BucketSummary, ...],
 ) -> Observed:
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Median over steps, of the rank where it is least: the others' surplus is waiting for a slower rank."""
@@ -281,21 +292,25 @@ def _observe(
         return min((m for m in medians if m is not None), default=None)
 
     records = [rank.record for rank in run.ranks if rank.record]
-    profiled = [step for record in records for step in record.steps if step.forwards]
+
+    def least_recorded(value: Callable[[RecordedStep], int | None]) -> int | None:
+        medians = [_median(value(step) for step in record.steps if step.forwards) for record in records]
+        return min((m for m in medians if m is not None), default=None)
+
     light = [_median(s.duration_ns for s in rank.light_steps) for rank in ranks]
-    syncs = [sum(f.buffer_sync_ns for f in step.forwards) for step in profiled]
     data = least(lambda s: s.parts.data_ns if s.parts else None)
     return Observed(
         world_size=run.world_size,
+        backend=backend,
         step_ns=least(lambda s: s.duration_ns) or min((d for d in light if d is not None), default=None),
         modules=modules,
         buckets=buckets,
         comm_ns=least(lambda s: s.comm_ns),
         exposed_ns=least(lambda s: s.exposed_ns),
         trailing_ns=least(lambda s: s.trailing_ns),
-        data_ns=data if data is not None else _median(step.data_ns for step in profiled),
-        buffer_sync_ns=_median(syncs),
-        unused_search_ns=least(lambda s: s.wrapper.unused_search_ns),
+        data_ns=data if data is not None else least_recorded(lambda s: s.data_ns),
+        buffer_sync_ns=least_recorded(lambda s: sum(f.buffer_sync_ns for f in s.forwards)),
+        unused_search_ns=least(lambda s: s.wrapper.unused_search_ns or None),  # 0: the trace does not have it
         copy_out_ns=least(lambda s: s.wrapper.copy_out_ns),
         loaders={record.rank: record.loaders for record in records},
         checkpoints={record.rank: (record.host, record.checkpoints) for record in records},

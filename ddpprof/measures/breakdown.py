@@ -1,7 +1,8 @@
 """Where does a step's time go? Seven parts that add up to the step.
 
-Compute counts first, by its phase; then communication that no compute hides; then waiting for data and copies; what is
-left is idle. Copying buckets into ``.grad`` after the last backward node counts as backward.
+Compute counts first, by its phase; then communication that no compute hides; then copies; then waiting for data, on an
+accelerator the time in which it has nothing to do while the host waits; what is left is idle. Copying buckets into
+``.grad`` after the last backward node counts as backward.
 
 On CPU the step is the host's ``ProfilerStep#k``. On an accelerator, where kernels run after their launch, it reaches
 from its first kernel to the next step's first.
@@ -61,9 +62,9 @@ def measure_breakdown(trace: Trace, step: int) -> Breakdown | None:
     optimizer = take(_phase(compute, Phase.OPTIMIZER))
     other = take(_phase(compute, Phase.OTHER))
     exposed = take(clip(spans_of(trace.collectives, step), start, end))
-    waits = trace.host_spans.mark == Mark.DATA
-    data = take(union(trace.host_spans.start_ns[waits], trace.host_spans.end_ns[waits])) if trace.device == "cpu" else 0
     other += take(clip(spans_of(trace.copies, step), start, end))
+    waits = trace.host_spans.mark == Mark.DATA
+    data = take(union(trace.host_spans.start_ns[waits], trace.host_spans.end_ns[waits]))
     return Breakdown(forward, backward, exposed, optimizer, data, other, left.total_ns)
 
 

@@ -57,6 +57,8 @@ class _Expected:
 
 def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
     """Every bucket of every module that synchronised in `step`, which lies in `trace` if it was profiled."""
+    if not all(_fits(modules, module, ready) for module, ready in step.ready_ns.items()):
+        return ()  # a rank that was killed may have left steps of modules that it never described
     origins = {f.module: f.inner_end_ns for f in step.forwards if f.synchronises}
     seen = _from_trace(modules, step, trace) if trace is not None else _from_record(step)
     rows = []
@@ -83,6 +85,14 @@ def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Tra
                 )
             )
     return tuple(rows)
+
+
+def _fits(modules: Sequence[DdpModule], module: int, ready: Sequence[int | None]) -> bool:
+    if not 0 <= module < len(modules):
+        return False
+    num_parameters = len(modules[module].parameters)
+    in_buckets = (p for bucket in modules[module].buckets for p in bucket)
+    return len(ready) == num_parameters and all(0 <= p < num_parameters for p in in_buckets)
 
 
 _Times = tuple[int | None, int | None, int | None]

@@ -44,16 +44,17 @@ def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int
     pairs = [
         (light.end_ns - light.start_ns) / (off.end_ns - off.start_ns)
         for off, light in pairwise(steps)
-        if (off.mode, light.mode) == ("off", "light") and light.number == off.number + 1
+        if (off.mode, light.mode) == ("off", "light") and light.number == off.number + 1 and off.end_ns > off.start_ns
     ]
     off_steps = durations["off"]
+    typical = median(off_steps) if len(off_steps) > 1 else 0
     return RecordingCost(
         off_ns=_median(off_steps),
         light_ns=_median(durations["light"]),
         profiled_ns=_median(durations["profiled"]),
         light_ratio=median(pairs) if pairs else None,
         num_pairs=len(pairs),
-        spread=(max(off_steps) - min(off_steps)) / median(off_steps) if len(off_steps) > 1 else None,
+        spread=(max(off_steps) - min(off_steps)) / typical if typical else None,
         profiler_pause_ns=profiler_pause_ns,
     )
 

@@ -45,7 +45,9 @@ def compare_with_torch(
         "backward_comm_time",
         "backward_compute_comm_overlap_time",
     ]
-    if len(forwards) != 1 or not mine or len(finished) != len(mine) or any(name not in logged for name in names):
+    if len(forwards) != 1 or not mine or any(name not in logged for name in names):
+        return None
+    if len(launched) < len(mine) or len(finished) < len(mine):
         return None
     backward = max(launched)
     return TorchTimes(

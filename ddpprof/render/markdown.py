@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from ddpprof.render.sections import Bars, FindingList, Line, Section, Table, sections
+from ddpprof.render.sections import Bars, FindingList, Line, Section, Table, clean, sections
 from ddpprof.report import Report
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@])")
 
 
 def render_markdown(report: Report) -> str:
-    blocks = [f"# {_escape(report.job.name)}", *(_block(section) for section in sections(report))]
+    blocks = [f"# {_escape(clean(report.job.name))}", *(_block(section) for section in sections(report))]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddpprof.findings import Finding
 from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.measures.wrapper import WrapperCost
 from ddpprof.report import RankReport, Report, StepReport
@@ -27,6 +28,9 @@ _MAX_BUCKETS = 24
 @dataclass(frozen=True, slots=True)
 class Line:
     text: str
+    is_warning: bool = False
+    is_aside: bool = False
+    """of less weight; stands apart"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,10 @@ def percent(fraction: float | None) -> str:
     return _ABSENT if fraction is None else f"{fraction:.0%}"
 
 
-def clean(text: str) -> str:
+def clean(text: str, most: int = 200) -> str:
     """Names come from traces: no control characters, and not endless."""
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return shown if len(shown) <= 200 else f"{shown[:199]}…"
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def sections(report: Report) -> tuple[Section, ...]:
@@ -119,39 +123,42 @@ def _median_of(steps: Sequence[StepReport], value: Callable[[StepReport], int | 
 
 def _job(report: Report) -> Iterable[Section]:
     job = report.job
-    ranks = f"{job.num_ranks_read} of {job.world_size}" if job.world_size != job.num_ranks_read else f"{job.world_size}"
+    read, world = job.num_ranks_read, job.world_size
     steps = max((len(rank.steps) for rank in report.ranks), default=0)
     light = max((len(rank.light_steps) for rank in report.ranks), default=0)
     words = [
         clean(" ".join(job.command)) or clean(job.name),
-        f"{ranks} rank{'s' if ranks != '1' else ''}",
-        *([f"{len(job.hosts)} host{'s' if len(job.hosts) > 1 else ''}"] if job.hosts else []),
+        _count(read, "rank") if world in (None, read) else f"{read} of {world} ranks",
+        *([_count(len(job.hosts), "host")] if job.hosts else []),
         *(clean(word) for word in (job.backend, job.device) if word),
         *([f"torch {clean(job.torch)}"] if job.torch else []),
-        f"{steps} profiled steps" if steps else f"{light} steps without the profiler",
-    ]
-    words += [
-        f"{clean(m.name)}: {m.num_parameters} parameters, {megabytes(m.parameter_bytes)} MB in {m.num_buckets} buckets"
-        + (f", comm hook {clean(m.comm_hook)}" if m.comm_hook else "")
-        for m in job.modules
+        _count(steps, "profiled step") if steps else f"{_count(light, 'step')} without the profiler",
     ]
     yield Line(" · ".join(words))
+    for m in job.modules:
+        hook = f", comm hook {clean(m.comm_hook)}" if m.comm_hook else ""
+        buckets = f"{_count(m.num_parameters, 'parameter')}, {megabytes(m.parameter_bytes)} MB"
+        yield Line(f"{clean(m.name)}: {buckets} in {_count(m.num_buckets, 'bucket')}{hook}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _missing(report: Report) -> Iterable[Section]:
     for text in report.missing:
-        yield Line(f"Missing: {clean(text)}")
+        yield Line(f"Note: {clean(text, most=400)}", is_warning=True)
 
 
 def _step_bars(report: Report) -> Iterable[Section]:
     number = _typical_step(report)
     bars = [bar for rank in report.ranks if (bar := _bar(rank, number)) is not None]
     if bars:
-        yield from _drawn(f"Step {number}, of median length among the profiled steps, ms", PARTS, bars)
+        yield from _drawn(f"One step, ms: step {number}, of median length among the profiled ones", PARTS, bars)
         return
     bars = [bar for rank in report.ranks if (bar := _recorded_bar(rank)) is not None]
     if bars:
-        yield from _drawn("Step, median over the lightly recorded steps, ms", RECORDED_PARTS, bars)
+        yield from _drawn("One step, ms: median of the lightly recorded ones", RECORDED_PARTS, bars)
 
 
 def _drawn(title: str, parts: tuple[str, ...], bars: Sequence[Bar]) -> Iterable[Section]:
@@ -185,7 +192,7 @@ def _recorded_bar(rank: RankReport) -> Bar | None:
     parts = [step.parts for step in rank.light_steps if step.parts is not None]
     if not parts:
         return None
-    columns = [
+    columns: list[list[int]] = [
         [p.forward_ns for p in parts],
         [p.backward_and_comm_ns for p in parts],
         [p.optimizer_ns for p in parts],
@@ -200,27 +207,27 @@ def _overlap(report: Report) -> Iterable[Section]:
         steps = rank.steps
         if not steps:
             continue
-        comm = _median_of(steps, lambda s: s.comm_ns)
+        talks = any(s.num_comm_kernels for s in steps)
         hidden = [s.overlap_ns / s.comm_ns for s in steps if s.comm_ns]
         rows.append(
             (
                 str(rank.rank),
                 ms(_median_of(steps, lambda s: s.compute_ns)),
-                ms(comm),
+                ms(_median_of(steps, lambda s: s.comm_ns) if talks else None),
                 percent(median(hidden) if hidden else None),
-                ms(_median_of(steps, lambda s: s.exposed_ns)),
-                ms(_median_of(steps, lambda s: s.trailing_ns)),
+                ms(_median_of(steps, lambda s: s.exposed_ns) if talks else None),
+                ms(_median_of(steps, lambda s: s.trailing_ns) if talks else None),
             )
         )
     if rows:
         names = ("rank", "compute", "comm", "hidden", "exposed", "trailing")
         more = f"{len(rows) - _MAX_BARS} more ranks are in the JSON report. " if len(rows) > _MAX_BARS else ""
         yield Table(
-            "Communication behind computation, median per step, ms",
+            "Communication and computation, ms per step (medians)",
             tuple(map(Column, names)),
             tuple(rows[:_MAX_BARS]),
-            f"{more}hidden: part of the communication under computation; exposed: the rest; trailing: gradient "
-            "communication after the last backward op, before the optimizer",
+            f"{more}hidden: share of comm while compute runs; exposed: the rest; trailing: gradients still on their "
+            "way between the last backward op and the optimizer",
         )
 
 
@@ -244,10 +251,11 @@ def _buckets(report: Report) -> Iterable[Section]:
         )
     names = ("bucket", "MB", "params", "ready", "launched", "started", "finished", "late")
     yield Table(
-        "Gradient buckets, median, ms after the end of the DDP forward",
+        "Gradient buckets, ms after the end of the forward (medians)",
         tuple(Column(name, name != "late") for name in names),
         tuple(rows[:_MAX_BUCKETS]),
-        "late: the rank that launched the bucket last in most steps, and how long after the first",
+        "ready: all its gradients are there; late: the rank that launches it last in most steps, and how long after "
+        "the first",
     )
     yield Table(
         "",
@@ -289,15 +297,16 @@ def _wrapper(report: Report) -> Iterable[Section]:
         if not rank.steps or not report.job.modules:
             continue
         values = [_median_of(rank.steps, lambda s, part=part: part(s.wrapper)) for _, part in _WRAPPER_PARTS]  # type: ignore[misc]
-        share = [s.wrapper.total_ns / s.duration_ns for s in rank.steps]
-        rows.append((str(rank.rank), *map(ms, values), percent(median(share))))
+        share = [s.wrapper.total_ns / s.duration_ns for s in rank.steps if s.duration_ns]
+        rows.append((str(rank.rank), *map(ms, values), percent(median(share) if share else None)))
     if rows:
         names = ("rank", *(name for name, _ in _WRAPPER_PARTS), "of step")
         yield Table(
-            "DDP's own work on the training thread, median per step, ms",
+            "DDP's own work on the training thread, ms per step (medians)",
             tuple(map(Column, names)),
             tuple(rows[:_MAX_BARS]),
-            "copy in: gradients into buckets; copy out: buckets into .grad; waiting for communication is not in it",
+            "pre-forward: buffer sync and bookkeeping; copy in: gradients into buckets; copy out: buckets into .grad; "
+            "waiting for communication is left out",
         )
 
 
@@ -309,19 +318,17 @@ def _recording_cost(report: Report) -> Iterable[Section]:
     _, cost = slowest
     words = []
     if cost.light_ratio is not None and cost.spread is not None:
-        noise = " (within noise)" if abs(cost.light_ratio - 1) < cost.spread else ""
+        within = "within the" if abs(cost.light_ratio - 1) < cost.spread else "bare steps have a"
         words.append(
-            f"light recording {cost.light_ratio:.3f} × the step{noise}, {cost.num_pairs} pairs of steps that differ "
-            f"among themselves by up to {cost.spread:.0%}"
+            f"a lightly recorded step takes {cost.light_ratio:.3f} × a bare one ({_count(cost.num_pairs, 'pair')}, "
+            f"{within} noise of {cost.spread:.0%})"
         )
     if cost.profiled_ratio is not None:
-        words.append(f"profiled steps {cost.profiled_ratio:.2f} × ({ms(cost.profiled_ns)} to {ms(cost.off_ns)} ms)")
+        words.append(f"a profiled step {cost.profiled_ratio:.2f} × ({ms(cost.profiled_ns)} to {ms(cost.off_ns)} ms)")
     if cost.profiler_pause_ns is not None:
-        words.append(
-            f"starting the profiler and writing the trace paused training once for {ms(cost.profiler_pause_ns)} ms"
-        )
+        words.append(f"the profiler's start and end stopped training once, for {ms(cost.profiler_pause_ns)} ms")
     if words:
-        yield Line(f"ddpprof's own cost: {'; '.join(words)}.")
+        yield Line(f"ddpprof's own cost: {'; '.join(words)}.", is_aside=True)
 
 
 def _findings(report: Report) -> Iterable[Section]:
@@ -329,10 +336,23 @@ def _findings(report: Report) -> Iterable[Section]:
         FindingText(
             number,
             clean(f.title),
-            "correctness or unknown gain" if f.gain_ns is None else f"up to {ms(f.gain_ns)} ms per step",
-            clean(f.evidence) if len(f.evidence) <= 200 else "".join(c for c in f.evidence if c.isprintable()),
-            f.advice,
+            _gain(f),
+            clean(f.evidence, most=800),
+            clean(f.advice, most=800),
         )
         for number, f in enumerate(report.findings, 1)
     )
-    yield FindingList("Findings", texts, "Nothing to gain: no rule found more than 1 % of the step to recover.")
+    yield FindingList("Findings", texts, _NOTHING if report.job.modules else _NOT_RECORDED)
+
+
+_NOTHING = "Nothing to gain: no rule found more than 1% of the step to recover."
+_NOT_RECORDED = (
+    "None from these traces: most rules need what only ddpprof records (buckets, parameters, data loaders). "
+    "Record it with: ddpprof trace train.py"
+)
+
+
+def _gain(finding: Finding) -> str:
+    if finding.gain_ns is not None:
+        return f"up to {ms(finding.gain_ns)} ms per step"
+    return "correctness" if finding.is_correctness else "gain not measured"

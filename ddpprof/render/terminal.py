@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TextIO
 
 from rich import box
@@ -21,14 +22,19 @@ _GLYPHS = "█▓▒#=·"
 
 def render_terminal(report: Report, file: TextIO, width: int | None = None) -> None:
     """Print `report` to `file`."""
-    console = Console(file=file, highlight=False, width=width, soft_wrap=False)
-    for section in sections(report):
-        _SECTION[type(section)](console, section)
+    plain = bool(os.environ.get("NO_COLOR"))  # to rich that would still mean bold and dim
+    console = Console(file=file, highlight=False, width=width, color_system=None if plain else "auto")
+    with console.capture() as captured:
+        for section in sections(report):
+            _SECTION[type(section)](console, section)
+    file.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def _line(console: Console, section: Section) -> None:
     assert isinstance(section, Line)
-    console.print(Text(section.text))
+    if section.is_aside:
+        console.print()
+    console.print(Text(section.text, style="yellow" if section.is_warning else "dim" if section.is_aside else ""))
 
 
 def _glyph(parts: tuple[str, ...], index: int) -> tuple[str, str]:
@@ -54,11 +60,12 @@ def _bars(console: Console, section: Section) -> None:
             text.append(glyph * (until - drawn), style=style)
             drawn = until
         console.print(text, overflow="crop", no_wrap=True)
-    legend = Text(" " * (label + 1))
+    legend = Text()
     for index, part_name in enumerate(section.parts):
         glyph, style = _glyph(section.parts, index)
         legend.append(glyph, style=style)
-        legend.append(f" {part_name}   ")
+        legend.append(f"\N{NO-BREAK SPACE}{part_name}".replace(" ", "\N{NO-BREAK SPACE}"))
+        legend.append("  " if part_name != section.parts[-1] else "")
     console.print(legend)
 
 
@@ -67,14 +74,17 @@ def _table(console: Console, section: Section) -> None:
     if section.title:
         console.print()
         console.print(Text(section.title, style="bold"))
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    for index, column in enumerate(section.columns):
-        widest = max((cell_len(row[index]) for row in section.rows), default=1)
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    widths = [max((cell_len(row[i]) for row in section.rows), default=1) for i in range(len(section.columns))]
+    natural = sum(max(width, cell_len(c.name)) + 2 for width, c in zip(widths, section.columns, strict=True))
+    for column, width in zip(section.columns, widths, strict=True):
+        # rich would also break inside words, and squeeze numbers.
+        lines = column.name.split() if natural > console.width else [column.name]
         table.add_column(
-            Text(column.name),
+            Text("\n".join(lines)),
             justify="right" if column.is_number else "left",
             overflow="fold",
-            min_width=widest if column.is_number else None,
+            min_width=max(width if column.is_number else 1, *map(cell_len, lines)),
         )
     for row in section.rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -93,8 +103,8 @@ def _findings(console: Console, section: Section) -> None:
         head = Text(f"{finding.number}. {finding.title}", style="bold")
         head.append(f"  [{finding.gain}]", style="green")
         console.print(head)
-        console.print(Padding(Text(finding.evidence), (0, 0, 0, 3), expand=False))
-        console.print(Padding(Text(f"→ {finding.advice}", style="cyan"), (0, 0, 0, 3), expand=False))
+        console.print(Padding(Text(finding.evidence), (0, 0, 0, 3)))
+        console.print(Padding(Text(f"→ {finding.advice}", style="cyan"), (0, 0, 0, 3)))
 
 
 _SECTION = {Line: _line, Bars: _bars, Table: _table, FindingList: _findings}

@@ -1,0 +1,40 @@
+"""Rules: what was measured → what to change, and how much it could give back.
+
+A rule is a function of `Observed`; it yields findings, or nothing where it does not apply or where the measures that it
+needs are absent. `RULES` is the list. Gains are upper bounds of what one change alone recovers: two findings that
+explain the same milliseconds do not add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ddpprof.findings import buckets, data, wrapper
+from ddpprof.findings.finding import Finding, Observed
+
+__all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
+
+Rule = Callable[[Observed], Iterator[Finding]]
+
+
+def find(observed: Observed) -> tuple[Finding, ...]:
+    """Every finding, by what it could give back, most first; those without a gain last."""
+    findings = [finding for rule in RULES for finding in rule(observed)]
+    return tuple(sorted(findings, key=lambda f: -1 if f.gain_ns is None else f.gain_ns, reverse=True))
+
+
+RULES: tuple[Rule, ...] = (
+    buckets.trailing_communication,
+    buckets.buckets_too_large,
+    buckets.buckets_too_small,
+    buckets.first_bucket_late,
+    buckets.late_parameter,
+    wrapper.unused_parameters,
+    wrapper.static_graph,
+    wrapper.buffers_broadcast,
+    wrapper.gradient_copies,
+    data.missing_distributed_sampler,
+    data.epoch_never_set,
+    data.same_checkpoint,
+    data.idle_for_data,
+)

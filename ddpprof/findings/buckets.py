@@ -1,0 +1,198 @@
+"""Rules about gradient buckets and the communication that nothing hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpprof.events import DdpModule
+from ddpprof.findings.finding import Finding, Observed, ms, size
+from ddpprof.findings.layout import DEFAULT_CAP_MB, MIB, buckets_under, cap_mb, is_rebuilt, smaller_cap
+from ddpprof.measures.bucket_table import BucketSummary
+
+_CUT = 0.8
+"""A smaller cap that leaves a bucket above this part of its size is no advice: one parameter makes up the bucket."""
+
+
+def _gradient_buckets(observed: Observed) -> Iterator[tuple[DdpModule, tuple[BucketSummary, ...]]]:
+    for index, module in enumerate(observed.modules):
+        buckets = tuple(b for b in observed.buckets if b.module == index)
+        if buckets:
+            yield module, buckets
+
+
+def _total_bytes(buckets: Sequence[BucketSummary]) -> int:
+    return sum(b.num_bytes for b in buckets)
+
+
+def trailing_communication(o: Observed) -> Iterator[Finding]:
+    """Communication that goes on after the backward pass: the last bucket is late, or the link is the bottleneck."""
+    if o.trailing_ns is None or not o.worth(o.trailing_ns):
+        return
+    for module, buckets in _gradient_buckets(o):
+        transfers = [b.transfer_ns for b in buckets if b.transfer_ns is not None]
+        ready = [b.ready_ns for b in buckets if b.ready_ns is not None]
+        if len(transfers) < len(buckets) or len(ready) < len(buckets):
+            continue
+        comm, window, last = sum(transfers), max(ready) - min(ready), buckets[-1]
+        cap = smaller_cap(module, buckets)
+        left = buckets_under(module, [cap])[-1] / max(last.num_bytes, 1)
+        evidence = (
+            f"{ms(o.trailing_ns)} of gradient communication per step runs after the last backward op on every rank; "
+            f"all buckets ({len(buckets)}) need {ms(comm)} of transfer, and {ms(window)} of backward were left to "
+            "hide it once the first was ready"
+        )
+        if len(buckets) > 1 and comm - transfers[-1] > window:
+            title = "The link is the bottleneck: gradients take longer to send than the backward pass can hide"
+            advice, gain = _fewer_bytes(o, module), min(o.trailing_ns, comm // 2)
+        elif len(buckets) > 1 and left <= _CUT:
+            title = f"The last bucket ({size(last.num_bytes)}) is sent when nothing is left to hide it"
+            evidence += f"; the last bucket alone takes {ms(transfers[-1])}"
+            advice = (
+                f"Make the last bucket smaller: DistributedDataParallel(model, bucket_cap_mb={cap}) leaves "
+                f"{size(left * last.num_bytes)} in it."
+            )
+            gain = round(o.trailing_ns * (1 - left))
+        elif left > _CUT and last.num_bytes >= MIB:
+            title = f"The last bucket ({size(last.num_bytes)}) is sent when nothing is left to hide it"
+            evidence += (
+                f"; the last bucket alone takes {ms(transfers[-1])}, and no bucket_cap_mb cuts it: DDP divides no "
+                "parameter"
+            )
+            advice, gain = _fewer_bytes(o, module), min(o.trailing_ns, transfers[-1] // 2)
+        else:
+            continue  # a single bucket that can be cut: `buckets_too_large` says that
+        if o.worth(gain):
+            yield Finding("trailing-communication", title, evidence, advice, gain)
+
+
+def _fewer_bytes(o: Observed, module: DdpModule) -> str:
+    accumulate = "accumulate gradients over several batches under ddp.no_sync()"
+    if module.comm_hook is not None:
+        return f"Send fewer bytes: {accumulate}."
+    hook = "bf16_compress_hook" if o.backend == "nccl" else "fp16_compress_hook"  # DDP refuses bf16 but for NCCL, XCCL
+    return (
+        f"Send fewer bytes: ddp.register_comm_hook(None, default_hooks.{hook}), from "
+        f"torch.distributed.algorithms.ddp_comm_hooks, halves them (it rounds gradients); or {accumulate}."
+    )
+
+
+def buckets_too_large(o: Observed) -> Iterator[Finding]:
+    """One bucket holds nearly everything, so it starts when the backward pass is almost over."""
+    if o.exposed_ns is None or not o.worth(o.exposed_ns):
+        return
+    for module, buckets in _gradient_buckets(o):
+        largest = max(buckets, key=lambda b: b.num_bytes)
+        total = _total_bytes(buckets)
+        if largest.num_bytes < 0.6 * total or total < 2 * MIB or largest.num_parameters < 2:
+            continue
+        if len(buckets) > 1 and largest is buckets[-1]:
+            continue  # `trailing_communication` says that
+        if largest.ready_ns is None or largest.first_ready_ns is None or largest.transfer_ns is None:
+            continue
+        cap = smaller_cap(module, buckets)
+        left = max(buckets_under(module, [cap])) / largest.num_bytes
+        saved = round(largest.transfer_ns * (1 - left))
+        gain = min(o.exposed_ns, largest.ready_ns - largest.first_ready_ns, saved)
+        if left <= _CUT and o.worth(gain):
+            yield Finding(
+                "buckets-too-large",
+                f"Bucket {largest.index} holds {largest.num_bytes / total:.0%} of the gradients, so it starts late",
+                f"{size(largest.num_bytes)} of {size(total)} wait {ms(largest.ready_ns - largest.first_ready_ns)} "
+                f"from their first gradient to their last, then take {ms(largest.transfer_ns)}",
+                f"Cut it up: DistributedDataParallel(model, bucket_cap_mb={cap}).",
+                gain,
+            )
+
+
+def buckets_too_small(o: Observed) -> Iterator[Finding]:
+    """Many buckets that cost latency rather than bandwidth."""
+    if o.exposed_ns is None:
+        return
+    for module, buckets in _gradient_buckets(o):
+        transfers = [b.transfer_ns for b in buckets if b.transfer_ns is not None]
+        total = _total_bytes(buckets)
+        if len(buckets) < 4 or len(transfers) < len(buckets) or total / len(buckets) >= MIB:
+            continue
+        latency = min(transfers)
+        wanted = len(buckets_under(module, [1, DEFAULT_CAP_MB]))
+        gain = min(o.exposed_ns, (len(buckets) - wanted) * latency)
+        if o.worth(gain):
+            yield Finding(
+                "buckets-too-small",
+                f"{len(buckets)} buckets of {size(total / len(buckets))} on average pay for latency",
+                f"even the fastest takes {ms(latency)}; {len(buckets)} of them move only {size(total)}, "
+                f"for which DDP by default makes {wanted}",
+                "Use fewer: leave bucket_cap_mb and bucket_cap_mb_list out of DistributedDataParallel(…); the default "
+                f"caps are 1 MiB for the first bucket and {DEFAULT_CAP_MB} MiB for the rest.",
+                gain,
+            )
+
+
+def first_bucket_late(o: Observed) -> Iterator[Finding]:
+    """Gradients are there, but the first all-reduce waits for its bucket to fill."""
+    if o.exposed_ns is None:
+        return
+    for module, buckets in _gradient_buckets(o):
+        first, cap = buckets[0], cap_mb(module)
+        if not is_rebuilt(module) or buckets_under(module, [1, cap])[0] > _CUT * first.num_bytes:
+            continue  # no argument of DDP's makes it smaller
+        ends = [b.ready_ns for b in buckets if b.ready_ns is not None]
+        if first.ready_ns is None or first.first_ready_ns is None or len(buckets) < 2 or first.num_bytes <= 2 * MIB:
+            continue
+        waits = first.ready_ns - first.first_ready_ns
+        gain = min(o.exposed_ns, waits)
+        if waits > 0.25 * (max(ends) - first.first_ready_ns) and o.worth(gain):
+            yield Finding(
+                "first-bucket-late",
+                f"The first all-reduce starts {ms(waits)} after the first gradient",
+                f"bucket 0 collects {size(first.num_bytes)} in {first.num_parameters} parameters before it is sent; "
+                "the link is idle until then",
+                _cap_first(module),
+                gain,
+            )
+
+
+def _cap_first(module: DdpModule) -> str:
+    cap = cap_mb(module)
+    if cap == DEFAULT_CAP_MB and not module.settings.get("has_bucket_cap_mb_list"):
+        return "Cap the first bucket: leave bucket_cap_mb out, then DDP caps the first bucket at 1 MiB."
+    arguments = f"bucket_cap_mb_list=[1, {max(1, round(cap))}]"
+    return f"Cap the first bucket: DistributedDataParallel(model, {arguments}), from torch 2.13 on."
+
+
+def late_parameter(o: Observed) -> Iterator[Finding]:
+    """A bucket that was ready but for one gradient holds back its successors, which are launched in index order."""
+    if o.exposed_ns is None:
+        return
+    for module, buckets in _gradient_buckets(o):
+        for position, bucket in enumerate(buckets[:-1]):
+            delay = bucket.slowest_parameter_delay_ns
+            if delay is None or bucket.launched_ns is None or bucket.slowest_parameter is None:
+                continue
+            waiting = [
+                b.launched_ns - b.ready_ns
+                for b in buckets[position + 1 :]
+                if b.launched_ns is not None and b.ready_ns is not None and b.ready_ns < bucket.launched_ns
+            ]
+            gain = min(o.exposed_ns, delay, max(waiting, default=0))
+            if o.worth(gain):
+                yield Finding(
+                    "late-parameter",
+                    f"{bucket.slowest_parameter} holds back {len(waiting) + 1} buckets",
+                    f"its gradient comes {ms(delay)} after the rest of bucket {bucket.index}; buckets behind it were "
+                    f"ready, and waited up to {ms(max(waiting))}, since DDP launches buckets in order",
+                    _reorder(module, bucket.slowest_parameter),
+                    gain,
+                )
+
+
+def _reorder(module: DdpModule, parameter: str) -> str:
+    if is_rebuilt(module):
+        return (
+            "DDP ordered its buckets by rank 0's first backward pass, in which this gradient came earlier: let the "
+            "first step, and every rank, run the backward pass in the order of all others."
+        )
+    return (
+        f"Define {parameter} earlier in the model: under find_unused_parameters=True DDP fills its buckets in reverse "
+        "order of definition. Without it, or with static_graph=True, it goes by the order of the gradients."
+    )

@@ -1,0 +1,64 @@
+"""What a rule looks at, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddpprof.events import DdpModule, Loader
+from ddpprof.measures.bucket_table import BucketSummary
+
+_WORTH_SAYING = 0.01
+"""Findings below this fraction of the step are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to change."""
+
+    rule: str
+    title: str
+    evidence: str
+    advice: str
+    gain_ns: int | None
+    """per step, at most; ``None`` for what costs correctness or cannot be told from this run"""
+    is_correctness: bool = False
+    """training does something else than it seems to, whatever the time"""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the rules look at. Times are ns per step: medians over steps, of the rank where they are least."""
+
+    world_size: int | None
+    step_ns: int | None
+    backend: str | None = None
+    modules: tuple[DdpModule, ...] = ()
+    buckets: tuple[BucketSummary, ...] = ()
+    comm_ns: int | None = None
+    exposed_ns: int | None = None
+    trailing_ns: int | None = None
+    data_ns: int | None = None
+    buffer_sync_ns: int | None = None
+    unused_search_ns: int | None = None
+    copy_out_ns: int | None = None
+    loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
+    """rank → its data loaders"""
+    checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    """rank → its host and the paths that it saved"""
+
+    def worth(self, gain_ns: int | None) -> bool:
+        return bool(gain_ns) and bool(self.step_ns) and (gain_ns or 0) >= _WORTH_SAYING * (self.step_ns or 0)
+
+
+def ms(ns: float) -> str:
+    return f"{ns / 1e6:.2f} ms"
+
+
+def size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
+
+
+def names(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
