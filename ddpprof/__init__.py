@@ -11,17 +11,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddpprof.record import hooks
     from ddpprof.record.profile import profile
 
-__all__ = ["__version__", "profile"]
+__all__ = ["__version__", "hooks", "profile"]
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Import `profile` on first use, so that ``import ddpprof`` needs neither torch nor numpy."""
+    """Import `profile` and `hooks` on first use, so that ``import ddpprof`` needs neither torch nor numpy."""
     if name == "profile":
         from ddpprof.record.profile import profile
 
         return profile
+    if name == "hooks":
+        from ddpprof.record import hooks
+
+        return hooks
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,7 +48,9 @@ class BucketTimes:
                 return index
         return None
 
-    def launched(self, index: int, future: torch.futures.Future[Any]) -> None:
+    def launched(self, index: int, now_ns: int, future: torch.futures.Future[Any]) -> None:
+        """A bucket's collective was launched at `now_ns`; `future` completes with it."""
+        self.launched_ns[index] = now_ns
         finished = self.finished_ns
         num_buckets = len(self._numels)
         if (index - self._offset) % max(1, num_buckets) < _FINISHES_PER_STEP:
@@ -75,8 +77,7 @@ class TimingProcessGroup(dist.ProcessGroup):
         work = self._real_allreduce(tensors, options)
         index = self._times.index_of(tensors[0].numel())
         if index is not None:
-            self._times.launched_ns[index] = now
-            self._times.launched(index, work.get_future())
+            self._times.launched(index, now, work.get_future())
         return work
 
 
@@ -90,8 +91,7 @@ def timed_hook(hook: Callable[..., Any], times_now: Callable[[], BucketTimes | N
             return hook(state, bucket)  # type: ignore[no-any-return]
         now = time.time_ns()
         future = hook(state, bucket)
-        times.launched_ns[bucket.index()] = now
-        times.launched(bucket.index(), future)
+        times.launched(bucket.index(), now, future)
         return future  # type: ignore[no-any-return]
 
     return timed

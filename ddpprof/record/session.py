@@ -143,9 +143,9 @@ class Session:
         if self._mode in _RECORDING:
             self._optimizers.append([self._optimizer_start_ns, time.time_ns()])
         if self._modules and self._finder.optimizer_stepped(id(optimizer)):
-            if threading.get_ident() == self._training_thread and torch._C._current_graph_task_id() == -1:
+            if self._between_backward_passes():
                 self._end_step()
-            else:  # inside the backward pass, where the reducer must not be touched: wait until it is over
+            else:
                 self._step_is_over = True
 
     @_harmless
@@ -396,8 +396,13 @@ class Session:
         self.closed = True
         self._mode = Mode.DONE
         self._forget()
-        for module in self._modules:
-            module.begin_step(light=False, profiled=False)
+        if self._between_backward_passes():
+            for module in self._modules:
+                module.begin_step(light=False, profiled=False)
+
+    def _between_backward_passes(self) -> bool:
+        """The reducer may be touched: it holds its lock during a backward pass, and waits for other threads there."""
+        return threading.get_ident() == self._training_thread and torch._C._current_graph_task_id() == -1
 
     def _warn(self, message: str) -> None:
         sys.stderr.write(f"ddpprof: rank {self._rank}: {message}\n")
