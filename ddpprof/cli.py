@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +29,8 @@ What does DistributedDataParallel cost, and which knob to turn?
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 2 for a mistake that the message says how to mend."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where the terminal's encoding lacks the bars
     try:
         parser, trace = _parsers()
         if arguments[:1] == ["trace"]:
@@ -46,13 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Mistakes in one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise DdpprofError(f"{message}. See: {self.prog} --help")
+
+
 def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ddpprof", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"ddpprof {__version__}")
     parser.set_defaults(run=None)
-    commands = parser.add_subparsers(title="commands", metavar="")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     trace = commands.add_parser(
         "trace",
         help="record a training, without an edit of its script, and report on it",
@@ -262,8 +272,12 @@ def _report(options: argparse.Namespace) -> int:
     from ddpprof.load.run import load_run
     from ddpprof.report import build_report
 
+    try:
+        run = load_run(options.path)
+    except OSError as error:
+        raise DdpprofError(f"cannot read {options.path}: {error.strerror}.") from error
     by_name = {".json": "json", ".md": "markdown"}.get(options.out.suffix if options.out else "", "terminal")
-    text = _render(build_report(load_run(options.path)), options.format or by_name, to_file=options.out is not None)
+    text = _render(build_report(run), options.format or by_name, to_file=options.out is not None)
     if options.out is None:
         sys.stdout.write(text)
         return 0
