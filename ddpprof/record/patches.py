@@ -62,6 +62,10 @@ def install_around_training() -> None:
     _wrap(profile, "_prepare_trace", _prepare_trace)
 
 
+def installed() -> bool:
+    return bool(_originals)
+
+
 def remove() -> None:
     while _originals:
         owner, name, original = _originals.pop()

@@ -26,7 +26,8 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         record_shapes, with_stack, profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
 
-    Nothing here raises because of recording: a problem is said once on stderr, and training goes on.
+    Nothing here raises because of recording: a problem is said once on stderr, and training goes on. In a script that
+    `ddpprof trace` runs, the block makes no run of its own; its `step()` counts there.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         self._session: Session | None = None
 
     def __enter__(self) -> profile:
-        if patches.active() is None:
+        if not patches.installed():  # else `ddpprof trace`, or a block around this one, records already
             import torch.nn.parallel.distributed as distributed
 
             patches.install(distributed)

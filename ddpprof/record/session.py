@@ -175,8 +175,8 @@ class Session:
     @_harmless
     def explicit_step(self) -> None:
         """The user says that a step ended."""
-        self._finder.use_explicit_steps()
-        if self._modules:
+        self._end_step_that_is_over()
+        if self._finder.step_marked():
             self._end_step()
 
     # ---- forwards ------------------------------------------------------------------------------------------------
@@ -374,6 +374,8 @@ class Session:
         self._forget()
         for handle in self._handles:
             handle.remove()
+        for module in self._modules:  # what follows a `with` block trains as if there had been none
+            module.begin_step(light=False, profiled=False)
         if self._files is None:
             return
         with deferred_signals():

@@ -26,11 +26,19 @@ class StepFinder:
         self._anchor: int | None = None
         self._since_anchor = 0
         self._synchronised: set[int] = set()
+        self._has_synchronised = False
         self._without_optimizer: bool | None = None
 
-    def use_explicit_steps(self) -> None:
-        """The user marks the steps from now on."""
+    def step_marked(self) -> bool:
+        """The user says that a step ended, and marks the steps from now on. True if it is to end now.
+
+        The first mark may come behind an optimizer that has just ended that step, and no step ends before the ranks
+        have first synchronised.
+        """
+        ends = bool(self._synchronised) or (self._explicit and self._has_synchronised)
         self._explicit = True
+        self._synchronised.clear()
+        return ends
 
     def forward_begins(self, module: int, synchronises: bool) -> bool:
         """A DDP forward with gradients begins. True if a step ended just before it."""
@@ -39,6 +47,7 @@ class StepFinder:
             self._synchronised.clear()
         if synchronises:
             self._synchronised.add(module)
+            self._has_synchronised = True
         return ended
 
     def optimizer_stepped(self, optimizer: int) -> bool:

@@ -1,0 +1,45 @@
+"""Which step is left alone, timed, recorded, profiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpprof.record.schedule import Mode, Schedule
+from ddpprof.record.settings import Settings
+
+LETTERS = {
+    Mode.SKIP: "s",
+    Mode.OFF: "-",
+    Mode.LIGHT: "l",
+    Mode.WARMUP: "w",
+    Mode.PROFILED: "P",
+    Mode.DONE: ".",
+}
+
+
+def modes(schedule: Schedule, num_steps: int) -> str:
+    return "".join(LETTERS[schedule.mode(step)] for step in range(num_steps))
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        pytest.param({}, "sss-l-l-l-lwPPPPP..", id="as-it-comes"),
+        pytest.param({"skip_first": 0, "cost_steps": 0, "warmup": 0, "steps": 2}, "PP..", id="nothing-before"),
+        pytest.param({"skip_first": 1, "cost_steps": 3, "warmup": 2, "steps": 1}, "s-l-wwP..", id="odd-numbers"),
+        pytest.param({"profiler": False, "steps": 2}, "sss-l-l-l-lll..", id="light-recording-has-no-warmup"),
+    ],
+)
+def test_modes(choices: dict[str, Any], expected: str) -> None:
+    schedule = Schedule(Settings("run", **choices))
+    assert modes(schedule, len(expected)) == expected
+    assert schedule.num_steps == expected.index(".")
+
+
+def test_light_recording_takes_the_profilers_place() -> None:
+    schedule = Schedule(Settings("run", skip_first=1, cost_steps=2, warmup=2, steps=2))
+    assert modes(schedule, 8) == "s-lwwPP."
+    schedule.without_profiler()
+    assert modes(schedule, 8) == "s-lllll."

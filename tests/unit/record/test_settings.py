@@ -1,0 +1,44 @@
+"""Settings reach the training processes whole, through one environment variable."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings, settings_from_environment
+
+OTHER = Settings(
+    out="runs/ä b\n",
+    command=("train.py", "--name", 'a "quoted" \N{SNOWMAN}', ""),
+    skip_first=1,
+    cost_steps=2,
+    warmup=3,
+    steps=4,
+    profiler=False,
+    record_shapes=True,
+    with_stack=True,
+    profile_memory=True,
+    stop_after=True,
+    force=True,
+)
+
+
+def test_the_table_differs_from_every_default() -> None:
+    for field in dataclasses.fields(Settings):
+        assert getattr(OTHER, field.name) != field.default, field.name
+
+
+@pytest.mark.parametrize("settings", [Settings("run"), OTHER], ids=["as-they-come", "every-other-choice"])
+def test_settings_come_out_as_they_went_in(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in settings.to_environment().items():
+        monkeypatch.setenv(name, value)
+    assert settings_from_environment() == settings
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_process_that_ddpprof_did_not_start_has_none(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, value)
+    assert settings_from_environment() is None

@@ -1,0 +1,96 @@
+"""Where a step ends, told from the calls alone.
+
+A call is one letter: `F` a forward that synchronises, `f` one that does not (`no_sync`), `a` … `d` an optimizer steps,
+`!` the user says that a step ended. Where a step ended with or just before a call, `|` stands behind or before it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpprof.record.steps import StepFinder
+
+
+def marked(calls: str, *, optimizer_alive: bool = True) -> str:
+    """`calls` with the ends of steps marked. A forward belongs to module 0, one after a digit to that module."""
+    finder = StepFinder(lambda: optimizer_alive)
+    text, module = "", 0
+    for call in calls:
+        if call == " ":
+            continue
+        if call.isdigit():
+            module = int(call)
+        elif call in "Ff":
+            text += "|F" if finder.forward_begins(module, call == "F") else "F"
+            text = text if call == "F" else f"{text[:-1]}f"
+            module = 0
+        elif call == "!":
+            text += "!|" if finder.step_marked() else "!"
+        else:
+            text += f"{call}|" if finder.optimizer_stepped(ord(call)) else call
+    return text
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        pytest.param("Fa Fa Fa", "Fa|Fa|Fa|", id="one-optimizer"),
+        pytest.param("fffFa fffFa", "fffFa|fffFa|", id="accumulation-under-no-sync"),
+        pytest.param("FFFFa FFFFa", "FFFFa|FFFFa|", id="accumulation-without-no-sync"),
+        pytest.param("fa fa Fa", "fafaFa|", id="local-steps-until-one-synchronises"),
+        pytest.param("Fab Fab Fab", "Fa|bFab|Fab|", id="two-optimizers"),
+        pytest.param("0F1F1Fa b 0F1F1Fa b", "FFFa|bFFFab|", id="gan-of-one-backward-each"),
+        pytest.param("1Fa 0F1Fb 1Fa 0F1Fb", "Fa|FFb|FaFFb|", id="gan-that-synchronises-in-between"),
+        pytest.param("FaFaFaFb FaFaFaFb", "Fa|Fa|Fa|Fb|FaFaFaFb|", id="three-critic-steps-and-a-generator-step"),
+        pytest.param("Fabcd Fabcd", "Fa|bcdFabcd|", id="one-optimizer-per-parameter"),
+        pytest.param("Faa Faa", "Fa|aFa|a", id="an-optimizer-that-steps-twice"),
+        pytest.param("aFa", "aFa|", id="an-optimizer-before-any-forward"),
+        pytest.param("", "", id="nothing"),
+    ],
+)
+def test_steps_end_with_the_optimizer(calls: str, expected: str) -> None:
+    assert marked(calls) == expected
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        pytest.param("FFF", "F|F|F", id="at-the-next-forward"),
+        pytest.param("ffFffFf", "ffF|ffF|f", id="accumulation-under-no-sync"),
+        pytest.param("0F1F0F1F", "FF|FF", id="two-modules"),
+        pytest.param("0F1F1F0F", "FF|FF", id="a-module-that-runs-twice"),
+    ],
+)
+def test_steps_without_an_optimizer_end_at_the_next_forward(calls: str, expected: str) -> None:
+    assert marked(calls, optimizer_alive=False) == expected
+
+
+def test_an_optimizer_that_exists_but_has_not_stepped_yet_is_waited_for() -> None:
+    assert marked("FFFa") == "FFFa|"
+
+
+def test_an_optimizer_that_appears_later_ends_the_steps_from_then_on() -> None:
+    assert marked("FF Fa Fa", optimizer_alive=False) == "F|F|Fa|Fa|"
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        pytest.param("Fa! Fa! Fa!", "Fa|!Fa!|Fa!|", id="the-first-mark-meets-a-step-that-ended-by-itself"),
+        pytest.param("FaFa! FaFa!", "Fa|Fa|!FaFa!|", id="two-optimizer-steps-in-one"),
+        pytest.param("F! F!", "F!|F!|", id="before-any-optimizer"),
+        pytest.param("Fa! f! Fa!", "Fa|!f!|Fa!|", id="whatever-the-step-holds"),
+        pytest.param("! f! f! F! f!", "!f!f!F!|f!|", id="but-none-before-the-ranks-first-meet"),
+    ],
+)
+def test_only_the_user_ends_steps_once_they_have_said_so(calls: str, expected: str) -> None:
+    assert marked(calls) == expected
+
+
+def test_the_user_marks_steps_without_an_optimizer() -> None:
+    assert marked("F! FF! F!", optimizer_alive=False) == "F!|FF!|F!|"
+
+
+def test_an_optimizer_that_never_steps_again_is_given_up() -> None:
+    """A warm-up head's optimizer stepped once and last; the other one goes on alone."""
+    assert marked("Fab" + "Fa" * 120) == "Fa|b" + "Fa" * 50 + "Fa|" * 70
