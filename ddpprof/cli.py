@@ -57,9 +57,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    parser = _Parser(
-        prog="ddpprof", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(prog="ddpprof", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"ddpprof {__version__}")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -144,6 +142,8 @@ class _Passed(argparse.Action):
 
 
 def _count(text: str) -> int:
+    if not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError("must not be negative")
@@ -151,10 +151,9 @@ def _count(text: str) -> int:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
+    if not _count(text):
         raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    return int(text)
 
 
 def _split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
@@ -195,8 +194,8 @@ def _trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command
         force=options.force,
     )
     inside = options.torchrun is None and launch.inside_job(os.environ)
-    if not inside and not _is_further_node(options.torchrun):
-        launch.check_out(settings)
+    if launch.is_first_rank(os.environ) if inside else not _is_further_node(options.torchrun):
+        settings = launch.clear_out(settings)
     job = words if wrapped else launch.script_command(words, options.module, options.torchrun)
     outcome = launch.run_job(job, settings)
     if outcome.needs_rank:

@@ -6,6 +6,7 @@ Needs no torch itself. The job's stdin, stdout and stderr are the terminal's own
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -19,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpprof import rundir
 from ddpprof.errors import CannotRecord
 from ddpprof.record.output import refuse_earlier_run
 from ddpprof.record.settings import Settings
@@ -75,9 +77,16 @@ def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[st
     return [sys.executable, "-m", "torch.distributed.run", *torchrun, *module, *script]
 
 
-def check_out(settings: Settings) -> None:
-    """Before anything is started. Raises ``RunExists``."""
-    refuse_earlier_run(Path(settings.out), settings.force)
+def clear_out(settings: Settings) -> Settings:
+    """Before anything is started: make room for the run, once, so that a second job of the command cannot take it away.
+
+    Raises ``RunExists`` where an earlier run is to be kept.
+    """
+    directory = Path(settings.out)
+    refuse_earlier_run(directory, settings.force)
+    if settings.force and directory.is_dir():
+        rundir.remove_run(directory)
+    return dataclasses.replace(settings, force=False)
 
 
 def run_job(command: Sequence[str], settings: Settings) -> Outcome:

@@ -243,3 +243,14 @@ def test_a_full_disk_is_one_line_and_training_goes_on(tmp_path: Path, steps_scri
     said = [line for line in done.stderr.splitlines() if line.startswith("ddpprof: rank")]
     assert len(said) == 1
     assert "Training goes on" in said[0] or "training goes on" in said[0]
+
+
+def test_a_second_job_of_the_same_command_leaves_the_first_ones_run(
+    tmp_path: Path, steps_script: Path, ddpprof: Run, report: Report
+) -> None:
+    job = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=1 {steps_script}"
+    (tmp_path / "twice.sh").write_text(f"{job} 20\n{job} 20\n")
+    done = ddpprof("trace", "--force", "--out", "run", *QUICK, "--", "bash", "twice.sh")
+    assert (done.returncode, done.stdout.count("out 0")) == (0, 2)
+    assert "holds an earlier run" in done.stderr
+    assert len(report("run")["ranks"][0]["steps"]) == 3

@@ -1,0 +1,57 @@
+"""Mistakes that DDP users make are found in real training, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jobs import Run, script
+
+Report = Callable[[str], dict[str, Any]]
+
+
+def findings(mistake: str, ddpprof: Run, report: Report) -> dict[str, dict[str, Any]]:
+    options = ["--out", "run", "--quiet", "--nproc-per-node=2", "--standalone"]
+    ddpprof("trace", *options, *script("mistakes.py", "--mistake", mistake))
+    return {finding["rule"]: finding for finding in report("run")["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "rule", "says"),
+    [
+        pytest.param("unused", "unused-parameters", "spare.weight, spare.bias", id="unused-parameters"),
+        pytest.param("unused_unsearched", "unused-parameters", "spare.weight, spare.bias", id="ddp-stops-for-them"),
+        pytest.param("no_sampler", "no-distributed-sampler", "RandomSampler over 160 samples", id="no-sampler"),
+        pytest.param("same_checkpoint", "same-checkpoint", "checkpoint.pt", id="same-checkpoint"),
+        pytest.param("slow_data", "idle-for-data", "num_workers", id="slow-data"),
+    ],
+)
+def test_a_mistake_is_found(mistake: str, rule: str, says: str, ddpprof: Run, report: Report) -> None:
+    finding = findings(mistake, ddpprof, report)[rule]
+    assert says in finding["title"] + finding["evidence"] + finding["advice"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mistake", "rule"),
+    [
+        ("find_unused_for_nothing", "find-unused-for-nothing"),
+        ("no_set_epoch", "set-epoch-never-called"),
+        ("small_buckets", "buckets-too-small"),
+    ],
+)
+def test_more_mistakes_are_found(mistake: str, rule: str, ddpprof: Run, report: Report) -> None:
+    assert rule in findings(mistake, ddpprof, report)
+
+
+def test_sound_training_is_accused_of_nothing(ddpprof: Run, report: Report) -> None:
+    accusations = {
+        "find-unused-for-nothing",
+        "unused-parameters",
+        "no-distributed-sampler",
+        "set-epoch-never-called",
+        "same-checkpoint",
+        "buckets-too-small",
+    }
+    assert not accusations & findings("none", ddpprof, report).keys()
