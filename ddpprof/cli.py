@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DdpprofError as error:
         print(f"ddpprof: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # `ddpprof report … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -85,7 +85,10 @@ def clear_out(settings: Settings) -> Settings:
     directory = Path(settings.out)
     refuse_earlier_run(directory, settings.force)
     if settings.force and directory.is_dir():
-        rundir.remove_run(directory)
+        try:
+            rundir.remove_run(directory)
+        except OSError as error:
+            raise CannotRecord(f"cannot replace the run in {directory}: {error.strerror}.") from error
     return dataclasses.replace(settings, force=False)
 
 

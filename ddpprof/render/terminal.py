@@ -16,8 +16,12 @@ from ddpprof.render.sections import PARTS, Bars, FindingList, Line, Section, Tab
 from ddpprof.report import Report
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
-_GLYPHS = "█▓▒#=·"
+_GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."
 """Bars tell their parts apart without colour, too."""
+_RECORDED = (0, 1, 3, 4)
+"""of `PARTS`, those that stand for the parts of light recording"""
+_JOINER = "\N{NO-BREAK SPACE}"
+"""keeps words on one line; printed as an ordinary space"""
 
 
 def render_terminal(report: Report, file: TextIO, width: int | None = None) -> None:
@@ -27,7 +31,7 @@ def render_terminal(report: Report, file: TextIO, width: int | None = None) -> N
     with console.capture() as captured:
         for section in sections(report):
             _SECTION[type(section)](console, section)
-    file.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    file.writelines(f"{line.rstrip()}\n" for line in captured.get().replace(_JOINER, " ").splitlines())
 
 
 def _line(console: Console, section: Section) -> None:
@@ -37,10 +41,10 @@ def _line(console: Console, section: Section) -> None:
     console.print(Text(section.text, style="yellow" if section.is_warning else "dim" if section.is_aside else ""))
 
 
-def _glyph(parts: tuple[str, ...], index: int) -> tuple[str, str]:
-    if parts is PARTS or parts == PARTS:
-        return _GLYPHS[index], _STYLES[index]
-    return ("█▓#="[index], ("blue", "cyan", "green", "yellow")[index])
+def _glyph(console: Console, parts: tuple[str, ...], index: int) -> tuple[str, str]:
+    glyphs = _GLYPHS if console.encoding.startswith("utf") else _ASCII_GLYPHS
+    index = index if parts == PARTS else _RECORDED[index]
+    return glyphs[index], _STYLES[index]
 
 
 def _bars(console: Console, section: Section) -> None:
@@ -56,16 +60,15 @@ def _bars(console: Console, section: Section) -> None:
         for index, part in enumerate(bar.parts_ns):
             done += part
             until = round(room * done / longest)
-            glyph, style = _glyph(section.parts, index)
+            glyph, style = _glyph(console, section.parts, index)
             text.append(glyph * (until - drawn), style=style)
             drawn = until
         console.print(text, overflow="crop", no_wrap=True)
     legend = Text()
     for index, part_name in enumerate(section.parts):
-        glyph, style = _glyph(section.parts, index)
+        glyph, style = _glyph(console, section.parts, index)
         legend.append(glyph, style=style)
-        legend.append(f"\N{NO-BREAK SPACE}{part_name}".replace(" ", "\N{NO-BREAK SPACE}"))
-        legend.append("  " if part_name != section.parts[-1] else "")
+        legend.append(f" {part_name}".replace(" ", _JOINER) + "  ")
     console.print(legend)
 
 
