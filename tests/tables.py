@@ -1,0 +1,163 @@
+"""Tables and reports built by hand, for tests of what looks at them. Times are small integers, in nanoseconds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddpprof.events import (
+    UNKNOWN,
+    BucketTimes,
+    CollectiveKind,
+    Collectives,
+    DdpModule,
+    Forward,
+    HostSpans,
+    Mark,
+    Parameter,
+    Phase,
+    Rank,
+    Record,
+    RecordedStep,
+    Run,
+    Step,
+    Trace,
+    Work,
+)
+
+Op = tuple[int, int, Phase, int]
+"""start, end, phase, step"""
+
+
+def ints(values: Sequence[int], dtype: Any = np.int64) -> Any:
+    return np.array(values, dtype=dtype)
+
+
+def work(*rows: Op) -> Work:
+    start, end, phase, step = zip(*sorted(rows), strict=True) if rows else ((), (), (), ())
+    zeros = [0] * len(rows)
+    return Work(
+        ints(start), ints(end), ints(zeros, np.int32), ints(phase, np.int8), ints(step, np.int32), ints(zeros)
+    )  # fmt: skip
+
+
+def collective(
+    start: int,
+    end: int,
+    phase: Phase = Phase.BACKWARD,
+    step: int = 0,
+    launched: int | None = None,
+    kind: CollectiveKind = CollectiveKind.ALL_REDUCE,
+) -> dict[str, int]:
+    """Launched where it starts, unless said otherwise."""
+    return {
+        "start": start, "end": end, "phase": phase, "step": step, "kind": kind,
+        "launched": start if launched is None else launched,
+    }  # fmt: skip
+
+
+def collectives(*rows: dict[str, int]) -> Collectives:
+    rows = tuple(sorted(rows, key=lambda row: row["start"]))
+    zeros, unknown = [0] * len(rows), [UNKNOWN] * len(rows)
+    column = {name: [row[name] for row in rows] for name in ("start", "end", "phase", "step", "kind", "launched")}
+    return Collectives(
+        start_ns=ints(column["start"]),
+        end_ns=ints(column["end"]),
+        name=ints(zeros, np.int32),
+        phase=ints(column["phase"], np.int8),
+        step=ints(column["step"], np.int32),
+        lane=ints(zeros),
+        kind=ints(column["kind"], np.int8),
+        launched_ns=ints(column["launched"]),
+        num_bytes=ints(unknown),
+        group=ints(unknown, np.int32),
+        sequence=ints(unknown),
+    )
+
+
+def marks(*rows: tuple[Mark, int, int, int]) -> HostSpans:
+    """mark, start, end, step"""
+    mark, start, end, step = zip(*sorted(rows, key=lambda row: row[1]), strict=True) if rows else ((), (), (), ())
+    zeros = [0] * len(rows)
+    return HostSpans(
+        ints(start), ints(end), ints(mark, np.int8), ints(zeros, np.int32), ints(step, np.int32), ints(zeros)
+    )  # fmt: skip
+
+
+def trace(
+    steps: Sequence[tuple[int, int]] = ((0, 100),),
+    compute: Sequence[Op] = (),
+    comm: Sequence[dict[str, int]] = (),
+    copies: Sequence[Op] = (),
+    host: Sequence[tuple[Mark, int, int, int]] = (),
+    device: str = "cpu",
+    epoch: int | None = 0,
+    **changes: Any,
+) -> Trace:
+    """Steps are numbered from 10."""
+    given = {
+        "backend": "gloo", "rank": 0, "world_size": 1, "host": None, "names": ("x",), "notes": (), **changes,
+    }  # fmt: skip
+    return Trace(
+        device=device,
+        epoch_ns=epoch,
+        steps=tuple(Step(10 + index, *span) for index, span in enumerate(steps)),
+        compute=work(*compute),
+        copies=work(*copies),
+        collectives=collectives(*comm),
+        host_spans=marks(*host),
+        **given,
+    )
+
+
+def ddp_module(
+    sizes: Sequence[int] = (4, 4), buckets: Sequence[Sequence[int]] = ((1,), (0,)), name: str = "Net", **changes: Any
+) -> DdpModule:
+    """Parameters ``p0``, ``p1``, … of the given sizes in bytes; further settings of DDP by name."""
+    facts = {
+        "comm_hook": None, "num_buffers": 0, "buffer_bytes": 0, "num_batch_norms": 0, "unused": None,
+        "graph_is_static": None,
+    }  # fmt: skip
+    facts |= {key: changes.pop(key) for key in list(changes) if key in facts}
+    return DdpModule(
+        name=name,
+        settings={"bucket_cap_mb": 25.0, **changes},
+        parameters=tuple(Parameter(f"p{index}", size) for index, size in enumerate(sizes)),
+        buckets=tuple(map(tuple, buckets)),
+        **facts,
+    )
+
+
+def forward(start: int = 0, inner: int = 2, inner_end: int = 10, end: int = 11, **changes: Any) -> Forward:
+    given = {"module": 0, "buffer_sync_ns": 0, "rebuild_ns": 0, "synchronises": True, **changes}
+    return Forward(start_ns=start, inner_start_ns=inner, inner_end_ns=inner_end, end_ns=end, **given)
+
+
+def recorded(
+    number: int = 10,
+    start: int = 0,
+    end: int = 100,
+    mode: str = "profiled",
+    ready: Mapping[int, Sequence[int | None]] | None = None,
+    **changes: Any,
+) -> RecordedStep:
+    given = {"data_ns": 0, "forwards": (forward(),), **changes}
+    if "buckets" in given:
+        given["buckets"] = tuple(BucketTimes(*bucket) for bucket in given["buckets"])
+    times = {module: tuple(row) for module, row in (ready or {}).items()}
+    return RecordedStep(number, mode, start, end, ready_ns=times, **given)
+
+
+def record(
+    rank: int = 0, modules: Sequence[DdpModule] = (), steps: Sequence[RecordedStep] = (), **changes: Any
+) -> Record:
+    given = {
+        "world_size": 2, "local_rank": rank, "host": "node", "pid": 7, "device": "cpu", "backend": "gloo",
+        "torch": "2.13", "loaders": (), "checkpoints": (), "profiler_pause_ns": None, "ended": "finished", **changes,
+    }  # fmt: skip
+    return Record(rank=rank, modules=tuple(modules), steps=tuple(steps), **given)
+
+
+def run(*ranks: Rank, **changes: Any) -> Run:
+    given = {"name": "run", "command": ("train.py",), "world_size": len(ranks), **changes}
+    return Run(ranks=ranks, **given)
