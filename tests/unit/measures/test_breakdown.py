@@ -12,7 +12,7 @@ from tables import collective, marks, trace
 from ddpprof.events import Collectives, Mark, Phase, Trace, Work
 from ddpprof.measures.breakdown import Breakdown, measure_breakdown
 
-F, B, Z, O, X = Phase.FORWARD, Phase.BACKWARD, Phase.FINALIZE, Phase.OPTIMIZER, Phase.OTHER
+F, B, Z, P, X = Phase.FORWARD, Phase.BACKWARD, Phase.FINALIZE, Phase.OPTIMIZER, Phase.OTHER
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ F, B, Z, O, X = Phase.FORWARD, Phase.BACKWARD, Phase.FINALIZE, Phase.OPTIMIZER, 
     [
         pytest.param({}, Breakdown(0, 0, 0, 0, 0, 0, 100), id="nothing-but-a-step"),
         pytest.param(
-            {"compute": [(0, 10, F, 0), (20, 50, B, 0), (60, 65, Z, 0), (70, 90, O, 0), (95, 99, X, 0)]},
+            {"compute": [(0, 10, F, 0), (20, 50, B, 0), (60, 65, Z, 0), (70, 90, P, 0), (95, 99, X, 0)]},
             Breakdown(10, 35, 0, 20, 0, 4, 31),
             id="phases",
         ),

@@ -23,7 +23,7 @@ B, F = Phase.BACKWARD, Phase.FORWARD
         pytest.param([(0, 10, B, 0)], [(10, 20)], Overlap(10, 10, 0, 0), 10, 0.0, id="touching-is-not-overlap"),
     ],
 )
-def test_overlap_of_a_step(compute, comm, expected, exposed_ns, hidden) -> None:  # type: ignore[no-untyped-def]
+def test_overlap_of_a_step(compute, comm, expected, exposed_ns, hidden) -> None:
     measured = measure_overlap(trace(compute=compute, comm=[collective(*span) for span in comm]), 0)
     assert (measured, measured.exposed_ns, measured.hidden_fraction) == (expected, exposed_ns, hidden)
 

@@ -40,5 +40,5 @@ BACKWARD, OPTIMIZER = (10, 50, Phase.BACKWARD, 0), (80, 90, Phase.OPTIMIZER, 0)
         ),
     ],
 )  # fmt: skip
-def test_trailing(compute, comm, expected) -> None:  # type: ignore[no-untyped-def]
+def test_trailing(compute, comm, expected) -> None:
     assert measure_trailing(trace(steps=[(0, 100), (100, 200)], compute=compute, comm=comm), 0) == expected

@@ -1,0 +1,41 @@
+"""A step's parts by light recording; they add up to the step."""
+
+import pytest
+from tables import forward, recorded
+
+from ddpprof.events import RecordedStep
+from ddpprof.measures.recorded import RecordedBreakdown, measure_recorded_breakdown
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        pytest.param(recorded(forwards=(), mode="off"), None, id="inside-not-recorded"),
+        pytest.param(recorded(data_ns=None), None, id="data-not-recorded"),
+        pytest.param(
+            recorded(forwards=(forward(10, 12, 29, 30),), optimizers=((70, 80),), data_ns=5),
+            RecordedBreakdown(20, 40, 10, 5, 25),
+            id="one-of-each",
+        ),
+        pytest.param(
+            recorded(forwards=(forward(10, 12, 29, 30),)), RecordedBreakdown(20, 70, 0, 0, 10), id="no-optimizer"
+        ),
+        pytest.param(
+            recorded(
+                forwards=(forward(0, 0, 10, 10), forward(30, 30, 40, 40)), optimizers=((70, 80),)
+            ),
+            RecordedBreakdown(20, 50, 10, 0, 20),
+            id="accumulation",
+        ),
+        pytest.param(
+            recorded(forwards=(forward(0, 0, 10, 10), forward(50, 50, 60, 60)), optimizers=((30, 40), (80, 90))),
+            RecordedBreakdown(20, 40, 20, 0, 20),
+            id="two-optimizers",
+        ),
+    ],
+)  # fmt: skip
+def test_parts(step: RecordedStep, expected: RecordedBreakdown | None) -> None:
+    assert measure_recorded_breakdown(step) == expected
+    if expected is not None:
+        parts = [getattr(expected, name) for name in RecordedBreakdown.__slots__]
+        assert sum(parts) == 100
