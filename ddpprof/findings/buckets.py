@@ -55,8 +55,7 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         elif left > _CUT and last.num_bytes >= MIB:
             title = f"The last bucket ({size(last.num_bytes)}) is sent when nothing is left to hide it"
             evidence += (
-                f"; the last bucket alone takes {ms(transfers[-1])}, and no bucket_cap_mb cuts it: DDP divides no "
-                "parameter"
+                f"; the last bucket alone takes {ms(transfers[-1])}, and a smaller bucket_cap_mb does not cut it"
             )
             advice, gain = _fewer_bytes(o, module), min(o.trailing_ns, transfers[-1] // 2)
         else:
@@ -72,7 +71,7 @@ def _fewer_bytes(o: Observed, module: DdpModule) -> str:
     hook = "bf16_compress_hook" if o.backend == "nccl" else "fp16_compress_hook"  # DDP refuses bf16 but for NCCL, XCCL
     return (
         f"Send fewer bytes: ddp.register_comm_hook(None, default_hooks.{hook}), from "
-        f"torch.distributed.algorithms.ddp_comm_hooks, halves them (it rounds gradients); or {accumulate}."
+        f"torch.distributed.algorithms.ddp_comm_hooks, halves 32-bit gradients (it rounds them); or {accumulate}."
     )
 
 

@@ -1,0 +1,430 @@
+"""Every rule on what it looks at, made by hand: it fires with the exact gain, and not below its threshold."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tables import ddp_module
+
+from ddpprof.events import DdpModule, Loader
+from ddpprof.findings import RULES, Finding, Observed, find
+from ddpprof.findings.layout import buckets_under
+from ddpprof.measures.bucket_table import BucketSummary
+
+MIB, MS = 2**20, 1_000_000
+STEP_NS = 100 * MS
+"""so that findings below 1 ms are not worth saying"""
+
+
+def bucket(module: DdpModule, index: int, **changes: Any) -> BucketSummary:
+    parameters = module.buckets[index]
+    given: dict[str, Any] = dict.fromkeys(
+        ("first_ready_ns", "ready_ns", "launched_ns", "started_ns", "finished_ns", "transfer_ns", "slowest_parameter",
+         "slowest_parameter_delay_ns", "late_rank", "late_by_ns")
+    )  # fmt: skip
+    given |= {
+        "module": 0, "index": index, "num_bytes": sum(module.parameters[p].num_bytes for p in parameters),
+        "num_parameters": len(parameters), "first_parameter": f"p{parameters[0]}",
+        "last_parameter": f"p{parameters[-1]}", **changes,
+    }  # fmt: skip
+    return BucketSummary(**given)
+
+
+def observed(module: DdpModule | None = None, buckets: Any = (), **changes: Any) -> Observed:
+    """`buckets`: what is known of each of the module's buckets."""
+    modules = (module,) if module else ()
+    rows = tuple(bucket(module, i, **known) for i, known in enumerate(buckets)) if module else ()
+    return Observed(**{"world_size": 2, "step_ns": STEP_NS, "modules": modules, "buckets": rows, **changes})
+
+
+def only(o: Observed) -> Finding:
+    (finding,) = find(o)
+    return finding
+
+
+def of_mib(*buckets: list[float], **settings: Any) -> DdpModule:
+    """Parameters by their sizes in MiB, in launch order."""
+    flat = [round(size * MIB) for sizes in buckets for size in sizes]
+    indices = iter(range(len(flat)))
+    return ddp_module(flat, [[next(indices) for _ in sizes] for sizes in buckets], **settings)
+
+
+# Two buckets; the last one (8 MiB in 8 parameters) is ready 40 ms after the first.
+SPLIT = of_mib([1], [1] * 8)
+TIMES = [{"ready_ns": 10 * MS, "transfer_ns": 2 * MS}, {"ready_ns": 50 * MS, "transfer_ns": 16 * MS}]
+
+
+@pytest.mark.parametrize(
+    ("o", "gain_ns", "advice"),
+    [
+        pytest.param(
+            observed(SPLIT, TIMES, trailing_ns=12 * MS), 21 * MS // 2, "bucket_cap_mb=2) leaves 1.0 MB",
+            id="smaller-last-bucket",
+        ),
+        pytest.param(
+            observed(of_mib([1], [8]), TIMES, trailing_ns=12 * MS), 8 * MS, "fp16_compress_hook",
+            id="one-parameter-cannot-be-cut",
+        ),
+        pytest.param(
+            observed(of_mib([8]), TIMES[1:], trailing_ns=5 * MS), 5 * MS, "fp16_compress_hook", id="the-only-parameter"
+        ),
+        pytest.param(
+            observed(of_mib([30], [30], [30]), [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)],
+                     trailing_ns=70 * MS),
+            45 * MS, "fp16_compress_hook", id="the-link-is-the-bottleneck",
+        ),
+        pytest.param(
+            observed(of_mib([30], [30], [30]), [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)],
+                     trailing_ns=70 * MS, backend="nccl"),
+            45 * MS, "bf16_compress_hook", id="the-link-is-the-bottleneck-nccl",
+        ),
+        pytest.param(
+            observed(of_mib([30], [30], [30], comm_hook="powerSGD_hook"),
+                     [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)], trailing_ns=20 * MS),
+            20 * MS, "Send fewer bytes: accumulate", id="no-second-hook",
+        ),
+    ],
+)  # fmt: skip
+def test_trailing_communication(o: Observed, gain_ns: int, advice: str) -> None:
+    finding = only(o)
+    assert (finding.rule, finding.gain_ns) == ("trailing-communication", gain_ns)
+    assert advice in finding.advice
+
+
+@pytest.mark.parametrize(
+    "o",
+    [
+        pytest.param(observed(SPLIT, TIMES, trailing_ns=1_142_856), id="gain-below-one-percent"),
+        pytest.param(observed(SPLIT, TIMES, trailing_ns=None), id="not-measured"),
+        pytest.param(observed(SPLIT, TIMES, trailing_ns=12 * MS, step_ns=None), id="step-not-measured"),
+        pytest.param(observed(SPLIT, [{}, {}], trailing_ns=12 * MS), id="buckets-not-paired"),
+        pytest.param(observed(trailing_ns=12 * MS), id="no-record"),
+        pytest.param(observed(of_mib([0.5]), TIMES[1:], trailing_ns=12 * MS), id="nothing-to-halve"),
+    ],
+)
+def test_no_trailing_communication(o: Observed) -> None:
+    assert find(o) == ()
+
+
+LARGE = {"first_ready_ns": 10 * MS, "ready_ns": 60 * MS, "transfer_ns": 20 * MS}
+
+
+@pytest.mark.parametrize(
+    ("module", "known", "exposed_ns", "gain_ns"),
+    [
+        pytest.param(of_mib([1] * 8), [LARGE], 30 * MS, 15 * MS, id="a-quarter-is-left-of-the-transfer"),
+        pytest.param(of_mib([1] * 8), [LARGE], 9 * MS, 9 * MS, id="never-more-than-is-exposed"),
+        pytest.param(
+            of_mib([1] * 8), [{**LARGE, "ready_ns": 17 * MS}], 30 * MS, 7 * MS, id="never-more-than-it-starts-late"
+        ),
+        pytest.param(of_mib([4] + [1] * 4), [LARGE], 30 * MS, 10 * MS, id="down-to-its-largest-parameter"),
+        pytest.param(of_mib([1] * 8, [1] * 2), [LARGE, {}], 30 * MS, 15 * MS, id="the-first-of-two"),
+        pytest.param(of_mib([1] * 8, [1] * 2), [LARGE, {}], MS - 1, None, id="exposed-below-one-percent"),
+        pytest.param(of_mib([1] * 8), [LARGE], None, None, id="exposed-not-measured"),
+        pytest.param(of_mib([1] * 8), [{}], 30 * MS, None, id="bucket-not-timed"),
+        pytest.param(of_mib([0.5] * 3), [LARGE], 30 * MS, None, id="little"),
+        pytest.param(of_mib([7, 0.5, 0.5]), [LARGE], 30 * MS, None, id="one-parameter-cannot-be-cut"),
+        pytest.param(of_mib([1] * 5, [1] * 5), [LARGE, {}], 30 * MS, None, id="half-of-all"),
+    ],
+)
+def test_buckets_too_large(module: DdpModule, known: Any, exposed_ns: int | None, gain_ns: int | None) -> None:
+    findings = [f for f in find(observed(module, known, exposed_ns=exposed_ns)) if f.rule == "buckets-too-large"]
+    assert [f.gain_ns for f in findings] == ([] if gain_ns is None else [gain_ns])
+
+
+TINY = of_mib(*[[0.25]] * 6, bucket_cap_mb=0.1)
+
+
+@pytest.mark.parametrize(
+    ("module", "transfer_ns", "exposed_ns", "gain_ns"),
+    [
+        pytest.param(TINY, MS, 9 * MS, 4 * MS, id="all-but-two-that-ddp-would-make"),
+        pytest.param(TINY, MS, 3 * MS, 3 * MS, id="never-more-than-is-exposed"),
+        pytest.param(TINY, MS // 4, 9 * MS, MS, id="exactly-one-percent"),
+        pytest.param(TINY, MS // 4 - 1, 9 * MS, None, id="below-one-percent"),
+        pytest.param(TINY, None, 9 * MS, None, id="transfer-not-measured"),
+        pytest.param(TINY, MS, None, None, id="exposed-not-measured"),
+        pytest.param(of_mib(*[[0.25]] * 3), MS, 9 * MS, None, id="three"),
+        pytest.param(of_mib(*[[1]] * 6), MS, 9 * MS, None, id="large-enough"),
+    ],
+)
+def test_buckets_too_small(
+    module: DdpModule, transfer_ns: int | None, exposed_ns: int | None, gain_ns: int | None
+) -> None:
+    known = [{"transfer_ns": transfer_ns}] * len(module.buckets)
+    findings = find(observed(module, known, exposed_ns=exposed_ns))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([] if gain_ns is None else [("buckets-too-small", gain_ns)])
+
+
+FIRST = [{"first_ready_ns": 10 * MS, "ready_ns": 30 * MS}, {"ready_ns": 50 * MS}]
+
+
+@pytest.mark.parametrize(
+    ("module", "known", "advice"),
+    [
+        pytest.param(of_mib([1] * 8, [1] * 8, bucket_cap_mb=8.0), FIRST, "bucket_cap_mb_list=[1, 8]", id="cap-of-8"),
+        pytest.param(of_mib([1] * 25, [1] * 8), FIRST, "leave bucket_cap_mb out", id="default-cap-given-by-hand"),
+        pytest.param(
+            of_mib([1] * 25, [1] * 8, has_bucket_cap_mb_list=True), FIRST, "bucket_cap_mb_list=[1, 25]", id="cap-list"
+        ),
+        pytest.param(of_mib([8, 0.1], [1] * 8), FIRST, None, id="one-parameter-cannot-be-cut"),
+        pytest.param(of_mib([1] * 2, [1] * 8), FIRST, None, id="small-already"),
+        pytest.param(of_mib([1] * 25), FIRST[:1], None, id="the-only-bucket"),
+        pytest.param(of_mib([1] * 8, [1] * 8), [{**FIRST[0], "ready_ns": 20 * MS}, FIRST[1]], None, id="fills-soon"),
+        pytest.param(of_mib([1] * 8, [1] * 8), [{}, {}], None, id="not-timed"),
+        pytest.param(
+            of_mib([1] * 8, [1] * 8, find_unused_parameters=True),
+            FIRST,
+            None,
+            id="not-without-rebuild",
+        ),
+    ],
+)
+def test_first_bucket_late(module: DdpModule, known: Any, advice: str | None) -> None:
+    findings = find(observed(module, known, exposed_ns=15 * MS))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([("first-bucket-late", 15 * MS)] if advice else [])
+    assert all(advice in f.advice for f in findings if advice)
+
+
+HELD = of_mib([1, 1], [2], [2])
+LATE = [
+    {"ready_ns": 40 * MS, "launched_ns": 40 * MS, "slowest_parameter": "p1", "slowest_parameter_delay_ns": 20 * MS},
+    {"ready_ns": 25 * MS, "launched_ns": 41 * MS},
+    {"ready_ns": 50 * MS, "launched_ns": 50 * MS},
+]
+
+
+@pytest.mark.parametrize(
+    ("known", "exposed_ns", "gain_ns"),
+    [
+        pytest.param(LATE, 30 * MS, 16 * MS, id="what-the-next-bucket-waited"),
+        pytest.param([{**LATE[0], "slowest_parameter_delay_ns": 7 * MS}, *LATE[1:]], 30 * MS, 7 * MS, id="its-delay"),
+        pytest.param(LATE, 5 * MS, 5 * MS, id="never-more-than-is-exposed"),
+        pytest.param(LATE, MS - 1, None, id="below-one-percent"),
+        pytest.param(LATE, None, None, id="exposed-not-measured"),
+        pytest.param([LATE[0], {**LATE[1], "ready_ns": 40 * MS}, LATE[2]], 30 * MS, None, id="nobody-waited"),
+        pytest.param([{**LATE[0], "slowest_parameter_delay_ns": None}, *LATE[1:]], 30 * MS, None, id="delay-not-known"),
+    ],
+)
+def test_late_parameter(known: Any, exposed_ns: int | None, gain_ns: int | None) -> None:
+    findings = find(observed(HELD, known, exposed_ns=exposed_ns))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([] if gain_ns is None else [("late-parameter", gain_ns)])
+    assert all(f.title == "p1 holds back 2 buckets" for f in findings)
+
+
+def test_the_advice_on_a_late_parameter_depends_on_how_ddp_orders_buckets() -> None:
+    assert "rank 0's first backward pass" in only(observed(HELD, LATE, exposed_ns=30 * MS)).advice
+    searching = of_mib([1, 1], [2], [2], find_unused_parameters=True)
+    assert "Define p1 earlier" in only(observed(searching, LATE, exposed_ns=30 * MS)).advice
+
+
+SEARCHING = {"find_unused_parameters": True}
+
+
+@pytest.mark.parametrize(
+    ("module", "search_ns", "expected"),
+    [
+        pytest.param({**SEARCHING, "unused": None}, 2 * MS, [], id="not-observed"),
+        pytest.param({"unused": ()}, None, [], id="all-used"),
+        pytest.param(
+            {**SEARCHING, "unused": ()}, 2 * MS, [("find-unused-for-nothing", 2 * MS)], id="none"
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": ()}, None, [("find-unused-for-nothing", None)], id="not-timed"
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": (), "static_graph": True}, None, [], id="static-graph"
+        ),
+        pytest.param(
+            {"unused": ("p0",), "static_graph": True}, None, [("unused-parameters", None)], id="in-a-static-graph"
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": ("p0",), "graph_is_static": False}, 2 * MS,
+            [("unused-parameters", None)], id="unused-and-changing",
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": ("p0",), "graph_is_static": True}, 2 * MS,
+            [("static-graph", 2 * MS), ("unused-parameters", None)], id="unused-and-static",
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": ("p0",), "graph_is_static": True}, MS - 1,
+            [("unused-parameters", None)], id="the-search-is-cheap",
+        ),
+    ],
+)  # fmt: skip
+def test_unused_parameters(
+    module: dict[str, Any], search_ns: int | None, expected: list[tuple[str, int | None]]
+) -> None:
+    findings = find(observed(ddp_module(**module), unused_search_ns=search_ns))
+    assert [(f.rule, f.gain_ns) for f in findings] == expected
+
+
+def test_unused_parameters_are_named_with_their_bytes() -> None:
+    names = tuple(f"p{i}" for i in range(7))
+    finding = only(observed(ddp_module([1000] * 10, [range(10)], unused=names)))
+    assert finding.title == "7 parameters never get a gradient: p0, p1, p2, p3, p4 and 2 more"
+    assert finding.evidence == "they are 7.0 kB of 10.0 kB, all-reduced for nothing"
+    skipped = only(observed(ddp_module([1000] * 10, [range(10)], unused=names, skip_all_reduce_unused_params=True)))
+    assert skipped.evidence == "they are 7.0 kB of 10.0 kB"
+
+
+BUFFERS = {"num_buffers": 6, "buffer_bytes": 400, "num_batch_norms": 2}
+
+
+@pytest.mark.parametrize(
+    ("module", "sync_ns", "fires"),
+    [
+        pytest.param({**BUFFERS, "broadcast_buffers": True}, MS, True, id="exactly-one-percent"),
+        pytest.param({**BUFFERS, "broadcast_buffers": True}, MS - 1, False, id="below-one-percent"),
+        pytest.param({**BUFFERS, "broadcast_buffers": True}, None, False, id="not-measured"),
+        pytest.param({**BUFFERS, "broadcast_buffers": False}, MS, False, id="switched-off"),
+        pytest.param({"broadcast_buffers": True}, MS, False, id="no-buffers"),
+    ],
+)
+def test_buffers_broadcast(module: dict[str, Any], sync_ns: int | None, fires: bool) -> None:
+    findings = find(observed(ddp_module(**module), buffer_sync_ns=sync_ns))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([("buffers-broadcast", MS)] if fires else [])
+    assert all("forward_sync_buffers=False" in f.advice and "from rank 0" in f.advice for f in findings)
+
+
+def test_buffers_that_are_no_statistics_may_matter_to_training() -> None:
+    module = ddp_module(**{**BUFFERS, "num_batch_norms": 0}, broadcast_buffers=True)
+    assert "Only if the forward does not change them" in only(observed(module, buffer_sync_ns=MS)).advice
+
+
+@pytest.mark.parametrize(
+    ("views", "copy_out_ns", "fires"),
+    [
+        pytest.param(False, MS, True, id="exactly-one-percent"),
+        pytest.param(False, MS - 1, False, id="below-one-percent"),
+        pytest.param(False, None, False, id="not-measured"),
+        pytest.param(True, MS, False, id="views"),
+    ],
+)
+def test_gradient_copies(views: bool, copy_out_ns: int | None, fires: bool) -> None:
+    findings = find(observed(ddp_module(gradient_as_bucket_view=views), copy_out_ns=copy_out_ns))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([("gradient-copies", MS)] if fires else [])
+
+
+@pytest.mark.parametrize("measure", ["buffer_sync_ns", "copy_out_ns"])
+def test_what_is_measured_for_all_modules_is_said_once(measure: str) -> None:
+    module = ddp_module(**BUFFERS, broadcast_buffers=True)
+    assert only(replace(observed(**{measure: MS}), modules=(module, module))).gain_ns == MS
+
+
+def loader(**changes: Any) -> Loader:
+    return Loader(**{
+        "sampler": "RandomSampler", "dataset_size": 100, "batch_size": 4, "num_workers": 2, "num_iterations": 3,
+        "epochs_set": None, "shuffles": True, "num_training_steps": 9, **changes,
+    })  # fmt: skip
+
+
+def test_gain_and_kind_of_what_costs_correctness() -> None:
+    finding = only(observed(loaders={0: (loader(),), 1: (loader(),)}))
+    assert (finding.rule, finding.gain_ns, finding.is_correctness) == ("no-distributed-sampler", None, True)
+    assert "DistributedSampler(dataset, shuffle=True)" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("loaders", "world_size"),
+    [
+        pytest.param({0: (loader(),)}, 1, id="one-rank"),
+        pytest.param({0: (loader(),)}, 2, id="only-rank-0-trains-on-it"),
+        pytest.param({0: (loader(),), 1: (loader(dataset_size=99),)}, 2, id="each-rank-its-own-part"),
+        pytest.param({0: (loader(num_training_steps=0),), 1: (loader(num_training_steps=0),)}, 2, id="validation"),
+        pytest.param({r: (loader(sampler="DistributedSampler"),) for r in range(2)}, 2, id="divided"),
+        pytest.param({r: (loader(sampler="BucketBatchSampler"),) for r in range(2)}, 2, id="of-the-user"),
+    ],
+)
+def test_no_missing_sampler(loaders: dict[int, tuple[Loader, ...]], world_size: int) -> None:
+    assert find(observed(loaders=loaders, world_size=world_size)) == ()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "shuffles", "fires"),
+    [
+        pytest.param((0, 0), True, True, id="never-set"),
+        pytest.param((0, 1), True, False, id="set"),
+        pytest.param((0,), True, False, id="one-epoch"),
+        pytest.param((0, 0), False, False, id="not-shuffled"),
+        pytest.param(None, True, False, id="has-no-epoch"),
+    ],
+)
+def test_epoch_never_set(epochs: tuple[int, ...] | None, shuffles: bool, fires: bool) -> None:
+    given = loader(sampler="DistributedSampler", epochs_set=epochs, shuffles=shuffles)
+    findings = find(observed(loaders={0: (given,), 1: (given,)}))
+    assert [(f.rule, f.gain_ns, f.is_correctness) for f in findings] == (
+        [("set-epoch-never-called", None, True)] if fires else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "evidence"),
+    [
+        pytest.param({0: ("a", ("/m.pt",)), 1: ("a", ())}, None, id="one-rank"),
+        pytest.param({0: ("a", ("/m0.pt",)), 1: ("a", ("/m1.pt",))}, None, id="a-file-each"),
+        pytest.param({0: ("a", ("/m.pt",)), 1: ("b", ("/m.pt",))}, None, id="disks-of-two-hosts"),
+        pytest.param({0: ("a", ("/m.pt",)), 1: ("a", ("/m.pt",))}, "ranks 0, 1 all wrote /m.pt", id="same"),
+        pytest.param(
+            {0: ("a", ("/m.pt", "/n.pt")), 1: ("a", ("/m.pt", "/n.pt"))},
+            "ranks 0, 1 all wrote /m.pt (2 such files)",
+            id="two",
+        ),
+    ],
+)
+def test_same_checkpoint(checkpoints: dict[int, tuple[str, tuple[str, ...]]], evidence: str | None) -> None:
+    findings = find(observed(checkpoints=checkpoints))
+    assert [f.evidence for f in findings if f.rule == "same-checkpoint"] == ([evidence] if evidence else [])
+
+
+@pytest.mark.parametrize(
+    ("data_ns", "workers", "advice"),
+    [
+        pytest.param(5 * MS, 0, "num_workers=4", id="exactly-five-percent"),
+        pytest.param(5 * MS, 6, "num_workers=12", id="twice-the-workers"),
+        pytest.param(5 * MS - 1, 0, None, id="below-five-percent"),
+        pytest.param(None, 0, None, id="not-measured"),
+    ],
+)
+def test_idle_for_data(data_ns: int | None, workers: int, advice: str | None) -> None:
+    findings = find(observed(data_ns=data_ns, loaders={0: (loader(num_workers=workers),)}))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([("idle-for-data", 5 * MS)] if advice else [])
+    assert all(advice in f.advice for f in findings if advice)
+
+
+@pytest.mark.parametrize("step_ns", [0, None])
+def test_a_step_without_length_gives_nothing_back(step_ns: int | None) -> None:
+    names = ("exposed_ns", "trailing_ns", "data_ns", "buffer_sync_ns", "unused_search_ns", "copy_out_ns")
+    everything = dict.fromkeys(names, 0)
+    module = replace(HELD, num_buffers=1, settings={"broadcast_buffers": True})
+    assert find(observed(module, LATE, step_ns=step_ns, **everything)) == ()
+
+
+def test_most_first_and_unknown_gains_last() -> None:
+    module = ddp_module(**BUFFERS, broadcast_buffers=True, unused=("p0",))
+    o = observed(module, data_ns=9 * MS, buffer_sync_ns=3 * MS, copy_out_ns=20 * MS, loaders={0: (loader(),)})
+    assert [(f.rule, f.gain_ns) for f in find(o)] == [
+        ("gradient-copies", 20 * MS), ("idle-for-data", 9 * MS), ("buffers-broadcast", 3 * MS),
+        ("unused-parameters", None),
+    ]  # fmt: skip
+
+
+def test_nothing_known_nothing_found() -> None:
+    assert find(Observed(world_size=None, step_ns=None)) == ()
+    assert len(RULES) == len(set(RULES))
+
+
+@pytest.mark.parametrize(
+    ("caps", "settings", "sizes"),
+    [
+        # As torch 2.13 did it for five Linear(600, 600), weights of 1 440 000 bytes and biases of 2 400.
+        pytest.param([1, 25], {}, [1442400, 5769600], id="default"),
+        pytest.param([1], {}, [1442400] * 5, id="cap-1"),
+        pytest.param([1, 25], {"find_unused_parameters": True}, [5772000, 1440000], id="no-rebuild"),
+        pytest.param([1], {"find_unused_parameters": True}, [2400] + [1442400] * 4 + [1440000], id="no-rebuild-cap-1"),
+        pytest.param([25], {"find_unused_parameters": True, "static_graph": True}, [7212000], id="static-graph"),
+    ],
+)
+def test_buckets_are_laid_out_as_torch_does(caps: list[float], settings: dict[str, bool], sizes: list[int]) -> None:
+    module = ddp_module([1440000, 2400] * 5, [range(9, -1, -1)], **settings)
+    assert buckets_under(module, caps) == sizes
