@@ -342,10 +342,16 @@ def _findings(report: Report) -> Iterable[Section]:
         )
         for number, f in enumerate(report.findings, 1)
     )
-    yield FindingList("Findings", texts, _NOTHING if report.job.modules else _NOT_RECORDED)
+    profiled = any(rank.steps for rank in report.ranks)
+    otherwise = _NOT_RECORDED if not report.job.modules else _NOTHING if profiled else _NOT_PROFILED
+    yield FindingList("Findings", texts, otherwise)
 
 
 _NOTHING = "Nothing to gain: no rule found more than 1% of the step to recover."
+_NOT_PROFILED = (
+    "None from light recording: how much communication nothing hides, and most rules with it, needs profiled steps. "
+    "Record them with: ddpprof trace train.py"
+)
 _NOT_RECORDED = (
     "None from these traces: most rules need what only ddpprof records (buckets, parameters, data loaders). "
     "Record it with: ddpprof trace train.py"

@@ -74,8 +74,8 @@ def _bars(console: Console, section: Section) -> None:
 
 def _table(console: Console, section: Section) -> None:
     assert isinstance(section, Table)
+    console.print()
     if section.title:
-        console.print()
         console.print(Text(section.title, style="bold"))
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     widths = [max((cell_len(row[i]) for row in section.rows), default=1) for i in range(len(section.columns))]

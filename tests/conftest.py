@@ -1,0 +1,22 @@
+"""Options and fixtures of all tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="refresh tests/golden/ and the report's schema")
+
+
+@pytest.fixture
+def expect_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """Compares text with a file, or refreshes the file under ``--update-golden``."""
+
+    def expect(path: Path, text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), f"{path.name} differs; pytest --update-golden refreshes it"
+
+    return expect

@@ -1,0 +1,67 @@
+"""The report as JSON, and its published schema."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from reports import light_report, report
+from tables import ddp_module, record, recorded, run, trace
+
+import ddpprof.render.json
+from ddpprof.events import Rank
+from ddpprof.render.json import render_json, report_schema
+from ddpprof.report import Report, build_report
+
+CHECKOUT = Path(__file__).parents[3]
+SHIPPED = Path(ddpprof.render.json.__file__).with_name("report.schema.json")
+
+
+def test_the_schema_in_the_repository_is_that_of_the_report(expect_golden: Callable[[Path, str], None]) -> None:
+    text = json.dumps(report_schema(), indent=2, sort_keys=True) + "\n"
+    expect_golden(CHECKOUT / "ddpprof" / "render" / "report.schema.json", text)
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    schema = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+BUILT = run(
+    Rank(0, trace(), record(modules=[ddp_module()], steps=[recorded(ready={0: (40, 30)})])), Rank(1, None, record(1))
+)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(report(), id="whole"),
+        pytest.param(light_report(), id="light"),
+        pytest.param(build_report(BUILT), id="built"),
+        pytest.param(build_report(run(Rank(0, trace(steps=[]), None))), id="no-steps"),
+        pytest.param(build_report(run(Rank(0, trace(), None), name="a\udcff", command=("b\udcff",))), id="undecodable"),
+    ],
+)
+def test_reports_are_as_their_schema_says(validator: jsonschema.Draft202012Validator, made: Report) -> None:
+    text = render_json(made)
+    validator.validate(json.loads(text))
+    assert text.endswith("}\n")
+
+
+def test_the_schema_forbids_what_is_not_a_report(validator: jsonschema.Draft202012Validator) -> None:
+    good = json.loads(render_json(report()))
+    assert validator.is_valid(good)
+    assert not validator.is_valid({**good, "ranks": None})
+    assert not validator.is_valid({key: value for key, value in good.items() if key != "format"})
+
+
+def test_measures_have_the_names_of_the_definitions() -> None:
+    step = json.loads(render_json(report()))["ranks"][1]["steps"][0]
+    assert {name: step[name] for name in ("compute_ns", "comm_ns", "overlap_ns", "exposed_ns", "trailing_ns")} == {
+        "compute_ns": 56_000_000, "comm_ns": 18_000_000, "overlap_ns": 9_000_000, "exposed_ns": 9_000_000,
+        "trailing_ns": 4_420_000,
+    }  # fmt: skip
+    assert json.loads(render_json(report()))["ranks"][1]["steps"][1]["trailing_ns"] is None

@@ -1,0 +1,132 @@
+"""The report in a terminal: golden files, and names that try to be more than names."""
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from reports import GOLDEN, HOSTILE, bucket, hostile_report, light_report, rank, report, step
+
+from ddpprof.render.terminal import render_terminal
+from ddpprof.report import Report
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(shown: Report, width: int = 80, file: io.StringIO | None = None) -> str:
+    file = file or io.StringIO()
+    render_terminal(shown, file, width)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_terminal(expect_golden: Callable[[Path, str], None], width: int) -> None:
+    expect_golden(GOLDEN / f"terminal-{width}.txt", drawn(report(), width))
+
+
+def test_terminal_of_light_recording(expect_golden: Callable[[Path, str], None]) -> None:
+    expect_golden(GOLDEN / "terminal-light.txt", drawn(light_report(), 80))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_is_wider_than_the_terminal_or_ends_in_spaces(width: int) -> None:
+    for line in drawn(report(), width).splitlines():
+        assert len(line) <= width
+        assert line == line.rstrip()
+
+
+def test_headers_are_not_broken_inside_a_word() -> None:
+    words = set(drawn(report()).split())
+    assert {"pre-forward", "optimizer", "finalise", "launched", "exposed", "trailing"} <= words
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+def test_names_stay_text(name: str) -> None:
+    text = drawn(hostile_report(name))
+    assert all(c.isprintable() for c in text.replace("\n", ""))
+    assert text.encode("utf-8")
+    plain = drawn(hostile_report("x"))
+    assert [line.split()[0] for line in text.splitlines() if "5.64" in line] == ["0", "1"], "one row per bucket"
+    assert len(plain.splitlines()) <= len(text.splitlines()) < 200, "no name is endless"
+
+
+def test_markup_is_shown_as_it_is() -> None:
+    assert HOSTILE["markup"] in drawn(hostile_report(HOSTILE["markup"]), 200)
+    assert HOSTILE["html"] in drawn(hostile_report(HOSTILE["html"]), 200)
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_terminal", "has_colour"),
+    [
+        pytest.param({}, True, True, id="terminal"),
+        pytest.param({}, False, False, id="pipe"),
+        pytest.param({"NO_COLOR": "1"}, True, False, id="no-color"),
+        pytest.param({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False, id="no-color-wins"),
+        pytest.param({"NO_COLOR": ""}, True, True, id="no-color-empty-is-not-set"),
+        pytest.param({"TERM": "dumb"}, True, False, id="dumb"),
+    ],
+)
+def test_control_codes(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_terminal: bool, has_colour: bool
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    text = drawn(report(), file=Terminal() if is_terminal else None)
+    assert ("\x1b" in text) == has_colour
+
+
+class Ascii(io.StringIO):
+    encoding = "ascii"  # type: ignore[assignment]
+
+
+def test_bars_tell_their_parts_apart_in_ascii() -> None:
+    lines = drawn(report(), file=Ascii()).splitlines()
+    (bar,) = [line for line in lines if line.startswith("rank 1 ") and "*" in line]
+    assert set(bar.removeprefix("rank 1 ")) == set("+*!#=.")
+    assert "+ forward  * backward  ! exposed comm  # optimizer  = data, other  . idle" in lines
+
+
+def test_many_ranks_are_cut_and_it_says_so() -> None:
+    ranks = tuple(rank(n, step(12, 4000, 10, 5, 0, 10)) for n in range(40))
+    text = drawn(report(ranks=ranks))
+    assert text.count("\nrank 1") <= 7
+    assert "24 more ranks are in the JSON report" in text
+
+
+def test_many_buckets_are_cut_and_it_says_so() -> None:
+    assert "6 more buckets are in the JSON report" in drawn(report(buckets=tuple(bucket(n) for n in range(30))))
+
+
+def test_nothing_to_gain_is_said() -> None:
+    assert "Nothing to gain" in drawn(report(findings=()))
+
+
+def test_light_recording_does_not_claim_that_there_is_nothing_to_gain() -> None:
+    assert "None from light recording" in drawn(light_report())
+
+
+def test_without_a_record_it_does_not_claim_that_there_is_nothing_to_gain() -> None:
+    made = report(findings=())
+    text = drawn(replace(made, job=replace(made.job, modules=(), world_size=None)))
+    assert "Nothing to gain" not in text
+    assert "most rules need what only ddpprof records" in text
+    assert "· 2 ranks ·" in text
+
+
+def test_communication_that_is_not_there_is_absent_not_zero() -> None:
+    silent = replace(step(12, 4000, 0, 0, 0, 10), num_comm_kernels=0)
+    (row,) = [
+        line for line in drawn(report(ranks=(rank(0, silent),))).splitlines() if line.split()[:2] == ["0", "4.00"]
+    ]
+    assert row.split() == ["0", "4.00", "-", "-", "-", "-"]
+
+
+def test_a_step_without_length_is_drawn() -> None:
+    assert "rank 0" in drawn(report(ranks=(rank(0, replace(step(12, 0, 0, 0, None, 0), duration_ns=0)),)))
