@@ -1,0 +1,95 @@
+"""A process's place in the job: its rank, the run directory that all ranks agree on, and its own files there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddpprof import rundir
+from ddpprof.errors import DdpprofError
+from ddpprof.record import output
+from ddpprof.record.agreement import Agreement
+from ddpprof.record.settings import Settings
+
+_session_numbers = iter(range(1 << 30))
+
+
+class Job:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._number = next(_session_numbers)
+        self._agreement: Agreement | None = None
+        self._run_id = ""
+        self._process = os.getpid()
+        self.rank = 0
+        self.world_size = 1
+        self.files: output.RankFiles | None = None
+        self.everyone_records = True
+
+    @property
+    def attached(self) -> bool:
+        return self._agreement is not None
+
+    def in_this_process(self) -> bool:
+        """False in a child that was forked from the training process."""
+        return os.getpid() == self._process
+
+    def attach(self) -> None:
+        """At the first DDP forward: the process group exists, and no backward has run."""
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        store = dist.distributed_c10d._get_default_store()
+        self._agreement = Agreement(store, self.world_size, self._number)
+        if self.rank == 0:
+            self._agreement.offer(*self._open_run())
+        self._agreement.join()
+
+    def _open_run(self) -> tuple[str | None, str, str | None]:
+        run_id = uuid.uuid4().hex
+        try:
+            return str(output.open_run(self._settings, run_id, self.world_size)), run_id, None
+        except (OSError, DdpprofError) as error:
+            return None, run_id, str(error)
+
+    def open_files(self) -> bool:
+        """After the first step. False where rank 0 cannot record, and says so for all.
+
+        Raises `DdpprofError` and `OSError` for what this rank has to say itself.
+        """
+        if self._agreement is None or self.files is not None:
+            return True
+        verdict = self._agreement.verdict()
+        if verdict.out is None:
+            if verdict.problem is not None and self.rank != 0:
+                return False
+            raise DdpprofError(verdict.problem or "rank 0 of this job runs without ddpprof")
+        directory = Path(verdict.out)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._run_id, self.everyone_records = verdict.run_id, verdict.everyone
+        self.files = output.RankFiles(directory, self.rank)
+        return True
+
+    def write_facts(self, noted: dict[str, Any], profiler_pause_ns: int, ended: str | None) -> None:
+        """Raises `OSError`."""
+        if self.files is None:
+            return
+        local_rank = os.environ.get("LOCAL_RANK")
+        facts = {
+            "format": rundir.FORMAT,
+            "run_id": self._run_id,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "local_rank": int(local_rank) if local_rank is not None else None,
+            "host": socket.gethostname(),
+            "pid": self._process,
+            "torch": torch.__version__,
+            "profiler_pause_ns": profiler_pause_ns or None,
+            "ended": ended,
+            **noted,
+        }
+        self.files.write_facts(facts)

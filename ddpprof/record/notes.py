@@ -1,0 +1,101 @@
+"""What happens inside the current step: forwards, optimizer steps, waiting for data. Collected here, not judged."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpprof.record.modules import RecordedModule
+from ddpprof.record.schedule import Mode
+from ddpprof.record.surroundings import Surroundings
+
+RECORDING = (Mode.LIGHT, Mode.PROFILED)
+"""Modes in which the inside of a step is noted."""
+
+
+class StepNotes:
+    def __init__(self) -> None:
+        self.modules: list[RecordedModule] = []
+        self.surroundings = Surroundings()
+        self.recording = False
+        self._forwards: list[list[Any]] = []
+        self._optimizers: list[list[int]] = []
+        self._optimizer_start_ns = 0
+
+    def find(self, ddp: Any) -> RecordedModule | None:
+        for module in self.modules:
+            if module.ddp is ddp:
+                return module
+        return None
+
+    def module(self, ddp: DistributedDataParallel) -> RecordedModule:
+        """The module's notes, begun if it is new."""
+        module = self.find(ddp)
+        if module is None:
+            module = RecordedModule(ddp, len(self.modules))
+            self.modules.append(module)
+        return module
+
+    def begin_step(self, mode: Mode) -> None:
+        """Between two steps, when no collective is under way."""
+        self.recording = mode in RECORDING
+        for module in self.modules:
+            module.begin_step(light=mode is Mode.LIGHT, profiled=mode is Mode.PROFILED)
+
+    def end_step(self) -> None:
+        """Forget the step."""
+        self._forwards, self._optimizers = [], []
+        self.surroundings.end_step(trained=any(module.synchronised for module in self.modules))
+
+    def pre_forward_is_over(self, ddp: DistributedDataParallel, start_ns: int, had_rebuilt: bool) -> None:
+        """DDP's own work before the module's forward took from `start_ns` to now."""
+        module = self.module(ddp)
+        end, sync = time.time_ns(), module.buffer_sync_ns
+        module.buffer_sync_ns = 0
+        rebuild = end - start_ns - sync if ddp._has_rebuilt_buckets and not had_rebuilt else 0
+        module.open_forwards.append([module.index, start_ns, end, 0, 0, sync, rebuild, False])
+
+    def forward_is_over(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
+        """The module's forward ended at `inner_end_ns`, DDP's work after it now."""
+        module = self.find(ddp)
+        if module is None or not module.open_forwards:
+            return
+        forward = module.open_forwards.pop()
+        synchronises = torch.is_grad_enabled() and ddp.require_backward_grad_sync
+        forward[3:5] = [inner_end_ns, time.time_ns()]
+        forward[7] = synchronises
+        self._forwards.append(forward)
+        if synchronises:
+            module.begin_backward(inner_end_ns)
+
+    def buffers_synchronised(self, ddp: DistributedDataParallel, took_ns: int) -> None:
+        self.module(ddp).buffer_sync_ns += took_ns
+
+    def optimizer_begins(self) -> None:
+        self._optimizer_start_ns = time.time_ns()
+
+    def optimizer_ends(self) -> None:
+        self._optimizers.append([self._optimizer_start_ns, time.time_ns()])
+
+    def fields(self, number: int, mode: Mode) -> dict[str, Any]:
+        """The step's line in ``steps.jsonl``, but for its start and end."""
+        fields: dict[str, Any] = {"number": number, "mode": mode.value}
+        if mode not in RECORDING:
+            return fields
+        fields["data_ns"] = self.surroundings.data_ns
+        fields["forwards"] = self._forwards
+        fields["optimizers"] = self._optimizers
+        fields["ready_ns"] = {str(module.index): module.ready_ns() for module in self.modules if module.synchronised}
+        fields["buckets"] = [row for module in self.modules for row in module.bucket_rows()]
+        fields["torch_stats"] = {str(m.index): times for m in self.modules if (times := m.torch_times())}
+        return fields
+
+    def look_for_unused(self) -> None:
+        for module in self.modules:
+            module.look_for_unused()
+
+    def facts(self) -> dict[str, Any]:
+        return {"modules": [module.facts() for module in self.modules], **self.surroundings.facts()}
