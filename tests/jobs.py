@@ -10,6 +10,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "e2e" / "scripts"
 DDPPROF = [sys.executable, "-P", "-m", "ddpprof"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 QUICK = ["--skip-first", "2", "--cost-steps", "4", "--steps", "3"]
 """A window of ten steps, for scripts of thirty."""
 

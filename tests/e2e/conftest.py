@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DDPPROF, Run, environment
+from jobs import DDPPROF, TORCHRUN, Run, environment
 
 
 @pytest.fixture
-def ddpprof(tmp_path: Path) -> Run:
-    """Run the command line in an empty folder, and wait for it."""
+def start(tmp_path: Path) -> Run:
+    """Run any command in an empty folder, and wait for it."""
 
-    def run(*arguments: str | Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(*command: str | Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*DDPPROF, *map(str, arguments)],
+            [*map(str, command)],
             cwd=tmp_path,
             env=environment(**env),
             capture_output=True,
@@ -28,6 +28,18 @@ def ddpprof(tmp_path: Path) -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def ddpprof(start: Run) -> Run:
+    """Run the command line in that folder."""
+    return lambda *arguments, **options: start(*DDPPROF, *arguments, **options)
+
+
+@pytest.fixture
+def torchrun(start: Run) -> Run:
+    """Run a script on two ranks in that folder, without the command line."""
+    return lambda *arguments, **options: start(*TORCHRUN, "--standalone", "--nproc-per-node=2", *arguments, **options)
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DDPPROF, QUICK, Run, environment, script
+from jobs import DDPPROF, QUICK, TORCHRUN, Run, environment, script
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 Report = Callable[[str], dict[str, Any]]
 
 

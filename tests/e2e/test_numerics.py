@@ -1,0 +1,90 @@
+"""Training under `ddpprof trace` ends with the same parameters, bit for bit, as training without it.
+
+Within the twenty steps ddpprof records lightly, with its process group in the reducer or around the comm hook, and then
+with the profiler. Three ranks are where dividing by the world size differs from multiplying by its inverse.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jobs import SCRIPTS, Run, script
+
+Report = Callable[[str], dict[str, Any]]
+
+VARIANTS = re.findall(
+    r'^(?:    |    VARIANTS\[)"(\w+)"\]?(?::| =) ', (SCRIPTS / "variants.py").read_text(), re.MULTILINE
+)
+NEED_AN_ACCELERATOR = {"sync_batch_norm"}
+AT_ONE_AND_THREE = [
+    "plain",
+    "allreduce_hook",
+    "fp16_hook",
+    "powersgd_hook",
+    "own_hook",
+    "find_unused",
+    "static_graph",
+    "bucket_view",
+    "no_sync",
+    "join",
+    "two_modules",
+    "batched_grad_copy",
+    "delay_all_reduce",
+    "optimizer_in_backward",
+]
+FAST = [("plain", 1), ("plain", 2), ("plain", 3), ("fp16_hook", 2)]
+SLOW = [
+    *((variant, 2) for variant in VARIANTS if (variant, 2) not in FAST),
+    *((variant, ranks) for ranks in (1, 3) for variant in AT_ONE_AND_THREE if (variant, ranks) not in FAST),
+]
+WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--steps", "4"]
+
+
+def listed(start: Run) -> list[str]:
+    return start(sys.executable, *script("variants.py", "--list")).stdout.split()
+
+
+def fingerprints(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    return sorted(line for line in done.stdout.splitlines() if "params-sha256" in line)
+
+
+def train_twice(variant: str, ranks: int, start: Run, ddpprof: Run, report: Report) -> None:
+    """Without ddpprof, then with it."""
+    job = script("variants.py", "--variant", variant, "--ranks", str(ranks))
+    bare = start(sys.executable, *job)
+    traced = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *job)
+    expected = fingerprints(bare)
+    assert len(expected) == ranks
+    assert fingerprints(traced) == expected
+    shown = report("run")
+    assert [rank["rank"] for rank in shown["ranks"]] == list(range(ranks))
+    for rank in shown["ranks"]:
+        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "off", "light"]
+        assert [step["step"] for step in rank["steps"]] == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(("variant", "ranks"), FAST)
+def test_parameters_are_identical(variant: str, ranks: int, start: Run, ddpprof: Run, report: Report) -> None:
+    train_twice(variant, ranks, start, ddpprof, report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "ranks"), SLOW)
+def test_parameters_are_identical_however_ddp_is_used(
+    variant: str, ranks: int, start: Run, ddpprof: Run, report: Report
+) -> None:
+    if variant in NEED_AN_ACCELERATOR and variant not in listed(start):
+        pytest.skip("no GPU here, and the variant needs one")
+    train_twice(variant, ranks, start, ddpprof, report)
+
+
+@pytest.mark.slow
+def test_every_variant_is_tested(start: Run) -> None:
+    assert set(listed(start)) | NEED_AN_ACCELERATOR == set(VARIANTS)
+    assert set(AT_ONE_AND_THREE) < set(VARIANTS)

@@ -1,0 +1,140 @@
+"""Steps are what the user calls steps: the iterations of their training loop, without a word from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Run, script
+
+WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--no-profiler", "--steps", "100"]
+"""Light recording from step 6 until the script ends."""
+
+
+def recorded(run: Path, rank: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / f"rank-{rank}.steps.jsonl").read_text().splitlines()]
+
+
+def trace(
+    ddpprof: Run, folder: Path, job: Sequence[str | Path], window: Sequence[str] = WINDOW
+) -> list[list[dict[str, Any]]]:
+    """The recorded steps of both ranks."""
+    done = ddpprof("trace", "--quiet", "--out", "run", *window, "--nproc-per-node=2", "--standalone", *job)
+    assert done.returncode == 0, done.stderr
+    assert "ddpprof" not in done.stderr
+    return [recorded(folder / "run", rank) for rank in (0, 1)]
+
+
+def shape(row: dict[str, Any]) -> tuple[int, list[tuple[int, bool]], int]:
+    """Number, forwards as (module, synchronises), optimizer calls."""
+    forwards = [(module, synchronises) for module, *_, synchronises in row["forwards"]]
+    return row["number"], forwards, len(row["optimizers"])
+
+
+def times_within(row: dict[str, Any]) -> list[int]:
+    """Of the forwards, then of the optimizers."""
+    times = [time for _, *times, _, _, _ in row["forwards"] for time in times]
+    return times + [time for call in row["optimizers"] for time in call]
+
+
+@pytest.mark.parametrize(
+    ("name", "forwards", "num_optimizer_calls", "last"),
+    [
+        pytest.param("gan.py", [(0, True), (1, True), (1, True)], 2, 29, id="two-optimizers-and-modules"),
+        pytest.param("accumulation.py", [(0, False)] * 3 + [(0, True)], 1, 29, id="accumulation"),
+        # It ends when the next one begins, and behind the last none does.
+        pytest.param("manual_sgd.py", [(0, True)], 0, 28, id="no-optimizer"),
+    ],
+)
+def test_a_step_is_one_iteration(
+    name: str,
+    forwards: list[tuple[int, bool]],
+    num_optimizer_calls: int,
+    last: int,
+    tmp_path: Path,
+    ddpprof: Run,
+) -> None:
+    for rows in trace(ddpprof, tmp_path, script(name, "--steps", "30")):
+        assert [row["number"] for row in rows] == list(range(2, last + 1))
+        light = [row for row in rows if row["mode"] == "light"]
+        assert [row["number"] for row in light] == [3, 5, *range(6, last + 1)]
+        assert [shape(row) for row in light] == [(row["number"], forwards, num_optimizer_calls) for row in light]
+        assert all(before["end_ns"] <= after["start_ns"] for before, after in pairwise(rows))
+        for row in light:
+            times = [row["start_ns"], *times_within(row), row["end_ns"]]
+            assert times == sorted(times)
+
+
+def test_optimizers_that_step_within_the_backward_pass_end_one_step_together(tmp_path: Path, ddpprof: Run) -> None:
+    """One optimizer per parameter; as without any, the step ends when the next one begins."""
+    num_parameters = 24
+    for rows in trace(ddpprof, tmp_path, script("variants.py", "--variant", "optimizer_in_backward", "--steps", "20")):
+        assert [row["number"] for row in rows] == list(range(2, 19))
+        light = [row for row in rows if row["mode"] == "light"]
+        assert [shape(row) for row in light] == [(row["number"], [(0, True)], num_parameters) for row in light]
+
+
+def test_evaluation_between_the_steps_is_no_step(tmp_path: Path, ddpprof: Run) -> None:
+    (tmp_path / "evaluates.py").write_text("""
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DDP(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(8, 64))
+dist.barrier()
+time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
+dist.destroy_process_group()
+""")
+    for rows in trace(ddpprof, tmp_path, [tmp_path / "evaluates.py"]):
+        assert [row["number"] for row in rows] == list(range(2, 20))
+        synchronising = [[f for f in row["forwards"] if f[7]] for row in rows if row["mode"] == "light"]
+        assert [len(forwards) for forwards in synchronising] == [1] * len(synchronising)
+
+
+EXPLICIT = """
+import sys, time, torch, torch.distributed as dist, ddpprof
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DDP(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with ddpprof.profile("run", skip_first=2, cost_steps=4, profiler=False, steps=100) as prof:
+    for step in range(20):
+        for _ in range(int(sys.argv[1])):
+            optimizer.zero_grad()
+            model(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
+        prof.step()
+dist.barrier()
+time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("updates", "first_mark_ends"),
+    [pytest.param(1, 1, id="one-update-each"), pytest.param(3, 3, id="three-updates-each")],
+)
+def test_the_user_marks_the_steps(updates: int, first_mark_ends: int, tmp_path: Path, torchrun: Run) -> None:
+    """Until the first mark steps are found as ever: each of the first iteration's updates is one."""
+    (tmp_path / "marks.py").write_text(EXPLICIT)
+    done = torchrun(tmp_path / "marks.py", str(updates))
+    assert (done.returncode, "ddpprof" in done.stderr) == (0, False), done.stderr
+    for rank in (0, 1):
+        rows = recorded(tmp_path / "run", rank)
+        assert rows[-1]["number"] == first_mark_ends + 19 - 1
+        light = [row for row in rows if row["mode"] == "light" and row["number"] >= first_mark_ends]
+        assert light
+        assert [shape(row)[1:] for row in light] == [([(0, True)] * updates, updates)] * len(light)
