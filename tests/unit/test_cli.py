@@ -1,0 +1,274 @@
+"""The command line without a job: help, reports, mistakes."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddpprof.cli import _default_out, _parsers, _split, main
+
+SHARED = Path(os.environ.get("DDPPROF_SHARED", Path(__file__).parents[3] / "shared"))
+TRACES = sorted((SHARED / "traces").glob("*.json*"))
+FORWARD, BACKWARD = "DistributedDataParallel.forward", "autograd::engine::evaluate_function: MmBackward0"
+
+Out = Callable[[], tuple[str, str]]
+
+
+def event(category: str, name: str, start: int, end: int, tid: int = 1) -> dict:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": end - start, "args": {}}
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    """One step of 100 µs: forward 20, backward 40, of a collective of 40 half is hidden."""
+    events = [
+        event("user_annotation", "ProfilerStep#3", 0, 100),
+        event("user_annotation", FORWARD, 0, 20),
+        event("cpu_op", "aten::mm", 0, 20),
+        event("cpu_op", BACKWARD, 20, 60),
+        event("cpu_op", "c10d::allreduce_", 39, 40),
+        event("user_annotation", "gloo:all_reduce", 40, 80, tid=2),
+    ]
+    path = tmp_path / "trace_rank0.json"
+    info = {"backend": "gloo", "rank": 0, "world_size": 2}
+    path.write_text(json.dumps({"distributedInfo": info, "traceEvents": events}))
+    return path
+
+
+@pytest.fixture
+def output(capsys: pytest.CaptureFixture[str]) -> Out:
+    def read() -> tuple[str, str]:
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    return read
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Which of the heavy packages a command imports."""
+    code = (
+        "import sys; from ddpprof.cli import main\n"
+        f"try: main({list(arguments)!r})\n"
+        "except SystemExit: pass\n"
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split()) & {"torch", "numpy", "rich", "msgspec", "isal", "fsspec"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["trace", "--help"], ["report", "--help"], []])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    assert loaded_by(*arguments) == set()
+
+
+@pytest.mark.parametrize("form", ["terminal", "json", "markdown"])
+def test_report_imports_no_torch(trace_file: Path, form: str) -> None:
+    assert "torch" not in loaded_by("report", str(trace_file), "--format", form)
+
+
+def test_help_lists_the_commands(output: Out) -> None:
+    assert main([]) == 0
+    text, _ = output()
+    assert {"trace", "report", "demo"} <= {line.split()[0] for line in text.splitlines() if line.startswith("    ")}
+
+
+RUN = {"format": 1, "run_id": "a", "command": [], "world_size": 1, "settings": {}}
+
+
+def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "run.json").write_text(json.dumps({**RUN, "format": 99}))
+    (tmp_path / "bad.json").write_text('{"traceEvents": [')
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}')[:-9])
+    (tmp_path / "good.json").write_text(
+        json.dumps({"traceEvents": [event("user_annotation", "ProfilerStep#1", 0, 9)]})
+    )  # fmt: skip
+    good, nowhere = str(tmp_path / "good.json"), str(tmp_path / "none" / "x.json")
+    return {
+        "no-such-path": (["report", str(tmp_path / "none")], "does not exist"),
+        "not-a-run": (["report", str(tmp_path / "empty")], "is not a run"),
+        "newer-format": (["report", str(tmp_path / "newer")], "newer ddpprof"),
+        "bad-trace": (["report", str(tmp_path / "bad.json")], "bad.json"),
+        "cut-off": (["report", str(tmp_path / "cut.json.gz")], "is cut off"),
+        "endless-name": (["report", "x" * 5000], "File name too long"),
+        "unwritable": (["report", good, "--out", nowhere], f"cannot write {nowhere}"),
+        "no-path": (["report"], "required: path. See: ddpprof report --help"),
+        "no-such-format": (["report", good, "--format", "xml"], "invalid choice: 'xml'"),
+        "no-such-command": (["nope"], "invalid choice: 'nope'"),
+        "nothing-to-trace": (["trace"], "nothing to trace"),
+        "nothing-after-the-dashes": (["trace", "--"], "nothing to trace"),
+        "no-such-script": (["trace", str(tmp_path / "none.py")], "there is no script"),
+        "no-such-option": (["trace", "--bogus", "x.py"], "unrecognized arguments: --bogus"),
+        "not-a-number": (["trace", "--steps", "many", "x.py"], "many is not a whole number"),
+        "no-steps": (["trace", "--steps", "0", "x.py"], "must be at least 1"),
+        "negative": (["trace", "--warmup", "-1", "x.py"], "must not be negative"),
+        "torchrun-twice": (["trace", "--nnodes", "2", "--", "torchrun", "x.py"], "go to torchrun itself"),
+    }
+
+
+MISTAKES = (
+    "no-such-path", "not-a-run", "newer-format", "bad-trace", "cut-off", "endless-name", "unwritable", "no-path",
+    "no-such-format", "no-such-command", "nothing-to-trace", "nothing-after-the-dashes", "no-such-script",
+    "no-such-option", "not-a-number", "no-steps", "negative", "torchrun-twice",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: Out, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cases = mistakes(tmp_path)
+    assert set(cases) == set(MISTAKES)
+    arguments, message = cases[name]
+    assert main(arguments) == 2
+    text, error = output()
+    assert text == ""
+    assert error.startswith("ddpprof: ")
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_report_on_a_file_and_on_its_folder(trace_file: Path, output: Out) -> None:
+    for path in (trace_file, trace_file.parent):
+        assert main(["report", str(path), "--format", "json"]) == 0
+        made = json.loads(output()[0])
+        assert made["missing"] == ["rank 1 of 2 left no trace"]
+        (step,) = made["ranks"][0]["steps"]
+        measured = [
+            step[name] for name in ("step", "duration_ns", "compute_ns", "comm_ns", "overlap_ns", "trailing_ns")
+        ]
+        assert measured == [3, 100_000, 59_000, 40_000, 20_000, 20_000]
+
+
+def test_formats(trace_file: Path, output: Out) -> None:
+    texts = {}
+    for form in ("terminal", "json", "markdown"):
+        assert main(["report", str(trace_file), "--format", form]) == 0
+        texts[form] = output()[0]
+    assert texts["terminal"].startswith("trace_rank0.json · 1 of 2 ranks · gloo · cpu · 1 profiled step\n")
+    assert json.loads(texts["json"])["format"] == 1
+    assert texts["markdown"].startswith("# trace\\_rank0.json\n")
+    assert main(["report", str(trace_file)]) == 0
+    assert output()[0] == texts["terminal"]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "begins"),
+    [
+        pytest.param("x.json", None, "{", id="json-by-name"),
+        pytest.param("x.md", None, "# trace", id="markdown-by-name"),
+        pytest.param("x.txt", None, "trace_rank0.json ·", id="terminal-otherwise"),
+        pytest.param("x.md", "json", "{", id="format-goes-before-the-name"),
+    ],
+)
+def test_out_writes_a_file_and_says_so(
+    trace_file: Path, tmp_path: Path, output: Out, name: str, form: str | None, begins: str
+) -> None:
+    path = tmp_path / name
+    assert main(["report", str(trace_file), "--out", str(path), *(["--format", form] if form else [])]) == 0
+    assert output() == (f"Wrote {path}.\n", "")
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(begins)
+    assert "\x1b" not in text
+
+
+def test_a_closed_pipe_is_no_error(trace_file: Path) -> None:
+    command = f'"{sys.executable}" -m ddpprof report "{trace_file}" --format json | head -n 1; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{\n0\n", "")
+
+
+def test_a_terminal_without_the_bars_characters_gets_others(trace_file: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "ddpprof", "report", str(trace_file)]
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert done.stderr == b""
+    assert b"+ forward" in done.stdout
+
+
+@pytest.mark.parametrize("form", ["terminal", "json", "markdown"])
+@pytest.mark.parametrize("path", [p for p in TRACES if "horovod" not in p.name], ids=lambda path: path.name)
+def test_real_traces_of_others_give_a_report(path: Path, form: str, output: Out) -> None:
+    assert main(["report", str(path), "--format", form]) == 0
+    text, error = output()
+    assert error == ""
+    assert "nan" not in text.lower().split()
+    if form == "json":
+        assert json.loads(text)["ranks"]
+
+
+@pytest.mark.skipif(not TRACES, reason="the traces of others are not part of the project: no ../shared")
+def test_a_folder_of_real_traces_gives_a_report(output: Out) -> None:
+    assert main(["report", str(SHARED / "traces"), "--format", "json"]) == 0
+    made = json.loads(output()[0])
+    assert len(made["ranks"]) == 8
+    assert any("horovod" in text for text in made["missing"])
+
+
+@pytest.mark.skipif(not TRACES, reason="the traces of others are not part of the project: no ../shared")
+def test_a_timeline_of_another_tool_is_refused_in_one_line(output: Out) -> None:
+    assert main(["report", str(SHARED / "traces" / "horovod_timeline_2ranks.json")]) == 2
+    text, error = output()
+    assert text == ""
+    assert "no op, kernel or step of torch.profiler" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "command"),
+    [
+        pytest.param("train.py", "", "train.py", id="script"),
+        pytest.param("train.py --steps 3 --out x", "", "train.py --steps 3 --out x", id="the-script's-own"),
+        pytest.param("--steps 3 train.py 5", "--steps 3", "train.py 5", id="ours"),
+        pytest.param("--steps=3 train.py", "--steps=3", "train.py", id="ours-with-="),
+        pytest.param("--quiet --force train.py", "--quiet --force", "train.py", id="ours-without-value"),
+        pytest.param("--nproc-per-node 2 train.py -r 3", "--nproc-per-node 2", "train.py -r 3", id="torchrun's"),
+        pytest.param("--nproc_per_node=2 train.py", "--nproc_per_node=2", "train.py", id="torchrun's-with-="),
+        pytest.param("--standalone --steps 3 train.py", "--standalone --steps 3", "train.py", id="torchrun's-flag"),
+        pytest.param("-r 3 -t 0:1 train.py", "-r 3 -t 0:1", "train.py", id="torchrun's-short"),
+        pytest.param("-m pkg.train --steps 3", "-m", "pkg.train --steps 3", id="module"),
+        pytest.param("-- torchrun --nproc-per-node 2 x.py", "", "-- torchrun --nproc-per-node 2 x.py", id="command"),
+        pytest.param("--steps 3 -- bash -c x", "--steps 3", "-- bash -c x", id="ours-then-command"),
+        pytest.param("train.py -- --steps 3", "", "train.py -- --steps 3", id="the-script's-own-dashes"),
+        pytest.param("--out - train.py", "--out -", "train.py", id="a-dash-is-a-value"),
+        pytest.param("--steps", "--steps", "", id="value-missing"),
+        pytest.param("", "", "", id="nothing"),
+    ],
+)
+def test_where_the_command_begins(arguments: str, own: str, command: str) -> None:
+    assert _split(arguments.split(), _parsers()[1]) == (own.split(), command.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "torchrun"),
+    [
+        pytest.param("--steps 3", None, id="none"),
+        pytest.param("--nproc-per-node 2", ["--nproc-per-node", "2"], id="with-value"),
+        pytest.param("--nproc_per_node=gpu", ["--nproc_per_node", "gpu"], id="with-="),
+        pytest.param("--standalone --nnodes 1:4", ["--standalone", "--nnodes", "1:4"], id="flag-in-order"),
+        pytest.param("--nnodes 2 --steps 3 --standalone", ["--nnodes", "2", "--standalone"], id="ours-between"),
+    ],
+)
+def test_torchruns_options_are_passed_on_as_given(arguments: str, torchrun: list[str] | None) -> None:
+    assert _parsers()[1].parse_args(arguments.split()).torchrun == torchrun
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        pytest.param(["train.py"], "train", id="script"),
+        pytest.param(["a/b/train_net.py", "x"], "train_net", id="path"),
+        pytest.param(["pkg.cli.train"], "train", id="module"),
+        pytest.param(["torchrun", "train.py"], "torchrun", id="command"),
+        pytest.param(["/usr/bin/srun"], "srun", id="absolute-command"),
+    ],
+)
+def test_runs_are_named_after_what_ran(words: list[str], name: str) -> None:
+    assert _default_out(words).startswith(f"runs/{name}-2")

@@ -1,0 +1,180 @@
+"""The whole report of runs made by hand: complete, trace only, record only, with gaps."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tables import collective, ddp_module, forward, record, recorded, run, trace
+
+from ddpprof.events import Mark, Phase, Rank, RecordedStep, Trace
+from ddpprof.measures.breakdown import Breakdown
+from ddpprof.measures.recorded import RecordedBreakdown
+from ddpprof.report import DeviceWork, Report, build_report
+
+MODULE = ddp_module((8_000_000, 2_000_000), [[1], [0]], gradient_as_bucket_view=False)
+LOGGED = {
+    "forward_compute_time": 18, "backward_compute_time": 50, "backward_comm_time": 60,
+    "backward_compute_comm_overlap_time": 40,
+}  # fmt: skip
+
+
+def made_trace(shift: int = 0, **changes: Any) -> Trace:
+    """One step: forward 0-20, backward 20-60, two buckets, of which the second trails until 80, optimizer 85-95."""
+    return trace(
+        compute=[(0, 20, Phase.FORWARD, 0), (20, 60, Phase.BACKWARD, 0), (85, 95, Phase.OPTIMIZER, 0)],
+        comm=[collective(32, 45 + shift, launched=31), collective(62 + shift, 80, launched=58)],
+        host=[(Mark.BUCKET_COPY_OUT, 80, 82, 0)],
+        **changes,
+    )
+
+
+def made_steps(**changes: Any) -> tuple[RecordedStep, ...]:
+    forwards = (forward(0, 1, 20, 21),)
+    return (
+        recorded(7, 0, 100, "off", data_ns=None, forwards=()),
+        recorded(8, 0, 110, "light", forwards=forwards, optimizers=((85, 95),), data_ns=3),
+        recorded(10, 0, 100, forwards=forwards, ready={0: (57, 30)}, **changes),
+        recorded(11, 100, 200, forwards=(), torch_stats={0: LOGGED}),
+    )
+
+
+def whole() -> Report:
+    return build_report(
+        run(
+            Rank(0, made_trace(), record(0, [MODULE], made_steps(), profiler_pause_ns=5)),
+            Rank(1, made_trace(shift=10), record(1, [MODULE], made_steps())),
+        )
+    )
+
+
+def test_the_job() -> None:
+    job = whole().job
+    assert (job.name, job.command, job.world_size, job.num_ranks_read) == ("run", ("train.py",), 2, 2)
+    assert (job.hosts, job.device, job.backend, job.torch) == (("node",), "cpu", "gloo", "2.13")
+    (module,) = job.modules
+    assert (module.num_parameters, module.parameter_bytes, module.num_buckets) == (2, 10_000_000, 2)
+    assert (module.name, module.bucket_cap_mib, module.comm_hook) == ("Net", 25.0, None)
+
+
+def test_a_profiled_step() -> None:
+    first, second = whole().ranks
+    (step,) = first.steps
+    assert (step.step, step.duration_ns, step.num_comm_kernels) == (10, 100, 2)
+    assert (step.compute_ns, step.comm_ns, step.overlap_ns, step.exposed_ns, step.trailing_ns) == (70, 31, 13, 18, 18)
+    assert step.parts == Breakdown(20, 40, 18, 10, 0, 0, 12)
+    assert second.steps[0].trailing_ns == 8
+    assert first.whole == DeviceWork(70, 31, 13, 18, 0, 2)
+
+
+def test_the_light_steps_and_the_cost() -> None:
+    rank = whole().ranks[0]
+    assert [(s.step, s.mode, s.duration_ns) for s in rank.light_steps] == [
+        (7, "off", 100), (8, "light", 110), (11, "profiled", 100)
+    ]  # fmt: skip
+    assert [s.parts for s in rank.light_steps] == [None, RecordedBreakdown(21, 64, 10, 3, 12), None]
+    assert rank.recording_cost is not None
+    assert (rank.recording_cost.light_ratio, rank.recording_cost.profiler_pause_ns) == (1.1, 5)
+
+
+def test_ddps_own_times_stand_in_the_following_step() -> None:
+    times = whole().ranks[0].steps[0].torch_times
+    assert times is not None
+    assert (times.forward_ns, times.backward_ns, times.comm_ns, times.overlap_ns) == (20, 38, 49, 27)
+    assert (times.torch_forward_ns, times.torch_comm_ns) == (18, 60)
+
+
+def test_buckets_over_both_ranks() -> None:
+    first, second = whole().buckets
+    assert (first.num_bytes, first.ready_ns, first.launched_ns, first.transfer_ns) == (2_000_000, 10, 11, 13)
+    assert (second.num_bytes, second.ready_ns, second.launched_ns, second.transfer_ns) == (8_000_000, 37, 38, 8)
+    assert (first.late_by_ns, second.late_by_ns) == (0, 0)
+
+
+def test_findings_take_the_rank_that_suffers_least() -> None:
+    gains = {f.rule: f.gain_ns for f in whole().findings}
+    # rank 0 trails for 18, rank 1 for 8: the difference is waiting, which no bucket size removes
+    assert gains == {"trailing-communication": 4, "gradient-copies": 2}
+
+
+def test_trace_only() -> None:
+    made = build_report(run(Rank(0, made_trace(), None), command=()))
+    (rank,) = made.ranks
+    assert (made.job.modules, made.buckets, made.findings, made.job.torch) == ((), (), (), None)
+    assert (made.job.backend, made.job.device, rank.host, rank.ended) == ("gloo", "cpu", None, None)
+    assert (rank.steps[0].trailing_ns, rank.steps[0].torch_times, rank.recording_cost) == (18, None, None)
+    assert rank.steps[0].wrapper.pre_forward_ns is None
+
+
+def test_record_only() -> None:
+    step = recorded(4, 0, 110, "light", forwards=(forward(0, 1, 20, 21, buffer_sync_ns=9),), ready={0: (57, 30)},
+                    buckets=[(0, 0, 31, 45), (0, 1, 58, 80)], data_ns=30)  # fmt: skip
+    module = replace(MODULE, num_buffers=2, settings={**MODULE.settings, "broadcast_buffers": True})
+    made = build_report(run(Rank(0, None, record(0, [module], [step]))))
+    (rank,) = made.ranks
+    assert (rank.whole, rank.steps, [s.step for s in rank.light_steps]) == (None, (), [4])
+    assert [(b.launched_ns, b.started_ns, b.finished_ns, b.transfer_ns) for b in made.buckets] == [
+        (11, None, 25, None), (38, None, 60, None),
+    ]  # fmt: skip
+    assert {f.rule: f.gain_ns for f in made.findings} == {"idle-for-data": 30, "buffers-broadcast": 9}
+
+
+def test_a_missing_rank_is_named_and_the_others_are_reported() -> None:
+    made = build_report(
+        run(Rank(1, made_trace(), None), world_size=2, missing=("rank 0 of 2 left no files",))
+    )  # fmt: skip
+    assert made.missing == ("rank 0 of 2 left no files",)
+    assert (made.job.world_size, made.job.num_ranks_read, [r.rank for r in made.ranks]) == (2, 1, [1])
+
+
+def test_a_rank_that_never_described_its_modules_is_reported_without_buckets() -> None:
+    made = build_report(run(Rank(0, made_trace(), record(0, [], made_steps()))))
+    assert (made.buckets, made.job.modules) == ((), ())
+    assert made.ranks[0].steps[0].trailing_ns == 18
+
+
+def test_modules_come_from_the_first_rank_that_has_them() -> None:
+    made = build_report(
+        run(Rank(0, made_trace(), None), Rank(1, made_trace(), record(1, [MODULE], made_steps())))
+    )  # fmt: skip
+    assert [m.name for m in made.job.modules] == ["Net"]
+    assert [b.launched_ns for b in made.buckets] == [11, 38]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(trace(steps=[]), id="no-steps"),
+        pytest.param(trace(), id="no-work"),
+        pytest.param(trace(device="gpu"), id="no-work-on-the-accelerator"),
+        pytest.param(trace(steps=[(5, 5)]), id="a-step-without-length"),
+        pytest.param(trace(compute=[(0, 50, Phase.OTHER, 0)]), id="no-ddp"),
+    ],
+)
+def test_what_is_absent_is_none(made: Trace) -> None:
+    built = build_report(run(Rank(0, made, None)))
+    assert built.findings == ()
+    for step in built.ranks[0].steps:
+        assert (step.trailing_ns, step.comm_ns, step.torch_times) == (None, 0, None)
+        assert step.parts is None or step.parts.step_ns == step.duration_ns
+
+
+def test_no_communication() -> None:
+    made = trace(compute=[(0, 20, Phase.FORWARD, 0), (20, 60, Phase.BACKWARD, 0)])
+    (rank,) = build_report(run(Rank(0, made, record(0, [MODULE], made_steps())))).ranks
+    assert (rank.steps[0].comm_ns, rank.steps[0].exposed_ns, rank.steps[0].trailing_ns) == (0, 0, 0)
+
+
+def test_notes_are_said_once_with_the_number_of_ranks() -> None:
+    ranks = [Rank(n, trace(notes=("all",) if n else ("all", "one")), None) for n in range(3)]
+    assert build_report(run(*ranks, missing=("first",))).missing == ("first", "all", "one (1 of 3 ranks)")
+
+
+def test_an_accelerator_that_idles_while_the_host_waits_for_data() -> None:
+    made = trace(
+        steps=[(0, 100), (100, 200)],
+        device="gpu",
+        compute=[(10, 60, Phase.BACKWARD, 0), (110, 160, Phase.BACKWARD, 1)],
+        host=[(Mark.DATA, 65, 105, 1)],
+    )
+    made_run = run(Rank(0, made, record(0, [MODULE], made_steps())))
+    assert {f.rule: f.gain_ns for f in build_report(made_run).findings} == {"idle-for-data": 20}
