@@ -42,6 +42,8 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             "hide it once the first was ready"
         )
         if len(buckets) > 1 and comm - transfers[-1] > window:
+            if _total_bytes(buckets) < len(buckets) * MIB:
+                continue  # latency, not bandwidth: `buckets_too_small` says that
             title = "The link is the bottleneck: gradients take longer to send than the backward pass can hide"
             advice, gain = _fewer_bytes(o, module), min(o.trailing_ns, comm // 2)
         elif len(buckets) > 1 and left <= _CUT:

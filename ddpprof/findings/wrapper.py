@@ -63,7 +63,11 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
     if not modules or not o.worth(o.buffer_sync_ns):
         return
     batch_norms = sum(m.num_batch_norms for m in modules)
-    what = f"{batch_norms} BatchNorm layers" if batch_norms else ", ".join(m.name for m in modules)
+    what = (
+        f"{batch_norms} BatchNorm layer{'s' if batch_norms > 1 else ''}"
+        if batch_norms
+        else ", ".join(m.name for m in modules)
+    )
     yield Finding(
         "buffers-broadcast",
         f"{sum(m.num_buffers for m in modules)} buffers of {what} are broadcast before every forward",

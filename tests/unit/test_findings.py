@@ -99,6 +99,14 @@ def test_trailing_communication(o: Observed, gain_ns: int, advice: str) -> None:
         pytest.param(observed(SPLIT, TIMES, trailing_ns=12 * MS, step_ns=None), id="step-not-measured"),
         pytest.param(observed(SPLIT, [{}, {}], trailing_ns=12 * MS), id="buckets-not-paired"),
         pytest.param(observed(trailing_ns=12 * MS), id="no-record"),
+        pytest.param(
+            observed(
+                of_mib(*[[0.9]] * 3),
+                [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)],
+                trailing_ns=70 * MS,
+            ),
+            id="latency-is-no-matter-of-bytes",
+        ),
         pytest.param(observed(of_mib([0.5]), TIMES[1:], trailing_ns=12 * MS), id="nothing-to-halve"),
     ],
 )
