@@ -1,13 +1,26 @@
 """Recording, inside or around the training process. The only part of ddpprof that imports torch.
 
-launch.py      around the job: starts it with ddpprof injected, passes signals and exit code through
-inject/        the folder that `launch` puts on PYTHONPATH; its sitecustomize.py waits for torch's DDP module
-patches.py     the few methods of torch that are wrapped, and nothing else
-session.py     what happens in one training process, from the first DDP forward to the end
-schedule.py    which step is skipped, timed, recorded, profiled
-steps.py       where a training step ends
-buckets.py     when each gradient bucket is launched and finished
-facts.py       what DDP, its buckets, data loaders and checkpoints look like
-agreement.py   all ranks record, or none
-output.py      files of one rank
+launch.py        around the job: starts it with ddpprof injected, passes signals and exit code through
+torchrun.py      torchrun's options, which `ddpprof trace` passes on
+settings.py      what to record, and how it reaches the training processes
+inject/          the folder that `launch` puts on PYTHONPATH; its sitecustomize.py waits for torch's DDP module
+injected.py      what that sitecustomize calls
+profile.py       `with ddpprof.profile(…)` in user code
+patches.py       the few methods of torch that are wrapped, and nothing else
+
+session.py       what happens in one training process, from the first DDP forward to the end
+schedule.py      which step is skipped, timed, recorded, profiled
+steps.py         where a training step ends
+notes.py         what happens inside the current step
+modules.py       one DDP module under observation
+buckets.py       when each gradient bucket is launched and finished
+facts.py         what DDP, its buckets and its parameters look like
+surroundings.py  data loaders, samplers, checkpoints
+profiler.py      torch.profiler over the profiled steps
+
+job.py           the process's rank, and its files in the run directory
+agreement.py     all ranks record, or none
+output.py        files of one rank
+signals.py       SIGINT and SIGTERM wait while files are written
+hooks.py         `ddpprof.hooks`: a comm hook that times buckets, without the profiler
 """

@@ -58,7 +58,9 @@ def main():
             sampler.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x, use_spare=mistake not in ("unused", "unused_unsearched")), y).backward()
+            nn.functional.cross_entropy(
+                model(x, use_spare=mistake not in ("unused", "unused_unsearched")), y
+            ).backward()
             optimizer.step()
         if mistake == "same_checkpoint" or dist.get_rank() == 0:
             torch.save(model.state_dict(), os.path.join(os.getcwd(), "checkpoint.pt"))
