@@ -318,17 +318,24 @@ def _recording_cost(report: Report) -> Iterable[Section]:
     _, cost = slowest
     words = []
     if cost.light_ratio is not None and cost.spread is not None:
-        within = "within the" if abs(cost.light_ratio - 1) < cost.spread else "bare steps have a"
         words.append(
-            f"a lightly recorded step takes {cost.light_ratio:.3f} × a bare one ({_count(cost.num_pairs, 'pair')}, "
-            f"{within} noise of {cost.spread:.0%})"
+            f"a lightly recorded step takes {cost.light_ratio:.3f} × a bare one ({_count(cost.num_pairs, 'pair')} of "
+            f"steps{_noise(cost.light_ratio, cost.spread)})"
         )
     if cost.profiled_ratio is not None:
-        words.append(f"a profiled step {cost.profiled_ratio:.2f} × ({ms(cost.profiled_ns)} to {ms(cost.off_ns)} ms)")
+        words.append(
+            f"a profiled step {cost.profiled_ratio:.2f} × ({ms(cost.profiled_ns)} to {ms(cost.off_ns)} ms"
+            f"{_noise(cost.profiled_ratio, cost.spread)})"
+        )
     if cost.profiler_pause_ns is not None:
         words.append(f"the profiler's start and end stopped training once, for {ms(cost.profiler_pause_ns)} ms")
     if words:
         yield Line(f"ddpprof's own cost: {'; '.join(words)}.", is_aside=True)
+
+
+def _noise(ratio: float, spread: float | None) -> str:
+    within = spread is not None and abs(ratio - 1) < spread
+    return f", within the {spread:.0%} by which bare steps differ" if within else ""
 
 
 def _findings(report: Report) -> Iterable[Section]:
