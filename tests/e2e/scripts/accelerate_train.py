@@ -1,6 +1,6 @@
 """Hugging Face Accelerate.
 
-accelerate launch --cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no accelerate_train.py
+accelerate launch --multi_gpu --num_processes 2 accelerate_train.py     on the CPU too: --cpu starts one process only
 torchrun --nproc-per-node 2 accelerate_train.py
 """
 

@@ -1,0 +1,66 @@
+"""Frameworks that nobody here wrote to suit ddpprof: recorded as they are, and numerically untouched."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jobs import TORCHRUN, Run, script
+
+pytestmark = pytest.mark.slow
+Report = Callable[[str], dict[str, Any]]
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+# Accelerate's name for its launcher of several processes is --multi_gpu; with --cpu it starts a single one.
+ACCELERATE = [
+    *(sys.executable, "-m", "accelerate.commands.launch"),
+    *("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1"),
+]
+TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
+
+
+def fingerprint(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("params-sha256"))
+    return line
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "bare", "traced"),
+    [
+        pytest.param("accelerate", "accelerate_train.py", ACCELERATE, ["--", *ACCELERATE], id="accelerate-launch"),
+        pytest.param(
+            "accelerate",
+            "accelerate_train.py",
+            [*TORCHRUN, *TWO_RANKS],
+            TWO_RANKS,
+            id="accelerate-torchrun",
+        ),
+        pytest.param("lightning", "lightning_train.py", [sys.executable], [], id="lightning"),
+        pytest.param("transformers", "hf_trainer.py", [*TORCHRUN, *TWO_RANKS], TWO_RANKS, id="transformers"),
+    ],
+)
+def test_a_framework(
+    framework: str, name: str, bare: list[str], traced: list[str], start: Run, ddpprof: Run, report: Report
+) -> None:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed: pip install 'ddpprof[frameworks]'")
+    window = ["--skip-first", "2", "--cost-steps", "4", "--steps", "4"]
+    expected = start(*bare, *script(name), **OFFLINE)
+    done = ddpprof("trace", "--quiet", "--out", "run", *window, *traced, *script(name), **OFFLINE)
+    assert fingerprint(done) == fingerprint(expected)
+    assert "ddpprof" not in done.stderr
+    shown = report("run")
+    assert [rank["rank"] for rank in shown["ranks"]] == [0, 1]
+    for rank in shown["ranks"]:
+        assert rank["ended"] == "finished"
+        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "off", "light"]
+        assert [step["step"] for step in rank["steps"]] == [7, 8, 9, 10]
+        assert all(step["comm_ns"] > 0 and step["compute_ns"] > 0 for step in rank["steps"])
+    assert shown["buckets"]
+    assert all("." in bucket["first_parameter"] and "." in bucket["last_parameter"] for bucket in shown["buckets"])
