@@ -261,7 +261,7 @@ def _torch_times(
     if step is None or following is None or len(modules) != 1:
         return None
     logged = following.torch_stats.get(0)
-    return compare_with_torch(0, step, measure_buckets(modules, step, trace), logged) if logged else None
+    return compare_with_torch(0, step, measure_buckets(modules, step, trace), trace, logged) if logged else None
 
 
 def _bucket_steps(rank: Rank, modules: Sequence[DdpModule]) -> list[BucketStep]:
