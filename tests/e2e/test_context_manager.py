@@ -229,7 +229,11 @@ def test_a_block_that_ends_leaves_nothing_behind(num_steps: int, write: Write, t
 @pytest.mark.parametrize(
     "body",
     [
-        pytest.param("build()\nwith ddpprof.profile('inner'):\n    train(10)\ntrain(10)\n", id="ddp-made-before", marks=pytest.mark.slow),
+        pytest.param(
+            "build()\nwith ddpprof.profile('inner'):\n    train(10)\ntrain(10)\n",
+            id="ddp-made-before",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("with ddpprof.profile('inner'):\n    build()\n    train(3)\ntrain(17)\n", id="ddp-made-inside"),
         pytest.param(
             "build()\nwith ddpprof.profile('inner') as prof:\n    train(20, prof.step)\n", id="with-marked-steps"
