@@ -65,7 +65,7 @@ def train(rank: int, port: int, case: str, rounds: int, folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=2)
     if case == "default buckets":
         model = DDP(nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())]))
-        x = torch.randn(64, 1024)
+        x = torch.randn(16, 1024)
     else:
         model = DDP(
             nn.Sequential(*[layer for _ in range(50) for layer in (nn.Linear(128, 128), nn.ReLU())]), bucket_cap_mb=0.05
@@ -143,7 +143,7 @@ def measure_start(rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", type=Path, help="write the numbers to this file, as JSON")
     options = parser.parse_args()
     start = measure_start(max(3, options.rounds // 2))

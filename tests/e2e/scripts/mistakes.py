@@ -4,7 +4,6 @@ torchrun --nproc-per-node 2 mistakes.py --mistake no_sampler
 """
 
 import argparse
-import os
 import time
 
 import torch
@@ -63,7 +62,7 @@ def main():
             ).backward()
             optimizer.step()
         if mistake == "same_checkpoint" or dist.get_rank() == 0:
-            torch.save(model.state_dict(), os.path.join(os.getcwd(), "checkpoint.pt"))
+            torch.save(model.state_dict(), "checkpoint.pt")
     time.sleep(0.2)
     dist.destroy_process_group()
 
