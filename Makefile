@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 CHECKOUT := $(CURDIR)
-# What the maintainers share beside the checkout, where there is any; tests that need it skip without it.
+# Traces of others, which tests read where they are; without them those tests skip.
 export DDPPROF_SHARED ?= $(abspath $(CHECKOUT)/../shared)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

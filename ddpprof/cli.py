@@ -181,8 +181,9 @@ def _trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command
         parser.error("nothing to trace: give a script, or a command after --")
     if wrapped and options.torchrun:
         parser.error("torchrun's options go to torchrun itself here: ddpprof trace -- torchrun … train.py")
+    out = options.out or _default_out(words)
     settings = Settings(
-        out=options.out or _default_out(words),
+        out=str(Path(out).absolute()),
         command=tuple(words),
         skip_first=options.skip_first,
         cost_steps=options.cost_steps,
@@ -199,20 +200,28 @@ def _trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command
     if launch.is_first_rank(os.environ) if inside else not _is_further_node(options.torchrun):
         settings = launch.clear_out(settings)
     job = words if wrapped else launch.script_command(words, options.module, options.torchrun)
-    outcome = launch.run_job(job, settings)
+    outcome = launch.run_job(job, settings, explain_rank=not inside)
     if outcome.needs_rank:
-        script = " ".join(words)
+        instead = (
+            "-- torchrun --nproc-per-node 2 train.py" if wrapped else f"--nproc-per-node 2 {_shown(options, words)}"
+        )
         print(
-            f"ddpprof: {words[0]} expects a launcher: {outcome.needs_rank} is not set. "
-            f"Run: ddpprof trace --nproc-per-node 2 {script}",
+            f"ddpprof: {words[0]} expects a launcher: {outcome.needs_rank} is not set. Run: ddpprof trace {instead}",
             file=sys.stderr,
         )
     elif not options.quiet:
         sys.stdout.flush()
-        _after_trace(Path(settings.out), inside, interrupted=outcome.signal is not None)
+        try:
+            _after_trace(Path(out), inside, interrupted=outcome.signal is not None)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the job's exit code is what counts)
+            print(f"ddpprof: no report: {error}. The run is in {out}.", file=sys.stderr)
     if outcome.signal is not None:
         _die_of(outcome.signal)
     return outcome.exit_code
+
+
+def _shown(options: argparse.Namespace, words: Sequence[str]) -> str:
+    return " ".join([*(["-m"] if options.module else []), *words])
 
 
 def _default_out(words: Sequence[str]) -> str:

@@ -223,6 +223,7 @@ class Loader:
     shuffles: bool
     num_training_steps: int
     """steps with a synchronised DDP forward in which it was asked for a batch"""
+    set_epoch_called: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,9 @@ def epoch_never_set(o: Observed) -> Iterator[Finding]:
     """DistributedSampler shuffles by its epoch: without ``set_epoch`` every epoch has the same order."""
     for _, loader in _training_loaders(o):
         epochs = loader.epochs_set
-        if loader.shuffles and epochs is not None and len(epochs) > 1 and len(set(epochs)) == 1:
+        if loader.set_epoch_called or not loader.shuffles or epochs is None:
+            continue
+        if len(epochs) > 1 and len(set(epochs)) == 1:
             yield Finding(
                 "set-epoch-never-called",
                 "Every epoch has the same order: set_epoch is never called",

@@ -39,6 +39,7 @@ class _Loader(msgspec.Struct):
     epochs_set: list[int] | None
     shuffles: bool
     num_training_steps: int
+    set_epoch_called: bool = False
 
 
 class _Facts(msgspec.Struct):
@@ -175,6 +176,7 @@ def _loader(loader: _Loader) -> Loader:
         epochs_set=None if loader.epochs_set is None else tuple(loader.epochs_set),
         shuffles=loader.shuffles,
         num_training_steps=loader.num_training_steps,
+        set_epoch_called=loader.set_epoch_called,
     )
 
 

@@ -190,6 +190,9 @@ def _host_collectives(file: _File, steps: StepFinder, phases: PhaseFinder) -> Co
     asked = calls[call]
     launched = np.where(known, file.start_ns[asked], UNKNOWN)
     phase = np.where(known, phases.at(launched, file.lane[asked]), Phase.OTHER).astype(np.int8)
+    in_training = np.isin(file.mark, (Mark.FORWARD, Mark.BACKWARD)) | (file.role == Role.STEP)
+    by_hook = known & ~np.isin(file.lane[asked], file.lane[in_training])  # a comm hook goes on in the backend's threads
+    phase = np.where(by_hook, np.int8(Phase.BACKWARD), phase)
     step = steps.at(np.where(known, launched, file.start_ns[spans]))
     collectives = _collectives(file, spans, _Origin(launched, phase, step))
     sizes_of_calls = np.where(known, _of_details(file, asked, "num_bytes"), UNKNOWN)

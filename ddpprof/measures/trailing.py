@@ -2,8 +2,8 @@
 
     trailing = |gradient comm AND [end of the last backward compute, start of the optimizer's first op)|
 
-Gradient communication is what was not launched inside a DDP forward: DDP's reducer launches from the backward pass, a
-comm hook also from threads of its own.
+Gradient communication on CPU is what was asked for in the backward pass, by DDP's reducer or by threads of a comm hook.
+Of kernels it is what was not launched inside a DDP forward: which thread a hook launches from is not known there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def measure_trailing(trace: Trace, step: int) -> Trailing | None:
     backward_end = int(compute.end_ns[backward].max())
     optimizer = compute.start_ns[in_step & (compute.phase == Phase.OPTIMIZER) & (compute.start_ns >= backward_end)]
     optimizer_start = int(optimizer.min()) if len(optimizer) else None
-    rows = np.flatnonzero((comm.step == step) & (comm.phase != Phase.FORWARD))
+    gradients = comm.phase == Phase.BACKWARD if trace.device == "cpu" else comm.phase != Phase.FORWARD
+    rows = np.flatnonzero((comm.step == step) & gradients)
     gradient_comm = union(comm.start_ns[rows], comm.end_ns[rows])
     until = optimizer_start if optimizer_start is not None else np.iinfo(np.int64).max
     return Trailing(clip(gradient_comm, backward_end, until).total_ns, backward_end, optimizer_start)

@@ -1,18 +1,23 @@
 """All ranks record into one run directory, or none does.
 
 Rank 0 opens the run directory and says so in the job's own store; every rank counts itself in before its first
-synchronising backward. That backward waits for all ranks, so after it the count tells every rank the same. Whoever
-looks first writes the verdict, and the others read it. Nothing here waits for another rank.
+synchronising backward. Once the all-reduces of that backward are over on the device, all ranks of its process group
+have counted themselves in. Ranks of other groups, or under a comm hook that does not wait, get a moment to appear.
+Whoever looks first writes the verdict, and the others read it.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+_PATIENCE_S = 2.0
+"""How long a rank may be behind where nothing made it keep up."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,25 @@ class Agreement:
 
     def verdict(self) -> Verdict:
         """Every rank, after its first synchronising backward."""
-        joined = self._store.add(f"{self._prefix}/joined", 0)
-        ready = joined == self._world_size and self._store.check([f"{self._prefix}/offer"])
+        ready = self._all_joined() and self._store.check([f"{self._prefix}/offer"])
         said = self._store.compare_set(f"{self._prefix}/verdict", "", "all" if ready else "some").decode()
         if not self._store.check([f"{self._prefix}/offer"]):
             return Verdict(None, "", False, None)
         out, run_id, problem = json.loads(self._store.get(f"{self._prefix}/offer"))
         return Verdict(out, run_id, said == "all", problem)
+
+    def _all_joined(self) -> bool:
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._store.add(f"{self._prefix}/joined", 0) < self._world_size:
+            if self._store.check([f"{self._prefix}/verdict"]) or time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def veto(self) -> None:
+        """A rank that cannot profile keeps the others from it."""
+        self._store.set(f"{self._prefix}/veto", "1")
+
+    def vetoed(self) -> bool:
+        """Whether any rank vetoed before the all-reduces that this rank has seen the end of."""
+        return bool(self._store.check([f"{self._prefix}/veto"]))

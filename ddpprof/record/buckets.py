@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +36,14 @@ class BucketTimes:
         self.launched_ns = {}
         self.finished_ns = {}
         self._offset += _FINISHES_PER_STEP
+
+    @contextmanager
+    def harmless(self) -> Iterator[None]:
+        """An error in here ends the timing, not the backward pass that it happens in."""
+        try:
+            yield
+        except Exception:
+            self.recording = False
 
     def begin_backward(self) -> None:
         """The reducer starts again at bucket 0."""
@@ -67,6 +76,7 @@ class TimingProcessGroup(dist.ProcessGroup):
     def __init__(self, real: dist.ProcessGroup, times: BucketTimes) -> None:
         super().__init__(real.rank(), real.size())  # type: ignore[call-arg]  # missing in torch's stub
         self._real_allreduce = real.allreduce
+        self._real_broadcast = real.broadcast
         self._times = times
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
@@ -75,10 +85,15 @@ class TimingProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]  # as C++ calls it
         now = time.time_ns()
         work = self._real_allreduce(tensors, options)
-        index = self._times.index_of(tensors[0].numel())
-        if index is not None:
-            self._times.launched(index, now, work.get_future())
+        with self._times.harmless():
+            index = self._times.index_of(tensors[0].numel())
+            if index is not None:
+                self._times.launched(index, now, work.get_future())
         return work
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
+        """The reducer broadcasts its new layout when it rebuilds its buckets."""
+        return self._real_broadcast(tensors, options)
 
 
 def timed_hook(hook: Callable[..., Any], times_now: Callable[[], BucketTimes | None]) -> Callable[..., Any]:
@@ -91,7 +106,8 @@ def timed_hook(hook: Callable[..., Any], times_now: Callable[[], BucketTimes | N
             return hook(state, bucket)  # type: ignore[no-any-return]
         now = time.time_ns()
         future = hook(state, bucket)
-        times.launched(bucket.index(), now, future)
+        with times.harmless():
+            times.launched(bucket.index(), now, future)
         return future  # type: ignore[no-any-return]
 
     return timed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing.util
 import sys
+from contextlib import suppress
 from types import ModuleType
 
 from ddpprof.record import patches
@@ -26,7 +27,8 @@ def _begin(settings: Settings) -> None:
         session = Session(settings)
         session.begin()
     except Exception as error:  # never a danger to the training
-        print(f"ddpprof: cannot record: {error}. Training goes on.", file=sys.stderr)
+        with suppress(Exception):
+            sys.stderr.write(f"ddpprof: cannot record: {error}. Training goes on.\n")
         return
 
     def close() -> None:

@@ -56,13 +56,23 @@ class Job:
         except (OSError, DdpprofError) as error:
             return None, run_id, str(error)
 
+    def veto(self) -> None:
+        """Tell the other ranks not to profile."""
+        if self._agreement is not None:
+            self._agreement.veto()
+
+    def vetoed(self) -> bool:
+        return self._agreement is not None and self._agreement.vetoed()
+
     def open_files(self) -> bool:
-        """After the first step. False where rank 0 cannot record, and says so for all.
+        """After a synchronised backward pass. False where rank 0 cannot record, and says so for all.
 
         Raises `DdpprofError` and `OSError` for what this rank has to say itself.
         """
         if self._agreement is None or self.files is not None:
             return True
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # this rank's all-reduces are over, so every rank has come this far
         verdict = self._agreement.verdict()
         if verdict.out is None:
             if verdict.problem is not None and self.rank != 0:

@@ -26,7 +26,7 @@ from ddpprof.record.output import refuse_earlier_run
 from ddpprof.record.settings import Settings
 
 _INJECT = Path(__file__).parent / "inject"
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _SI_KERNEL = 0x80
 """`si_code` of a signal that the terminal sent, to the whole job: passing it on would deliver it twice."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -92,8 +92,10 @@ def clear_out(settings: Settings) -> Settings:
     return dataclasses.replace(settings, force=False)
 
 
-def run_job(command: Sequence[str], settings: Settings) -> Outcome:
+def run_job(command: Sequence[str], settings: Settings, explain_rank: bool) -> Outcome:
     """Run `command` with every Python process of it recorded. Returns when it has ended.
+
+    `explain_rank`: a first process that ends for want of RANK leaves that in the outcome instead of a traceback.
 
     Raises `CannotRecord` where the command cannot be started.
     """
@@ -101,8 +103,9 @@ def run_job(command: Sequence[str], settings: Settings) -> Outcome:
         raise CannotRecord(f"there is no command {command[0]}")
     with tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
         note = Path(scratch) / "needs-rank"
-        environment = _environment(settings, note)
+        environment = _environment(settings, note if explain_rank else None)
         _adopt_orphans()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would never come
         signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
         try:
             job = subprocess.Popen(command, env=environment, preexec_fn=_unblock)  # noqa: PLW1509 (no threads here)
@@ -119,13 +122,13 @@ def run_job(command: Sequence[str], settings: Settings) -> Outcome:
     return Outcome(returncode, None, needs_rank)
 
 
-def _environment(settings: Settings, note: Path) -> dict[str, str]:
+def _environment(settings: Settings, note: Path | None) -> dict[str, str]:
     inherited = os.environ.get("PYTHONPATH")
     return {
         "KINETO_LOG_LEVEL": "99",  # Kineto would write its start and stop to the job's stderr
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(_INJECT), *([inherited] if inherited else [])]),
-        "DDPPROF_EXPLAIN_RANK": str(note),
+        **({"DDPPROF_EXPLAIN_RANK": str(note)} if note is not None else {}),
         **settings.to_environment(),
     }
 
@@ -140,7 +143,7 @@ def _wait(job: subprocess.Popen[bytes]) -> tuple[int, bool]:
     while True:
         info = signal.sigwaitinfo({*_PASSED_ON, signal.SIGCHLD})
         if info.si_signo != signal.SIGCHLD:
-            interrupted = True
+            interrupted |= info.si_signo not in (signal.SIGUSR1, signal.SIGUSR2)
             if info.si_code != _SI_KERNEL:
                 _pass_on(job.pid, info.si_signo)
         if job.poll() is not None:

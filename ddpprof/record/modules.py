@@ -41,13 +41,18 @@ class RecordedModule:
         self.open_forwards.clear()
         if self.ddp.device_type != "cpu":
             return
-        if light and self.times is None:
+        if light and self.times is None and self._layout_is_final():
             layout = facts.bucket_layout(self.ddp, self._parameters)
             self.times = BucketTimes([sum(self._parameters[i].numel() for i in bucket) for bucket in layout])
         if self.times is not None:
             self.times.begin_step(recording=light)
-        self._time_all_reduces(light and not self.ddp._comm_hooks)
+        self._time_all_reduces(light and self.times is not None and not getattr(self.ddp, "_comm_hooks", None))
         self._let_torch_sample(profiled)
+
+    def _layout_is_final(self) -> bool:
+        """DDP rebuilds its buckets at its second forward, unless it must search for unused parameters every time."""
+        searches = self.ddp.find_unused_parameters and not self.ddp.static_graph
+        return searches or bool(getattr(self.ddp, "_has_rebuilt_buckets", True))
 
     def _time_all_reduces(self, on: bool) -> None:
         """Put the timing process group into the reducer, or the real one back."""

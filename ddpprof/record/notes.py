@@ -24,6 +24,7 @@ class StepNotes:
         self._forwards: list[list[Any]] = []
         self._optimizers: list[list[int]] = []
         self._optimizer_start_ns = 0
+        self._module_facts: list[dict[str, Any]] | None = None
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:
@@ -55,7 +56,7 @@ class StepNotes:
         module = self.module(ddp)
         end, sync = time.time_ns(), module.buffer_sync_ns
         module.buffer_sync_ns = 0
-        rebuild = end - start_ns - sync if ddp._has_rebuilt_buckets and not had_rebuilt else 0
+        rebuild = end - start_ns - sync if not had_rebuilt and ddp._has_rebuilt_buckets else 0
         module.open_forwards.append([module.index, start_ns, end, 0, 0, sync, rebuild, False])
 
     def forward_is_over(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
@@ -97,5 +98,15 @@ class StepNotes:
         for module in self.modules:
             module.look_for_unused()
 
+    def release_modules(self) -> None:
+        """Keep what is known of the modules, not the modules: they may be large, and the user may be done with them."""
+        self._module_facts = self._facts_of_modules()
+        self.modules = []
+
     def facts(self) -> dict[str, Any]:
-        return {"modules": [module.facts() for module in self.modules], **self.surroundings.facts()}
+        return {"modules": self._facts_of_modules(), **self.surroundings.facts()}
+
+    def _facts_of_modules(self) -> list[dict[str, Any]]:
+        if self._module_facts is not None:
+            return self._module_facts
+        return [module.facts() for module in self.modules]

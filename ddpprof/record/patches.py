@@ -1,14 +1,18 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns what it returned.
 
-Without an active session a wrapper costs one comparison. `remove` puts the originals back.
+Without an active session a wrapper costs one comparison, after the last recorded step two calls more. `remove` puts the
+originals back.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from ddpprof.errors import CannotRecord
 
 if TYPE_CHECKING:
     from ddpprof.record.session import Session
@@ -38,13 +42,27 @@ def install(distributed: ModuleType) -> None:
     """Wrap DDP's methods. Called with `torch.nn.parallel.distributed`, perhaps while torch is still being imported."""
     if _originals:
         return
+    _forget_in_forked_children()
     ddp = distributed.DistributedDataParallel
-    _wrap(ddp, "_ddp_init_helper", _ddp_init_helper)
-    _wrap(ddp, "forward", _forward)
-    _wrap(ddp, "_pre_forward", _pre_forward)
-    _wrap(ddp, "_post_forward", _post_forward)
-    _wrap(ddp, "_sync_buffers", _sync_buffers)
-    _wrap(ddp, "register_comm_hook", _register_comm_hook)
+    wrappers = {
+        "_ddp_init_helper": _ddp_init_helper,
+        "forward": _forward,
+        "_pre_forward": _pre_forward,
+        "_post_forward": _post_forward,
+        "_sync_buffers": _sync_buffers,
+        "register_comm_hook": _register_comm_hook,
+    }
+    absent = [name for name in wrappers if not hasattr(ddp, name)]
+    if absent:
+        raise CannotRecord(f"this torch's DistributedDataParallel has no {absent[0]}")
+    for name, wrapper in wrappers.items():
+        _wrap(ddp, name, wrapper)
+
+
+@functools.cache
+def _forget_in_forked_children() -> None:
+    """In a DataLoader worker, say: the recording belongs to the parent."""
+    os.register_at_fork(after_in_child=lambda: activate(None))
 
 
 def install_around_training() -> None:
@@ -53,13 +71,17 @@ def install_around_training() -> None:
     from torch.autograd.profiler import profile
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
+    from torch.utils.data.distributed import DistributedSampler
 
     if any(owner is DataLoader for owner, _, _ in _originals):
         return
     _wrap(DataLoader, "__iter__", _loader_iter)
     _wrap(_BaseDataLoaderIter, "__next__", _loader_next)
-    _wrap(torch, "save", _save)
+    _wrap(DistributedSampler, "set_epoch", _set_epoch)
     _wrap(profile, "_prepare_trace", _prepare_trace)
+    _wrap(torch.serialization, "save", _save)
+    _originals.append((torch, "save", torch.save))
+    torch.save = torch.serialization.save  # one object under both names, or it could not be pickled
 
 
 def installed() -> bool:
@@ -98,8 +120,9 @@ def _ddp_init_helper(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if _active is not None:
-            _active.ddp_forward_begins(self)
+        session = _active
+        if session is not None:
+            session.ddp_forward_begins(self)
         return original(self, *inputs, **kwargs)
 
     return _untraced(forward)
@@ -107,37 +130,41 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if _active is None:
+        session = _active
+        if session is None:
             return original(self, *inputs, **kwargs)
-        return _active.ddp_pre_forward(original, self, inputs, kwargs)
+        return session.ddp_pre_forward(original, self, inputs, kwargs)
 
     return _untraced(pre_forward)
 
 
 def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def post_forward(self: Any, output: Any) -> Any:
-        if _active is None:
+        session = _active
+        if session is None:
             return original(self, output)
-        return _active.ddp_post_forward(original, self, output)
+        return session.ddp_post_forward(original, self, output)
 
     return _untraced(post_forward)
 
 
 def _sync_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
     def sync_buffers(self: Any) -> Any:
-        if _active is None:
+        session = _active
+        if session is None:
             return original(self)
-        return _active.ddp_sync_buffers(original, self)
+        return session.ddp_sync_buffers(original, self)
 
     return _untraced(sync_buffers)
 
 
 def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
     def register_comm_hook(self: Any, state: object, hook: Callable[..., Any]) -> None:
-        if _active is None:
+        session = _active
+        if session is None:
             original(self, state, hook)
             return
-        original(self, state, _active.wrap_comm_hook(self, hook))
+        original(self, state, session.wrap_comm_hook(self, hook))
         if getattr(self, "_comm_hooks", None):
             self._comm_hooks[-1] = (hook, state)
 
@@ -146,8 +173,9 @@ def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _loader_iter(original: Callable[..., Any]) -> Callable[..., Any]:
     def iterate(self: Any) -> Any:
-        if _active is not None:
-            _active.loader_begins(self)
+        session = _active
+        if session is not None:
+            session.loader_begins(self)
         return original(self)
 
     return iterate
@@ -155,28 +183,41 @@ def _loader_iter(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _loader_next(original: Callable[..., Any]) -> Callable[..., Any]:
     def fetch(self: Any) -> Any:
-        if _active is None:
+        session = _active
+        if session is None:
             return original(self)
-        return _active.loader_fetches(original, self)
+        return session.loader_fetches(original, self)
 
     return fetch
 
 
 def _save(original: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if _active is not None:
-            _active.saves(f)
+        session = _active
+        if session is not None:
+            session.saves(f)
         return original(obj, f, *args, **kwargs)
 
     return save
+
+
+def _set_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def set_epoch(self: Any, epoch: int) -> Any:
+        session = _active
+        if session is not None:
+            session.sets_epoch(self)
+        return original(self, epoch)
+
+    return set_epoch
 
 
 def _prepare_trace(original: Callable[..., Any]) -> Callable[..., Any]:
     """The user starts a profiler of their own: ours makes room."""
 
     def prepare_trace(self: Any) -> Any:
-        if _active is not None:
-            _active.another_profiler_starts(self)
+        session = _active
+        if session is not None:
+            session.another_profiler_starts(self)
         return original(self)
 
     return prepare_trace
@@ -191,11 +232,13 @@ def hook_optimizers() -> list[Any]:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not torch.compiler.is_compiling() and _active is not None:
-            _active.optimizer_begins(optimizer)
+        session = _active
+        if session is not None and not torch.compiler.is_compiling():
+            session.optimizer_begins(optimizer)
 
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not torch.compiler.is_compiling() and _active is not None:
-            _active.optimizer_ends(optimizer)
+        session = _active
+        if session is not None and not torch.compiler.is_compiling():
+            session.optimizer_ends(optimizer)
 
     return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from types import TracebackType
 
 from ddpprof.record import patches
@@ -45,7 +47,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         force: bool = Settings.force,
     ) -> None:
         self._settings = Settings(
-            out=str(out),
+            out=os.path.abspath(out),
             command=tuple(sys.argv),
             skip_first=skip_first,
             cost_steps=cost_steps,
@@ -61,12 +63,22 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
 
     def __enter__(self) -> profile:
         if not patches.installed():  # else `ddpprof trace`, or a block around this one, records already
-            import torch.nn.parallel.distributed as distributed
-
-            patches.install(distributed)
-            self._session = Session(self._settings)
-            self._session.begin()
+            self._session = self._begin()
         return self
+
+    def _begin(self) -> Session | None:
+        import torch.nn.parallel.distributed as distributed
+
+        try:
+            patches.install(distributed)
+            session = Session(self._settings)
+            session.begin()
+        except Exception as error:  # never a danger to the training
+            patches.remove()
+            with suppress(Exception):
+                sys.stderr.write(f"ddpprof: cannot record: {error}. Training goes on.\n")
+            return None
+        return session
 
     def step(self) -> None:
         """A training step has ended. Once called, nothing else ends a step."""

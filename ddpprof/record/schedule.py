@@ -22,11 +22,16 @@ class Mode(Enum):
 
 class Schedule:
     def __init__(self, settings: Settings) -> None:
-        self._cost_begin = settings.skip_first
+        self._cost_begin = max(1, settings.skip_first)
         self._warmup_begin = self._cost_begin + settings.cost_steps
         self._profiled_begin = self._warmup_begin + (settings.warmup if settings.profiler else 0)
         self._done_begin = self._profiled_begin + settings.steps
         self._profiled = Mode.PROFILED if settings.profiler else Mode.LIGHT
+
+    @property
+    def num_skipped(self) -> int:
+        """At least one: the ranks can agree only after a backward pass."""
+        return self._cost_begin
 
     @property
     def num_steps(self) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
-import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ParamSpec
@@ -21,7 +21,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import DdpprofError
-from ddpprof.record import output, patches
+from ddpprof.record import patches
 from ddpprof.record.buckets import BucketTimes, timed_hook
 from ddpprof.record.job import Job
 from ddpprof.record.notes import RECORDING, StepNotes
@@ -72,11 +72,9 @@ class Session:
         """Listen from now on."""
         patches.install_around_training()
         self._handles = patches.hook_optimizers()
-        os.register_at_fork(after_in_child=self._stop_listening)
         patches.activate(self)
 
     def _stop_listening(self) -> None:
-        """At the end; and in a forked child (a DataLoader worker, say): the recording belongs to the parent."""
         if patches.active() is self:
             patches.activate(None)
 
@@ -87,7 +85,7 @@ class Session:
         """Before the profiler's mark of the forward, so that a step that begins here holds the whole of it."""
         if self._stopping:
             raise SystemExit(0)
-        if not torch.is_grad_enabled():
+        if self._mode is Mode.DONE or not torch.is_grad_enabled():
             return
         if not self._job.attached:
             self._attach(ddp)
@@ -97,7 +95,7 @@ class Session:
             self._end_step()
 
     def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, inputs: Any, kwargs: Any) -> Any:
-        start, had_rebuilt = time.time_ns(), ddp._has_rebuilt_buckets
+        start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
         try:
             result = original(ddp, *inputs, **kwargs)
         except RuntimeError as error:
@@ -123,11 +121,12 @@ class Session:
 
     def wrap_comm_hook(self, ddp: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
         """A hook that also times its buckets. On an accelerator a future says nothing about its kernel."""
-        if not inspect.isroutine(hook) or ddp.device_type != "cpu":
+        if not inspect.isroutine(hook) or getattr(ddp, "device_type", None) != "cpu":
             return hook
+        watched = weakref.ref(ddp)  # the reducer keeps the hook, and the hook must not keep the module
 
         def times_now() -> BucketTimes | None:
-            module = self._notes.find(ddp)
+            module = self._notes.find(watched())
             return module.times if module is not None else None
 
         return timed_hook(hook, times_now)
@@ -139,6 +138,8 @@ class Session:
 
     @_harmless
     def optimizer_ends(self, optimizer: Any) -> None:
+        if self._mode is Mode.DONE:
+            return
         if self._notes.recording:
             self._notes.optimizer_ends()
         if self._job.attached and self._finder.optimizer_stepped(id(optimizer)):
@@ -150,15 +151,21 @@ class Session:
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
         if self._mode is Mode.DONE:
             return original(iterator)
-        self._end_step_that_is_over()
+        training_waits = threading.get_ident() == self._training_thread
+        if training_waits:
+            self._end_step_that_is_over()
         began = time.time_ns()
         try:
             return original(iterator)
         finally:
-            self._note(self._notes.surroundings.fetches, iterator, time.time_ns() - began)
+            waited_ns = time.time_ns() - began if training_waits else 0
+            self._note(self._notes.surroundings.fetches, iterator, waited_ns)
 
     def loader_begins(self, loader: Any) -> None:
         self._note(self._notes.surroundings.loader_begins, loader)
+
+    def sets_epoch(self, sampler: Any) -> None:
+        self._note(self._notes.surroundings.sets_epoch, sampler)
 
     def saves(self, target: Any) -> None:
         self._note(self._notes.surroundings.saves, target)
@@ -205,32 +212,31 @@ class Session:
             self._end_step()
 
     def _end_step(self) -> None:
-        number, mode, files = self._step, self._mode, self._job.files
-        line = output.encode_fields(self._notes.fields(number, mode))
+        """What recording costs between two steps falls in one of them, but for the profiler's start and end."""
+        number, mode = self._step, self._mode
         self._profiler.end_step()
-        end_ns = time.time_ns()
-        if files is not None and mode in (Mode.OFF, *RECORDING):
-            files.append_step(self._step_start_ns, end_ns, line)
         if mode is Mode.PROFILED or number == self._schedule.num_steps - 1:
             self._notes.look_for_unused()
+        if self._job.files is not None and mode in (Mode.OFF, *RECORDING):
+            self._job.files.append_step(self._notes.fields(number, mode), self._step_start_ns)
         self._notes.end_step()
         self._step = number + 1
-        if number == 0:
+        if self._step == self._schedule.num_skipped:
             self._open_files()
         if self._job.files is not None:
             self._enter(self._schedule.mode(self._step))
-        self._step_start_ns = time.time_ns()
+        else:
+            self._step_start_ns = time.time_ns()
         if self._stopping and threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
 
     def _open_files(self) -> None:
-        """After the first step: the ranks agree, or nothing is recorded."""
+        """After the last skipped step: the ranks agree, or nothing is recorded."""
         if not self._job.open_files():
             self._retire()
             return
         if not self._job.everyone_records:
-            self._schedule.without_profiler()
-            self._warn_for_all("not every rank runs under ddpprof: recording without the profiler")
+            self._do_without_profiler("not every rank runs under ddpprof, so the profiler would slow only some")
         self._write_facts(None)
 
     def _enter(self, mode: Mode) -> None:
@@ -238,25 +244,34 @@ class Session:
         before, self._mode = self._mode, mode
         if mode in (Mode.WARMUP, Mode.PROFILED) and not self._profiler.running:
             self._start_profiler()
-        self._notes.begin_step(self._mode)
-        if self._mode is Mode.PROFILED:
-            self._profiler.begin_step(self._step)
+        if mode is Mode.PROFILED and before is Mode.WARMUP and self._job.vetoed():
+            self._profiler.stop(None)
+            self._do_without_profiler("the profiler does not start on every rank")
         if mode is Mode.DONE and before is not Mode.DONE:
             self._finish_window()
+        if self._mode is Mode.PROFILED:
+            self._profiler.begin_step(self._step)
+        self._step_start_ns = time.time_ns()
+        self._notes.begin_step(self._mode)
 
     def _start_profiler(self) -> None:
         try:
             self._profiler.prepare()
         except RuntimeError as error:
-            self._warn_for_all(f"the profiler does not start ({error}): recording without it")
-            self._schedule.without_profiler()
-            self._mode = self._schedule.mode(self._step)
+            self._job.veto()
+            self._do_without_profiler(f"the profiler does not start ({error})")
+
+    def _do_without_profiler(self, why: str) -> None:
+        self._warn_for_all(f"{why}: recording without it")
+        self._schedule.without_profiler()
+        self._mode = self._schedule.mode(self._step)
 
     def _finish_window(self) -> None:
+        self._notes.begin_step(Mode.DONE)
         with deferred_signals():
             self._write_trace()
             self._write_facts(None)
-        self._remove_hooks()
+        self._notes.release_modules()
         self._stopping = self._settings.stop_after
 
     # The end.
@@ -264,12 +279,17 @@ class Session:
     @_harmless
     def close(self, ended: str) -> None:
         """Write what there is. `ended` is ``"finished"`` or ``"failed: …"``."""
-        if self._closed or not self._job.in_this_process():
+        if not self._job.in_this_process():
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._between_backward_passes():  # what follows a `with` block trains as if there had been none
+            self._notes.begin_step(Mode.DONE)
+        if self._closed:
             return
         self._closed = True
         self._stop_listening()
-        self._remove_hooks()
-        self._notes.begin_step(Mode.DONE)  # what follows a `with` block trains as if there had been none
         if self._job.files is None:
             return
         with deferred_signals():
@@ -277,6 +297,7 @@ class Session:
             self._write_facts("stopped" if self._stopping and ended == "finished" else ended)
             self._job.files.compress_trace()
             self._job.files.close()
+        self._notes.release_modules()
 
     def give_up(self, error: Exception) -> None:
         """Recording ends here, training does not."""
@@ -294,11 +315,6 @@ class Session:
         if self._between_backward_passes():
             self._notes.begin_step(Mode.DONE)
 
-    def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
     def _write_trace(self) -> None:
         files = self._job.files
         if not self._profiler.running or files is None:
@@ -314,7 +330,8 @@ class Session:
         self._job.write_facts(self._notes.facts(), self._profiler.pause_ns, ended)
 
     def _warn(self, message: str) -> None:
-        sys.stderr.write(f"ddpprof: rank {self._job.rank}: {message}\n")
+        with suppress(Exception):  # stderr may be closed, or its disk full
+            sys.stderr.write(f"ddpprof: rank {self._job.rank}: {message}\n")
 
     def _warn_for_all(self, message: str) -> None:
         if self._job.rank == 0:

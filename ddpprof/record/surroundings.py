@@ -18,6 +18,7 @@ class Surroundings:
         self.data_ns = 0
         self._loaders: dict[int, dict[str, Any]] = {}
         self._fetched_from: set[int] = set()
+        self._epochs_set_on: set[int] = set()
         self._checkpoints: list[str] = []
         self._device = "cpu"
         self._backend = ""
@@ -30,6 +31,7 @@ class Surroundings:
         """A pass over `loader` begins."""
         entry = self._loaders.setdefault(id(loader._index_sampler), _describe_loader(loader))
         entry["num_iterations"] += 1
+        entry["set_epoch_called"] |= entry["_sampler"] in self._epochs_set_on
         epochs = entry["epochs_set"]
         if epochs is not None and len(epochs) < _MAX_EPOCHS_KEPT:
             epochs.append(int(getattr(loader.sampler, "epoch", 0)))
@@ -47,6 +49,11 @@ class Surroundings:
         self._fetched_from.clear()
         self.data_ns = 0
 
+    def sets_epoch(self, sampler: Any) -> None:
+        self._epochs_set_on.add(id(sampler))
+        for entry in self._loaders.values():
+            entry["set_epoch_called"] |= entry["_sampler"] == id(sampler)
+
     def saves(self, target: Any) -> None:
         if isinstance(target, str | os.PathLike) and len(self._checkpoints) < _MAX_CHECKPOINTS_KEPT:
             path = os.path.abspath(os.fspath(target))
@@ -57,7 +64,9 @@ class Surroundings:
         return {
             "device": self._device,
             "backend": self._backend,
-            "loaders": list(self._loaders.values()),
+            "loaders": [
+                {key: value for key, value in entry.items() if key != "_sampler"} for entry in self._loaders.values()
+            ],
             "checkpoints": self._checkpoints,
         }
 
@@ -76,6 +85,8 @@ def _describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
         "num_workers": loader.num_workers,
         "num_iterations": 0,
         "num_training_steps": 0,
+        "set_epoch_called": False,
+        "_sampler": id(sampler),
         "epochs_set": [] if hasattr(sampler, "set_epoch") else None,
         "shuffles": bool(getattr(sampler, "shuffle", kind == "RandomSampler")),
     }

@@ -319,8 +319,8 @@ def _recording_cost(report: Report) -> Iterable[Section]:
     words = []
     if cost.light_ratio is not None and cost.spread is not None:
         words.append(
-            f"a lightly recorded step takes {cost.light_ratio:.3f} × a bare one ({_count(cost.num_pairs, 'pair')} of "
-            f"steps{_noise(cost.light_ratio, cost.spread)})"
+            f"a lightly recorded step takes {cost.light_ratio:.3f} × one with recording off "
+            f"({_count(cost.num_pairs, 'pair')} of steps{_noise(cost.light_ratio, cost.spread)})"
         )
     if cost.profiled_ratio is not None:
         words.append(
@@ -335,7 +335,7 @@ def _recording_cost(report: Report) -> Iterable[Section]:
 
 def _noise(ratio: float, spread: float | None) -> str:
     within = spread is not None and abs(ratio - 1) < spread
-    return f", within the {spread:.0%} by which bare steps differ" if within else ""
+    return f", within the {spread:.0%} by which the latter differ" if within else ""
 
 
 def _findings(report: Report) -> Iterable[Section]:

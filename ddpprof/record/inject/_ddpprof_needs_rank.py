@@ -1,5 +1,6 @@
 """Notices a script that dies because no launcher has set RANK, and tells `ddpprof trace` instead of a traceback."""
 
+import os
 import sys
 
 _LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"}
@@ -22,7 +23,7 @@ def install(note):
 
 def _missing_variable(kind, value):
     """The variable's name, if its absence is what ended the script."""
-    if issubclass(kind, KeyError) and value.args and value.args[0] in _LAUNCHER_VARIABLES:
+    if issubclass(kind, KeyError) and value.args and value.args[0] in _LAUNCHER_VARIABLES - os.environ.keys():
         return value.args[0]
     message = str(value)
     if issubclass(kind, ValueError) and "environment variable" in message and "expected, but not set" in message:

@@ -32,7 +32,8 @@ def _run_afterwards(loader):
 
             injected.install(module)
         except Exception as error:
-            print(f"ddpprof: cannot record in {sys.executable}: {error}. Training goes on.", file=sys.stderr)
+            if sys.stderr is not None:
+                sys.stderr.write(f"ddpprof: cannot record in {sys.executable}: {error}. Training goes on.\n")
 
     loader.exec_module = exec_then_patch
 

@@ -81,6 +81,13 @@ def test_a_collective_belongs_where_it_was_asked_for(trace: Any) -> None:
     assert (found.phase.tolist(), found.kind.tolist()) == ([Phase.BACKWARD], [CollectiveKind.ALL_REDUCE])
 
 
+def test_a_collective_asked_for_by_a_backends_thread_is_a_comm_hooks(trace: Any) -> None:
+    trace.annotation(FORWARD, 0, 9).op(BACKWARD, 10, 30).op("c10d::allreduce_", 40, 41, WORKER)
+    trace.op("c10d::allreduce_", 50, 51).annotation("gloo:all_reduce", 42, 45, WORKER + 1)
+    found = trace.annotation("gloo:all_reduce", 52, 55, WORKER + 1).load().collectives
+    assert found.phase.tolist() == [Phase.BACKWARD, Phase.OTHER]
+
+
 def test_collectives_match_their_calls_first_in_first_out_by_kind(trace: Any) -> None:
     trace.op("c10d::broadcast_", 0, 1).op("c10d::allreduce_", 10, 11).op("c10d::allreduce_", 20, 21)
     trace.annotation("gloo:all_reduce", 26, 50, WORKER).annotation("gloo:all_reduce", 25, 40, WORKER + 1)

@@ -25,7 +25,7 @@ BACKWARD, OPTIMIZER = (10, 50, Phase.BACKWARD, 0), (80, 90, Phase.OPTIMIZER, 0)
             [BACKWARD, OPTIMIZER], [collective(50, 70, Phase.FORWARD)], Trailing(0, 50, 80), id="not-the-buffers"
         ),
         pytest.param(
-            [BACKWARD, OPTIMIZER], [collective(50, 70, Phase.OTHER)], Trailing(20, 50, 80), id="of-a-hook's-thread"
+            [BACKWARD, OPTIMIZER], [collective(50, 70, Phase.OTHER)], Trailing(0, 50, 80), id="not-the-user's-own"
         ),
         pytest.param(
             [BACKWARD, OPTIMIZER], [collective(50, 70, step=1)], Trailing(0, 50, 80), id="not-of-another-step"
@@ -42,3 +42,9 @@ BACKWARD, OPTIMIZER = (10, 50, Phase.BACKWARD, 0), (80, 90, Phase.OPTIMIZER, 0)
 )  # fmt: skip
 def test_trailing(compute, comm, expected) -> None:
     assert measure_trailing(trace(steps=[(0, 100), (100, 200)], compute=compute, comm=comm), 0) == expected
+
+
+def test_a_kernel_that_no_mark_holds_may_be_a_hooks() -> None:
+    comm = [collective(50, 70, Phase.OTHER), collective(60, 75, Phase.FORWARD)]
+    on_gpu = trace(steps=[(0, 100)], compute=[BACKWARD, OPTIMIZER], comm=comm, device="gpu")
+    assert measure_trailing(on_gpu, 0) == Trailing(20, 50, 80)

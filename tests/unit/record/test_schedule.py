@@ -27,7 +27,9 @@ def modes(schedule: Schedule, num_steps: int) -> str:
     ("choices", "expected"),
     [
         pytest.param({}, "sss-l-l-l-lwPPPPP..", id="as-it-comes"),
-        pytest.param({"skip_first": 0, "cost_steps": 0, "warmup": 0, "steps": 2}, "PP..", id="nothing-before"),
+        pytest.param(
+            {"skip_first": 0, "cost_steps": 0, "warmup": 0, "steps": 2}, "sPP..", id="nothing-but-the-first-step-before"
+        ),
         pytest.param({"skip_first": 1, "cost_steps": 3, "warmup": 2, "steps": 1}, "s-l-wwP..", id="odd-numbers"),
         pytest.param({"profiler": False, "steps": 2}, "sss-l-l-l-lll..", id="light-recording-has-no-warmup"),
     ],

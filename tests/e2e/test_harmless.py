@@ -1,0 +1,199 @@
+"""Things that users do around DDP go on working under ddpprof, and are not mistaken for something else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import QUICK, Run
+
+Report = Callable[[str], dict[str, Any]]
+
+TRAINING = """
+import gc, os, pickle, sys, threading, time, weakref, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+rank = dist.get_rank()
+
+def wrap(size=64):
+    return DDP(nn.Linear(size, size))
+
+def train(model, steps, optimizer=None, step=lambda index, loss: None):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
+    for index in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 64)).sum()
+        loss = loss + (step(index, loss) or 0)
+        loss.backward()
+        optimizer.step()
+"""
+
+CASES = {
+    "a-second-module-joins-late": """
+first, second = wrap(), wrap()
+optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=1e-3)
+for start in (2, 3, 4, 5):
+    train(first, 1, optimizer)
+    train(first, 12, optimizer, lambda i, loss: second(torch.randn(8, 64)).sum() if i >= start else 0)
+""",
+    "another-global-optimizer-hook": """
+from torch.optim.optimizer import register_optimizer_step_post_hook
+register_optimizer_step_post_hook(lambda *_: None)
+train(wrap(), 20)
+""",
+    "models-are-freed": """
+gone = []
+for _ in range(6):
+    model = wrap()
+    train(model, 6)
+    gone.append(weakref.ref(model))
+    del model
+    gc.collect()
+assert [ref() is None for ref in gone[3:-1]] == [True, True], gone
+""",
+    "a-hooked-model-is-freed": """
+def plain(state, bucket):
+    return dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(lambda f: f.value()[0])
+train(wrap(), 15)
+model = wrap()
+model.register_comm_hook(None, plain)
+train(model, 3)
+ref = weakref.ref(model)
+del model
+gc.collect()
+assert ref() is None
+""",
+    "torch.save-is-pickled": """
+train(wrap(), 20)
+assert pickle.loads(pickle.dumps(torch.save)) is torch.save
+""",
+    "the-working-folder-changes": """
+os.makedirs("elsewhere", exist_ok=True)
+os.chdir("elsewhere")
+train(wrap(), 20)
+""",
+    "stderr-is-closed": """
+train(wrap(), 3)
+sys.stderr = None
+os.rename("run", "moved")
+train(wrap(), 20)
+""",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_goes_on(case: str, tmp_path: Path, ddpprof: Run) -> None:
+    (tmp_path / "train.py").write_text(f"{TRAINING}{CASES[case]}\nprint('trained')\ntime.sleep(0.2)\n")
+    ranks = 2 if case == "a-second-module-joins-late" else 1
+    options = ["--out", "run", *QUICK, "--standalone", f"--nproc-per-node={ranks}"]
+    done = ddpprof("trace", *options, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained") == ranks
+    if case != "stderr-is-closed":
+        assert "ddpprof: rank" not in done.stderr
+        assert "3 profiled steps" in done.stdout
+
+
+def test_a_profiler_of_one_rank_keeps_all_from_profiling(tmp_path: Path, ddpprof: Run, report: Report) -> None:
+    (tmp_path / "train.py").write_text(
+        f"""{TRAINING}
+from torch.profiler import profile
+own = profile() if rank == 0 else None
+if own:
+    own.start()
+train(wrap(), 20)
+if own:
+    own.stop()
+    assert len(own.events()) > 100
+time.sleep(0.2)
+"""
+    )
+    done = ddpprof("trace", "--out", "run", *QUICK, "--standalone", "--nproc-per-node=2", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^ddpprof: rank \d", done.stderr, re.MULTILINE) == ["ddpprof: rank 0"]
+    ranks = report("run")["ranks"]
+    assert [len(rank["steps"]) for rank in ranks] == [0, 0]
+    assert all(len(rank["light_steps"]) >= 7 for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("body", "rule"),
+    [
+        pytest.param(
+            """
+data = TensorDataset(torch.randn(160, 64))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+next(iter(loader))
+sampler.set_epoch(0)
+batches = iter(loader)
+train(wrap(), 20, step=lambda index, loss: next(batches)[0].sum() * 0)
+""",
+            "set-epoch-never-called",
+            id="a-look-at-a-batch-is-no-epoch",
+        ),
+        pytest.param(
+            """
+import queue
+ready = queue.Queue(2)
+loader = DataLoader(TensorDataset(torch.randn(400, 64)), batch_size=4, sampler=DistributedSampler(range(400)),
+                    collate_fn=lambda rows: time.sleep(0.005) or torch.stack([row[0] for row in rows]))
+threading.Thread(target=lambda: [ready.put(batch) for batch in loader], daemon=True).start()
+train(wrap(), 20, step=lambda index, loss: time.sleep(0.015) or ready.get().sum() * 0)
+""",
+            "idle-for-data",
+            id="a-thread-that-prefetches-is-not-training",
+        ),
+        pytest.param(
+            """
+metrics = torch.zeros(4_000_000)
+optimizer = torch.optim.SGD((model := wrap()).parameters(), lr=1e-3)
+for _ in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).sum().backward()
+    dist.all_reduce(metrics)
+    optimizer.step()
+""",
+            "trailing-communication",
+            id="a-collective-of-the-users-own-does-not-trail",
+        ),
+    ],
+)
+def test_nothing_false_is_said(body: str, rule: str, tmp_path: Path, ddpprof: Run, report: Report) -> None:
+    (tmp_path / "train.py").write_text(f"{TRAINING}{body}\ntime.sleep(0.2)\n")
+    done = ddpprof("trace", "--out", "run", *QUICK, "--standalone", "--nproc-per-node=2", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert rule not in {finding["rule"] for finding in report("run")["findings"]}
+
+
+def test_another_ones_trace_is_not_deleted(tmp_path: Path, ddpprof: Run) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rank-0.trace.json").write_text("mine")
+    (tmp_path / "train.py").write_text(f"{TRAINING}\ntrain(wrap(), 20)")
+    done = ddpprof("trace", "--out", "run", *QUICK, "--nproc-per-node=1", "train.py")
+    assert done.returncode == 2
+    assert (tmp_path / "run" / "rank-0.trace.json").read_text() == "mine"
+
+
+def test_an_analysis_that_fails_leaves_the_jobs_exit_code(tmp_path: Path, ddpprof: Run) -> None:
+    (tmp_path / "train.py").write_text(f"{TRAINING}\ntrain(wrap(), 20)\nopen('run/run.json', 'w').write('torn')")
+    done = ddpprof("trace", "--out", "run", *QUICK, "--nproc-per-node=1", "train.py")
+    assert done.returncode == 0
+    assert "ddpprof: no report" in done.stderr
+
+
+def test_signals_for_a_checkpoint_reach_the_script(tmp_path: Path, ddpprof: Run) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (print('saved'), sys.exit(0)))\n"
+        "os.kill(os.getppid(), signal.SIGUSR1)\n"
+        "time.sleep(20)\n"
+    )
+    done = ddpprof("trace", "--out", "run", "train.py", timeout=15)
+    assert (done.returncode, done.stdout) == (0, "saved\n")
