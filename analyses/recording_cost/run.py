@@ -53,7 +53,7 @@ def block(condition: str, step: object, folder: str, number: int) -> list[float]
     return times[SETTLE:]
 
 
-def train(rank: int, port: int, case: str, rounds: int, folder: str) -> None:
+def train(rank: int, world_size: int, port: int, case: str, rounds: int, folder: str) -> None:
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -62,10 +62,10 @@ def train(rank: int, port: int, case: str, rounds: int, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
     if case == "default buckets":
         model = DDP(nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.ReLU())]))
-        x = torch.randn(16, 1024)
+        x = torch.randn(32, 1024)
     else:
         model = DDP(
             nn.Sequential(*[layer for _ in range(50) for layer in (nn.Linear(128, 128), nn.ReLU())]), bucket_cap_mb=0.05
@@ -80,34 +80,34 @@ def train(rank: int, port: int, case: str, rounds: int, folder: str) -> None:
 
     for _ in range(10):
         step()
-    medians: dict[str, list[float]] = {condition: [] for condition in CONDITIONS}
+    means: dict[str, list[float]] = {condition: [] for condition in CONDITIONS}
     order = list(CONDITIONS)
     shuffle = random.Random(1).shuffle  # the same order on both ranks
     for number in range(rounds):
         shuffle(order)
         for condition in order:
             times = block(condition, step, folder, number * len(order) + order.index(condition))
-            medians[condition].append(statistics.median(times))
+            means[condition].append(statistics.fmean(times))
     if rank == 0:
         buckets = len(model._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(","))
-        Path(folder, "result.json").write_text(json.dumps({"buckets": buckets, "medians": medians}))
+        Path(folder, "result.json").write_text(json.dumps({"buckets": buckets, "means": means}))
     time.sleep(0.2)
     dist.destroy_process_group()
 
 
-def measure_training(case: str, rounds: int) -> dict[str, object]:
+def measure_training(case: str, world_size: int, rounds: int) -> dict[str, object]:
     import torch.multiprocessing as mp
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train, args=(port, case, rounds, folder), nprocs=2)
+        mp.spawn(train, args=(world_size, port, case, rounds, folder), nprocs=world_size)
         result = json.loads(Path(folder, "result.json").read_text())
-    bare = result["medians"]["bare"]
+    bare = result["means"]["bare"]
     ratios = {}
     for condition in CONDITIONS[1:]:
-        pairs = [with_it / without for with_it, without in zip(result["medians"][condition], bare, strict=True)]
+        pairs = [with_it / without for with_it, without in zip(result["means"][condition], bare, strict=True)]
         low, high = bootstrap(pairs)
         ratios[condition] = {"ratio": statistics.median(pairs), "low": low, "high": high}
     return {"step_ms": statistics.median(bare) * 1e3, "buckets": result["buckets"], "rounds": rounds, "ratios": ratios}
@@ -141,6 +141,15 @@ def measure_start(rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) * 1e3 for name, values in times.items()}
 
 
+def show(case: str, world_size: int, found: dict[str, object]) -> None:
+    print(f"\n{case}, {world_size} rank(s): {found['buckets']} buckets, step {found['step_ms']:.1f} ms")
+    for condition, ratio in found["ratios"].items():  # type: ignore[attr-defined]
+        target = TARGETS.get((case, condition))
+        verdict = f"  target {target}: {'met' if ratio['ratio'] <= target else 'missed'}" if target else ""
+        interval = f"[{ratio['low']:.4f}, {ratio['high']:.4f}]"
+        print(f"  {condition:<11} {ratio['ratio']:.4f}  95 % {interval}{verdict}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
@@ -152,16 +161,11 @@ def main() -> None:
     )
     print(f"          ddpprof report on a small run {start['report']:.0f} ms", flush=True)
     training = {}
-    for case in ("default buckets", "fifty tiny buckets"):
-        training[case] = found = measure_training(case, options.rounds)
-        print(f"\n{case}: {found['buckets']} buckets, step {found['step_ms']:.1f} ms, {options.rounds} rounds")
-        for condition, ratio in found["ratios"].items():  # type: ignore[attr-defined]
-            target = TARGETS.get((case, condition))
-            verdict = f"  target {target}: {'met' if ratio['ratio'] <= target else 'missed'}" if target else ""
-            print(
-                f"  {condition:<11} {ratio['ratio']:.4f}  95 % [{ratio['low']:.4f}, {ratio['high']:.4f}]{verdict}",
-                flush=True,
-            )
+    for world_size in (1, 2):
+        for case in ("default buckets", "fifty tiny buckets"):
+            found = measure_training(case, world_size, options.rounds)
+            training[f"{case}, {world_size} rank{'s' if world_size > 1 else ''}"] = found
+            show(case, world_size, found)
     if options.out:
         import torch
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 _FINISHES_PER_STEP = 4
+_LAUNCHES_PER_STEP = 10
+"""On average: with more buckets, only some of the light steps time them."""
 
 
 class BucketTimes:
@@ -27,23 +28,20 @@ class BucketTimes:
         self._numels = bucket_numels
         self._next = 0
         self._offset = 0
+        self._step = 0
+        self._every = -(-len(bucket_numels) // _LAUNCHES_PER_STEP) or 1
         self.recording = False
         self.launched_ns: dict[int, int] = {}
         self.finished_ns: dict[int, int] = {}
 
-    def begin_step(self, recording: bool) -> None:
-        self.recording = recording
+    def begin_step(self, light: bool) -> bool:
+        """Whether this step's buckets are timed."""
+        self.recording = light and self._step % self._every == 0
+        self._step += light
         self.launched_ns = {}
         self.finished_ns = {}
-        self._offset += _FINISHES_PER_STEP
-
-    @contextmanager
-    def harmless(self) -> Iterator[None]:
-        """An error in here ends the timing, not the backward pass that it happens in."""
-        try:
-            yield
-        except Exception:
-            self.recording = False
+        self._offset += _FINISHES_PER_STEP if self.recording else 0
+        return self.recording
 
     def begin_backward(self) -> None:
         """The reducer starts again at bucket 0."""
@@ -57,13 +55,20 @@ class BucketTimes:
                 return index
         return None
 
-    def launched(self, index: int, now_ns: int, future: torch.futures.Future[Any]) -> None:
-        """A bucket's collective was launched at `now_ns`; `future` completes with it."""
-        self.launched_ns[index] = now_ns
-        finished = self.finished_ns
-        num_buckets = len(self._numels)
-        if (index - self._offset) % max(1, num_buckets) < _FINISHES_PER_STEP:
-            future.add_done_callback(lambda _: finished.__setitem__(index, time.time_ns()))
+    def launched(self, index: int | None, now_ns: int, future: Callable[[], torch.futures.Future[Any]]) -> None:
+        """A bucket's collective was launched at `now_ns`; its future completes with it.
+
+        An error in here ends the timing, not the backward pass that it happens in.
+        """
+        if index is None:
+            return
+        try:
+            self.launched_ns[index] = now_ns
+            if (index - self._offset) % len(self._numels) < _FINISHES_PER_STEP:
+                finished = self.finished_ns
+                future().add_done_callback(lambda _: finished.__setitem__(index, time.time_ns()))
+        except Exception:
+            self.recording = False
 
 
 class TimingProcessGroup(dist.ProcessGroup):
@@ -85,10 +90,7 @@ class TimingProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]  # as C++ calls it
         now = time.time_ns()
         work = self._real_allreduce(tensors, options)
-        with self._times.harmless():
-            index = self._times.index_of(tensors[0].numel())
-            if index is not None:
-                self._times.launched(index, now, work.get_future())
+        self._times.launched(self._times.index_of(tensors[0].numel()), now, work.get_future)
         return work
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
@@ -106,8 +108,7 @@ def timed_hook(hook: Callable[..., Any], times_now: Callable[[], BucketTimes | N
             return hook(state, bucket)  # type: ignore[no-any-return]
         now = time.time_ns()
         future = hook(state, bucket)
-        with times.harmless():
-            times.launched(bucket.index(), now, future)
+        times.launched(bucket.index(), now, lambda: future)
         return future  # type: ignore[no-any-return]
 
     return timed

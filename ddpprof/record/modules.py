@@ -44,9 +44,8 @@ class RecordedModule:
         if light and self.times is None and self._layout_is_final():
             layout = facts.bucket_layout(self.ddp, self._parameters)
             self.times = BucketTimes([sum(self._parameters[i].numel() for i in bucket) for bucket in layout])
-        if self.times is not None:
-            self.times.begin_step(recording=light)
-        self._time_all_reduces(light and self.times is not None and not getattr(self.ddp, "_comm_hooks", None))
+        timed = self.times is not None and self.times.begin_step(light)
+        self._time_all_reduces(timed and not getattr(self.ddp, "_comm_hooks", None))
         self._let_torch_sample(profiled)
 
     def _layout_is_final(self) -> bool:
