@@ -62,10 +62,9 @@ class RankFiles:
     def append_step(self, fields: dict[str, Any], start_ns: int) -> None:
         """One line, handed to the operating system at once: it survives the death of this process.
 
-        The step ends here, when all but its times is written, so that the cost of writing falls in it.
+        The step ends here, when all but its times is encoded, so that the cost of that falls in it.
         """
         self._steps.write(f"{json.dumps(fields)[:-1]}, ")
-        self._steps.flush()
         self._steps.write(f'"start_ns": {start_ns}, "end_ns": {time.time_ns()}}}\n')
         self._steps.flush()
 
