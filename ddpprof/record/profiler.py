@@ -96,6 +96,14 @@ class StepProfiler:
                 finished.start_trace()
             finished.stop_trace()
             if recorded and trace is not None:
-                finished.export_chrome_trace(str(trace))
+                finished.export_chrome_trace(_relative(trace))
                 if not trace.exists() or trace.stat().st_size == 0:
                     raise OSError(f"the profiler could not write {trace}")
+
+
+def _relative(path: Path) -> str:
+    """Kineto writes the path that it is given into the trace, which may be shown to others."""
+    try:
+        return os.path.relpath(path)
+    except OSError:  # the working folder is gone
+        return str(path)

@@ -182,7 +182,9 @@ def test_another_ones_trace_is_not_deleted(tmp_path: Path, ddpprof: Run) -> None
 
 
 def test_an_analysis_that_fails_leaves_the_jobs_exit_code(tmp_path: Path, ddpprof: Run) -> None:
-    (tmp_path / "train.py").write_text(f"{TRAINING}\ntrain(wrap(), 20)\nopen('run/run.json', 'w').write('torn')")
+    (tmp_path / "train.py").write_text(
+        f"{TRAINING}\ntrain(wrap(), 20)\nopen('run/run.json', 'w').write('torn')\ntime.sleep(0.2)"
+    )
     done = ddpprof("trace", "--out", "run", *QUICK, "--nproc-per-node=1", "train.py")
     assert done.returncode == 0
     assert "ddpprof: no report" in done.stderr

@@ -45,7 +45,7 @@ if __name__ == "__main__":
 """
 
 STEPS = """
-import os, sys, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
@@ -55,6 +55,7 @@ for step in range(int(sys.argv[1])):
     optimizer.zero_grad()
     model(torch.randn(8, 64)).sum().backward()
     optimizer.step()
+time.sleep(0.2)  # gloo's threads may abort a process that ends while they still hold work, with or without ddpprof
 print("out", dist.get_rank())
 print("err", dist.get_rank(), file=sys.stderr)
 """
