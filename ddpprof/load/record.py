@@ -30,18 +30,6 @@ class _Module(msgspec.Struct):
     graph_is_static: bool | None = None
 
 
-class _Loader(msgspec.Struct):
-    sampler: str
-    dataset_size: int | None
-    batch_size: int | None
-    num_workers: int
-    num_iterations: int
-    epochs_set: list[int] | None
-    shuffles: bool
-    num_training_steps: int
-    set_epoch_called: bool = False
-
-
 class _Facts(msgspec.Struct):
     format: int
     rank: int
@@ -53,7 +41,7 @@ class _Facts(msgspec.Struct):
     torch: str
     local_rank: int | None = None
     modules: list[_Module] = []
-    loaders: list[_Loader] = []
+    loaders: tuple[Loader, ...] = ()
     checkpoints: list[str] = []
     profiler_pause_ns: int | None = None
     ended: str | None = None
@@ -143,7 +131,7 @@ def _record(facts: _Facts, rank: int, steps: tuple[RecordedStep, ...]) -> Record
         backend=facts.backend,
         torch=facts.torch,
         modules=tuple(_module(module) for module in facts.modules),
-        loaders=tuple(_loader(loader) for loader in facts.loaders),
+        loaders=facts.loaders,
         checkpoints=tuple(facts.checkpoints),
         steps=steps,
         profiler_pause_ns=facts.profiler_pause_ns,
@@ -163,20 +151,6 @@ def _module(module: _Module) -> DdpModule:
         num_batch_norms=module.num_batch_norms,
         unused=None if module.unused is None else tuple(module.unused),
         graph_is_static=module.graph_is_static,
-    )
-
-
-def _loader(loader: _Loader) -> Loader:
-    return Loader(
-        sampler=loader.sampler,
-        dataset_size=loader.dataset_size,
-        batch_size=loader.batch_size,
-        num_workers=loader.num_workers,
-        num_iterations=loader.num_iterations,
-        epochs_set=None if loader.epochs_set is None else tuple(loader.epochs_set),
-        shuffles=loader.shuffles,
-        num_training_steps=loader.num_training_steps,
-        set_epoch_called=loader.set_epoch_called,
     )
 
 
