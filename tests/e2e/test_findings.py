@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from jobs import Run, script
 
+SLOW = pytest.mark.slow
 Report = Callable[[str], dict[str, Any]]
 
 
@@ -22,9 +23,11 @@ def findings(mistake: str, ddpprof: Run, report: Report) -> dict[str, dict[str, 
     [
         pytest.param("unused", "unused-parameters", "spare.weight, spare.bias", id="unused-parameters"),
         pytest.param("unused_unsearched", "unused-parameters", "spare.weight, spare.bias", id="ddp-stops-for-them"),
-        pytest.param("no_sampler", "no-distributed-sampler", "RandomSampler over 160 samples", id="no-sampler"),
-        pytest.param("same_checkpoint", "same-checkpoint", "checkpoint.pt", id="same-checkpoint"),
-        pytest.param("slow_data", "idle-for-data", "num_workers", id="slow-data"),
+        pytest.param(
+            "no_sampler", "no-distributed-sampler", "RandomSampler over 160 samples", id="no-sampler", marks=SLOW
+        ),
+        pytest.param("same_checkpoint", "same-checkpoint", "checkpoint.pt", id="same-checkpoint", marks=SLOW),
+        pytest.param("slow_data", "idle-for-data", "num_workers", id="slow-data", marks=SLOW),
     ],
 )
 def test_a_mistake_is_found(mistake: str, rule: str, says: str, ddpprof: Run, report: Report) -> None:

@@ -122,6 +122,7 @@ time.sleep(0.2)
     assert all(len(rank["light_steps"]) >= 7 for rank in ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "rule"),
     [
