@@ -268,10 +268,10 @@ class Session:
 
     def _finish_window(self) -> None:
         self._notes.begin_step(Mode.DONE)
+        self._notes.release_modules()
         with deferred_signals():
             self._write_trace()
             self._write_facts(None)
-        self._notes.release_modules()
         self._stopping = self._settings.stop_after
 
     # The end.
