@@ -90,6 +90,28 @@ class _Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """What makes two kernels, or two ops of the CPU, the same work."""
+
+    name: str
+    launch_shape: str | None = None
+    """grid and block; ``None`` on CPU and where the trace does not say"""
+    input_shapes: str | None = None
+    """those of the op that launched it, as the trace writes them; ``None`` where they were not recorded"""
+    position: int | None = None
+    """on CPU, where an op has no launch shape: it is the n-th of its name in the step"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """The process group of a collective, as far as its arguments say."""
+
+    name: str | None = None
+    size: int | None = None
+    ranks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Work(_Table):
     """Kernels, copies or (on CPU) ops: n rows each.
 
@@ -106,6 +128,10 @@ class Work(_Table):
     step: Int32Column
     lane: Int64Column
     """stream of an accelerator, thread of the CPU"""
+    kernel: Int32Column
+    """index into ``Trace.kernels``, or `UNKNOWN`: copies have no identity"""
+    launched_ns: Int64Column
+    """start of the host's call that queued it, or `UNKNOWN`: on CPU an op is its own launch"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +149,9 @@ class Collectives(_Table):
     launched_ns: Int64Column
     """start of the host's call that queued it (launch of the kernel, ``c10d::*`` op), or `UNKNOWN`"""
     num_bytes: Int64Column
-    """payload on this rank, or `UNKNOWN`"""
+    """message size as nccl-tests counts it, the larger of this rank's input and output, or `UNKNOWN`"""
     group: Int32Column
-    """index into ``Rank.names`` of the process group's name, or `UNKNOWN`"""
+    """index into ``Trace.groups``, or `UNKNOWN`"""
     sequence: Int64Column
     """sequence number within the group, or `UNKNOWN`"""
 
@@ -153,6 +179,8 @@ class Step:
     number: int
     start_ns: int
     end_ns: int
+    cycle: int = 0
+    """which of the profiler's windows it lies in: each wrote a file of its own, and between them nothing is known"""
 
     @property
     def duration_ns(self) -> int:
@@ -161,7 +189,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One rank's profiler trace as tables."""
+    """One rank's profiler trace as tables. Several traces of one rank, one after the other, are one `Trace`."""
 
     device: str
     """``"cpu"`` where the trace holds no accelerator work, else ``"gpu"``"""
@@ -172,6 +200,8 @@ class Trace:
     epoch_ns: int | None
     """what to add to the tables' times to get nanoseconds since 1970, where the trace says"""
     names: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    groups: tuple[ProcessGroup, ...]
     steps: tuple[Step, ...]
     compute: Work
     copies: Work
@@ -259,7 +289,7 @@ class RecordedStep:
 
     number: int
     mode: str
-    """``"off"`` (only the step's length), ``"light"`` or ``"profiled"``"""
+    """``"off"`` (only the step's length), ``"light"``, ``"profiled"``, or ``"baseline"``: profiled under ``no_sync``"""
     start_ns: int
     end_ns: int
     data_ns: int | None = None

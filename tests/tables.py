@@ -13,6 +13,7 @@ from ddpprof.events import (
     DdpModule,
     Forward,
     HostSpans,
+    Kernel,
     Mark,
     Parameter,
     Phase,
@@ -37,7 +38,8 @@ def work(*rows: Op) -> Work:
     start, end, phase, step = zip(*sorted(rows), strict=True) if rows else ((), (), (), ())
     zeros = [0] * len(rows)
     return Work(
-        ints(start), ints(end), ints(zeros, np.int32), ints(phase, np.int8), ints(step, np.int32), ints(zeros)
+        ints(start), ints(end), ints(zeros, np.int32), ints(phase, np.int8), ints(step, np.int32), ints(zeros),
+        ints(zeros, np.int32), ints(start),
     )  # fmt: skip
 
 
@@ -96,7 +98,8 @@ def trace(
 ) -> Trace:
     """Steps are numbered from 10."""
     given = {
-        "backend": "gloo", "rank": 0, "world_size": 1, "host": None, "names": ("x",), "notes": (), **changes,
+        "backend": "gloo", "rank": 0, "world_size": 1, "host": None, "names": ("x",), "notes": (),
+        "kernels": (Kernel("x"),), "groups": (), **changes,
     }  # fmt: skip
     return Trace(
         device=device,

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from math import prod
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import UNKNOWN, CollectiveKind, Int32Column, Int64Column
-from ddpprof.load.classify import DEVICE_ROLES, Identity, Role, classify, collective_kind, element_bytes
+from ddpprof.events import UNKNOWN, Int32Column, Int64Column
+from ddpprof.load.arguments import NO_ARGUMENTS, NULL, Arguments, CollectiveDetails, as_int, collective_details
+from ddpprof.load.classify import DEVICE_ROLES, Identity, Role, classify
 from ddpprof.load.hostwork import outermost
 
 EXACT_FLOAT_US = 2.0**43
@@ -25,29 +24,6 @@ _MERGE_CHUNKS = 256
 
 _LARGEST_US = 4.6e15
 """Half of what int64 nanoseconds can hold, 146 years: a start and a duration still add up."""
-
-_NULL = msgspec.Raw(b"null")
-
-
-class Arguments(msgspec.Struct, gc=False):
-    """What the tables need of an event's ``args``.
-
-    Typed as anything: where an argument is odd, what it would tell is unknown, and the trace is still good.
-    """
-
-    correlation: Any = 0
-    stream: Any = None
-    collective: Any = msgspec.field(default=None, name="Collective name")
-    num_elements: Any = msgspec.field(default=None, name="In msg nelems")
-    dtype: Any = None
-    group: Any = msgspec.field(default=None, name="Process Group Name")
-    sequence: Any = msgspec.field(default=None, name="Seq")
-    # Every op has these two where shapes are recorded; they are decoded for communication alone.
-    input_dims: msgspec.Raw = msgspec.field(default=_NULL, name="Input Dims")
-    input_type: msgspec.Raw = msgspec.field(default=_NULL, name="Input type")
-
-
-_NO_ARGUMENTS = Arguments()
 
 
 class Event(msgspec.Struct, gc=False):
@@ -83,16 +59,6 @@ class TimeOutOfRangeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveDetails:
-    """What the arguments of one collective say. The class's defaults mean that they do not say."""
-
-    kind: CollectiveKind | None = None
-    num_bytes: int = UNKNOWN
-    group: str | None = None
-    sequence: int = UNKNOWN
-
-
-@dataclass(frozen=True, slots=True)
 class Columns:
     """One row per event that the tables need, in the file's order."""
 
@@ -107,6 +73,11 @@ class Columns:
     detail: Int32Column
     """index into ``details``, or `UNKNOWN`"""
     details: tuple[CollectiveDetails, ...]
+    launch_shape: Int32Column
+    """grid and block of a kernel: index into ``shapes``, or `UNKNOWN`"""
+    input_shape: Int32Column
+    """shapes of the inputs of the op that launched a kernel: index into ``shapes``, or `UNKNOWN`"""
+    shapes: tuple[str, ...]
     window_end_ns: int | None
     """when the profiler stopped"""
     num_events: int
@@ -118,10 +89,18 @@ class Collector:
     def __init__(self) -> None:
         self.num_events = 0
         self._ids: dict[tuple[str | None, str], int] = {}
-        """by category and name: index into the identities, or -1 where nobody needs the event"""
+        """by category and name: index into the identities, or why there is none"""
         self._identities: list[Identity] = []
+        self._is_op: list[bool] = [True, False]
+        """by identity; the last two stand for `_UNNEEDED_OP` and `_UNNEEDED`"""
         self._lanes: dict[str, int] = {}
         self._details: list[CollectiveDetails] = []
+        self._shapes: dict[bytes, int] = {}
+        """by their text as it stands in the file"""
+        self._shape_texts: dict[bytes, int] = {}
+        """without blanks: files are laid out differently"""
+        self._ops_with_shapes: list[tuple[Int64Column, Int32Column]] = []
+        """ids of ops, and indices of the shapes of their inputs"""
         self._chunks: list[list[NDArray[Any]]] = []
         self._on_device = False
         self._window_end_ns: int | None = None
@@ -130,8 +109,9 @@ class Collector:
         """Keep what the tables need. Raises `NeedsExactTimesError` before it keeps anything, `TimeOutOfRangeError`."""
         kept: list[Event | ExactEvent] = []
         ids: list[int] = []
+        ops: list[Arguments] = []
         window_end = None
-        known = self._ids.get
+        known, is_op = self._ids.get, self._is_op
         for event in events:
             if event.ph != "X":
                 if event.name == "Record Window End":
@@ -143,12 +123,17 @@ class Collector:
             if identity >= 0:
                 kept.append(event)
                 ids.append(identity)
+            if is_op[identity] and event.args is not None and event.args.input_dims is not NULL:
+                ops.append(event.args)
         exact = isinstance(next(iter(events), None), ExactEvent)
         starts = _nanoseconds([event.ts or 0 for event in kept], exact=exact)
         durations = _nanoseconds([event.dur or 0 for event in kept], exact=exact)
         if window_end is not None:
             self._window_end_ns = int(_nanoseconds([window_end], exact=exact)[0])
         self.num_events += len(events)
+        if ops:
+            shapes = [self._shape(bytes(op.input_dims)) for op in ops]
+            self._ops_with_shapes.append((_as_column([_op_id(op) for op in ops], _id), np.array(shapes, np.int32)))
         if kept:
             ends = starts + np.maximum(durations, 0)
             self._chunks.append([starts, ends, np.array(ids, np.int32), *self._arguments(kept, ids)])
@@ -160,15 +145,32 @@ class Collector:
         if self._on_device:
             self._forget_ops()  # those of the batch in which the first device work stood
         self._merge()
-        start, end, identity, lane, correlation, detail = self._chunks[0]
+        start, end, identity, lane, correlation, detail, launch_shape, op = self._chunks[0]
         return Columns(
-            tuple(self._identities), start, end, identity, lane, correlation, detail,
-            tuple(self._details), self._window_end_ns, self.num_events,
+            tuple(self._identities), start, end, identity, lane, correlation, detail, tuple(self._details),
+            launch_shape, self._input_shapes(op), tuple(text.decode("utf-8", "replace") for text in self._shape_texts),
+            self._window_end_ns, self.num_events,
         )  # fmt: skip
+
+    def _input_shapes(self, op: Int64Column) -> Int32Column:
+        """For each row, the shapes of the inputs of the op with that id."""
+        if not self._ops_with_shapes:
+            return np.full(len(op), UNKNOWN, np.int32)
+        ids, shapes = (np.concatenate(parts) for parts in zip(*self._ops_with_shapes, strict=True))
+        order = np.argsort(ids, kind="stable")
+        found = order[np.minimum(np.searchsorted(ids[order], op), len(ids) - 1)]
+        return np.where((ids[found] == op) & (op != 0), shapes[found], UNKNOWN).astype(np.int32)
+
+    def _shape(self, text: bytes) -> int:
+        index = self._shapes.get(text)
+        if index is None:
+            index = self._shape_texts.setdefault(b"".join(text.split()), len(self._shape_texts))
+            self._shapes[text] = index
+        return index
 
     def _merge(self) -> None:
         """Make one chunk of all, without the ops inside other ops: only the outermost stand for compute."""
-        empty = [np.empty(0, dtype) for dtype in (np.int64, np.int64, np.int32, np.int64, np.int64, np.int32)]
+        empty = [np.empty(0, dtype) for dtype in _DTYPES]
         columns = [np.concatenate(parts) for parts in zip(empty, *self._chunks, strict=True)]
         start, end, identity, lane = columns[:4]
         needed = ~np.array([what.role is Role.OP for what in self._identities], np.bool_)[identity]
@@ -183,10 +185,12 @@ class Collector:
             self._on_device = True
             self._forget_ops()
         if identity.role is Role.UNUSED or (self._on_device and identity.role is Role.OP):
-            self._ids[category, name] = -1
-            return -1
+            unneeded = _UNNEEDED_OP if identity.is_op else _UNNEEDED
+            self._ids[category, name] = unneeded
+            return unneeded
         self._ids[category, name] = len(self._identities)
         self._identities.append(identity)
+        self._is_op.insert(-2, identity.is_op)
         return len(self._identities) - 1
 
     def _forget_ops(self) -> None:
@@ -194,38 +198,61 @@ class Collector:
         is_op = np.array([identity.role is Role.OP for identity in self._identities], dtype=np.bool_)
         for key, identity in self._ids.items():
             if identity >= 0 and is_op[identity]:
-                self._ids[key] = -1
+                self._ids[key] = _UNNEEDED_OP
         for chunk in self._chunks:
             needed = ~is_op[chunk[2]]
             chunk[:] = [column[needed] for column in chunk]
 
     def _arguments(
         self, kept: list[Event | ExactEvent], ids: list[int]
-    ) -> tuple[Int64Column, NDArray[np.int64], Int32Column]:
-        """Lane, correlation and index of the details of each event."""
+    ) -> tuple[Int64Column, Int64Column, Int32Column, Int32Column, Int64Column]:
+        """Lane, correlation, index of the details, launch shape and launching op of each event."""
         lanes: list[object] = [event.tid for event in kept]
         correlations: list[object] = [0] * len(kept)
-        details = np.full(len(kept), UNKNOWN, np.int32)
+        ops: list[object] = [0] * len(kept)
+        details, launch_shapes = np.full((2, len(kept)), UNKNOWN, np.int32)
         for row, identity in enumerate(ids):
             what = self._identities[identity]
             if what.role not in _HAS_ARGUMENTS:
                 continue
-            arguments = kept[row].args or _NO_ARGUMENTS
+            arguments = kept[row].args or NO_ARGUMENTS
             correlations[row] = arguments.correlation
             if what.role in DEVICE_ROLES and arguments.stream is not None:
                 lanes[row] = arguments.stream
             if what.kind is not None or (what.role is Role.KERNEL and isinstance(arguments.collective, str)):
                 details[row] = len(self._details)
-                self._details.append(_collective_details(arguments))
-        return _as_column(lanes, self._lane), _as_column(correlations, lambda value: _as_int(value) or 0), details
+                self._details.append(collective_details(arguments))
+            if what.role is Role.KERNEL:
+                ops[row] = _op_id(arguments)
+                if arguments.grid is not NULL:
+                    launch_shapes[row] = self._shape(b"%b %b" % (bytes(arguments.grid), bytes(arguments.block)))
+        return (
+            _as_column(lanes, self._lane),
+            _as_column(correlations, _id),
+            details,
+            launch_shapes,
+            _as_column(ops, _id),
+        )
 
     def _lane(self, name: object) -> int:
         """A stream or thread as a number; names that are not numbers count down from -1."""
-        number = _as_int(name)
+        number = as_int(name)
         return number if number is not None else self._lanes.setdefault(str(name), -1 - len(self._lanes))
 
 
+_UNNEEDED, _UNNEEDED_OP = -1, -2
+"""Instead of an identity. Of an op the shapes of its inputs are kept, for the kernels that it launches."""
+
+_DTYPES = (np.int64, np.int64, np.int32, np.int64, np.int64, np.int32, np.int32, np.int64)
 _HAS_ARGUMENTS = (Role.KERNEL, Role.COPY, Role.LAUNCH, Role.HOST_COLLECTIVE, Role.MARK)
+
+
+def _op_id(arguments: Arguments) -> object:
+    return arguments.op if arguments.op is not None else arguments.op_of_2021
+
+
+def _id(value: object) -> int:
+    return as_int(value) or 0
 
 
 def _as_column(values: list[object], convert: Callable[[object], int]) -> Int64Column:
@@ -253,52 +280,3 @@ def _exact_nanoseconds(time_us: Decimal) -> int:
     if not abs(time_us) < _LARGEST_US:
         raise TimeOutOfRangeError
     return round(time_us * 1000)
-
-
-def _collective_details(arguments: Arguments) -> CollectiveDetails:
-    collective, group = arguments.collective, arguments.group
-    sequence = _as_int(arguments.sequence)
-    return CollectiveDetails(
-        kind=collective_kind(collective) if isinstance(collective, str) else None,
-        num_bytes=_message_bytes(arguments),
-        group=group if isinstance(group, str) and group else None,
-        sequence=sequence if sequence is not None and sequence >= 0 else UNKNOWN,
-    )
-
-
-def _message_bytes(arguments: Arguments) -> int:
-    """What NCCL's arguments say, or else the sizes of the tensors that gloo was given."""
-    elements = _as_int(arguments.num_elements)
-    if elements is not None and isinstance(arguments.dtype, str):
-        size = element_bytes(arguments.dtype)
-        return elements * size if size != UNKNOWN and elements >= 0 else UNKNOWN
-    dims, types = decode_or_none(arguments.input_dims), decode_or_none(arguments.input_type)
-    if not isinstance(dims, list) or not isinstance(types, list):
-        return UNKNOWN
-    tensors = [
-        prod(shape) * element_bytes(dtype)
-        for shape, dtype in zip(dims, types, strict=False)
-        if isinstance(dtype, str) and element_bytes(dtype) != UNKNOWN and _is_shape(shape)
-    ]
-    return sum(tensors) if tensors else UNKNOWN
-
-
-def decode_or_none(text: msgspec.Raw) -> Any:
-    """The value that the text stands for, or ``None`` where it stands for none."""
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _is_shape(shape: object) -> bool:
-    return isinstance(shape, list) and all(type(length) is int and length >= 0 for length in shape)
-
-
-def _as_int(value: object) -> int | None:
-    """An integer, also one written as text; ``None`` for anything else and for what int64 cannot hold."""
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
-        return int(value)
-    if type(value) is int and -(1 << 63) <= value < 1 << 63:
-        return value
-    return None

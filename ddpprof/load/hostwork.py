@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import UNKNOWN, Int64Column
+from ddpprof.events import UNKNOWN, Int32Column, Int64Column
 from ddpprof.intervals import Spans, union
 
 
@@ -56,6 +56,21 @@ def compute_pieces(
         rows.append(ops[owner])
     empty = np.empty(0, np.int64)
     return np.concatenate([empty, *starts]), np.concatenate([empty, *ends]), np.concatenate([empty, *rows])
+
+
+def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> Int64Column:
+    """For each piece of an op, in order of time: how many ops of that name came before it in its step."""
+    order = np.lexsort((np.arange(len(op)), step, name))
+    name, step, op = name[order], step[order], op[order]
+    begins = np.ones(len(op), np.bool_)
+    begins[1:] = (name[1:] != name[:-1]) | (step[1:] != step[:-1])
+    is_new = np.ones(len(op), np.bool_)
+    is_new[1:] = begins[1:] | (op[1:] != op[:-1])
+    count = np.cumsum(is_new)
+    first = np.maximum.accumulate(np.where(begins, count, 0))
+    place = np.empty(len(op), np.int64)
+    place[order] = count - first
+    return place
 
 
 def match_calls(

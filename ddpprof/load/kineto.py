@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from ddpprof.errors import BadTrace
+from ddpprof.load.arguments import decode_or_none
 from ddpprof.load.columns import (
     Collector,
     Columns,
@@ -27,7 +28,6 @@ from ddpprof.load.columns import (
     ExactEvent,
     NeedsExactTimesError,
     TimeOutOfRangeError,
-    decode_or_none,
 )
 from ddpprof.load.mend import mend
 

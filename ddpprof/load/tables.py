@@ -15,15 +15,18 @@ from ddpprof.events import (
     HostSpans,
     Int32Column,
     Int64Column,
+    Kernel,
     Mark,
     Phase,
+    ProcessGroup,
     Step,
     Trace,
     Work,
 )
+from ddpprof.load.arguments import CollectiveDetails
 from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
-from ddpprof.load.columns import CollectiveDetails, Columns
-from ddpprof.load.hostwork import compute_pieces, match_calls
+from ddpprof.load.columns import Columns
+from ddpprof.load.hostwork import compute_pieces, match_calls, positions
 from ddpprof.load.kineto import Header
 from ddpprof.load.steps import PhaseFinder, StepFinder, steps_from_forwards
 
@@ -47,6 +50,8 @@ def build_trace(header: Header, columns: Columns) -> Trace:
         host=header.host,
         epoch_ns=header.base_ns,
         names=tuple(file.names),
+        kernels=tuple(file.kernels),
+        groups=tuple(file.groups),
         steps=tuple(steps),
         compute=work.compute,
         copies=work.copies,
@@ -72,6 +77,9 @@ class _File:
         self.window_end_ns = columns.window_end_ns
         self.names: dict[str, int] = {}
         """in order; the values count from 0"""
+        self.kernels: dict[Kernel, int] = {}
+        self.groups: dict[ProcessGroup, int] = {}
+        self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes
         index = [self.name_index(identity.name) for identity in identities]
         self.name = np.array(index, np.int32)[columns.identity]
         self.role = np.array([identity.role for identity in identities], np.int8)[columns.identity]
@@ -89,6 +97,22 @@ class _File:
 
     def name_index(self, name: str) -> int:
         return self.names.setdefault(name, len(self.names))
+
+    def kernel_of(self, rows: Rows, position: Int64Column | None = None) -> Int32Column:
+        """Index into ``kernels`` of each row; on CPU by its position among those of its name in its step."""
+        if position is None:
+            position = np.full(len(rows), UNKNOWN, np.int64)
+        parts = np.stack((self.name[rows], self.launch_shape[rows], self.input_shape[rows], position))
+        distinct, which = np.unique(parts, axis=1, return_inverse=True)
+        names = list(self.names)
+
+        def kernel(name: int, launch: int, inputs: int, place: int) -> Kernel:
+            shape, of_inputs = (None if index == UNKNOWN else self.shapes[index] for index in (launch, inputs))
+            return Kernel(names[name], shape, of_inputs, None if place == UNKNOWN else place)
+
+        index = [self.kernels.setdefault(kernel(*column), len(self.kernels)) for column in distinct.T.tolist()]
+        of_rows: Int32Column = np.array(index, np.int32)[which.reshape(-1)]
+        return of_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +175,8 @@ def _device_work(file: _File, steps: StepFinder, phases: PhaseFinder) -> _Work:
     if not len(talk):
         # NCCL did not work here; DDP on gloo moves an accelerator's gradients by threads of the host.
         collectives = _host_collectives(file, steps, phases)
-    return _Work(_work(file, compute, origin(compute)), _work(file, copies, origin(copies)), collectives, tuple(notes))
+    computed = _work(file, compute, origin(compute), file.kernel_of(compute))
+    return _Work(computed, _work(file, copies, origin(copies)), collectives, tuple(notes))
 
 
 def _launch_of(file: _File, rows: Rows, launches: Rows) -> Rows:
@@ -175,7 +200,9 @@ def _host_work(file: _File, steps: StepFinder, phases: PhaseFinder) -> _Work:
     order = np.argsort(start, kind="stable")
     start, end, row = start[order], end[order], row[order]
     lane = file.lane[row]
-    compute = Work(start, end, file.name[row], phases.at(start, lane), steps.at(start), lane)
+    step = steps.at(start)
+    kernel = file.kernel_of(row, positions(row, file.name[row], step))
+    compute = Work(start, end, file.name[row], phases.at(start, lane), step, lane, kernel, start)
     no_rows = np.empty(0, np.int64)
     copies = _work(file, no_rows, _Origin(no_rows, no_rows.astype(np.int8), no_rows.astype(np.int32)))
     return _Work(compute, copies, _host_collectives(file, steps, phases), ())
@@ -215,10 +242,14 @@ def _awaited_ends(file: _File, collectives: Collectives) -> Int64Column:
     return np.where(collectives.phase == Phase.BACKWARD, awaited, collectives.end_ns)
 
 
-def _work(file: _File, rows: Rows, origin: _Origin) -> Work:
+def _work(file: _File, rows: Rows, origin: _Origin, kernel: Int32Column | None = None) -> Work:
     order = np.argsort(file.start_ns[rows], kind="stable")
+    kernel = np.full(len(rows), UNKNOWN, np.int32) if kernel is None else kernel[order]
     rows, origin = rows[order], origin.take(order)
-    return Work(file.start_ns[rows], file.end_ns[rows], file.name[rows], origin.phase, origin.step, file.lane[rows])
+    return Work(
+        file.start_ns[rows], file.end_ns[rows], file.name[rows], origin.phase, origin.step, file.lane[rows],
+        kernel, origin.launched_ns,
+    )  # fmt: skip
 
 
 def _collectives(file: _File, rows: Rows, origin: _Origin) -> Collectives:
@@ -227,7 +258,10 @@ def _collectives(file: _File, rows: Rows, origin: _Origin) -> Collectives:
     details = [_details(file, row) for row in rows.tolist()]
     by_name = [CollectiveKind.OTHER if kind == UNKNOWN else kind for kind in file.kind[rows].tolist()]
     kinds = [name if detail.kind is None else detail.kind for name, detail in zip(by_name, details, strict=True)]
-    groups = [UNKNOWN if detail.group is None else file.name_index(detail.group) for detail in details]
+    groups = [
+        UNKNOWN if detail.group is None else file.groups.setdefault(detail.group, len(file.groups))
+        for detail in details
+    ]
     return Collectives(
         start_ns=file.start_ns[rows],
         end_ns=file.end_ns[rows],

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddpprof.events import NO_STEP, UNKNOWN, CollectiveKind, Mark, Phase
+from ddpprof.events import NO_STEP, UNKNOWN, CollectiveKind, Mark, Phase, ProcessGroup
 
 TRAINING, AUTOGRAD = 100, 200
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
@@ -126,12 +126,14 @@ def test_a_collective_has_what_its_arguments_say(trace: Any) -> None:
     arguments = {
         "Collective name": "_allgather_base", "In msg nelems": 100, "dtype": "BFloat16",
         "Process Group Name": "3", "Seq": 17,
+        "Out msg nelems": 400, "Group size": 4, "Process Group Ranks": "[0, 2, 4, 6]",
     }  # fmt: skip
     loaded = trace.kernel("ncclDevKernel_Generic(ncclDevComm*)", 500, 600, 1, 20, **arguments).load()
     found = loaded.collectives
     assert found.kind.tolist() == [CollectiveKind.ALL_GATHER]
-    assert (found.num_bytes.tolist(), found.sequence.tolist(), found.launched_ns.tolist()) == ([200], [17], [10])
-    assert (loaded.names[found.group[0]], found.lane.tolist(), found.phase.tolist()) == ("3", [20], [Phase.FORWARD])
+    assert (found.num_bytes.tolist(), found.sequence.tolist(), found.launched_ns.tolist()) == ([800], [17], [10])
+    assert loaded.groups[found.group[0]] == ProcessGroup("3", 4, (0, 2, 4, 6))
+    assert (found.lane.tolist(), found.phase.tolist()) == ([20], [Phase.FORWARD])
 
 
 def test_a_collective_is_known_by_its_name_alone(trace: Any) -> None:

@@ -1,0 +1,121 @@
+"""What the ``args`` of an event say: of a kernel's launch shape, of a collective's size and process group."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import msgspec
+
+from ddpprof.events import UNKNOWN, CollectiveKind, ProcessGroup
+from ddpprof.load.classify import collective_kind, element_bytes
+
+NULL = msgspec.Raw(b"null")
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """What the tables need of an event's ``args``.
+
+    Typed as anything: where an argument is odd, what it would tell is unknown, and the trace is still good.
+    """
+
+    correlation: Any = 0
+    stream: Any = None
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    num_elements: Any = msgspec.field(default=None, name="In msg nelems")
+    num_elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
+    dtype: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    sequence: Any = msgspec.field(default=None, name="Seq")
+    op: Any = msgspec.field(default=None, name="External id")
+    op_of_2021: Any = msgspec.field(default=None, name="external id")
+    grid: msgspec.Raw = NULL
+    block: msgspec.Raw = NULL
+    # Every op has these two where shapes are recorded; they are decoded for communication alone.
+    input_dims: msgspec.Raw = msgspec.field(default=NULL, name="Input Dims")
+    input_type: msgspec.Raw = msgspec.field(default=NULL, name="Input type")
+
+
+NO_ARGUMENTS = Arguments()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveDetails:
+    """What the arguments of one collective say. The class's defaults mean that they do not say."""
+
+    kind: CollectiveKind | None = None
+    num_bytes: int = UNKNOWN
+    group: ProcessGroup | None = None
+    sequence: int = UNKNOWN
+
+
+def collective_details(arguments: Arguments) -> CollectiveDetails:
+    collective = arguments.collective
+    sequence = as_int(arguments.sequence)
+    return CollectiveDetails(
+        kind=collective_kind(collective) if isinstance(collective, str) else None,
+        num_bytes=_message_bytes(arguments),
+        group=_group(arguments),
+        sequence=sequence if sequence is not None and sequence >= 0 else UNKNOWN,
+    )
+
+
+def _group(arguments: Arguments) -> ProcessGroup | None:
+    name, size, ranks = arguments.group, as_int(arguments.group_size), _ranks(arguments.group_ranks)
+    group = ProcessGroup(
+        name=name if isinstance(name, str) and name else None,
+        size=size if size is not None and size > 0 else None,
+        ranks=ranks if ranks and size in (None, len(ranks)) else None,
+    )
+    return None if group == ProcessGroup() else group
+
+
+def _ranks(value: object) -> tuple[int, ...] | None:
+    """Kineto writes them as text, and of long lists only the first."""
+    if isinstance(value, str):
+        value = decode_or_none(msgspec.Raw(value.encode("utf-8", "replace")))
+    if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < 1 << 31 for rank in value):
+        return None
+    return tuple(value)
+
+
+def _message_bytes(arguments: Arguments) -> int:
+    """What NCCL's arguments say, or else the sizes of the tensors that gloo was given."""
+    elements, out = as_int(arguments.num_elements), as_int(arguments.num_elements_out)
+    if elements is not None and isinstance(arguments.dtype, str):
+        size = element_bytes(arguments.dtype)
+        return max(elements, out or 0) * size if size != UNKNOWN and elements >= 0 else UNKNOWN
+    dims, types = decode_or_none(arguments.input_dims), decode_or_none(arguments.input_type)
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return UNKNOWN
+    tensors = [
+        prod(shape) * element_bytes(dtype)
+        for shape, dtype in zip(dims, types, strict=False)
+        if isinstance(dtype, str) and element_bytes(dtype) != UNKNOWN and _is_shape(shape)
+    ]
+    return sum(tensors) if tensors else UNKNOWN
+
+
+def decode_or_none(text: msgspec.Raw) -> Any:
+    """The value that the text stands for, or ``None`` where it stands for none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, list) and all(type(length) is int and length >= 0 for length in shape)
+
+
+def as_int(value: object) -> int | None:
+    """An integer, also one written as text; ``None`` for anything else and for what int64 cannot hold."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
+        return int(value)
+    if type(value) is int and -(1 << 63) <= value < 1 << 63:
+        return value
+    return None
