@@ -207,6 +207,8 @@ class Trace:
     copies: Work
     collectives: Collectives
     host_spans: HostSpans
+    steps_are_counted: bool = False
+    """the trace has no ``ProfilerStep#k``: the steps' numbers count its DDP forwards"""
     notes: tuple[str, ...] = ()
     """what is missing or was mended, in words for the report"""
 

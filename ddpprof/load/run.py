@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,10 @@ from typing import Any
 import msgspec
 
 from ddpprof.errors import BadTrace, NotARun
-from ddpprof.events import Rank, Record, Run, Trace
-from ddpprof.load.kineto import read_trace
+from ddpprof.events import Rank, Record, Run
+from ddpprof.load.folder import assumed_rank, load_trace, load_traces, rank_of_name
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.load.tables import build_trace
 from ddpprof.rundir import FORMAT, RUN_FILE, is_run, ranks_in, trace_path
-
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
-_NUMBER_IN_NAME = re.compile(r"_(\d{1,7})\.")
 
 
 class _RunFile(msgspec.Struct):
@@ -44,11 +39,6 @@ def load_run(path: Path) -> Run:
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. {_how_to_record(path)}")
     return _recorded_run(path) if is_run(path) else _run_of_traces(path)
-
-
-def load_trace(path: Path) -> Trace:
-    """The tables of one trace file. Raises `BadTrace`."""
-    return build_trace(*read_trace(path))
 
 
 def load_rank(directory: Path, rank: int, expects_trace: bool = True) -> LoadedRank:
@@ -118,59 +108,37 @@ def _read_run_file(directory: Path) -> _RunFile:
 
 def _run_of_file(path: Path) -> Run:
     trace = load_trace(path)
-    rank = trace.rank if trace.rank is not None else _rank_of_name(path.name, num_files=1)
-    ranks = (Rank(rank or 0, trace, None),)
+    known = trace.rank if trace.rank is not None else rank_of_name(path.name, num_files=1)
+    rank = 0 if known is None else known
     return Run(
         name=_name(path),
         command=(),
         world_size=trace.world_size,
-        ranks=ranks,
-        missing=(*_assumed_rank(path, rank, 0), *_absent_ranks([ranks[0].rank], trace.world_size, "trace")),
+        ranks=(Rank(rank, trace, None),),
+        missing=(
+            *([assumed_rank(path.name, rank)] if known is None else []),
+            *_absent_ranks([rank], trace.world_size, "trace"),
+        ),
     )
 
 
 def _run_of_traces(directory: Path) -> Run:
-    """A folder as the user's own profiler left it: one trace a rank, under any name."""
-    files = sorted(file for file in directory.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file())
-    traces: dict[int, tuple[Path, Trace]] = {}
-    nameless, missing = [], []
-    for file in files:
-        try:
-            trace = load_trace(file)
-        except BadTrace as error:
-            missing.append(f"skipped: {error}")
-            continue
-        rank = trace.rank if trace.rank is not None else _rank_of_name(file.name, len(files))
-        if rank is None:
-            nameless.append((file, trace))
-        elif rank in traces:
-            missing.append(f"{file.name} is a second trace of rank {rank}: {traces[rank][0].name} is used")
-        else:
-            traces[rank] = (file, trace)
-    for file, trace in nameless:
-        rank = next(number for number in range(len(files)) if number not in traces)
-        traces[rank] = (file, trace)
-        missing.extend(_assumed_rank(file, None, rank))
-    if not traces:
-        why = missing[0].removeprefix("skipped: ") if missing else None
+    files = [file for file in directory.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file()]
+    loaded = load_traces(files)
+    if not loaded.traces:
+        why = loaded.missing[0].removeprefix("skipped: ") if loaded.missing else None
         reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"
         raise NotARun(f"{directory} is not a run: {reason}. {_how_to_record(directory)}")
-    ranks = tuple(Rank(rank, traces[rank][1], None) for rank in sorted(traces))
+    ranks = tuple(Rank(rank, trace, None) for rank, trace in loaded.traces.items())
     world_size = _world_size(ranks)
-    missing.extend(_absent_ranks(sorted(traces), world_size, "trace"))
-    return Run(name=_name(directory), command=(), world_size=world_size, ranks=ranks, missing=tuple(missing))
-
-
-def _rank_of_name(name: str, num_files: int) -> int | None:
-    """The rank by the file's name. A number without the word counts only where it is small: others are process ids."""
-    if match := _RANK_IN_NAME.search(name):
-        return int(match.group(1))
-    numbers = [int(number) for number in _NUMBER_IN_NAME.findall(name)]
-    return numbers[-1] if numbers and numbers[-1] < num_files else None
-
-
-def _assumed_rank(path: Path, rank: int | None, assumed: int) -> list[str]:
-    return [f"{path.name} does not say its rank: taken as rank {assumed}"] if rank is None else []
+    absent = _absent_ranks(list(loaded.traces), world_size, "trace")
+    return Run(
+        name=_name(directory),
+        command=(),
+        world_size=world_size,
+        ranks=ranks,
+        missing=(*loaded.missing, *absent),
+    )
 
 
 def _world_size(ranks: Iterable[Rank]) -> int | None:

@@ -57,6 +57,7 @@ def build_trace(header: Header, columns: Columns) -> Trace:
         copies=work.copies,
         collectives=work.collectives,
         host_spans=_host_spans(file, found),
+        steps_are_counted=not len(file.rows(Role.STEP)),
         notes=(
             *notes,
             *work.notes,

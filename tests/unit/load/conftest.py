@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpprof.events import Trace
-from ddpprof.load.run import load_trace
+from ddpprof.load.folder import load_trace
 
 TRAINING, AUTOGRAD, WORKER = 100, 200, 300
 """threads"""
