@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ddpprof.render.sections import Bars, FindingList, Line, Section, Table, clean, sections
+from ddpprof.render.sections import sections
+from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, Table, clean
 from ddpprof.report import Report
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@])")

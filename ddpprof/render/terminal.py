@@ -12,7 +12,9 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ddpprof.render.sections import PARTS, Bars, FindingList, Line, Section, Table, sections
+from ddpprof.render.sections import sections
+from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, Table
+from ddpprof.render.sections.steps import PARTS
 from ddpprof.report import Report
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")

@@ -1,0 +1,29 @@
+"""What a report says, in which order and in which words. Terminal and Markdown draw these sections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ddpprof.render.sections.buckets import bucket_tables
+from ddpprof.render.sections.cost import recording_cost_line, wrapper_table
+from ddpprof.render.sections.findings import finding_list
+from ddpprof.render.sections.job import job_lines, missing_lines
+from ddpprof.render.sections.layout import Section
+from ddpprof.render.sections.steps import overlap_table, step_bars
+from ddpprof.report import Report
+
+_MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
+    job_lines,
+    missing_lines,
+    step_bars,
+    overlap_table,
+    bucket_tables,
+    wrapper_table,
+    recording_cost_line,
+    finding_list,
+)
+
+
+def sections(report: Report) -> tuple[Section, ...]:
+    """Everything that is said about a run. Sections without content are left out."""
+    return tuple(section for make in _MAKERS for section in make(report))

@@ -1,0 +1,67 @@
+"""What DDP itself costs, and what ddpprof does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from statistics import median
+
+from ddpprof.measures.wrapper import WrapperCost
+from ddpprof.render.sections.layout import MAX_RANKS, Column, Line, Section, Table, count, median_of, ms, percent
+from ddpprof.report import Report
+
+_WRAPPER_PARTS: tuple[tuple[str, Callable[[WrapperCost], int | None]], ...] = (
+    ("pre-forward", lambda w: w.pre_forward_ns),
+    ("unused search", lambda w: w.unused_search_ns),
+    ("copy in", lambda w: w.copy_in_ns),
+    ("launch", lambda w: w.launch_ns),
+    ("copy out", lambda w: w.copy_out_ns),
+    ("finalise", lambda w: w.finalise_ns),
+    ("total", lambda w: w.total_ns),
+)
+
+
+def wrapper_table(report: Report) -> Iterable[Section]:
+    rows = []
+    for rank in report.ranks:
+        if not rank.steps or not report.job.modules:
+            continue
+        values = [median_of(rank.steps, lambda s, part=part: part(s.wrapper)) for _, part in _WRAPPER_PARTS]  # type: ignore[misc]
+        share = [s.wrapper.total_ns / s.duration_ns for s in rank.steps if s.duration_ns]
+        rows.append((str(rank.rank), *map(ms, values), percent(median(share) if share else None)))
+    if rows:
+        names = ("rank", *(name for name, _ in _WRAPPER_PARTS), "of step")
+        yield Table(
+            "DDP's own work on the training thread, ms per step (medians)",
+            tuple(map(Column, names)),
+            tuple(rows[:MAX_RANKS]),
+            "pre-forward: buffer sync and bookkeeping; copy in: gradients into buckets; copy out: buckets into .grad; "
+            "waiting for communication is left out",
+        )
+
+
+def recording_cost_line(report: Report) -> Iterable[Section]:
+    costs = [(rank.rank, rank.recording_cost) for rank in report.ranks if rank.recording_cost is not None]
+    slowest = max(costs, key=lambda c: c[1].off_ns or 0, default=None)
+    if slowest is None:
+        return
+    _, cost = slowest
+    words = []
+    if cost.light_ratio is not None and cost.spread is not None:
+        words.append(
+            f"a lightly recorded step takes {cost.light_ratio:.3f} × one with recording off "
+            f"({count(cost.num_pairs, 'pair')} of steps{_noise(cost.light_ratio, cost.spread)})"
+        )
+    if cost.profiled_ratio is not None:
+        words.append(
+            f"a profiled step {cost.profiled_ratio:.2f} × ({ms(cost.profiled_ns)} to {ms(cost.off_ns)} ms"
+            f"{_noise(cost.profiled_ratio, cost.spread)})"
+        )
+    if cost.profiler_pause_ns is not None:
+        words.append(f"the profiler's start and end stopped training once, for {ms(cost.profiler_pause_ns)} ms")
+    if words:
+        yield Line(f"ddpprof's own cost: {'; '.join(words)}.", is_aside=True)
+
+
+def _noise(ratio: float, spread: float | None) -> str:
+    within = spread is not None and abs(ratio - 1) < spread
+    return f", within the {spread:.0%} by which the latter differ" if within else ""

@@ -1,0 +1,96 @@
+"""Where a step's time goes, and how much of the communication hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from ddpprof.render.sections.layout import MAX_RANKS, Bar, Bars, Column, Section, Table, median_of, ms, percent
+from ddpprof.report import RankReport, Report
+
+PARTS = ("forward", "backward", "exposed comm", "optimizer", "data, other", "idle")
+"""Parts of the step bar, in order."""
+
+RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
+"""Parts where only light recording tells."""
+
+
+def step_bars(report: Report) -> Iterable[Section]:
+    number = _typical_step(report)
+    bars = [bar for rank in report.ranks if (bar := _bar(rank, number)) is not None]
+    if bars:
+        yield from _drawn(f"One step, ms: step {number}, of median length among the profiled ones", PARTS, bars)
+        return
+    bars = [bar for rank in report.ranks if (bar := _recorded_bar(rank)) is not None]
+    if bars:
+        yield from _drawn("One step, ms: median of the lightly recorded ones", RECORDED_PARTS, bars)
+
+
+def _drawn(title: str, parts: tuple[str, ...], bars: Sequence[Bar]) -> Iterable[Section]:
+    shown = tuple(bars[:MAX_RANKS])
+    yield Bars(title, parts, shown)
+    more = f"{len(bars) - MAX_RANKS} more ranks are in the JSON report" if len(bars) > MAX_RANKS else ""
+    rows = tuple((bar.label, *map(ms, bar.parts_ns), ms(bar.total_ns)) for bar in shown)
+    yield Table("", (Column("rank"), *map(Column, parts), Column("step")), rows, more)
+
+
+def _typical_step(report: Report) -> int | None:
+    """The number of the profiled step of median length, by the rank that was slowest in it: one step for all ranks."""
+    longest: dict[int, int] = {}
+    for rank in report.ranks:
+        for step in rank.steps:
+            longest[step.step] = max(longest.get(step.step, 0), step.duration_ns)
+    in_order = sorted(longest, key=lambda number: longest[number])
+    return in_order[(len(in_order) - 1) // 2] if in_order else None
+
+
+def _bar(rank: RankReport, number: int | None) -> Bar | None:
+    parts = next((step.parts for step in rank.steps if step.step == number), None)
+    if parts is None:
+        return None
+    other = parts.data_ns + parts.other_ns
+    shown = (parts.forward_ns, parts.backward_ns, parts.exposed_comm_ns, parts.optimizer_ns, other, parts.idle_ns)
+    return Bar(str(rank.rank), shown)
+
+
+def _recorded_bar(rank: RankReport) -> Bar | None:
+    parts = [step.parts for step in rank.light_steps if step.parts is not None]
+    if not parts:
+        return None
+    columns: list[list[int]] = [
+        [p.forward_ns for p in parts],
+        [p.backward_and_comm_ns for p in parts],
+        [p.optimizer_ns for p in parts],
+        [p.data_ns + p.other_ns for p in parts],
+    ]
+    return Bar(str(rank.rank), tuple(round(median(column)) for column in columns))
+
+
+def overlap_table(report: Report) -> Iterable[Section]:
+    rows = []
+    for rank in report.ranks:
+        steps = rank.steps
+        if not steps:
+            continue
+        talks = any(s.num_comm_kernels for s in steps)
+        hidden = [s.overlap_ns / s.comm_ns for s in steps if s.comm_ns]
+        rows.append(
+            (
+                str(rank.rank),
+                ms(median_of(steps, lambda s: s.compute_ns)),
+                ms(median_of(steps, lambda s: s.comm_ns) if talks else None),
+                percent(median(hidden) if hidden else None),
+                ms(median_of(steps, lambda s: s.exposed_ns) if talks else None),
+                ms(median_of(steps, lambda s: s.trailing_ns) if talks else None),
+            )
+        )
+    if rows:
+        names = ("rank", "compute", "comm", "hidden", "exposed", "trailing")
+        more = f"{len(rows) - MAX_RANKS} more ranks are in the JSON report. " if len(rows) > MAX_RANKS else ""
+        yield Table(
+            "Communication and computation, ms per step (medians)",
+            tuple(map(Column, names)),
+            tuple(rows[:MAX_RANKS]),
+            f"{more}hidden: share of comm while compute runs; exposed: the rest; trailing: gradients still on their "
+            "way between the last backward op and the optimizer",
+        )
