@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.measures.bucket_table import BucketSummary
-from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, megabytes, ms
+from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, megabytes, ms
 from ddpprof.report import Report
 
 _MAX_BUCKETS = 24
