@@ -113,6 +113,14 @@ def _add_trace_options(parser: argparse.ArgumentParser) -> None:
         help="then N steps with the profiler warming up (%(default)s)",
     )
     add("--steps", type=_positive, default=Settings.steps, metavar="N", help="then profile N steps (%(default)s)")
+    add(
+        "--baseline-steps",
+        type=_count,
+        default=Settings.baseline_steps,
+        metavar="N",
+        help="then N steps without gradient communication, to tell how much it slows computation; they spoil the "
+        "training, so the job ends with them, with exit code 0, and torch.save writes nothing in them (%(default)s)",
+    )
     add("--stop-after", action="store_true", help="end the job, with exit code 0, once the steps are recorded")
     add("--no-profiler", action="store_true", help="light recording only")
     add("--record-shapes", action="store_true", help="as in torch.profiler")
@@ -181,6 +189,8 @@ def _trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command
         parser.error("nothing to trace: give a script, or a command after --")
     if wrapped and options.torchrun:
         parser.error("torchrun's options go to torchrun itself here: ddpprof trace -- torchrun … train.py")
+    if options.baseline_steps and options.no_profiler:
+        parser.error("--baseline-steps needs the profiler: leave --no-profiler out")
     out = options.out or _default_out(words)
     settings = Settings(
         out=str(Path(out).absolute()),
@@ -190,10 +200,11 @@ def _trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command
         warmup=options.warmup,
         steps=options.steps,
         profiler=not options.no_profiler,
-        record_shapes=options.record_shapes,
+        baseline_steps=options.baseline_steps,
+        record_shapes=options.record_shapes or options.baseline_steps > 0,  # they tell kernels of one name apart
         with_stack=options.with_stack,
         profile_memory=options.profile_memory,
-        stop_after=options.stop_after,
+        stop_after=options.stop_after or options.baseline_steps > 0,
         force=options.force,
     )
     inside = options.torchrun is None and launch.inside_job(os.environ)

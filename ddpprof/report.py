@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddpprof import __version__
-from ddpprof.events import DdpModule, Rank, RecordedStep, Run, Trace
+from ddpprof.events import DdpModule, Rank, Record, RecordedStep, Run, Trace
 from ddpprof.findings import Finding, Observed, find
 from ddpprof.measures.breakdown import Breakdown, measure_breakdown
 from ddpprof.measures.bucket_table import BucketSummary, summarise_buckets
@@ -191,7 +191,7 @@ def _notes(run: Run) -> list[str]:
 
 def _rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
     trace, record = rank.trace, rank.record
-    recorded = record.steps if record else ()
+    recorded = _training_steps(record)
     steps = _step_reports(trace, recorded, modules) if trace else ()
     traced = {step.step for step in steps}
     return RankReport(
@@ -207,6 +207,11 @@ def _rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
         ),
         recording_cost=measure_recording_cost(recorded, record.profiler_pause_ns) if record else None,
     )
+
+
+def _training_steps(record: Record | None) -> tuple[RecordedStep, ...]:
+    """Without those that only serve to compare kernels with."""
+    return tuple(step for step in record.steps if step.mode != "baseline") if record else ()
 
 
 def _device_work(trace: Trace, step: int | None) -> DeviceWork:
@@ -294,7 +299,7 @@ def _observe(
     records = [rank.record for rank in run.ranks if rank.record]
 
     def least_recorded(value: Callable[[RecordedStep], int | None]) -> int | None:
-        medians = [_median(value(step) for step in record.steps if step.forwards) for record in records]
+        medians = [_median(value(step) for step in _training_steps(record) if step.forwards) for record in records]
         return min((m for m in medians if m is not None), default=None)
 
     light = [_median(s.duration_ns for s in rank.light_steps) for rank in ranks]

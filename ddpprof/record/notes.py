@@ -12,7 +12,7 @@ from ddpprof.record.modules import RecordedModule
 from ddpprof.record.schedule import Mode
 from ddpprof.record.surroundings import Surroundings
 
-RECORDING = (Mode.LIGHT, Mode.PROFILED)
+RECORDING = (Mode.LIGHT, Mode.PROFILED, Mode.BASELINE)
 """Modes in which the inside of a step is noted."""
 
 

@@ -1,4 +1,5 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns what it returned.
+The one exception is saving in steps that are thrown away (``--baseline-steps``).
 
 Without an active session a wrapper costs one comparison, after the last recorded step two calls more. `remove` puts the
 originals back.
@@ -194,8 +195,8 @@ def _loader_next(original: Callable[..., Any]) -> Callable[..., Any]:
 def _save(original: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> Any:
         session = _active
-        if session is not None:
-            session.saves(f)
+        if session is not None and not session.saves(f):
+            return None
         return original(obj, f, *args, **kwargs)
 
     return save

@@ -1,7 +1,7 @@
 """Which step is skipped, timed, recorded, profiled.
 
-step   0 1 2 | 3 4 5 6 7 8 9 10        | 11     | 12 13 14 15 16 | 17 …
-       skip  | off light off light …   | warmup | profiled       | done
+step   0 1 2 | 3 4 5 6 7 8 9 10        | 11     | 12 13 14 15 16 |            | 17 …
+       skip  | off light off light …   | warmup | profiled       | (baseline) | done
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ class Mode(Enum):
     LIGHT = "light"
     WARMUP = "warmup"
     PROFILED = "profiled"
+    BASELINE = "baseline"
     DONE = "done"
 
 
@@ -25,7 +26,8 @@ class Schedule:
         self._cost_begin = max(1, settings.skip_first)
         self._warmup_begin = self._cost_begin + settings.cost_steps
         self._profiled_begin = self._warmup_begin + (settings.warmup if settings.profiler else 0)
-        self._done_begin = self._profiled_begin + settings.steps
+        self._baseline_begin = self._profiled_begin + settings.steps
+        self._done_begin = self._baseline_begin + (settings.baseline_steps if settings.profiler else 0)
         self._profiled = Mode.PROFILED if settings.profiler else Mode.LIGHT
 
     @property
@@ -41,6 +43,7 @@ class Schedule:
     def without_profiler(self) -> None:
         """From now on light recording takes the profiler's place: the ranks could not agree, or it would not start."""
         self._profiled_begin = self._warmup_begin
+        self._done_begin = self._baseline_begin
         self._profiled = Mode.LIGHT
 
     def mode(self, step: int) -> Mode:
@@ -51,4 +54,6 @@ class Schedule:
             return Mode.LIGHT if (step - self._cost_begin) % 2 else Mode.OFF
         if step < self._profiled_begin:
             return Mode.WARMUP
-        return self._profiled if step < self._done_begin else Mode.DONE
+        if step < self._baseline_begin:
+            return self._profiled
+        return Mode.BASELINE if step < self._done_begin else Mode.DONE

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import DdpprofError
 from ddpprof.record import patches
+from ddpprof.record.baseline import Baseline
 from ddpprof.record.buckets import BucketTimes, timed_hook
 from ddpprof.record.job import Job
 from ddpprof.record.notes import RECORDING, StepNotes
@@ -58,6 +59,7 @@ class Session:
         self._finder = StepFinder(_any_optimizer_alive)
         self._profiler = StepProfiler(settings)
         self._notes = StepNotes()
+        self._baseline = Baseline()
         self._job = Job(settings)
         self._handles: list[Any] = []
         self._training_thread = 0
@@ -90,12 +92,15 @@ class Session:
         if not self._job.attached:
             self._attach(ddp)
         module = self._notes.module(ddp)
+        self._baseline.forward_is_over(ddp)
         self._end_step_that_is_over()
         if self._finder.forward_begins(module.index, ddp.require_backward_grad_sync):
             self._end_step()
 
     def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, inputs: Any, kwargs: Any) -> Any:
         start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
+        if self._mode is Mode.BASELINE:
+            self._note(self._baseline.forward_begins, ddp)
         try:
             result = original(ddp, *inputs, **kwargs)
         except RuntimeError as error:
@@ -110,6 +115,7 @@ class Session:
         inner_end = time.time_ns()
         result = original(ddp, output)
         self._note(self._notes.forward_is_over, ddp, inner_end)
+        self._note(self._baseline.forward_is_over, ddp)
         return result
 
     def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any) -> Any:
@@ -167,8 +173,12 @@ class Session:
     def sets_epoch(self, sampler: Any) -> None:
         self._note(self._notes.surroundings.sets_epoch, sampler)
 
-    def saves(self, target: Any) -> None:
+    def saves(self, target: Any) -> bool:
+        """Whether to go on and save: not what the ranks' diverged parameters would overwrite."""
         self._note(self._notes.surroundings.saves, target)
+        if self._baseline.has_begun:
+            self._warn(f"not saved: {target}: the steps since the profiled ones were without gradient communication.")
+        return not self._baseline.has_begun
 
     @_harmless
     def another_profiler_starts(self, inner: Any) -> None:
@@ -249,7 +259,7 @@ class Session:
             self._do_without_profiler("the profiler does not start on every rank")
         if mode is Mode.DONE and before is not Mode.DONE:
             self._finish_window()
-        if self._mode is Mode.PROFILED:
+        if self._mode in (Mode.PROFILED, Mode.BASELINE):
             self._profiler.begin_step(self._step)
         self._step_start_ns = time.time_ns()
         self._notes.begin_step(self._mode)

@@ -26,6 +26,8 @@ class Settings:
     """steps with the profiler on whose trace is thrown away"""
     steps: int = 5
     """steps with the profiler on (or with light recording, with ``profiler=False``)"""
+    baseline_steps: int = 0
+    """then steps under the profiler without gradient communication, which end the job: the ranks drift apart"""
     profiler: bool = True
     """``False``: light recording only"""
     record_shapes: bool = False

@@ -15,6 +15,7 @@ LETTERS = {
     Mode.LIGHT: "l",
     Mode.WARMUP: "w",
     Mode.PROFILED: "P",
+    Mode.BASELINE: "B",
     Mode.DONE: ".",
 }
 
@@ -31,6 +32,12 @@ def modes(schedule: Schedule, num_steps: int) -> str:
             {"skip_first": 0, "cost_steps": 0, "warmup": 0, "steps": 2}, "sPP..", id="nothing-but-the-first-step-before"
         ),
         pytest.param({"skip_first": 1, "cost_steps": 3, "warmup": 2, "steps": 1}, "s-l-wwP..", id="odd-numbers"),
+        pytest.param({"skip_first": 1, "cost_steps": 0, "steps": 2, "baseline_steps": 3}, "swPPBBB..", id="baseline"),
+        pytest.param(
+            {"skip_first": 1, "cost_steps": 0, "profiler": False, "steps": 2, "baseline_steps": 3},
+            "sll..",
+            id="baseline-needs-the-profiler",
+        ),
         pytest.param({"profiler": False, "steps": 2}, "sss-l-l-l-lll..", id="light-recording-has-no-warmup"),
     ],
 )
@@ -41,7 +48,7 @@ def test_modes(choices: dict[str, Any], expected: str) -> None:
 
 
 def test_light_recording_takes_the_profilers_place() -> None:
-    schedule = Schedule(Settings("run", skip_first=1, cost_steps=2, warmup=2, steps=2))
-    assert modes(schedule, 8) == "s-lwwPP."
+    schedule = Schedule(Settings("run", skip_first=1, cost_steps=2, warmup=2, steps=2, baseline_steps=4))
+    assert modes(schedule, 12) == "s-lwwPPBBBB."
     schedule.without_profiler()
     assert modes(schedule, 8) == "s-lllll."

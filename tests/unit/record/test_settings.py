@@ -20,6 +20,7 @@ OTHER = Settings(
     with_stack=True,
     profile_memory=True,
     stop_after=True,
+    baseline_steps=4,
     force=True,
 )
 
