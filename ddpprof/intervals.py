@@ -42,6 +42,20 @@ class Spans:
         before = np.searchsorted(self.start_ns, times_ns, side="right") - 1
         return (before >= 0) & (times_ns < self.end_ns[before])
 
+    def within(self, start_ns: Int64Column, end_ns: Int64Column) -> Int64Column:
+        """For each given span, the length of what it shares with the set; the spans may overlap."""
+        return self._before(np.maximum(start_ns, end_ns)) - self._before(start_ns)
+
+    def _before(self, times_ns: Int64Column) -> Int64Column:
+        """For each time, how much of the set lies before it."""
+        if not len(self):
+            return np.zeros(len(times_ns), dtype=np.int64)
+        begun = np.searchsorted(self.start_ns, times_ns, side="left")
+        total = np.concatenate(([0], np.cumsum(self.end_ns - self.start_ns)))[begun]
+        still_open = np.where(begun > 0, np.maximum(self.end_ns[begun - 1] - times_ns, 0), 0)
+        before: Int64Column = total - still_open
+        return before
+
 
 def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
     """The instants that at least one of the given spans holds; they may overlap, and empty ones are dropped."""

@@ -26,8 +26,8 @@ from ddpprof.events import (
     Work,
 )
 
-Op = tuple[int, int, Phase, int]
-"""start, end, phase, step"""
+Op = tuple[int, int, Phase, int] | tuple[int, int, Phase, int, int] | tuple[int, int, Phase, int, int, int]
+"""start, end, phase, step; then the kernel's index, 0 unless said otherwise, and its launch: where it starts"""
 
 
 def ints(values: Sequence[int], dtype: Any = np.int64) -> Any:
@@ -35,11 +35,12 @@ def ints(values: Sequence[int], dtype: Any = np.int64) -> Any:
 
 
 def work(*rows: Op) -> Work:
-    start, end, phase, step = zip(*sorted(rows), strict=True) if rows else ((), (), (), ())
+    whole = [(*row, *(0, row[0])[len(row) - 4 :]) for row in sorted(rows)]
+    start, end, phase, step, kernel, launched = zip(*whole, strict=True) if rows else ((), (), (), (), (), ())
     zeros = [0] * len(rows)
     return Work(
         ints(start), ints(end), ints(zeros, np.int32), ints(phase, np.int8), ints(step, np.int32), ints(zeros),
-        ints(zeros, np.int32), ints(start),
+        ints(kernel, np.int32), ints(launched),
     )  # fmt: skip
 
 
@@ -50,10 +51,12 @@ def collective(
     step: int = 0,
     launched: int | None = None,
     kind: CollectiveKind = CollectiveKind.ALL_REDUCE,
+    num_bytes: int = UNKNOWN,
+    name: int = 0,
 ) -> dict[str, int]:
     """Launched where it starts, unless said otherwise."""
     return {
-        "start": start, "end": end, "phase": phase, "step": step, "kind": kind,
+        "start": start, "end": end, "phase": phase, "step": step, "kind": kind, "num_bytes": num_bytes, "name": name,
         "launched": start if launched is None else launched,
     }  # fmt: skip
 
@@ -61,42 +64,43 @@ def collective(
 def collectives(*rows: dict[str, int]) -> Collectives:
     rows = tuple(sorted(rows, key=lambda row: row["start"]))
     zeros, unknown = [0] * len(rows), [UNKNOWN] * len(rows)
-    column = {name: [row[name] for row in rows] for name in ("start", "end", "phase", "step", "kind", "launched")}
+    names = ("start", "end", "phase", "step", "kind", "launched", "num_bytes", "name")
+    column = {name: [row[name] for row in rows] for name in names}
     return Collectives(
         start_ns=ints(column["start"]),
         end_ns=ints(column["end"]),
-        name=ints(zeros, np.int32),
+        name=ints(column["name"], np.int32),
         phase=ints(column["phase"], np.int8),
         step=ints(column["step"], np.int32),
         lane=ints(zeros),
         kind=ints(column["kind"], np.int8),
         launched_ns=ints(column["launched"]),
-        num_bytes=ints(unknown),
+        num_bytes=ints(column["num_bytes"]),
         group=ints(unknown, np.int32),
         sequence=ints(unknown),
     )
 
 
-def marks(*rows: tuple[Mark, int, int, int]) -> HostSpans:
-    """mark, start, end, step"""
-    mark, start, end, step = zip(*sorted(rows, key=lambda row: row[1]), strict=True) if rows else ((), (), (), ())
-    zeros = [0] * len(rows)
+def marks(*rows: tuple[Mark, int, int, int] | tuple[Mark, int, int, int, int]) -> HostSpans:
+    """mark, start, end, step; then the index of the name, 0 unless said otherwise"""
+    whole = [(*row, 0)[:5] for row in sorted(rows, key=lambda row: row[1])]
+    mark, start, end, step, name = zip(*whole, strict=True) if rows else ((), (), (), (), ())
     return HostSpans(
-        ints(start), ints(end), ints(mark, np.int8), ints(zeros, np.int32), ints(step, np.int32), ints(zeros)
+        ints(start), ints(end), ints(mark, np.int8), ints(name, np.int32), ints(step, np.int32), ints([0] * len(rows))
     )  # fmt: skip
 
 
 def trace(
-    steps: Sequence[tuple[int, int]] = ((0, 100),),
+    steps: Sequence[tuple[int, int] | tuple[int, int, int]] = ((0, 100),),
     compute: Sequence[Op] = (),
     comm: Sequence[dict[str, int]] = (),
     copies: Sequence[Op] = (),
-    host: Sequence[tuple[Mark, int, int, int]] = (),
+    host: Sequence[tuple[Mark, int, int, int] | tuple[Mark, int, int, int, int]] = (),
     device: str = "cpu",
     epoch: int | None = 0,
     **changes: Any,
 ) -> Trace:
-    """Steps are numbered from 10."""
+    """Steps are numbered from 10; a third number is the profiler's window."""
     given = {
         "backend": "gloo", "rank": 0, "world_size": 1, "host": None, "names": ("x",), "notes": (),
         "kernels": (Kernel("x"),), "groups": (), **changes,

@@ -55,6 +55,30 @@ def test_contains_agrees_with_the_instants(pairs: list[tuple[int, int]]) -> None
     assert spans(*pairs).contains(times).tolist() == [t in instants(pairs) for t in times.tolist()]
 
 
+@given(PAIRS, PAIRS)
+def test_within_agrees_with_the_instants_that_both_hold(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    columns = np.array(b, dtype=np.int64).reshape(-1, 2)
+    shared = [len(instants(a) & set(range(*pair))) for pair in b]
+    assert spans(*a).within(columns[:, 0], columns[:, 1]).tolist() == shared
+
+
+@given(PAIRS, PAIRS)
+def test_lengths_add_up(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    one, other = spans(*a), spans(*b)
+    assert intersect(one, other).total_ns + subtract(one, other).total_ns == one.total_ns
+    assert merge(one, other).total_ns == one.total_ns + subtract(other, one).total_ns
+
+
+@given(PAIRS, PAIRS, st.integers(0, 1 << 60))
+def test_operations_do_not_depend_on_the_clock(a: list[tuple[int, int]], b: list[tuple[int, int]], shift: int) -> None:
+    def shifted(pairs: list[tuple[int, int]]) -> Spans:
+        return spans(*((start + shift, end + shift) for start, end in pairs))
+
+    for operation in (merge, intersect, subtract):
+        here, there = operation(spans(*a), spans(*b)), operation(shifted(a), shifted(b))
+        assert pairs_of(there) == [(start + shift, end + shift) for start, end in pairs_of(here)]
+
+
 @pytest.mark.parametrize(
     ("given_pairs", "normal"),
     [

@@ -1,0 +1,106 @@
+"""Which kernels take the time of a step? Per identity: how often it runs, how long, and how much that varies.
+
+    total per step = sum of its durations / number of steps      spread = (3rd quartile - 1st quartile) / median
+
+One run is one kernel of an accelerator. On CPU it is one op, as long as the pieces that communication calls leave of
+it. Durations are not cut where kernels of several streams overlap, so totals may add up to more than the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.events import UNKNOWN, Int32Column, Int64Column, Kernel, Phase, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSummary:
+    """All runs of one kernel in some steps of one rank."""
+
+    kernel: Kernel
+    phase: Phase
+    """the one in which it spends most of its time"""
+    num_steps: int
+    """the steps looked at, also those in which it did not run"""
+    num_runs: int
+    total_ns: int
+    median_ns: int
+    spread: float | None
+    """``None`` for a single run, or where the median is 0"""
+
+    @property
+    def runs_per_step(self) -> float:
+        return self.num_runs / self.num_steps
+
+    @property
+    def total_ns_per_step(self) -> int:
+        return round(self.total_ns / self.num_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRuns:
+    """Runs of kernels, one row each, in order of launch; and the pieces that they are made of."""
+
+    kernel: Int32Column
+    """index into ``Trace.kernels``"""
+    step: Int32Column
+    phase: NDArray[np.int8]
+    duration_ns: Int64Column
+    piece: NDArray[np.int64]
+    """rows of ``Trace.compute``"""
+    run_of_piece: NDArray[np.int64]
+    """which run each piece belongs to"""
+
+    def __len__(self) -> int:
+        return len(self.kernel)
+
+    def sum_pieces(self, values: Int64Column) -> Int64Column:
+        """Per run, the sum of what its pieces have."""
+        total = np.zeros(len(self), np.int64)
+        np.add.at(total, self.run_of_piece, values)
+        return total
+
+
+def summarise_kernels(trace: Trace, steps: Collection[int]) -> tuple[KernelSummary, ...]:
+    """Of the steps with these indices, the kernel with the largest total first."""
+    runs = runs_of_kernels(trace, steps)
+    order = np.argsort(runs.kernel, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(runs.kernel[order])) + 1) if len(runs) else []
+    summaries = [_summarise(trace, runs, group, len(set(steps))) for group in groups]
+    return tuple(sorted(summaries, key=lambda s: (-s.total_ns, str(s.kernel))))
+
+
+def runs_of_kernels(trace: Trace, steps: Collection[int]) -> KernelRuns:
+    """The runs in the steps with these indices."""
+    work = trace.compute
+    piece = np.flatnonzero(np.isin(work.step, list(steps)) & (work.kernel != UNKNOWN))
+    piece = piece[np.lexsort((work.start_ns[piece], work.launched_ns[piece]))]
+    first, run_of_piece = np.arange(len(piece)), np.arange(len(piece))
+    if trace.device == "cpu":  # the place of an op in its step is part of its identity
+        key = np.stack((work.step[piece], work.kernel[piece]))
+        _, first, run_of_piece = np.unique(key, axis=1, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        first, run_of_piece = first[order], np.argsort(order)[run_of_piece.reshape(-1)]
+    duration = np.zeros(len(first), np.int64)
+    np.add.at(duration, run_of_piece, work.end_ns[piece] - work.start_ns[piece])
+    rows = piece[first]
+    return KernelRuns(work.kernel[rows], work.step[rows], work.phase[rows], duration, piece, run_of_piece)
+
+
+def _summarise(trace: Trace, runs: KernelRuns, group: NDArray[np.int64], num_steps: int) -> KernelSummary:
+    durations = runs.duration_ns[group]
+    first, median, third = np.percentile(durations, [25, 50, 75])
+    in_phase = [(int(durations[runs.phase[group] == phase].sum()), phase) for phase in Phase]
+    return KernelSummary(
+        kernel=trace.kernels[int(runs.kernel[group[0]])],
+        phase=max(in_phase, key=lambda pair: pair[0])[1],
+        num_steps=num_steps,
+        num_runs=len(group),
+        total_ns=int(durations.sum()),
+        median_ns=round(median),
+        spread=float((third - first) / median) if len(group) > 1 and median else None,
+    )
