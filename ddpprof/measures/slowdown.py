@@ -1,0 +1,218 @@
+"""How much slower are kernels while communication runs beside them, and what does that cost a step?
+
+    ratio of a kernel = median over its covered runs of (duration / median duration of the same work alone)
+    lost per step     = sum over covered runs of (duration - median duration of the same work alone) / number of steps
+
+A run is covered while communication goes on during at least half of it, alone while none goes on; runs in between are
+neither. Communication that only waits for another rank covers too.
+
+The same work has the same name, launch shape and input shapes. Where a trace lacks the input shapes, name and launch
+shape do not tell work apart: a matrix product's depth is not in its grid. DDP covers the same places of every step, so
+other work would pass for slower work. There the n-th of m runs in a step compares with the n-th of m in other steps
+alone, as on CPU, where an op is the n-th of its name. Ops in which DDP's own hooks run are left out on CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.events import Int64Column, Kernel, Trace
+from ddpprof.measures.kernels import KernelRuns, runs_of_kernels
+from ddpprof.measures.overlap import spans_of
+
+MIN_RUNS = 3
+"""Covered and alone, each: the median of three is the first that a single disturbed run cannot move."""
+
+_HOLDS_HOOKS = "AccumulateGrad"
+"""The autograd node after which DDP's reducer copies a gradient into its bucket and launches the bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSlowdown:
+    """One kernel's covered runs. Rows of several ranks merge exactly, see `merge_slowdowns`."""
+
+    kernel: Kernel
+    covered_ns: int
+    """of all covered runs"""
+    compared_ns: int
+    """of those whose work also ran alone"""
+    lost_ns: int
+    """how much longer these took than their work does alone; negative where they took less"""
+    ratios: tuple[float, ...]
+    """of each of these: its duration / the median of its work alone"""
+    num_alone: int
+    """runs behind these medians"""
+
+    @property
+    def ratio(self) -> float | None:
+        """``None`` where the runs are too few to say."""
+        return median(self.ratios) if min(len(self.ratios), self.num_alone) >= MIN_RUNS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """Of some steps of one rank, or of several ranks' together."""
+
+    num_steps: int
+    """steps measured, the baseline's not among them; of several ranks, of each"""
+    kernels: tuple[KernelSlowdown, ...]
+    """every kernel with a covered run, the one that lost most first"""
+    knows_input_shapes: bool
+    """of every kernel that was compared; else they were compared place by place"""
+    reason: str | None
+    """why nothing can be said, where nothing can"""
+
+    @property
+    def covered_ns(self) -> int:
+        return sum(row.covered_ns for row in self.kernels)
+
+    @property
+    def known_ns(self) -> int:
+        """Covered time of kernels whose ratio is known."""
+        return sum(row.compared_ns for row in self.kernels if row.ratio is not None)
+
+    @property
+    def known_share(self) -> float | None:
+        return self.known_ns / self.covered_ns if self.covered_ns else None
+
+    @property
+    def lost_ns_per_step(self) -> int | None:
+        """By the kernels whose ratio is known: what the others lose is not in it."""
+        lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
+        return round(sum(lost) / self.num_steps) if lost else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Time of the kernels whose ratio is known, over what they take alone."""
+        lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
+        return self.known_ns / (self.known_ns - sum(lost)) if lost else None
+
+
+def measure_slowdown(trace: Trace, measured: Collection[int] | None = None, baseline: Collection[int] = ()) -> Slowdown:
+    """Of the steps with the indices `measured` (``None``: all).
+
+    `baseline` are steps without gradient communication: their kernels say how long work takes alone, nothing else.
+    """
+    measured = set(range(len(trace.steps)) if measured is None else measured)
+    runs = runs_of_kernels(trace, measured | set(baseline))
+    work = trace.compute
+    comm = spans_of(trace.collectives, None)
+    under_comm_ns = runs.sum_pieces(comm.within(work.start_ns[runs.piece], work.end_ns[runs.piece]))
+    usable = (runs.duration_ns > 0) & ~_holds_hooks(trace, runs)
+    covered = usable & (2 * under_comm_ns >= runs.duration_ns) & np.isin(runs.step, list(measured))
+    same = _same_work(trace, runs)
+    alone = _group_medians(same, runs.duration_ns, usable & (under_comm_ns == 0))
+    kernels = [
+        _of_kernel(trace.kernels[index], same[rows], runs.duration_ns[rows], alone)
+        for index in np.unique(runs.kernel[covered]).tolist()
+        for rows in [np.flatnonzero(covered & (runs.kernel == index))]
+    ]
+    return _slowdown(len(measured), kernels, has_comm=bool(len(trace.collectives)))
+
+
+def merge_slowdowns(ranks: Sequence[Slowdown]) -> Slowdown:
+    """Each rank's kernels were compared with its own: a slower accelerator is no slowdown. The sums are exact."""
+    rows: dict[Kernel, list[KernelSlowdown]] = {}
+    for rank in ranks:
+        for row in rank.kernels:
+            rows.setdefault(row.kernel, []).append(row)
+    merged = [
+        KernelSlowdown(
+            kernel=kernel,
+            covered_ns=sum(row.covered_ns for row in same),
+            compared_ns=sum(row.compared_ns for row in same),
+            lost_ns=sum(row.lost_ns for row in same),
+            ratios=tuple(sorted(ratio for row in same for ratio in row.ratios)),
+            num_alone=sum(row.num_alone for row in same),
+        )
+        for kernel, same in rows.items()
+    ]
+    return _slowdown(sum(r.num_steps for r in ranks), merged, has_comm=any(r.reason != NO_COMMUNICATION for r in ranks))
+
+
+NO_COMMUNICATION = "the trace holds no communication"
+
+
+def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bool) -> Slowdown:
+    reason = None
+    if not num_steps:
+        reason = "no step was profiled"
+    elif not has_comm:
+        reason = NO_COMMUNICATION
+    elif not kernels:
+        reason = "no computation ran under communication"
+    elif not any(row.compared_ns for row in kernels):
+        reason = "what ran under communication did so in every step: nothing tells how long it takes alone"
+    elif all(row.ratio is None for row in kernels):
+        reason = f"no kernel ran {MIN_RUNS} times under communication and {MIN_RUNS} times alone"
+    compared = [row.kernel for row in kernels if row.ratio is not None]
+    return Slowdown(
+        num_steps=num_steps,
+        kernels=tuple(sorted(kernels, key=lambda row: (-row.lost_ns, str(row.kernel)))),
+        knows_input_shapes=bool(compared) and all(kernel.input_shapes is not None for kernel in compared),
+        reason=reason,
+    )
+
+
+def _holds_hooks(trace: Trace, runs: KernelRuns) -> NDArray[np.bool_]:
+    """On CPU the work of DDP's hooks is part of the op, and a step without communication has less of it."""
+    holds = np.array([_HOLDS_HOOKS in kernel.name for kernel in trace.kernels], np.bool_)
+    return holds[runs.kernel] if trace.device == "cpu" and len(runs) else np.zeros(len(runs), np.bool_)
+
+
+def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
+    """A number for each run; runs of the same work have the same."""
+    by_place = np.array([kernel.input_shapes is None and kernel.position is None for kernel in trace.kernels], np.bool_)
+    order = np.lexsort((runs.kernel, runs.step))  # stable: in order of launch within a step
+    changes = (np.diff(runs.kernel[order]) != 0) | (np.diff(runs.step[order]) != 0)
+    first = np.flatnonzero(np.concatenate((np.ones(min(len(runs), 1), np.bool_), changes)))
+    count = np.diff(np.append(first, len(runs)))
+    key = np.zeros((3, len(runs)), np.int64)
+    key[0] = runs.kernel
+    key[1, order] = np.arange(len(runs)) - np.repeat(first, count)
+    key[2, order] = np.repeat(count, count)
+    if len(runs):
+        key[1:, ~by_place[runs.kernel]] = 0
+    _, same = np.unique(key, axis=1, return_inverse=True)
+    return same.reshape(-1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Medians:
+    """Per group: the median of its values and how many there are; 0 of none."""
+
+    twice_ns: Int64Column
+    count: Int64Column
+
+
+def _group_medians(group: NDArray[np.int64], values: Int64Column, chosen: NDArray[np.bool_]) -> _Medians:
+    """Of the chosen values. Twice the median, which is whole."""
+    num_groups = int(group.max(initial=-1)) + 1
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.lexsort((values[rows], group[rows]))]
+    count = np.bincount(group[rows], minlength=num_groups)
+    first = np.cumsum(count) - count
+    known = count > 0
+    low, high = first + (count - 1) // 2, first + count // 2
+    twice = np.zeros(num_groups, np.int64)
+    twice[known] = values[rows[low[known]]] + values[rows[high[known]]]
+    return _Medians(twice, count)
+
+
+def _of_kernel(kernel: Kernel, same: NDArray[np.int64], duration_ns: Int64Column, alone: _Medians) -> KernelSlowdown:
+    """From one kernel's covered runs."""
+    known = alone.count[same] > 0
+    compared, twice_alone = duration_ns[known], alone.twice_ns[same[known]]
+    return KernelSlowdown(
+        kernel=kernel,
+        covered_ns=int(duration_ns.sum()),
+        compared_ns=int(compared.sum()),
+        lost_ns=round(int((2 * compared - twice_alone).sum()) / 2),
+        ratios=tuple(np.sort(2 * compared / twice_alone).tolist()),
+        num_alone=int(alone.count[np.unique(same[known])].sum()),
+    )
