@@ -7,8 +7,8 @@ cannot tell. Times are ns, sizes bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from ddpprof import __version__
@@ -18,11 +18,14 @@ from ddpprof.measures.breakdown import Breakdown, measure_breakdown
 from ddpprof.measures.bucket_table import BucketSummary, summarise_buckets
 from ddpprof.measures.buckets import BucketStep, measure_buckets
 from ddpprof.measures.cost import RecordingCost, measure_recording_cost
+from ddpprof.measures.kernels import KernelSummary, summarise_kernels
 from ddpprof.measures.overlap import measure_overlap
 from ddpprof.measures.recorded import RecordedBreakdown, measure_recorded_breakdown
 from ddpprof.measures.torch_times import TorchTimes, compare_with_torch
 from ddpprof.measures.trailing import measure_trailing
 from ddpprof.measures.wrapper import WrapperCost, measure_wrapper_cost
+
+_MOST_KERNELS = 500
 
 REPORT_FORMAT = 1
 """Version of the JSON report. It grows when a field changes its meaning or goes, not when one is added."""
@@ -38,6 +41,8 @@ class Module:
     num_buckets: int
     bucket_cap_mib: float | None
     comm_hook: str | None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """DDP's constructor arguments by torch's names, as text"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,8 @@ class Report:
     ranks: tuple[RankReport, ...]
     buckets: tuple[BucketSummary, ...]
     findings: tuple[Finding, ...]
+    kernels: tuple[KernelSummary, ...] = ()
+    """of the first rank with a trace: those that take most of its time"""
 
 
 def build_report(run: Run) -> Report:
@@ -132,7 +139,15 @@ def build_report(run: Run) -> Report:
         ranks=ranks,
         buckets=buckets,
         findings=find(_observe(run, modules, job.backend, ranks, buckets)),
+        kernels=_kernels(run),
     )
+
+
+def _kernels(run: Run) -> tuple[KernelSummary, ...]:
+    for rank in run.ranks:
+        if rank.trace is not None and (steps := _whole_steps(rank.trace, _training_steps(rank.record))):
+            return summarise_kernels(rank.trace, steps)[:_MOST_KERNELS]
+    return ()
 
 
 def _modules(run: Run) -> tuple[DdpModule, ...]:
@@ -179,6 +194,7 @@ def _module(module: DdpModule) -> Module:
         num_buckets=len(module.buckets),
         bucket_cap_mib=float(cap) if isinstance(cap, int | float) else None,
         comm_hook=module.comm_hook,
+        settings={name: str(value) for name, value in module.settings.items()},
     )
 
 
@@ -227,13 +243,17 @@ def _device_work(trace: Trace, step: int | None) -> DeviceWork:
     )
 
 
+def _whole_steps(trace: Trace, recorded: Sequence[RecordedStep]) -> list[int]:
+    """A step that the record does not know never ended: the job did, in the middle of it."""
+    known = {step.number for step in recorded}
+    return [index for index, step in enumerate(trace.steps) if not recorded or step.number in known]
+
+
 def _step_reports(
     trace: Trace, recorded: Sequence[RecordedStep], modules: Sequence[DdpModule]
 ) -> tuple[StepReport, ...]:
-    """A step that the record does not know never ended: the job did, in the middle of it."""
     by_number = {step.number: step for step in recorded}
-    whole = [index for index, step in enumerate(trace.steps) if not recorded or step.number in by_number]
-    return tuple(_step_report(trace, index, by_number, modules) for index in whole)
+    return tuple(_step_report(trace, index, by_number, modules) for index in _whole_steps(trace, recorded))
 
 
 def _step_report(

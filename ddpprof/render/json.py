@@ -1,20 +1,52 @@
-"""The report as JSON. `report.schema.json`, beside this file, is its schema."""
+"""Reports and comparisons as JSON, and back. Their schemas stand beside this file."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ddpprof.report import Report
+from ddpprof.comparison.compare import Comparison
+from ddpprof.comparison.gate import Verdict
+from ddpprof.errors import NotARun
+from ddpprof.report import REPORT_FORMAT, Report
+
+_BEGINNING_OF_A_REPORT = re.compile(rb'\s*\{\s*"format"\s*:\s*(\d+)\s*,\s*"ddpprof"\s*:')
 
 
-def render_json(report: Report) -> str:
-    text = msgspec.json.encode(report)
+class ComparisonFile(msgspec.Struct):
+    """A comparison, and what became of the conditions that it was to meet."""
+
+    comparison: Comparison
+    verdicts: tuple[Verdict, ...]
+
+
+def render_json(what: Report | ComparisonFile) -> str:
+    text = msgspec.json.encode(what)
     return msgspec.json.format(text, indent=2).decode() + "\n"
 
 
-def report_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of `render_json`'s output. Refresh the file with ``pytest --update-golden``."""
-    schema = msgspec.json.schema(Report)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ddpprof report", **schema}
+def read_report(path: Path) -> Report | None:
+    """The report in a file that `render_json` wrote, or ``None`` where it is none. Raises `NotARun`, ``OSError``."""
+    with path.open("rb") as file:
+        match = _BEGINNING_OF_A_REPORT.match(file.read(4096))
+        if match is None:
+            return None
+        if int(match.group(1)) > REPORT_FORMAT:
+            raise NotARun(
+                f"{path} was written by a newer ddpprof: its format is {int(match.group(1))}, this one reads up to "
+                f"{REPORT_FORMAT}. Update with: pip install --upgrade ddpprof"
+            )
+        file.seek(0)
+        try:
+            return msgspec.json.decode(file.read(), type=Report)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise NotARun(f"{path} is not a report: {error}.") from error
+
+
+def schema(of: type[Report | ComparisonFile]) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of `render_json`'s output. Refresh the files with ``pytest --update-golden``."""
+    title = {Report: "ddpprof report", ComparisonFile: "ddpprof comparison"}[of]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **msgspec.json.schema(of)}

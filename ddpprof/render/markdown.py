@@ -1,18 +1,17 @@
-"""The report as GitHub-flavoured Markdown."""
+"""Sections as GitHub-flavoured Markdown."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from ddpprof.render.sections import sections
 from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, Table, clean
-from ddpprof.report import Report
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@])")
 
 
-def render_markdown(report: Report) -> str:
-    blocks = [f"# {_escape(clean(report.job.name))}", *(_block(section) for section in sections(report))]
+def render_markdown(title: str, sections: Iterable[Section]) -> str:
+    blocks = [f"# {_escape(clean(title))}", *(_block(section) for section in sections)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 

@@ -1,8 +1,9 @@
-"""The report in a terminal, with rich; plain text where the output is a pipe, or ``NO_COLOR`` is set."""
+"""Sections in a terminal, with rich; plain text where the output is a pipe, or ``NO_COLOR`` is set."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TextIO
 
 from rich import box
@@ -12,10 +13,8 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ddpprof.render.sections import sections
 from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, Table
 from ddpprof.render.sections.steps import PARTS
-from ddpprof.report import Report
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
 _GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."
@@ -26,12 +25,12 @@ _JOINER = "\N{NO-BREAK SPACE}"
 """keeps words on one line; printed as an ordinary space"""
 
 
-def render_terminal(report: Report, file: TextIO, width: int | None = None) -> None:
-    """Print `report` to `file`."""
+def render_terminal(sections: Iterable[Section], file: TextIO, width: int | None = None) -> None:
+    """Print to `file`."""
     plain = bool(os.environ.get("NO_COLOR"))  # to rich that would still mean bold and dim
     console = Console(file=file, highlight=False, width=width, color_system=None if plain else "auto")
     with console.capture() as captured:
-        for section in sections(report):
+        for section in sections:
             _SECTION[type(section)](console, section)
     file.writelines(f"{line.rstrip()}\n" for line in captured.get().replace(_JOINER, " ").splitlines())
 
@@ -89,7 +88,7 @@ def _table(console: Console, section: Section) -> None:
             Text("\n".join(lines)),
             justify="right" if column.is_number else "left",
             overflow="fold",
-            min_width=max(width if column.is_number else 1, *map(cell_len, lines)),
+            min_width=max([width if column.is_number else 1, *map(cell_len, lines)]),
         )
     for row in section.rows:
         table.add_row(*(Text(cell) for cell in row))

@@ -10,17 +10,21 @@ from reports import light_report, report
 from tables import ddp_module, record, recorded, run, trace
 
 import ddpprof.render.json
+from ddpprof.errors import NotARun
 from ddpprof.events import Rank
-from ddpprof.render.json import render_json, report_schema
+from ddpprof.render.json import ComparisonFile, read_report, render_json, schema
 from ddpprof.report import Report, build_report
 
 CHECKOUT = Path(__file__).parents[3]
 SHIPPED = Path(ddpprof.render.json.__file__).with_name("report.schema.json")
 
 
-def test_the_schema_in_the_repository_is_that_of_the_report(expect_golden: Callable[[Path, str], None]) -> None:
-    text = json.dumps(report_schema(), indent=2, sort_keys=True) + "\n"
-    expect_golden(CHECKOUT / "ddpprof" / "render" / "report.schema.json", text)
+@pytest.mark.parametrize(("of", "name"), [(Report, "report"), (ComparisonFile, "comparison")])
+def test_the_schemas_in_the_repository_are_those_of_the_code(
+    of: type, name: str, expect_golden: Callable[[Path, str], None]
+) -> None:
+    text = json.dumps(schema(of), indent=2, sort_keys=True) + "\n"
+    expect_golden(CHECKOUT / "ddpprof" / "render" / f"{name}.schema.json", text)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,34 @@ def test_reports_are_as_their_schema_says(validator: jsonschema.Draft202012Valid
     text = render_json(made)
     validator.validate(json.loads(text))
     assert text.endswith("}\n")
+
+
+@pytest.mark.parametrize("made", [report(), light_report(), build_report(BUILT)])
+def test_a_written_report_is_read_back(tmp_path: Path, made: Report) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(render_json(made))
+    assert read_report(path) == made
+
+
+def test_a_report_of_an_older_version_lacks_what_came_later(tmp_path: Path) -> None:
+    content = json.loads(render_json(report()))
+    for added in ("kernels",):
+        del content[added]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(content))
+    assert read_report(path) is not None
+
+
+def test_other_files_are_no_reports(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text('{"schemaVersion": 1, "traceEvents": []}')
+    assert read_report(path) is None
+    path.write_text('{"format": 1, "ddpprof": "0.1.0", "job": 3}')
+    with pytest.raises(NotARun, match="is not a report"):
+        read_report(path)
+    path.write_text('{"format": 99, "ddpprof": "9"}')
+    with pytest.raises(NotARun, match="newer ddpprof: its format is 99"):
+        read_report(path)
 
 
 def test_the_schema_forbids_what_is_not_a_report(validator: jsonschema.Draft202012Validator) -> None:

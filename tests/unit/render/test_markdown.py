@@ -8,14 +8,20 @@ import pytest
 from reports import GOLDEN, HOSTILE, hostile_report, light_report, report
 
 from ddpprof.render.markdown import render_markdown
+from ddpprof.render.sections import sections
+from ddpprof.report import Report
+
+
+def markdown(of: Report) -> str:
+    return render_markdown(of.job.name, sections(of))
 
 
 def test_markdown(expect_golden: Callable[[Path, str], None]) -> None:
-    expect_golden(GOLDEN / "report.md", render_markdown(report()))
+    expect_golden(GOLDEN / "report.md", markdown(report()))
 
 
 def test_markdown_of_light_recording(expect_golden: Callable[[Path, str], None]) -> None:
-    expect_golden(GOLDEN / "report-light.md", render_markdown(light_report()))
+    expect_golden(GOLDEN / "report-light.md", markdown(light_report()))
 
 
 def unescaped(text: str, characters: str) -> list[str]:
@@ -24,7 +30,7 @@ def unescaped(text: str, characters: str) -> list[str]:
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 def test_names_stay_text(name: str) -> None:
-    text, plain = render_markdown(hostile_report(name)), render_markdown(hostile_report("x"))
+    text, plain = markdown(hostile_report(name)), markdown(hostile_report("x"))
     assert all(c.isprintable() for c in text.replace("\n", ""))
     assert len(text.splitlines()) == len(plain.splitlines()), "no name begins a line"
     assert len(unescaped(text, "|")) == len(unescaped(plain, "|")), "no name divides a cell"
@@ -32,7 +38,7 @@ def test_names_stay_text(name: str) -> None:
 
 
 def test_rows_have_as_many_cells_as_their_header() -> None:
-    tables = re.findall(r"(?:^\|.*\n)+", render_markdown(report()), re.MULTILINE)
+    tables = re.findall(r"(?:^\|.*\n)+", markdown(report()), re.MULTILINE)
     assert len(tables) == 5
     for table in tables:
         assert len({len(unescaped(row, "|")) for row in table.splitlines()}) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from reports import GOLDEN, HOSTILE, bucket, hostile_report, light_report, rank, report, step
 
+from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 
@@ -19,7 +20,7 @@ class Terminal(io.StringIO):
 
 def drawn(shown: Report, width: int = 80, file: io.StringIO | None = None) -> str:
     file = file or io.StringIO()
-    render_terminal(shown, file, width)
+    render_terminal(sections(shown), file, width)
     return file.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Nothing is computed here, and nothing heavy is imported before it is needed."""
+"""`ddpprof trace`: start the job with recording switched on, then report."""
 
 from __future__ import annotations
 
@@ -8,83 +8,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
-from ddpprof import __version__
-from ddpprof.errors import DdpprofError
 
-_DESCRIPTION = """\
-What does DistributedDataParallel cost, and which knob to turn?
-
-  ddpprof demo                                     trace a small training that comes with ddpprof
-  ddpprof trace train.py --epochs 1                the script starts its own ranks
-  ddpprof trace --nproc-per-node 2 train.py        the script expects torchrun
-  ddpprof trace -- accelerate launch train.py      any other command
-  ddpprof report runs/train-20260101-120000        show a run again
-"""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 2 for a mistake that the message says how to mend."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where the terminal's encoding lacks the bars
-    try:
-        parser, trace = _parsers()
-        if arguments[:1] == ["trace"]:
-            own, command = _split(arguments[1:], trace)
-            return _trace(trace, trace.parse_args(own), command)
-        options = parser.parse_args(arguments)
-        if options.run is None:
-            parser.print_help()
-            return 0
-        return int(options.run(options))
-    except DdpprofError as error:
-        print(f"ddpprof: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BrokenPipeError:  # `ddpprof report … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-
-
-class _Parser(argparse.ArgumentParser):
-    """Mistakes in one line, like all others."""
-
-    def error(self, message: str) -> NoReturn:
-        raise DdpprofError(f"{message}. See: {self.prog} --help")
-
-
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    parser = _Parser(prog="ddpprof", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", action="version", version=f"ddpprof {__version__}")
-    parser.set_defaults(run=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    trace = commands.add_parser(
-        "trace",
-        help="record a training, without an edit of its script, and report on it",
-        usage="ddpprof trace [options] [torchrun's options] train.py [its arguments]\n"
-        "       ddpprof trace [options] -- command [its arguments]",
-        allow_abbrev=False,
-    )
-    _add_trace_options(trace)
-    report = commands.add_parser("report", help="show a run, or torch.profiler traces that ddpprof did not record")
-    report.add_argument("path", type=Path, help="a run directory, a directory of traces, or one trace file")
-    report.add_argument(
-        "--format", choices=["terminal", "json", "markdown"], help="default: terminal, or by --out's name"
-    )
-    report.add_argument("--out", type=Path, metavar="FILE", help="write to FILE (.json and .md choose their format)")
-    report.set_defaults(run=_report)
-    demo = commands.add_parser("demo", help="trace the small trainings that come with ddpprof")
-    demo.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="where the runs go (default: runs)")
-    demo.set_defaults(run=_demo)
-    return parser, trace
-
-
-def _add_trace_options(parser: argparse.ArgumentParser) -> None:
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
     from ddpprof.record.settings import Settings
     from ddpprof.record.torchrun import OPTIONS
 
@@ -166,7 +94,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
     """What is ddpprof's own, and the command: from the first word that is no option, or from ``--``."""
     options = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
     index = 0
@@ -179,7 +107,7 @@ def _split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[
     return arguments[:index], arguments[index:]
 
 
-def _trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command: list[str]) -> int:
+def run_trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command: list[str]) -> int:
     from ddpprof.record import launch
     from ddpprof.record.settings import Settings
 
@@ -265,13 +193,14 @@ def _after_trace(out: Path, inside: bool, interrupted: bool) -> None:
 
 def _print_run(out: Path, summary_only: bool) -> None:
     from ddpprof.load.run import load_run
+    from ddpprof.render.sections import sections
     from ddpprof.render.terminal import render_terminal
     from ddpprof.report import build_report
 
     report = build_report(load_run(out))
     if not summary_only:
         print()
-        render_terminal(report, sys.stdout)
+        render_terminal(sections(report), sys.stdout)
     steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
     ranks = len(report.ranks)
     wrote = f"Wrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps)."
@@ -287,58 +216,3 @@ def _die_of(number: int) -> NoReturn:
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
     os.kill(os.getpid(), number)
     sys.exit(128 + number)
-
-
-def _report(options: argparse.Namespace) -> int:
-    from ddpprof.load.run import load_run
-    from ddpprof.report import build_report
-
-    try:
-        run = load_run(options.path)
-    except OSError as error:
-        raise DdpprofError(f"cannot read {options.path}: {error.strerror}.") from error
-    by_name = {".json": "json", ".md": "markdown"}.get(options.out.suffix if options.out else "", "terminal")
-    text = _render(build_report(run), options.format or by_name, to_file=options.out is not None)
-    if options.out is None:
-        sys.stdout.write(text)
-        return 0
-    try:
-        options.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DdpprofError(f"cannot write {options.out}: {error.strerror}.") from error
-    print(f"Wrote {options.out}.")
-    return 0
-
-
-def _render(report: object, form: str, to_file: bool) -> str:
-    from ddpprof.report import Report
-
-    assert isinstance(report, Report)
-    if form == "json":
-        from ddpprof.render.json import render_json
-
-        return render_json(report)
-    if form == "markdown":
-        from ddpprof.render.markdown import render_markdown
-
-        return render_markdown(report)
-    from io import StringIO
-
-    from ddpprof.render.terminal import render_terminal
-
-    if to_file:
-        buffer = StringIO()
-        render_terminal(report, buffer, width=120)
-        return buffer.getvalue()
-    render_terminal(report, sys.stdout)
-    return ""
-
-
-def _demo(options: argparse.Namespace) -> int:
-    for name in ("convnet", "transformer"):
-        command = ["trace", "--force", "--out", str(options.out / f"demo-{name}"), "-m", f"ddpprof.demo.train_{name}"]
-        print(f"$ ddpprof {' '.join(command)}", flush=True)
-        code = main(command)
-        if code:
-            return code
-    return 0

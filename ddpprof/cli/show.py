@@ -1,0 +1,112 @@
+"""`ddpprof report` and `ddpprof compare`: read, measure, print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpprof.errors import DdpprofError
+
+if TYPE_CHECKING:
+    from ddpprof.render.sections.layout import Section
+    from ddpprof.report import Report
+
+_BY_SUFFIX = {".json": "json", ".md": "markdown"}
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", choices=["terminal", "json", "markdown"], help="default: terminal, or by --out's name"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write to FILE (.json and .md choose their format)")
+
+
+def add_compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", type=Path, metavar="RUN_A", help="what to compare with: a run, traces, or a JSON report")
+    parser.add_argument("b", type=Path, metavar="RUN_B", help="likewise")
+    parser.add_argument(
+        "--fail-on",
+        metavar="LIMITS",
+        help="exit with 1 where a measure of RUN_B is larger by more than its limit, and by more than noise; "
+        "say 'step>5%%,exposed>2ms'",
+    )
+    add_output_options(parser)
+
+
+def run_report(options: argparse.Namespace) -> int:
+    from ddpprof.render.json import render_json
+    from ddpprof.render.sections import sections
+
+    report = _read(options.path)
+    if _form(options) == "json":
+        _write(options, render_json(report))
+    else:
+        _show(options, report.job.name, sections(report))
+    return 0
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    from ddpprof.comparison.compare import compare
+    from ddpprof.comparison.gate import judge, parse_conditions
+    from ddpprof.render.json import ComparisonFile, render_json
+    from ddpprof.render.sections.comparison import comparison_sections
+
+    conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()
+    comparison = compare(_read(options.a), _read(options.b))
+    verdicts = judge(comparison, conditions)
+    if _form(options) == "json":
+        _write(options, render_json(ComparisonFile(comparison, verdicts)))
+    else:
+        _show(options, f"{comparison.a} and {comparison.b}", comparison_sections(comparison, verdicts))
+    failed = [verdict for verdict in verdicts if verdict.failed]
+    if options.out is not None or _form(options) == "json":  # else they have just been shown
+        for verdict in failed:
+            print(f"ddpprof: {verdict.condition.text}: {verdict.because}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _read(path: Path) -> Report:
+    """A run, traces, or a report that was written as JSON."""
+    from ddpprof.load.run import load_run
+    from ddpprof.render.json import read_report
+    from ddpprof.report import build_report
+
+    try:
+        written = read_report(path) if path.is_file() else None
+        return written if written is not None else build_report(load_run(path))
+    except OSError as error:
+        raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
+
+
+def _form(options: argparse.Namespace) -> str:
+    by_name = _BY_SUFFIX.get(options.out.suffix if options.out else "", "terminal")
+    return str(options.format or by_name)
+
+
+def _show(options: argparse.Namespace, title: str, sections: Iterable[Section]) -> None:
+    from ddpprof.render.markdown import render_markdown
+    from ddpprof.render.terminal import render_terminal
+
+    if _form(options) == "markdown":
+        _write(options, render_markdown(title, sections))
+    elif options.out is not None:
+        buffer = StringIO()
+        render_terminal(sections, buffer, width=120)
+        _write(options, buffer.getvalue())
+    else:
+        render_terminal(sections, sys.stdout)
+
+
+def _write(options: argparse.Namespace, text: str) -> None:
+    if options.out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        options.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DdpprofError(f"cannot write {options.out}: {error.strerror}.") from error
+    print(f"Wrote {options.out}.")

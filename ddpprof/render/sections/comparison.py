@@ -1,0 +1,141 @@
+"""Two runs side by side: what is different about them, what became slower, and whether that is noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ddpprof.comparison.compare import Comparison, MetricChange
+from ddpprof.comparison.gate import Verdict
+from ddpprof.comparison.shift import Shift
+from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, megabytes, ms
+
+_MAX_BUCKETS = 24
+_MAX_KERNELS = 10
+
+
+def comparison_sections(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> tuple[Section, ...]:
+    return (
+        Line(f"A: {clean(comparison.a)} · B: {clean(comparison.b)}"),
+        *(Line(f"Note: {clean(text, most=400)}", is_warning=True) for text in comparison.missing),
+        *_settings(comparison),
+        *_metrics(comparison),
+        *_buckets(comparison),
+        *_kernels(comparison),
+        *_verdicts(verdicts),
+    )
+
+
+def _settings(comparison: Comparison) -> Iterable[Section]:
+    if comparison.settings:
+        rows = tuple((clean(s.name), clean(s.a), clean(s.b)) for s in comparison.settings)
+        columns = tuple(Column(name, is_number=False) for name in ("", "A", "B"))
+        yield Table("What is different about the runs", columns, rows)
+
+
+def _signed(ns: float | None) -> str:
+    return ABSENT if ns is None else f"{ns / 1e6:+.2f}"
+
+
+def _metrics(comparison: Comparison) -> Iterable[Section]:
+    if not comparison.metrics:
+        return
+    rows = tuple(
+        (
+            change.metric,
+            ms(change.a_ns),
+            ms(change.b_ns),
+            _signed(change.difference.shift if change.difference else None),
+            ABSENT if change.fraction is None else f"{change.fraction:+.1%}",
+            _interval(change.difference),
+            _word(change),
+        )
+        for change in comparison.metrics
+    )
+    names = ("", "A", "B", "B - A", "", "95% interval", "")
+    columns = tuple(Column(name, is_number=index not in (0, 6)) for index, name in enumerate(names))
+    steps = comparison.metrics[0]
+    yield Table(
+        "Per step, ms (mean over ranks, median over steps)",
+        columns,
+        rows,
+        f"from {steps.num_steps_a} steps of A and {steps.num_steps_b} of B; the interval comes from the steps' own "
+        "spread: what sets the two runs apart as wholes, such as another machine, is not in it",
+    )
+
+
+def _interval(difference: Shift | None) -> str:
+    if difference is None or difference.low is None:
+        return ABSENT
+    return f"{_signed(difference.low)} … {_signed(difference.high)}"
+
+
+def _word(change: MetricChange) -> str:
+    if change.difference is None or change.difference.is_beyond_noise is None:
+        return "too few steps"
+    if not change.difference.is_beyond_noise:
+        return "noise"
+    return "more" if change.difference.shift > 0 else "less"
+
+
+_TIMES: tuple[tuple[str, Callable[[BucketSummary], int | None]], ...] = (
+    ("ready", lambda b: b.ready_ns),
+    ("launched", lambda b: b.launched_ns),
+    ("finished", lambda b: b.finished_ns),
+    ("transfer", lambda b: b.transfer_ns),
+)
+
+
+def _buckets(comparison: Comparison) -> Iterable[Section]:
+    rows = []
+    for change in comparison.buckets[:_MAX_BUCKETS]:
+        one = change.a or change.b
+        assert one is not None
+        row = [f"{change.a.index if change.a else ABSENT}", f"{change.b.index if change.b else ABSENT}"]
+        row.append(megabytes(one.num_bytes))
+        for _, time in _TIMES:
+            pair = [None if bucket is None else time(bucket) for bucket in (change.a, change.b)]
+            row += [ms(value) for value in pair]
+        rows.append(tuple(row))
+    if rows:
+        names = ["A", "B", "MB"]
+        for name, _ in _TIMES:
+            names += [f"{name} A", f"{name} B"]
+        more = len(comparison.buckets) - _MAX_BUCKETS
+        yield Table(
+            "Buckets, ms after the end of the forward (medians)",
+            tuple(map(Column, names)),
+            tuple(rows),
+            "matched by the parameters in them" + (f"; {more} more are in the JSON form" if more > 0 else ""),
+        )
+
+
+def _kernels(comparison: Comparison) -> Iterable[Section]:
+    slower = [change for change in comparison.kernels if change.lost_ns_per_step > 0]
+    rows = tuple(
+        (
+            clean(change.kernel.name, most=60),
+            clean(change.kernel.launch_shape or change.kernel.input_shapes or ABSENT, most=40),
+            f"{change.b.runs_per_step:.4g}",
+            ms(change.a.median_ns),
+            ms(change.b.median_ns),
+            ABSENT if change.ratio is None else f"{change.ratio:.2f} ×",
+            _signed(change.lost_ns_per_step),
+        )
+        for change in slower[:_MAX_KERNELS]
+    )
+    if rows:
+        names = ("kernel", "shape", "per step", "A", "B", "", "lost per step")
+        more = len(slower) - _MAX_KERNELS
+        yield Table(
+            "Kernels that became slower, ms (medians; beyond the noise of their runs)",
+            tuple(Column(name, is_number=index > 1) for index, name in enumerate(names)),
+            rows,
+            f"{more} more are in the JSON form" if more > 0 else "",
+        )
+
+
+def _verdicts(verdicts: Sequence[Verdict]) -> Iterable[Section]:
+    for verdict in verdicts:
+        word = "FAILED" if verdict.failed else "passed"
+        yield Line(f"{word}: {clean(verdict.condition.text)}: {verdict.because}", is_warning=verdict.failed)
