@@ -1,11 +1,12 @@
 """Where does a step's time go? Seven parts that add up to the step.
 
 Compute counts first, by its phase; then communication that no compute hides; then copies; then waiting for data, on an
-accelerator the time in which it has nothing to do while the host waits; what is left is idle. Copying buckets into
-``.grad`` after the last backward node counts as backward.
+accelerator the time in which it has nothing to do while the host waits; what is left is idle (`idle.py` says why).
+Copying buckets into ``.grad`` after the last backward node counts as backward.
 
 On CPU the step is the host's ``ProfilerStep#k``. On an accelerator, where kernels run after their launch, it reaches
-from its first kernel to the next step's first.
+from its first kernel to the next step's first; where the profiler stopped after it, to the end of its last. All work
+in it counts, also what another step launched.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ddpprof.events import Mark, Phase, Trace, Work
-from ddpprof.intervals import Spans, clip, merge, subtract, union
+from ddpprof.events import Collectives, Mark, Phase, Trace, Work
+from ddpprof.intervals import Spans, intersect, merge, subtract, union
 from ddpprof.measures.overlap import spans_of
 
 
@@ -44,49 +46,65 @@ class Breakdown:
 
 def measure_breakdown(trace: Trace, step: int) -> Breakdown | None:
     """``None`` where the step has no work at all."""
+    split = _split(trace, step)
+    return None if split is None else Breakdown(*(sum(part.total_ns for part in parts) for parts in split))
+
+
+def idle_spans(trace: Trace, step: int) -> Spans | None:
+    """The time that `measure_breakdown` calls idle."""
+    split = _split(trace, step)
+    return None if split is None else split[-1][0]
+
+
+def _split(trace: Trace, step: int) -> tuple[tuple[Spans, ...], ...] | None:
+    """The time of each part of `Breakdown`, in the order of its fields; no instant is in two."""
     window = _window(trace, step)
     if window is None:
         return None
-    start, end = window
-    left = Spans(np.array([start]), np.array([end]))
+    left: Spans = window
 
-    def take(spans: Spans) -> int:
+    def take(spans: Spans) -> Spans:
         nonlocal left
-        before = left.total_ns
+        taken = intersect(left, spans)
         left = subtract(left, spans)
-        return before - left.total_ns
+        return taken
 
-    compute = _rows_in_window(trace.compute, start, end)
-    backward = take(_phase(compute, Phase.BACKWARD)) + take(_phase(compute, Phase.FINALIZE))
-    forward = take(_phase(compute, Phase.FORWARD))
-    optimizer = take(_phase(compute, Phase.OPTIMIZER))
-    other = take(_phase(compute, Phase.OTHER))
-    exposed = take(clip(spans_of(trace.collectives, step), start, end))
-    other += take(clip(spans_of(trace.copies, step), start, end))
-    waits = trace.host_spans.mark == Mark.DATA
-    data = take(union(trace.host_spans.start_ns[waits], trace.host_spans.end_ns[waits]))
-    return Breakdown(forward, backward, exposed, optimizer, data, other, left.total_ns)
-
-
-def _rows_in_window(work: Work, start: int, end: int) -> tuple[Work, np.ndarray]:
-    return work, np.flatnonzero((work.end_ns > start) & (work.start_ns < end))
+    compute, marks = trace.compute, trace.host_spans
+    in_phase = {phase: _spans(compute, window, compute.phase == phase) for phase in Phase}
+    backward = (take(in_phase[Phase.BACKWARD]), take(in_phase[Phase.FINALIZE]))
+    forward, optimizer = take(in_phase[Phase.FORWARD]), take(in_phase[Phase.OPTIMIZER])
+    other = take(in_phase[Phase.OTHER])
+    exposed, copies = take(_spans(trace.collectives, window)), take(_spans(trace.copies, window))
+    waits = marks.mark == Mark.DATA
+    data = take(union(marks.start_ns[waits], marks.end_ns[waits]))
+    return (forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,)
 
 
-def _phase(rows: tuple[Work, np.ndarray], phase: Phase) -> Spans:
-    work, index = rows
-    chosen = index[work.phase[index] == phase]
-    return union(work.start_ns[chosen], work.end_ns[chosen])
+def _spans(table: Work | Collectives, window: Spans, chosen: NDArray[np.bool_] | None = None) -> Spans:
+    """Of the chosen rows, those that reach into the window."""
+    inside = (table.end_ns > window.start_ns[0]) & (table.start_ns < window.end_ns[0])
+    rows = np.flatnonzero(inside if chosen is None else inside & chosen)
+    return union(table.start_ns[rows], table.end_ns[rows])
 
 
-def _window(trace: Trace, step: int) -> tuple[int, int] | None:
+def _window(trace: Trace, step: int) -> Spans | None:
+    """One span: the step, ``None`` where it has no work."""
     if trace.device == "cpu":
-        return trace.steps[step].start_ns, trace.steps[step].end_ns
+        return _span(trace.steps[step].start_ns, trace.steps[step].end_ns)
     here = _device_work(trace, step)
     if not len(here):
         return None
-    after = _device_work(trace, step + 1) if step + 1 < len(trace.steps) else None
-    end = int(after.start_ns[0]) if after is not None and len(after) else int(here.end_ns[-1])
-    return int(here.start_ns[0]), max(end, int(here.start_ns[0]) + 1)
+    end = int(here.end_ns[-1])
+    following = step + 1
+    if following < len(trace.steps) and trace.steps[following].cycle == trace.steps[step].cycle:
+        after = _device_work(trace, following)
+        end = int(after.start_ns[0]) if len(after) else end
+    start = int(here.start_ns[0])
+    return _span(start, max(end, start + 1))
+
+
+def _span(start_ns: int, end_ns: int) -> Spans:
+    return Spans(np.array([start_ns], np.int64), np.array([end_ns], np.int64))
 
 
 def _device_work(trace: Trace, step: int) -> Spans:

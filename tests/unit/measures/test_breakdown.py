@@ -62,6 +62,37 @@ def test_an_accelerators_step_reaches_from_its_first_kernel_to_the_next_steps() 
     assert measure_breakdown(made, 1) == Breakdown(40, 0, 0, 0, 0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("cycles", "step_ns"), [pytest.param((0, 0), 190, id="same-window"), pytest.param((0, 1), 60, id="another-window")]
+)
+def test_an_accelerators_step_does_not_reach_into_another_window_of_the_profiler(
+    cycles: tuple[int, int], step_ns: int
+) -> None:
+    made = trace(
+        steps=[(0, 100, cycles[0]), (200, 300, cycles[1])],
+        device="gpu",
+        compute=[(10, 30, F, 0), (200, 210, F, 1)],
+        comm=[collective(40, 70)],
+    )
+    parts = measure_breakdown(made, 0)
+    assert parts is not None
+    assert parts.step_ns == step_ns
+    assert measure_breakdown(made, 1) == Breakdown(10, 0, 0, 0, 0, 0, 0)
+
+
+def test_communication_of_the_step_before_is_not_idle() -> None:
+    """It goes on while the next batch is copied."""
+    made = trace(
+        steps=[(0, 100), (100, 200)],
+        device="gpu",
+        compute=[(0, 50, B, 0), (150, 180, F, 1)],
+        copies=[(90, 100, X, 1)],
+        comm=[collective(50, 120, step=0)],
+    )
+    assert measure_breakdown(made, 0) == Breakdown(0, 50, 40, 0, 0, 0, 0)
+    assert measure_breakdown(made, 1) == Breakdown(30, 0, 30, 0, 0, 0, 30)
+
+
 def test_an_accelerators_step_without_work_has_no_parts() -> None:
     assert measure_breakdown(trace(steps=[(0, 50), (50, 90)], compute=[(0, 9, F, 0)], device="gpu"), 1) is None
 
