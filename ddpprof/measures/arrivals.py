@@ -1,0 +1,114 @@
+"""Who comes late to a collective, and who waits for whom?
+
+transfer     = the shortest duration over the ranks: that of a rank for which all others are there already
+waiting      = a rank's duration - transfer
+arrival skew = last start - first start, on the common clock
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.events import UNKNOWN, Int64Column
+from ddpprof.measures.candidates import RankCollectives
+from ddpprof.measures.clock import CommonClock
+from ddpprof.measures.matching import MatchedCollectives
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """One line per matched collective: those of ``MatchedCollectives``, in its order."""
+
+    ranks: tuple[int, ...]
+    transfer_ns: Int64Column
+    """[n]; over the ranks that were read, so the true one may be shorter"""
+    waiting_ns: Int64Column
+    """[n, num_ranks], or `UNKNOWN` where the rank does not have it"""
+    skew_ns: Int64Column | None
+    """[n]; ``None`` without a common clock of all ranks"""
+    last_rank: NDArray[np.int32] | None
+    """[n]; ``None`` likewise"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankWaiting:
+    """One rank over all collectives and steps."""
+
+    rank: int
+    num_collectives: int
+    num_last: int | None
+    """to how many of them it came last; ``None`` without a common clock"""
+    median_waiting_ns: int
+    """in one collective"""
+    waiting_per_step_ns: int | None
+    """in all collectives of a step, median over steps; ``None`` where the trace has no steps"""
+    total_waiting_ns: int
+
+
+def measure_arrivals(
+    ranks: Sequence[RankCollectives], matched: MatchedCollectives, clock: CommonClock | None
+) -> Arrivals:
+    known = matched.rows != UNKNOWN
+    duration = matched.gather(ranks, lambda one: one.collectives.end_ns - one.collectives.start_ns)
+    transfer = np.where(known, duration, _NEVER).min(axis=1, initial=_NEVER)
+    skew, last = _skew(ranks, matched, clock) if clock is not None else (None, None)
+    return Arrivals(
+        ranks=matched.ranks,
+        transfer_ns=transfer,
+        waiting_ns=np.where(known, duration - transfer[:, None], UNKNOWN),
+        skew_ns=skew,
+        last_rank=last,
+    )
+
+
+def summarise_waiting(matched: MatchedCollectives, arrivals: Arrivals) -> tuple[RankWaiting, ...]:
+    """Of every rank that has a matched collective."""
+    found = []
+    for column, rank in enumerate(arrivals.ranks):
+        mine = np.flatnonzero(arrivals.waiting_ns[:, column] != UNKNOWN)
+        if len(mine):
+            waiting, step = arrivals.waiting_ns[mine, column], matched.step[mine]
+            last = arrivals.last_rank
+            found.append(
+                RankWaiting(
+                    rank=rank,
+                    num_collectives=len(mine),
+                    num_last=int((last[mine] == rank).sum()) if last is not None else None,
+                    median_waiting_ns=round(float(np.median(waiting))),
+                    waiting_per_step_ns=_per_step(waiting, step),
+                    total_waiting_ns=int(waiting.sum()),
+                )
+            )
+    return tuple(found)
+
+
+def _skew(
+    ranks: Sequence[RankCollectives], matched: MatchedCollectives, clock: CommonClock
+) -> tuple[Int64Column | None, NDArray[np.int32] | None]:
+    known = matched.rows != UNKNOWN
+    start = matched.gather(ranks, lambda one: one.collectives.start_ns + (one.epoch_ns or 0))
+    for column, number in enumerate(matched.ranks):
+        of_rank = clock.find(number)
+        if of_rank is not None:
+            start[:, column] = clock.common_ns(of_rank, start[:, column])
+        elif known[:, column].any():
+            return None, None
+    last = np.where(known, start, -_NEVER)
+    skew = last.max(axis=1, initial=-_NEVER) - np.where(known, start, _NEVER).min(axis=1, initial=_NEVER)
+    numbers = np.array(matched.ranks, np.int32)
+    return skew, numbers[last.argmax(axis=1)] if len(matched) else np.empty(0, np.int32)
+
+
+def _per_step(waiting: Int64Column, step: Int64Column) -> int | None:
+    numbers, which = np.unique(step[step != UNKNOWN], return_inverse=True)
+    if not len(numbers):
+        return None
+    sums = np.zeros(len(numbers), np.int64)
+    np.add.at(sums, which, waiting[step != UNKNOWN])
+    return round(float(np.median(sums)))
