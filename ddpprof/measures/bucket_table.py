@@ -10,21 +10,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from ddpprof.events import DdpModule
 from ddpprof.measures.buckets import BucketStep
 
 
 @dataclass(frozen=True, slots=True)
-class BucketSummary:
-    """One bucket of one module. Times are medians, ns since the end of the DDP forward; ``None``: not observed."""
+class BucketRow:
+    """What a `BucketSummary` has as far as a trace alone can tell."""
 
     module: int
     index: int
-    num_bytes: int
-    num_parameters: int
-    first_parameter: str
-    last_parameter: str
+    num_bytes: int | None
+    num_parameters: int | None
+    first_parameter: str | None
+    last_parameter: str | None
     first_ready_ns: int | None
     """when its first gradient was accumulated"""
     ready_ns: int | None
@@ -41,6 +42,16 @@ class BucketSummary:
     late_by_ns: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class BucketSummary(BucketRow):
+    """One bucket of one module. Times are medians, ns since the end of the DDP forward; ``None``: not observed."""
+
+    num_bytes: int
+    num_parameters: int
+    first_parameter: str
+    last_parameter: str
+
+
 def summarise_buckets(
     modules: Sequence[DdpModule], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
 ) -> tuple[BucketSummary, ...]:
@@ -53,34 +64,42 @@ def _summarise(
     module: DdpModule, key: tuple[int, int], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
 ) -> BucketSummary:
     parameters = module.buckets[key[1]]
-    mine = {rank: [row for row in rows if (row.module, row.index) == key] for rank, rows in ranks.items()}
-    rows = [row for rank_rows in mine.values() for row in rank_rows]
-    slowest = Counter(row.last_parameter for row in rows if row.last_parameter is not None).most_common(1)
-    late_rank, late_by = _latest(mine) if one_clock else (None, None)
     return BucketSummary(
-        module=key[0],
-        index=key[1],
+        **summarise_times(key, ranks, one_clock, [parameter.name for parameter in module.parameters]),
         num_bytes=sum(module.parameters[p].num_bytes for p in parameters),
         num_parameters=len(parameters),
         first_parameter=module.parameters[parameters[0]].name,
         last_parameter=module.parameters[parameters[-1]].name,
-        first_ready_ns=_median([row.first_ready_ns for row in rows]),
-        ready_ns=_median([row.ready_ns for row in rows]),
-        launched_ns=_median([row.launched_ns for row in rows]),
-        started_ns=_median([row.started_ns for row in rows]),
-        finished_ns=_median([row.finished_ns for row in rows]),
-        transfer_ns=_transfer(mine),
-        slowest_parameter=module.parameters[slowest[0][0]].name if slowest else None,
-        slowest_parameter_delay_ns=_median(
-            [
-                r.ready_ns - r.previous_ready_ns
-                for r in rows
-                if r.ready_ns is not None and r.previous_ready_ns is not None
-            ]
-        ),
-        late_rank=late_rank,
-        late_by_ns=late_by,
     )
+
+
+def summarise_times(
+    key: tuple[int, int], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool, parameters: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The fields of a `BucketRow` that its times tell; `key` is module and index. `parameters`: names, if known."""
+    mine = {rank: [row for row in rows if (row.module, row.index) == key] for rank, rows in ranks.items()}
+    rows = [row for rank_rows in mine.values() for row in rank_rows]
+    slowest = Counter(row.last_parameter for row in rows if row.last_parameter is not None).most_common(1)
+    late_rank, late_by = _latest(mine) if one_clock else (None, None)
+    delays = [
+        row.ready_ns - row.previous_ready_ns
+        for row in rows
+        if row.ready_ns is not None and row.previous_ready_ns is not None
+    ]
+    return {
+        "module": key[0],
+        "index": key[1],
+        "first_ready_ns": _median([row.first_ready_ns for row in rows]),
+        "ready_ns": _median([row.ready_ns for row in rows]),
+        "launched_ns": _median([row.launched_ns for row in rows]),
+        "started_ns": _median([row.started_ns for row in rows]),
+        "finished_ns": _median([row.finished_ns for row in rows]),
+        "transfer_ns": _transfer(mine),
+        "slowest_parameter": parameters[slowest[0][0]] if slowest else None,
+        "slowest_parameter_delay_ns": _median(delays),
+        "late_rank": late_rank,
+        "late_by_ns": late_by,
+    }
 
 
 def _median(values: Sequence[int | None]) -> int | None:
