@@ -1,0 +1,25 @@
+"""`build_report(run)`: everything that is known about a run, in one tree."""
+
+from ddpprof.report.build import build_report
+from ddpprof.report.tree import (
+    REPORT_FORMAT,
+    DeviceWork,
+    Job,
+    LightStepReport,
+    Module,
+    RankReport,
+    Report,
+    StepReport,
+)
+
+__all__ = [
+    "REPORT_FORMAT",
+    "DeviceWork",
+    "Job",
+    "LightStepReport",
+    "Module",
+    "RankReport",
+    "Report",
+    "StepReport",
+    "build_report",
+]

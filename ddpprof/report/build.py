@@ -1,0 +1,96 @@
+"""From a run to its report. The only list of measures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ddpprof import __version__
+from ddpprof.events import DdpModule, Run
+from ddpprof.findings import find
+from ddpprof.measures.bucket_table import summarise_buckets
+from ddpprof.measures.kernels import KernelSummary, summarise_kernels
+from ddpprof.report.observed import observe
+from ddpprof.report.ranks import bucket_steps, rank_report, training_steps, whole_steps
+from ddpprof.report.tree import REPORT_FORMAT, Job, Module, Report
+
+_MOST_KERNELS = 500
+
+
+def build_report(run: Run) -> Report:
+    modules = _modules(run)
+    ranks = tuple(rank_report(rank, modules) for rank in run.ranks)
+    buckets = summarise_buckets(modules, {r.rank: bucket_steps(r, modules) for r in run.ranks}, len(_hosts(run)) == 1)
+    job = _job(run, modules)
+    return Report(
+        format=REPORT_FORMAT,
+        ddpprof=__version__,
+        job=job,
+        missing=(*run.missing, *_notes(run)),
+        ranks=ranks,
+        buckets=buckets,
+        findings=find(observe(run, modules, job.backend, ranks, buckets)),
+        kernels=_kernels(run),
+    )
+
+
+def _kernels(run: Run) -> tuple[KernelSummary, ...]:
+    for rank in run.ranks:
+        if rank.trace is not None and (steps := whole_steps(rank.trace, training_steps(rank.record))):
+            return summarise_kernels(rank.trace, steps)[:_MOST_KERNELS]
+    return ()
+
+
+def _modules(run: Run) -> tuple[DdpModule, ...]:
+    """DDP builds the same modules and buckets on every rank: those of the first rank that says so."""
+    return next((rank.record.modules for rank in run.ranks if rank.record and rank.record.modules), ())
+
+
+def _hosts(run: Run) -> tuple[str, ...]:
+    known = {rank.record.host if rank.record else rank.trace.host if rank.trace else None for rank in run.ranks}
+    return tuple(sorted(host for host in known if host is not None))
+
+
+def _first(values: Iterable[str | None]) -> str | None:
+    return next((value for value in values if value), None)
+
+
+def _text(name: str) -> str:
+    """File names need not be UTF-8; JSON must."""
+    return name.encode("utf-8", "replace").decode()
+
+
+def _job(run: Run, modules: Sequence[DdpModule]) -> Job:
+    records = [rank.record for rank in run.ranks if rank.record]
+    traces = [rank.trace for rank in run.ranks if rank.trace]
+    return Job(
+        name=_text(run.name),
+        command=tuple(map(_text, run.command)),
+        world_size=run.world_size,
+        num_ranks_read=len(run.ranks),
+        hosts=_hosts(run),
+        device=_first([*(r.device for r in records), *(t.device for t in traces)]),
+        backend=_first([*(r.backend for r in records), *(t.backend for t in traces)]),
+        torch=_first(r.torch for r in records),
+        modules=tuple(_module(module) for module in modules),
+    )
+
+
+def _module(module: DdpModule) -> Module:
+    cap = module.settings.get("bucket_cap_mb")
+    return Module(
+        name=module.name,
+        num_parameters=len(module.parameters),
+        parameter_bytes=sum(parameter.num_bytes for parameter in module.parameters),
+        num_buckets=len(module.buckets),
+        bucket_cap_mib=float(cap) if isinstance(cap, int | float) else None,
+        comm_hook=module.comm_hook,
+        settings={name: str(value) for name, value in module.settings.items()},
+    )
+
+
+def _notes(run: Run) -> list[str]:
+    """What the traces lack; said once for all ranks that lack it."""
+    counts = Counter(note for rank in run.ranks if rank.trace for note in rank.trace.notes)
+    of_all = len(run.ranks)
+    return [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]

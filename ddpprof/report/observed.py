@@ -1,0 +1,55 @@
+"""What the rules of `findings` look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+
+from ddpprof.events import DdpModule, RecordedStep, Run
+from ddpprof.findings import Observed
+from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.report.ranks import training_steps
+from ddpprof.report.tree import RankReport, StepReport
+
+
+def observe(
+    run: Run,
+    modules: tuple[DdpModule, ...],
+    backend: str | None,
+    ranks: Sequence[RankReport],
+    buckets: tuple[BucketSummary, ...],
+) -> Observed:
+    def least(value: Callable[[StepReport], int | None]) -> int | None:
+        """Median over steps, of the rank where it is least: the others' surplus is waiting for a slower rank."""
+        medians = [_median(value(step) for step in rank.steps) for rank in ranks if rank.steps]
+        return min((m for m in medians if m is not None), default=None)
+
+    records = [rank.record for rank in run.ranks if rank.record]
+
+    def least_recorded(value: Callable[[RecordedStep], int | None]) -> int | None:
+        medians = [_median(value(step) for step in training_steps(record) if step.forwards) for record in records]
+        return min((m for m in medians if m is not None), default=None)
+
+    light = [_median(s.duration_ns for s in rank.light_steps) for rank in ranks]
+    data = least(lambda s: s.parts.data_ns if s.parts else None)
+    return Observed(
+        world_size=run.world_size,
+        backend=backend,
+        step_ns=least(lambda s: s.duration_ns) or min((d for d in light if d is not None), default=None),
+        modules=modules,
+        buckets=buckets,
+        comm_ns=least(lambda s: s.comm_ns),
+        exposed_ns=least(lambda s: s.exposed_ns),
+        trailing_ns=least(lambda s: s.trailing_ns),
+        data_ns=data if data is not None else least_recorded(lambda s: s.data_ns),
+        buffer_sync_ns=least_recorded(lambda s: sum(f.buffer_sync_ns for f in s.forwards)),
+        unused_search_ns=least(lambda s: s.wrapper.unused_search_ns or None),  # 0: the trace does not have it
+        copy_out_ns=least(lambda s: s.wrapper.copy_out_ns),
+        loaders={record.rank: record.loaders for record in records},
+        checkpoints={record.rank: (record.host, record.checkpoints) for record in records},
+    )
+
+
+def _median(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return round(median(known)) if known else None

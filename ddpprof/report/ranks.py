@@ -1,0 +1,110 @@
+"""What is measured of each rank on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpprof.events import DdpModule, Rank, Record, RecordedStep, Trace
+from ddpprof.measures.breakdown import measure_breakdown
+from ddpprof.measures.buckets import BucketStep, measure_buckets
+from ddpprof.measures.cost import measure_recording_cost
+from ddpprof.measures.overlap import measure_overlap
+from ddpprof.measures.recorded import measure_recorded_breakdown
+from ddpprof.measures.torch_times import TorchTimes, compare_with_torch
+from ddpprof.measures.trailing import measure_trailing
+from ddpprof.measures.wrapper import measure_wrapper_cost
+from ddpprof.report.tree import DeviceWork, LightStepReport, RankReport, StepReport
+
+
+def rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
+    trace, record = rank.trace, rank.record
+    recorded = training_steps(record)
+    steps = _step_reports(trace, recorded, modules) if trace else ()
+    traced = {step.step for step in steps}
+    return RankReport(
+        rank=rank.rank,
+        host=record.host if record else trace.host if trace else None,
+        ended=record.ended if record else None,
+        whole=_device_work(trace, None) if trace else None,
+        steps=steps,
+        light_steps=tuple(
+            LightStepReport(s.number, s.mode, s.end_ns - s.start_ns, measure_recorded_breakdown(s))
+            for s in recorded
+            if s.number not in traced
+        ),
+        recording_cost=measure_recording_cost(recorded, record.profiler_pause_ns) if record else None,
+    )
+
+
+def training_steps(record: Record | None) -> tuple[RecordedStep, ...]:
+    """Without those that only serve to compare kernels with."""
+    return tuple(step for step in record.steps if step.mode != "baseline") if record else ()
+
+
+def _device_work(trace: Trace, step: int | None) -> DeviceWork:
+    overlap = measure_overlap(trace, step)
+    comm = trace.collectives
+    return DeviceWork(
+        compute_ns=overlap.compute_ns,
+        comm_ns=overlap.comm_ns,
+        overlap_ns=overlap.overlap_ns,
+        exposed_ns=overlap.exposed_ns,
+        copy_ns=overlap.copy_ns,
+        num_comm_kernels=len(comm) if step is None else int((comm.step == step).sum()),
+    )
+
+
+def whole_steps(trace: Trace, recorded: Sequence[RecordedStep]) -> list[int]:
+    """A step that the record does not know never ended: the job did, in the middle of it."""
+    known = {step.number for step in recorded}
+    return [index for index, step in enumerate(trace.steps) if not recorded or step.number in known]
+
+
+def _step_reports(
+    trace: Trace, recorded: Sequence[RecordedStep], modules: Sequence[DdpModule]
+) -> tuple[StepReport, ...]:
+    by_number = {step.number: step for step in recorded}
+    return tuple(_step_report(trace, index, by_number, modules) for index in whole_steps(trace, recorded))
+
+
+def _step_report(
+    trace: Trace, index: int, recorded: dict[int, RecordedStep], modules: Sequence[DdpModule]
+) -> StepReport:
+    step = trace.steps[index]
+    work, trailing = _device_work(trace, index), measure_trailing(trace, index)
+    parts = measure_breakdown(trace, index)
+    return StepReport(
+        step=step.number,
+        duration_ns=step.duration_ns,
+        compute_ns=work.compute_ns,
+        comm_ns=work.comm_ns,
+        overlap_ns=work.overlap_ns,
+        exposed_ns=work.exposed_ns,
+        trailing_ns=trailing.trailing_ns if trailing else None,
+        copy_ns=work.copy_ns,
+        num_comm_kernels=work.num_comm_kernels,
+        parts=parts,
+        wrapper=measure_wrapper_cost(trace, index, recorded.get(step.number)),
+        torch_times=_torch_times(trace, recorded, step.number, modules),
+    )
+
+
+def _torch_times(
+    trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
+) -> TorchTimes | None:
+    """DDP publishes the times of an iteration in the next one: they stand in the next step's record."""
+    step, following = recorded.get(number), recorded.get(number + 1)
+    if step is None or following is None or len(modules) != 1:
+        return None
+    logged = following.torch_stats.get(0)
+    return compare_with_torch(0, step, measure_buckets(modules, step, trace), trace, logged) if logged else None
+
+
+def bucket_steps(rank: Rank, modules: Sequence[DdpModule]) -> list[BucketStep]:
+    """From profiled steps where the rank has them, else from steps of light recording."""
+    if rank.record is None:
+        return []
+    wanted = "profiled" if rank.trace is not None and rank.trace.steps else "light"
+    steps = [step for step in rank.record.steps if step.mode == wanted]
+    trace = rank.trace if wanted == "profiled" else None
+    return [row for step in steps for row in measure_buckets(modules, step, trace)]

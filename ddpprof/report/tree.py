@@ -1,0 +1,117 @@
+"""What a report is: the measures of a run as one tree.
+
+The JSON report is this tree, field by field; its schema is ``render/report.schema.json``. ``None`` is what this run
+cannot tell. Times are ns, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddpprof.findings import Finding
+from ddpprof.measures.breakdown import Breakdown
+from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.cost import RecordingCost
+from ddpprof.measures.kernels import KernelSummary
+from ddpprof.measures.recorded import RecordedBreakdown
+from ddpprof.measures.torch_times import TorchTimes
+from ddpprof.measures.wrapper import WrapperCost
+
+REPORT_FORMAT = 1
+"""Version of the JSON report. It grows when a field changes its meaning or goes, not when one is added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One DDP module."""
+
+    name: str
+    num_parameters: int
+    parameter_bytes: int
+    num_buckets: int
+    bucket_cap_mib: float | None
+    comm_hook: str | None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """DDP's constructor arguments by torch's names, as text"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What ran."""
+
+    name: str
+    command: tuple[str, ...]
+    world_size: int | None
+    num_ranks_read: int
+    hosts: tuple[str, ...]
+    device: str | None
+    backend: str | None
+    torch: str | None
+    modules: tuple[Module, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """Lengths of unions of device work, ns: of one step, or of a whole trace."""
+
+    compute_ns: int
+    comm_ns: int
+    overlap_ns: int
+    exposed_ns: int
+    copy_ns: int
+    num_comm_kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One profiled step of one rank."""
+
+    step: int
+    duration_ns: int
+    compute_ns: int
+    comm_ns: int
+    overlap_ns: int
+    exposed_ns: int
+    trailing_ns: int | None
+    copy_ns: int
+    num_comm_kernels: int
+    parts: Breakdown | None
+    wrapper: WrapperCost
+    torch_times: TorchTimes | None
+
+
+@dataclass(frozen=True, slots=True)
+class LightStepReport:
+    """One step that only the light recorder saw."""
+
+    step: int
+    mode: str
+    duration_ns: int
+    parts: RecordedBreakdown | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    rank: int
+    host: str | None
+    ended: str | None
+    whole: DeviceWork | None
+    """the whole trace, between the steps too"""
+    steps: tuple[StepReport, ...]
+    light_steps: tuple[LightStepReport, ...]
+    recording_cost: RecordingCost | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    format: int
+    ddpprof: str
+    job: Job
+    missing: tuple[str, ...]
+    """what the report lacks, and why"""
+    ranks: tuple[RankReport, ...]
+    buckets: tuple[BucketSummary, ...]
+    findings: tuple[Finding, ...]
+    kernels: tuple[KernelSummary, ...] = ()
+    """of the first rank with a trace: those that take most of its time"""

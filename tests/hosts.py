@@ -1,0 +1,78 @@
+"""Hosts made of network namespaces: each has its own name and address and a link of limited rate to a switch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from jobs import environment
+
+
+class NoHosts(Exception):
+    """Says why there can be none here."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    namespaces: tuple[str, ...]
+
+    def address(self, host: int) -> str:
+        return f"10.77.0.{host + 1}"
+
+    def start(self, host: int, command: Sequence[object], cwd: object, **env: str) -> subprocess.Popen[str]:
+        """Run a command there, as one rank of a job with one rank a host."""
+        job = environment(
+            RANK=str(host),
+            LOCAL_RANK="0",
+            WORLD_SIZE=str(len(self.namespaces)),
+            MASTER_ADDR=self.address(0),
+            MASTER_PORT="29400",
+            GLOO_SOCKET_IFNAME="eth0",
+            **env,
+        )
+        named = f'hostname node{host} && exec "$@"'
+        inside = ["ip", "netns", "exec", self.namespaces[host], "unshare", "--uts", "sh", "-c", named, "sh"]
+        return subprocess.Popen(
+            [*inside, *map(str, command)], cwd=str(cwd), env=job, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+
+@contextmanager
+def linked_hosts(num_hosts: int, rate: str) -> Iterator[Hosts]:
+    """`rate` as ``tc`` writes it: ``1gbit``, of each host's outgoing traffic. Raises `NoHosts`."""
+    if os.geteuid() != 0:
+        raise NoHosts("network namespaces need root")
+    for tool in ("ip", "tc", "unshare"):
+        if shutil.which(tool) is None:
+            raise NoHosts(f"there is no {tool} (Debian: iproute2, util-linux)")
+    prefix = f"ddpprof-{os.getpid()}"
+    switch = f"{prefix}-switch"
+    hosts = Hosts(tuple(f"{prefix}-{host}" for host in range(num_hosts)))
+    try:
+        try:
+            _run(f"ip netns add {switch}")
+            _run(f"ip -n {switch} link add br0 type bridge")
+            _run(f"ip -n {switch} link set br0 up")
+            for host, name in enumerate(hosts.namespaces):
+                _run(f"ip netns add {name}")
+                _run(f"ip -n {name} link add eth0 type veth peer name port{host} netns {switch}")
+                _run(f"ip -n {name} addr add {hosts.address(host)}/24 dev eth0")
+                _run(f"ip -n {name} link set eth0 up")
+                _run(f"ip -n {name} link set lo up")
+                _run(f"ip -n {switch} link set port{host} master br0 up")
+                _run(f"ip netns exec {name} tc qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms")
+        except subprocess.CalledProcessError as error:
+            raise NoHosts(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from error
+        yield hosts
+    finally:
+        for name in (*hosts.namespaces, switch):
+            with suppress(subprocess.CalledProcessError):
+                _run(f"ip netns del {name}")
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True, capture_output=True, text=True)
