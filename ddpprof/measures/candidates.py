@@ -75,7 +75,7 @@ def rank_collectives(rank: Rank) -> RankCollectives | None:
 
 def line_up(ranks: Sequence[RankCollectives]) -> tuple[list[Candidates], tuple[int, ...]]:
     """The candidates of every process group that two ranks or more should have, and the numbers of all steps."""
-    groups, group_of_rows = _common_groups(ranks)
+    groups, group_of_rows = common_groups(ranks)
     step_numbers, step_of_rows = _common_steps(ranks)
     found = []
     for index, group in enumerate(groups):
@@ -146,7 +146,7 @@ def _beside_each_other(
     )
 
 
-def _common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup], list[NDArray[np.int32]]]:
+def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup], list[NDArray[np.int32]]]:
     """The groups of all ranks under one numbering, and per rank the group of each row.
 
     Kineto cuts long lists of ranks off. Then the group is the only one of its name whose ranks are known, if any.
