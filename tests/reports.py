@@ -6,7 +6,7 @@ from typing import Any
 
 from ddpprof.findings import Finding
 from ddpprof.measures.breakdown import Breakdown
-from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.cost import RecordingCost
 from ddpprof.measures.recorded import RecordedBreakdown
 from ddpprof.measures.wrapper import WrapperCost
@@ -50,7 +50,7 @@ def rank(number: int, *steps: StepReport, **changes: Any) -> RankReport:
     return RankReport(rank=number, steps=steps, **given)
 
 
-def bucket(index: int, **changes: Any) -> BucketSummary:
+def bucket(index: int, **changes: Any) -> BucketRow:
     given: dict[str, Any] = {
         "module": 0, "num_bytes": 4_240_000, "num_parameters": 4, "first_parameter": "head.4.bias",
         "last_parameter": "head.2.weight", "first_ready_ns": 550 * US, "ready_ns": 5640 * US, "launched_ns": 5860 * US,
@@ -58,7 +58,7 @@ def bucket(index: int, **changes: Any) -> BucketSummary:
         "slowest_parameter": "head.2.weight", "slowest_parameter_delay_ns": 90 * US, "late_rank": 0,
         "late_by_ns": 5750 * US, **changes,
     }  # fmt: skip
-    return BucketSummary(index=index, **given)
+    return BucketRow(index=index, **given)
 
 
 def report(**changes: Any) -> Report:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from ddpprof import __version__
 from ddpprof.comparison.kernels import KernelChange, compare_kernels
 from ddpprof.comparison.shift import Shift, shift_between
-from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.report import LightStepReport, Report, StepReport
 
 _StepT = TypeVar("_StepT", StepReport, LightStepReport)
@@ -47,8 +47,8 @@ class MetricChange:
 class BucketChange:
     """A bucket of the same parameters in both runs, or of one run only."""
 
-    a: BucketSummary | None
-    b: BucketSummary | None
+    a: BucketRow | None
+    b: BucketRow | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +195,14 @@ def _facts(report: Report) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _buckets(a: Sequence[BucketSummary], b: Sequence[BucketSummary]) -> tuple[BucketChange, ...]:
+def _buckets(a: Sequence[BucketRow], b: Sequence[BucketRow]) -> tuple[BucketChange, ...]:
     """In the order of `a`; then those that only `b` has."""
     left = {_bucket_key(bucket): bucket for bucket in b}
     changes = [BucketChange(bucket, left.pop(_bucket_key(bucket), None)) for bucket in a]
     return (*changes, *(BucketChange(None, bucket) for bucket in left.values()))
 
 
-def _bucket_key(bucket: BucketSummary) -> tuple[object, ...]:
+def _bucket_key(bucket: BucketRow) -> tuple[object, ...]:
     """What it holds; where only a trace knows of it, its place and size."""
     if bucket.first_parameter is None:
         return (bucket.module, bucket.index, bucket.num_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
@@ -50,6 +50,10 @@ class BucketSummary(BucketRow):
     num_parameters: int
     first_parameter: str
     last_parameter: str
+
+
+def as_row(summary: BucketSummary) -> BucketRow:
+    return BucketRow(**{column.name: getattr(summary, column.name) for column in fields(BucketRow)})
 
 
 def summarise_buckets(

@@ -39,6 +39,9 @@ class TracedBuckets:
     """which steps were left out and what could not be told, in words for the report"""
 
 
+NO_BUCKETS = TracedBuckets((), ())
+
+
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """The gradient all-reduces of one step of one rank."""
@@ -59,7 +62,7 @@ def trace_buckets(traces: Mapping[int, Trace], one_clock: bool) -> TracedBuckets
     """`traces`: by rank. `one_clock`: all ranks run on one host."""
     passes = [one for rank, trace in traces.items() for one in _passes(rank, trace)]
     if not passes:
-        return TracedBuckets((), ())
+        return NO_BUCKETS
     layout = _layout(passes)
     chosen = [one for one in passes if _fits(one.sizes, layout)]
     known = [next((s[i] for one in chosen if (s := one.sizes)[i] != UNKNOWN), None) for i in range(len(layout))]

@@ -8,37 +8,38 @@ from collections.abc import Iterable, Sequence
 from ddpprof import __version__
 from ddpprof.events import DdpModule, Run
 from ddpprof.findings import find
-from ddpprof.measures.bucket_table import summarise_buckets
-from ddpprof.measures.kernels import KernelSummary, summarise_kernels
+from ddpprof.measures.bucket_table import BucketSummary, as_row, summarise_buckets
+from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, trace_buckets
+from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
 from ddpprof.report.observed import observe
-from ddpprof.report.ranks import bucket_steps, rank_report, training_steps, whole_steps
+from ddpprof.report.ranks import bucket_steps, rank_report
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, Report
-
-_MOST_KERNELS = 500
 
 
 def build_report(run: Run) -> Report:
     modules = _modules(run)
     ranks = tuple(rank_report(rank, modules) for rank in run.ranks)
-    buckets = summarise_buckets(modules, {r.rank: bucket_steps(r, modules) for r in run.ranks}, len(_hosts(run)) == 1)
+    buckets, traced = _buckets(run, modules)
     job = _job(run, modules)
     return Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
         job=job,
-        missing=(*run.missing, *_notes(run)),
+        missing=(*run.missing, *_notes(run), *traced.notes),
         ranks=ranks,
-        buckets=buckets,
+        buckets=tuple(map(as_row, buckets)) or traced.buckets,
         findings=find(observe(run, modules, job.backend, ranks, buckets)),
-        kernels=_kernels(run),
+        kernels=kernels_of_first_rank(run.ranks),
+        slowdown=slowdown_report(run.ranks),
     )
 
 
-def _kernels(run: Run) -> tuple[KernelSummary, ...]:
-    for rank in run.ranks:
-        if rank.trace is not None and (steps := whole_steps(rank.trace, training_steps(rank.record))):
-            return summarise_kernels(rank.trace, steps)[:_MOST_KERNELS]
-    return ()
+def _buckets(run: Run, modules: Sequence[DdpModule]) -> tuple[tuple[BucketSummary, ...], TracedBuckets]:
+    """From the recorder's facts; without them, as far as the traces show."""
+    one_clock = len(_hosts(run)) == 1
+    if modules:
+        return summarise_buckets(modules, {r.rank: bucket_steps(r, modules) for r in run.ranks}, one_clock), NO_BUCKETS
+    return (), trace_buckets({rank.rank: rank.trace for rank in run.ranks if rank.trace is not None}, one_clock)
 
 
 def _modules(run: Run) -> tuple[DdpModule, ...]:

@@ -8,6 +8,7 @@ from ddpprof.events import DdpModule, Rank, Record, RecordedStep, Trace
 from ddpprof.measures.breakdown import measure_breakdown
 from ddpprof.measures.buckets import BucketStep, measure_buckets
 from ddpprof.measures.cost import measure_recording_cost
+from ddpprof.measures.idle import measure_idle
 from ddpprof.measures.overlap import measure_overlap
 from ddpprof.measures.recorded import measure_recorded_breakdown
 from ddpprof.measures.torch_times import TorchTimes, compare_with_torch
@@ -86,6 +87,7 @@ def _step_report(
         parts=parts,
         wrapper=measure_wrapper_cost(trace, index, recorded.get(step.number)),
         torch_times=_torch_times(trace, recorded, step.number, modules),
+        idle=measure_idle(trace, index),
     )
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ddpprof.events import Kernel
 from ddpprof.findings import Finding
 from ddpprof.measures.breakdown import Breakdown
-from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.cost import RecordingCost
+from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.measures.recorded import RecordedBreakdown
 from ddpprof.measures.torch_times import TorchTimes
@@ -79,6 +81,8 @@ class StepReport:
     parts: Breakdown | None
     wrapper: WrapperCost
     torch_times: TorchTimes | None
+    idle: Idle | None = None
+    """why the accelerator had nothing to do: ``parts.idle_ns`` by cause; ``None`` on CPU"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,40 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowedKernel:
+    """One kernel under communication against itself alone."""
+
+    kernel: Kernel
+    ratio: float | None
+    """median of its duration under communication, over that of the same work alone"""
+    num_covered: int
+    num_alone: int
+    covered_ns: int
+    """per step and rank"""
+    lost_ns: int
+    """per step and rank; negative: it was faster"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowdownReport:
+    """How much communication slows the computation beside it. Times are ns per step and rank."""
+
+    reason: str | None
+    """why it is not known, where it is not"""
+    ratio: float | None
+    lost_ns: int | None
+    covered_ns: int
+    """computation while communication goes on"""
+    known_share: float | None
+    """of it, the part by kernels that also ran alone: `ratio` and `lost_ns` are of these"""
+    knows_input_shapes: bool
+    num_steps: int
+    """of all ranks together"""
+    kernels: tuple[SlowedKernel, ...]
+    """most time lost first"""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     format: int
     ddpprof: str
@@ -111,7 +149,9 @@ class Report:
     missing: tuple[str, ...]
     """what the report lacks, and why"""
     ranks: tuple[RankReport, ...]
-    buckets: tuple[BucketSummary, ...]
+    buckets: tuple[BucketRow, ...]
+    """by the recorder, or as far as traces alone tell"""
     findings: tuple[Finding, ...]
     kernels: tuple[KernelSummary, ...] = ()
     """of the first rank with a trace: those that take most of its time"""
+    slowdown: SlowdownReport | None = None

@@ -9,7 +9,8 @@ from ddpprof.render.sections.cost import recording_cost_line, wrapper_table
 from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.layout import Section
-from ddpprof.render.sections.steps import overlap_table, step_bars
+from ddpprof.render.sections.slowdown import slowdown_section
+from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
 from ddpprof.report import Report
 
 _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
@@ -17,7 +18,9 @@ _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
     missing_lines,
     step_bars,
     overlap_table,
+    idle_table,
     bucket_tables,
+    slowdown_section,
     wrapper_table,
     recording_cost_line,
     finding_list,

@@ -4,57 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, megabytes, ms
 from ddpprof.report import Report
 
 _MAX_BUCKETS = 24
 
+_WHAT_THE_COLUMNS_MEAN = (
+    "ready: all its gradients are there; late: the rank that launches it last in most steps, and how long after the "
+    "first"
+)
+_FROM_A_TRACE_ALONE = (
+    "found in the trace by order and size; which parameters are in them and when they were ready, only a recording "
+    "tells: ddpprof trace train.py"
+)
+
 
 def bucket_tables(report: Report) -> Iterable[Section]:
-    if not report.buckets:
+    buckets = report.buckets[:_MAX_BUCKETS]
+    if not buckets:
         return
-    rows = []
-    for b in report.buckets:
-        late = ABSENT if b.late_rank is None else f"rank {b.late_rank} +{ms(b.late_by_ns)}"
-        rows.append(
-            (
-                _bucket_name(report, b),
-                megabytes(b.num_bytes),
-                str(b.num_parameters),
-                ms(b.ready_ns),
-                ms(b.launched_ns),
-                ms(b.started_ns),
-                ms(b.finished_ns),
-                late,
-            )
-        )
+    more = len(report.buckets) - _MAX_BUCKETS
+    note = f"{more} more buckets are in the JSON report" if more > 0 else ""
+    recorded = any(bucket.first_parameter is not None for bucket in buckets)
     names = ("bucket", "MB", "params", "ready", "launched", "started", "finished", "late")
     yield Table(
         "Gradient buckets, ms after the end of the forward (medians)",
         tuple(Column(name, name != "late") for name in names),
-        tuple(rows[:_MAX_BUCKETS]),
-        "ready: all its gradients are there; late: the rank that launches it last in most steps, and how long after "
-        "the first",
+        tuple(_times(report, bucket) for bucket in buckets),
+        _WHAT_THE_COLUMNS_MEAN if recorded else "; ".join(filter(None, (_FROM_A_TRACE_ALONE, note))),
     )
-    yield Table(
-        "",
-        (
-            Column("bucket"),
-            *(Column(name, False) for name in ("first parameter", "last parameter", "slowest gradient")),
-        ),
-        tuple(
-            (
-                _bucket_name(report, b),
-                clean(b.first_parameter),
-                clean(b.last_parameter),
-                ABSENT if b.slowest_parameter is None else clean(b.slowest_parameter),
-            )
-            for b in report.buckets[:_MAX_BUCKETS]
-        ),
-        f"{len(rows) - _MAX_BUCKETS} more buckets are in the JSON report" if len(rows) > _MAX_BUCKETS else "",
+    if recorded:
+        of_parameters = ("first parameter", "last parameter", "slowest gradient")
+        yield Table(
+            "",
+            (Column("bucket"), *(Column(name, is_number=False) for name in of_parameters)),
+            tuple(_parameters(report, bucket) for bucket in buckets),
+            note,
+        )
+
+
+def _times(report: Report, b: BucketRow) -> tuple[str, ...]:
+    return (
+        _bucket_name(report, b),
+        megabytes(b.num_bytes),
+        ABSENT if b.num_parameters is None else str(b.num_parameters),
+        ms(b.ready_ns),
+        ms(b.launched_ns),
+        ms(b.started_ns),
+        ms(b.finished_ns),
+        ABSENT if b.late_rank is None else f"rank {b.late_rank} +{ms(b.late_by_ns)}",
     )
 
 
-def _bucket_name(report: Report, bucket: BucketSummary) -> str:
-    return str(bucket.index) if len(report.job.modules) == 1 else f"{bucket.module}/{bucket.index}"
+def _parameters(report: Report, b: BucketRow) -> tuple[str, ...]:
+    names = (b.first_parameter, b.last_parameter, b.slowest_parameter)
+    return (_bucket_name(report, b), *(ABSENT if name is None else clean(name) for name in names))
+
+
+def _bucket_name(report: Report, bucket: BucketRow) -> str:
+    return str(bucket.index) if len(report.job.modules) < 2 else f"{bucket.module}/{bucket.index}"

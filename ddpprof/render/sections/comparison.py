@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from ddpprof.comparison.compare import Comparison, MetricChange
 from ddpprof.comparison.gate import Verdict
 from ddpprof.comparison.shift import Shift
-from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, megabytes, ms
+from ddpprof.render.sections.slowdown import kernel_name
 
 _MAX_BUCKETS = 24
 _MAX_KERNELS = 10
@@ -78,7 +79,7 @@ def _word(change: MetricChange) -> str:
     return "more" if change.difference.shift > 0 else "less"
 
 
-_TIMES: tuple[tuple[str, Callable[[BucketSummary], int | None]], ...] = (
+_TIMES: tuple[tuple[str, Callable[[BucketRow], int | None]], ...] = (
     ("ready", lambda b: b.ready_ns),
     ("launched", lambda b: b.launched_ns),
     ("finished", lambda b: b.finished_ns),
@@ -114,7 +115,7 @@ def _kernels(comparison: Comparison) -> Iterable[Section]:
     slower = [change for change in comparison.kernels if change.lost_ns_per_step > 0]
     rows = tuple(
         (
-            clean(change.kernel.name, most=60),
+            kernel_name(change.kernel),
             clean(change.kernel.launch_shape or change.kernel.input_shapes or ABSENT, most=40),
             f"{change.b.runs_per_step:.4g}",
             ms(change.a.median_ns),

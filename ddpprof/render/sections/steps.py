@@ -26,6 +26,28 @@ def step_bars(report: Report) -> Iterable[Section]:
         yield from _drawn("One step, ms: median of the lightly recorded ones", RECORDED_PARTS, bars)
 
 
+def idle_table(report: Report) -> Iterable[Section]:
+    rows = []
+    for rank in report.ranks:
+        idle = [step.idle for step in rank.steps if step.idle is not None]
+        if any(causes.idle_ns for causes in idle):
+            medians = (
+                median_of(idle, lambda i: i.launch_bound_ns),
+                median_of(idle, lambda i: i.comm_wait_ns),
+                median_of(idle, lambda i: i.other_ns),
+                median_of(rank.steps, lambda s: s.parts.data_ns if s.parts else None),
+            )
+            rows.append((str(rank.rank), *map(ms, medians)))
+    if rows:
+        names = ("rank", "host is late", "waits for comm", "other", "waits for data")
+        yield Table(
+            "Why the accelerator idles, ms per step (medians)",
+            tuple(map(Column, names)),
+            tuple(rows[:MAX_RANKS]),
+            "host is late: the kernel that ends the gap had not been launched; other: gaps between dependent kernels",
+        )
+
+
 def _drawn(title: str, parts: tuple[str, ...], bars: Sequence[Bar]) -> Iterable[Section]:
     shown = tuple(bars[:MAX_RANKS])
     yield Bars(title, parts, shown)

@@ -1,0 +1,53 @@
+"""How much communication slows the computation beside it, kernel by kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ddpprof.events import Kernel
+from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, ms, percent
+from ddpprof.report import Report
+
+_MAX_KERNELS = 5
+_OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
+
+
+def slowdown_section(report: Report) -> Iterable[Section]:
+    slowdown = report.slowdown
+    if slowdown is None or not any(step.num_comm_kernels for rank in report.ranks for step in rank.steps):
+        return
+    if slowdown.ratio is None or slowdown.lost_ns is None:
+        yield Line(
+            f"How much communication slows computation is not known: {clean(slowdown.reason or '')}. Steps without "
+            "communication to compare with: ddpprof trace --baseline-steps 5 train.py",
+            is_aside=True,
+        )
+        return
+    rows = tuple(
+        (
+            kernel_name(row.kernel),
+            clean(row.kernel.launch_shape or ABSENT, most=40),
+            str(row.num_covered),
+            str(row.num_alone),
+            ABSENT if row.ratio is None else f"{row.ratio:.2f} ×",
+            ms(row.lost_ns),
+        )
+        for row in slowdown.kernels[:_MAX_KERNELS]
+    )
+    names = ("kernel", "grid and block", "runs under comm", "alone", "slower", "lost")
+    yield Table(
+        f"Communication makes the computation beside it take {slowdown.ratio:.2f} × as long: {ms(slowdown.lost_ns)} ms "
+        f"lost per step (known for {percent(slowdown.known_share)} of it)",
+        tuple(Column(name, is_number=index > 1) for index, name in enumerate(names)),
+        rows,
+        f"{ms(slowdown.covered_ns)} ms per step of computation run under communication; known are kernels that also "
+        "ran alone; lost: ms per step, as against the same work alone"
+        + ("" if slowdown.knows_input_shapes else ", by its place in the step"),
+    )
+
+
+def kernel_name(kernel: Kernel) -> str:
+    """Without what all kernels of torch have in their names; with its place, where several ops of a step have one."""
+    place = f" (no. {kernel.position + 1})" if kernel.position else ""
+    return clean(_OF_NO_INTEREST.sub("", kernel.name), most=50) + place
