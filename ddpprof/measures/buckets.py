@@ -107,12 +107,22 @@ def _from_record(step: RecordedStep) -> dict[tuple[int, int], _Times]:
 
 
 def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], _Times]:
-    """Pair the trace's gradient all-reduces with the buckets, in the order of their launches.
+    comm, epoch = trace.collectives, trace.epoch_ns
+    if epoch is None:
+        return {}
+    return {
+        bucket: (int(comm.launched_ns[row]) + epoch, int(comm.start_ns[row]) + epoch, int(comm.end_ns[row]) + epoch)
+        for bucket, row in bucket_rows(modules, step, trace).items()
+    }
+
+
+def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], int]:
+    """Module and index of each bucket → the row of its all-reduce, in the order of their launches.
 
     Nothing is paired where the numbers differ: a comm hook that reduces in several collectives, say.
     """
     numbers = [s.number for s in trace.steps]
-    if step.number not in numbers or trace.epoch_ns is None:
+    if step.number not in numbers or not all(_fits(modules, module, ready) for module, ready in step.ready_ns.items()):
         return {}
     comm = trace.collectives
     rows = np.flatnonzero(
@@ -125,16 +135,8 @@ def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
     expected = _expected(modules, step)
     if len(rows) != len(expected):
         return {}
-    epoch = trace.epoch_ns
-    times: dict[tuple[int, int], _Times] = {}
-    for row, bucket in zip(rows, expected, strict=True):
-        if bucket.bucket is not None:
-            times[bucket.module, bucket.bucket] = (
-                int(comm.launched_ns[row]) + epoch,
-                int(comm.start_ns[row]) + epoch,
-                int(comm.end_ns[row]) + epoch,
-            )
-    return times
+    pairs = zip(rows.tolist(), expected, strict=True)
+    return {(bucket.module, bucket.bucket): row for row, bucket in pairs if bucket.bucket is not None}
 
 
 def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[_Expected]:

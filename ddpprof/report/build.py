@@ -10,6 +10,7 @@ from ddpprof.events import DdpModule, Run
 from ddpprof.findings import find
 from ddpprof.measures.bucket_table import BucketSummary, as_row, summarise_buckets
 from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, trace_buckets
+from ddpprof.report.across import across_ranks
 from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
 from ddpprof.report.observed import observe
 from ddpprof.report.ranks import bucket_steps, rank_report
@@ -20,17 +21,19 @@ def build_report(run: Run) -> Report:
     modules = _modules(run)
     ranks = tuple(rank_report(rank, modules) for rank in run.ranks)
     buckets, traced = _buckets(run, modules)
+    across, mismatches = across_ranks(run.ranks, modules, run.world_size)
     job = _job(run, modules)
     return Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
         job=job,
-        missing=(*run.missing, *_notes(run), *traced.notes),
+        missing=(*run.missing, *_notes(run), *traced.notes, *mismatches),
         ranks=ranks,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
         findings=find(observe(run, modules, job.backend, ranks, buckets)),
         kernels=kernels_of_first_rank(run.ranks),
         slowdown=slowdown_report(run.ranks),
+        across=across if any(rank.trace is not None for rank in run.ranks) else None,
     )
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 from ddpprof.events import Kernel
 from ddpprof.findings import Finding
+from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.breakdown import Breakdown
 from ddpprof.measures.bucket_table import BucketRow
+from ddpprof.measures.clock import HostClock, RankClock
 from ddpprof.measures.cost import RecordingCost
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
@@ -142,6 +144,55 @@ class SlowdownReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockReport:
+    """The clocks of the ranks, by the lowest one's. Times are nanoseconds since 1970 where the traces say."""
+
+    at_ns: int
+    ranks: tuple[RankClock, ...]
+    hosts: tuple[HostClock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveReport:
+    """Collectives of one kind, process group and size class, over all steps."""
+
+    kind: str
+    group: str | None
+    num_ranks: int | None
+    """of the group; of the job where the trace does not name the group"""
+    at_least_bytes: int | None
+    below_bytes: int | None
+    """the size class; ``None``: sizes unknown"""
+    num_calls: int
+    """of one rank"""
+    num_bytes: int | None
+    """of all its calls"""
+    num_ranks_read: int
+    """over which the shortest duration was taken; 1: nothing to compare with, durations hold waiting"""
+    transfer_ns: int
+    """median; the shortest duration over the ranks that were read"""
+    shared_transfer_ns: int
+    """likewise, with time shared where several collectives of a rank run at once"""
+    waiting_ns: int | None
+    """median over collectives and ranks: duration less transfer"""
+    algbw_bytes_per_s: float | None
+    """bytes / shared transfer"""
+    busbw_bytes_per_s: float | None
+    """of the links, as nccl-tests defines it"""
+
+
+@dataclass(frozen=True, slots=True)
+class AcrossRanks:
+    """What only several ranks together tell."""
+
+    num_matched: int
+    """collectives that were recognised on two ranks or more"""
+    clock: ClockReport | None
+    waiting: tuple[RankWaiting, ...]
+    collectives: tuple[CollectiveReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     format: int
     ddpprof: str
@@ -155,3 +206,5 @@ class Report:
     kernels: tuple[KernelSummary, ...] = ()
     """of the first rank with a trace: those that take most of its time"""
     slowdown: SlowdownReport | None = None
+    across: AcrossRanks | None = None
+    """``None`` where no rank has a trace"""

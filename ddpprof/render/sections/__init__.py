@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ddpprof.render.sections.buckets import bucket_tables
+from ddpprof.render.sections.collectives import collective_table, waiting_table
 from ddpprof.render.sections.cost import recording_cost_line, wrapper_table
 from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.job import job_lines, missing_lines
@@ -20,6 +21,8 @@ _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
     overlap_table,
     idle_table,
     bucket_tables,
+    collective_table,
+    waiting_table,
     slowdown_section,
     wrapper_table,
     recording_cost_line,

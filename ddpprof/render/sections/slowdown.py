@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable
 
 from ddpprof.events import Kernel
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, ms, percent
+from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, median_of, ms, percent
 from ddpprof.report import Report
 
 _MAX_KERNELS = 5
+_WORTH_A_TABLE = 0.01
+"""of the step"""
 _OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
 
 
@@ -24,6 +26,14 @@ def slowdown_section(report: Report) -> Iterable[Section]:
             is_aside=True,
         )
         return
+    summary = (
+        f"Communication makes the computation beside it take {slowdown.ratio:.2f} × as long: {ms(slowdown.lost_ns)} ms "
+        f"lost per step (known for {percent(slowdown.known_share)} of it)"
+    )
+    typical = median_of([step for rank in report.ranks for step in rank.steps], lambda step: step.duration_ns)
+    if abs(slowdown.lost_ns) < _WORTH_A_TABLE * (typical or 0):
+        yield Line(f"{summary}.", is_aside=True)
+        return
     rows = tuple(
         (
             kernel_name(row.kernel),
@@ -37,8 +47,7 @@ def slowdown_section(report: Report) -> Iterable[Section]:
     )
     names = ("kernel", "grid and block", "runs under comm", "alone", "slower", "lost")
     yield Table(
-        f"Communication makes the computation beside it take {slowdown.ratio:.2f} × as long: {ms(slowdown.lost_ns)} ms "
-        f"lost per step (known for {percent(slowdown.known_share)} of it)",
+        summary,
         tuple(Column(name, is_number=index > 1) for index, name in enumerate(names)),
         rows,
         f"{ms(slowdown.covered_ns)} ms per step of computation run under communication; known are kernels that also "

@@ -1,0 +1,98 @@
+"""Collectives by size, with the link's rate; the ranks' clocks; who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.render.sections.layout import ABSENT, MAX_RANKS, Column, Line, Section, Table, clean, count, megabytes, ms
+from ddpprof.report import Report
+from ddpprof.report.tree import ClockReport, CollectiveReport
+
+_MAX_ROWS = 24
+_SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def collective_table(report: Report) -> Iterable[Section]:
+    rows = report.across.collectives if report.across is not None else ()
+    if not rows:
+        return
+    has_groups = len({row.group for row in rows}) > 1
+    alone = max(row.num_ranks_read for row in rows) == 1
+    group = ("group",) if has_groups else ()
+    names = ("collective", *group, "size", "calls", "MB", "transfer ms", "waiting ms", "algbw GB/s", "busbw GB/s")
+    more = len(rows) - _MAX_ROWS
+    notes = (
+        "from one rank only: its transfer holds waiting for others, so there is no bandwidth"
+        if alone
+        else "transfer: the shortest over the ranks; waiting: the rest of each (medians)",
+        "calls, MB: of one rank over all profiled steps",
+        "" if alone else "busbw: of the link, as nccl-tests defines it; a GB is 10⁹ bytes",
+        f"{more} more rows are in the JSON report" if more > 0 else "",
+    )
+    yield Table(
+        "Collectives by size",
+        tuple(Column(name, is_number=name not in ("collective", "group")) for name in names),
+        tuple(_row(row, has_groups) for row in rows[:_MAX_ROWS]),
+        "; ".join(filter(None, notes)),
+    )
+
+
+def _row(row: CollectiveReport, has_groups: bool) -> tuple[str, ...]:
+    group = (ABSENT if row.group is None else clean(row.group, most=30),) if has_groups else ()
+    return (
+        row.kind.replace("_", "-"),
+        *group,
+        _size_class(row),
+        str(row.num_calls),
+        megabytes(row.num_bytes),
+        ms(row.transfer_ns),
+        ms(row.waiting_ns),
+        _rate(row.algbw_bytes_per_s),
+        _rate(row.busbw_bytes_per_s),
+    )
+
+
+def _size_class(row: CollectiveReport) -> str:
+    if row.at_least_bytes is None or row.below_bytes is None:
+        return ABSENT
+    return f"{_power_of_two(row.at_least_bytes)}–{_power_of_two(row.below_bytes)}"
+
+
+def _power_of_two(num_bytes: int) -> str:
+    unit = next(((size, name) for size, name in _SIZES if num_bytes >= size), None)
+    return f"{num_bytes} B" if unit is None else f"{num_bytes // unit[0]} {unit[1]}"
+
+
+def _rate(bytes_per_s: float | None) -> str:
+    return ABSENT if bytes_per_s is None else f"{bytes_per_s / 1e9:.3g}"
+
+
+def waiting_table(report: Report) -> Iterable[Section]:
+    across = report.across
+    if across is None or len(across.waiting) < 2:
+        return
+    rows = tuple(
+        (
+            str(one.rank),
+            str(one.num_collectives),
+            ABSENT if one.num_last is None else str(one.num_last),
+            ms(one.median_waiting_ns),
+            ms(one.waiting_per_step_ns),
+        )
+        for one in across.waiting[:MAX_RANKS]
+    )
+    names = ("rank", "collectives", "last to come", "waits, each", "waits, per step")
+    yield Table("Who waits for whom, ms (medians)", tuple(map(Column, names)), rows)
+    if across.clock is not None and len(across.clock.hosts) > 1:
+        yield Line(_clocks(across.clock), is_aside=True)
+
+
+def _clocks(clock: ClockReport) -> str:
+    known = [host for host in clock.hosts if host.offset_ns is not None]
+    words = [
+        f"{clean(host.host, most=40)} {(host.offset_ns or 0) / 1e6:+.3f} ms"
+        + (f", {host.drift_ppm:+.1f} ppm" if host.drift_ppm else "")
+        + ("" if host.bound_ns is None else f" (±{host.bound_ns / 1e6:.3f})")
+        for host in known[:MAX_RANKS]
+    ]
+    return f"Clocks of {count(len(clock.hosts), 'host')}, from collectives that end together: {'; '.join(words)}."

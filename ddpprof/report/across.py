@@ -1,0 +1,65 @@
+"""What is measured across ranks: one collective on all of them, their clocks, who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpprof.events import DdpModule, Rank
+from ddpprof.measures.arrivals import measure_arrivals, summarise_waiting
+from ddpprof.measures.buckets import bucket_rows
+from ddpprof.measures.candidates import rank_collectives
+from ddpprof.measures.clock import find_common_clock
+from ddpprof.measures.collective_table import CollectiveSummary, summarise_collectives
+from ddpprof.measures.matching import match_collectives
+from ddpprof.report.tree import AcrossRanks, ClockReport, CollectiveReport
+
+
+def across_ranks(
+    ranks: Sequence[Rank], modules: Sequence[DdpModule], world_size: int | None
+) -> tuple[AcrossRanks, tuple[str, ...]]:
+    """What the traces of the ranks tell together, and what does not fit, in words."""
+    known = [one for one in map(rank_collectives, ranks) if one is not None]
+    matched = match_collectives(known)
+    clock = find_common_clock(known, matched)
+    arrivals = measure_arrivals(known, matched, clock)
+    sizes = {rank.rank: _bucket_sizes(rank, modules) for rank in ranks}
+    table = summarise_collectives(known, matched, arrivals, world_size, sizes)
+    return (
+        AcrossRanks(
+            num_matched=len(matched),
+            clock=None if clock is None else ClockReport(clock.at_ns, clock.ranks, clock.hosts()),
+            waiting=summarise_waiting(matched, arrivals),
+            collectives=tuple(map(_collective, table)),
+        ),
+        matched.mismatches,
+    )
+
+
+def _bucket_sizes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
+    """Row → bytes of the gradient all-reduces, whose sizes gloo's spans have only where shapes were recorded."""
+    if rank.trace is None or rank.record is None:
+        return {}
+    sizes = {}
+    for step in rank.record.steps:
+        for (module, bucket), row in bucket_rows(modules, step, rank.trace).items():
+            parameters = modules[module].parameters
+            sizes[row] = sum(parameters[index].num_bytes for index in modules[module].buckets[bucket])
+    return sizes
+
+
+def _collective(row: CollectiveSummary) -> CollectiveReport:
+    return CollectiveReport(
+        kind=row.kind.name.lower(),
+        group=row.group.name,
+        num_ranks=row.num_ranks,
+        at_least_bytes=row.at_least_bytes,
+        below_bytes=row.below_bytes,
+        num_calls=row.num_calls,
+        num_bytes=row.num_bytes,
+        num_ranks_read=row.num_ranks_read,
+        transfer_ns=row.transfer_ns,
+        shared_transfer_ns=row.shared_transfer_ns,
+        waiting_ns=row.waiting_ns,
+        algbw_bytes_per_s=row.algbw_bytes_per_s,
+        busbw_bytes_per_s=row.busbw_bytes_per_s,
+    )
