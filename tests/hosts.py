@@ -37,7 +37,12 @@ class Hosts:
         named = f'hostname node{host} && exec "$@"'
         inside = ["ip", "netns", "exec", self.namespaces[host], "unshare", "--uts", "sh", "-c", named, "sh"]
         return subprocess.Popen(
-            [*inside, *map(str, command)], cwd=str(cwd), env=job, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*inside, *map(str, command)],
+            cwd=str(cwd),
+            env=job,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
 

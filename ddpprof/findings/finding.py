@@ -42,6 +42,10 @@ class Observed:
     buffer_sync_ns: int | None = None
     unused_search_ns: int | None = None
     copy_out_ns: int | None = None
+    slowdown_lost_ns: int | None = None
+    slowdown_ratio: float | None = None
+    slowdown_known_share: float | None = None
+    launch_bound_ns: int | None = None
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)

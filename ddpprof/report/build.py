@@ -22,6 +22,7 @@ def build_report(run: Run) -> Report:
     ranks = tuple(rank_report(rank, modules) for rank in run.ranks)
     buckets, traced = _buckets(run, modules)
     across, mismatches = across_ranks(run.ranks, modules, run.world_size)
+    slowdown = slowdown_report(run.ranks)
     job = _job(run, modules)
     return Report(
         format=REPORT_FORMAT,
@@ -30,9 +31,9 @@ def build_report(run: Run) -> Report:
         missing=(*run.missing, *_notes(run), *traced.notes, *mismatches),
         ranks=ranks,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
-        findings=find(observe(run, modules, job.backend, ranks, buckets)),
+        findings=find(observe(run, modules, job.backend, ranks, buckets, slowdown)),
         kernels=kernels_of_first_rank(run.ranks),
-        slowdown=slowdown_report(run.ranks),
+        slowdown=slowdown,
         across=across if any(rank.trace is not None for rank in run.ranks) else None,
     )
 

@@ -9,7 +9,7 @@ from ddpprof.events import DdpModule, RecordedStep, Run
 from ddpprof.findings import Observed
 from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.report.ranks import training_steps
-from ddpprof.report.tree import RankReport, StepReport
+from ddpprof.report.tree import RankReport, SlowdownReport, StepReport
 
 
 def observe(
@@ -18,6 +18,7 @@ def observe(
     backend: str | None,
     ranks: Sequence[RankReport],
     buckets: tuple[BucketSummary, ...],
+    slowdown: SlowdownReport | None,
 ) -> Observed:
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Median over steps, of the rank where it is least: the others' surplus is waiting for a slower rank."""
@@ -45,6 +46,10 @@ def observe(
         buffer_sync_ns=least_recorded(lambda s: sum(f.buffer_sync_ns for f in s.forwards)),
         unused_search_ns=least(lambda s: s.wrapper.unused_search_ns or None),  # 0: the trace does not have it
         copy_out_ns=least(lambda s: s.wrapper.copy_out_ns),
+        slowdown_lost_ns=slowdown.lost_ns if slowdown else None,
+        slowdown_ratio=slowdown.ratio if slowdown else None,
+        slowdown_known_share=slowdown.known_share if slowdown else None,
+        launch_bound_ns=least(lambda s: s.idle.launch_bound_ns if s.idle else None),
         loaders={record.rank: record.loaders for record in records},
         checkpoints={record.rank: (record.host, record.checkpoints) for record in records},
     )

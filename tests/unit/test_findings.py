@@ -400,9 +400,43 @@ def test_idle_for_data(data_ns: int | None, workers: int, advice: str | None) ->
     assert all(advice in f.advice for f in findings if advice)
 
 
+@pytest.mark.parametrize(
+    ("lost_ns", "share", "backend", "advice"),
+    [
+        pytest.param(2 * MS, 0.5, "nccl", "NCCL_MAX_CTAS=8", id="nccl"),
+        pytest.param(2 * MS, 0.5, "gloo", "OMP_NUM_THREADS", id="gloo"),
+        pytest.param(2 * MS, 0.5, None, "fewer of the device's resources", id="other"),
+        pytest.param(2 * MS, 0.1, "nccl", None, id="hardly-known"),
+        pytest.param(MS // 2, 0.5, "nccl", None, id="small"),
+        pytest.param(-2 * MS, 0.5, "nccl", None, id="faster"),
+        pytest.param(None, None, "nccl", None, id="unknown"),
+    ],
+)
+def test_overlap_slowdown(lost_ns: int | None, share: float | None, backend: str | None, advice: str | None) -> None:
+    o = observed(slowdown_lost_ns=lost_ns, slowdown_ratio=1.25, slowdown_known_share=share, backend=backend)
+    assert [(f.rule, f.gain_ns) for f in find(o)] == ([("overlap-slowdown", lost_ns)] if advice else [])
+    assert all(advice in f.advice and "1.25 ×" in f.title for f in find(o) if advice)
+
+
+@pytest.mark.parametrize(("ns", "fires"), [(5 * MS, True), (5 * MS - 1, False), (0, False), (None, False)])
+def test_launch_bound(ns: int | None, fires: bool) -> None:
+    assert [(f.rule, f.gain_ns) for f in find(observed(launch_bound_ns=ns))] == (
+        [("launch-bound", ns)] if fires else []
+    )
+
+
 @pytest.mark.parametrize("step_ns", [0, None])
 def test_a_step_without_length_gives_nothing_back(step_ns: int | None) -> None:
-    names = ("exposed_ns", "trailing_ns", "data_ns", "buffer_sync_ns", "unused_search_ns", "copy_out_ns")
+    names = (
+        "exposed_ns",
+        "trailing_ns",
+        "data_ns",
+        "buffer_sync_ns",
+        "unused_search_ns",
+        "copy_out_ns",
+        "slowdown_lost_ns",
+        "launch_bound_ns",
+    )
     everything = dict.fromkeys(names, 0)
     module = replace(HELD, num_buffers=1, settings={"broadcast_buffers": True})
     assert find(observed(module, LATE, step_ns=step_ns, **everything)) == ()

@@ -177,4 +177,4 @@ def test_an_accelerator_that_idles_while_the_host_waits_for_data() -> None:
         host=[(Mark.DATA, 65, 105, 1)],
     )
     made_run = run(Rank(0, made, record(0, [MODULE], made_steps())))
-    assert {f.rule: f.gain_ns for f in build_report(made_run).findings} == {"idle-for-data": 20}
+    assert {f.rule: f.gain_ns for f in build_report(made_run).findings} == {"idle-for-data": 20, "launch-bound": 5}

@@ -1,0 +1,48 @@
+"""Rules about the device: computation that communication slows, an accelerator that waits for its host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpprof.findings.finding import Finding, Observed, ms
+
+_FEW = 0.2
+"""of the computation under communication; what is known of less says little of the rest"""
+
+
+def overlap_slowdown(o: Observed) -> Iterator[Finding]:
+    """Communication and the computation beside it share the device."""
+    if not o.worth(o.slowdown_lost_ns) or o.slowdown_ratio is None or (o.slowdown_known_share or 0) < _FEW:
+        return
+    yield Finding(
+        "overlap-slowdown",
+        f"Communication makes the computation beside it take {o.slowdown_ratio:.2f} × as long",
+        f"{ms(o.slowdown_lost_ns or 0)} per step are lost by kernels that were also seen without communication, "
+        f"{o.slowdown_known_share:.0%} of the computation under it",
+        _ADVICE.get(o.backend or "", _ADVICE[""]),
+        o.slowdown_lost_ns,
+    )
+
+
+_ADVICE = {
+    "nccl": "Let NCCL take fewer SMs: try NCCL_MAX_CTAS=8, then 4 (NCCL 2.17 and newer); less time lost beside it is "
+    "worth more than its speed as long as the communication stays hidden.",
+    "gloo": "Leave a core to gloo's threads: OMP_NUM_THREADS, or torch.set_num_threads, below the number of cores per "
+    "rank.",
+    "": "Give communication fewer of the device's resources, as far as it stays hidden.",
+}
+
+
+def launch_bound(o: Observed) -> Iterator[Finding]:
+    """The accelerator has nothing to do because the host has not launched it yet."""
+    if not o.launch_bound_ns or not o.step_ns or o.launch_bound_ns < 0.05 * o.step_ns:
+        return
+    yield Finding(
+        "launch-bound",
+        f"The accelerator waits {ms(o.launch_bound_ns)} per step for the host",
+        f"{o.launch_bound_ns / o.step_ns:.0%} of the step: the kernel that ends the gap had not been launched when the "
+        "gap began; profiling slows the host, so without it the gaps are shorter",
+        "Fewer, larger launches: torch.compile(model), its mode='reduce-overhead' (CUDA graphs), fused optimizers "
+        "(AdamW(…, fused=True)), a larger batch; no .item() or .cpu() in the step.",
+        o.launch_bound_ns,
+    )

@@ -1,0 +1,55 @@
+"""How likely is it that mere chance did this? One-sided p-values; no library of statistics is needed.
+
+came last in k of n steps   P(X >= k) of the binomial distribution
+is late on average          P(T >= t) of Student's t, by its finite sum for integer degrees of freedom:
+                            Abramowitz & Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import atan, cos, exp, lgamma, log, pi, sin, sqrt
+from statistics import fmean, variance
+
+
+def binomial_tail(successes: int, trials: int, chance: float) -> float:
+    """P(X >= successes) of so many trials; the chance lies between 0 and 1, both excluded."""
+    if successes <= 0:
+        return 1.0
+    ways = (lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1) for k in range(successes, trials + 1))
+    logs = (
+        way + k * log(chance) + (trials - k) * log(1 - chance)
+        for k, way in zip(range(successes, trials + 1), ways, strict=True)
+    )
+    return min(1.0, sum(map(exp, logs)))
+
+
+def student_tail(t: float, degrees: int) -> float:
+    """P(T >= t) for one degree of freedom or more; what is below 1e-16 counts as 0."""
+    angle = atan(t / sqrt(degrees))
+    odd = degrees % 2
+    term = cos(angle) if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for factor in range(2 + odd, degrees - 1, 2):
+        term *= (factor - 1) / factor * cos(angle) ** 2
+        total += term
+    within = 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total
+    return min(1.0, max(0.0, (1 - within) / 2))
+
+
+def mean_above_zero(values: Sequence[float]) -> float:
+    """p-value of a mean that is 0 or less, of two values or more."""
+    return _tail(fmean(values), variance(values) / len(values), len(values) - 1)
+
+
+def mean_above(values: Sequence[float], others: Sequence[float]) -> float:
+    """p-value of a mean that is not above the others', two of each or more, of equal variance."""
+    degrees = len(values) + len(others) - 2
+    pooled = (variance(values) * (len(values) - 1) + variance(others) * (len(others) - 1)) / degrees
+    return _tail(fmean(values) - fmean(others), pooled * (1 / len(values) + 1 / len(others)), degrees)
+
+
+def _tail(mean: float, squared_error: float, degrees: int) -> float:
+    if squared_error <= 0:
+        return 0.0 if mean > 0 else 1.0
+    return student_tail(mean / sqrt(squared_error), degrees)

@@ -1,0 +1,71 @@
+"""How much time does a rank take for itself in a step that only the light recorder saw? `progress` tells it of traces.
+
+    own time = the step, less buffer synchronisation in the forward,
+               less from each module's last gradient to what begins next: a forward, an optimizer, the step's end
+
+The recorder does not say when the gradients' communication ended, so the last line counts as waiting for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddpprof.events import Rank, RecordedStep
+from ddpprof.intervals import Spans, clip, union
+from ddpprof.measures.progress import StepProgress, measure_progress
+
+
+def progress_of_rank(rank: Rank) -> tuple[StepProgress, ...]:
+    """Every step of a rank that a trace or, on CPU, the light recorder saw, ascending.
+
+    On an accelerator the host's times say when work was queued, and queueing may wait for work of other ranks.
+    """
+    traced = measure_progress(rank.trace) if rank.trace is not None else ()
+    numbers = {row.step for row in traced}
+    record = rank.record
+    recorded = [
+        row
+        for step in (record.steps if record is not None and record.device == "cpu" else ())
+        if step.number not in numbers and (row := measure_recorded_progress(step)) is not None
+    ]
+    return tuple(sorted([*traced, *recorded], key=lambda row: row.step))
+
+
+def measure_recorded_progress(step: RecordedStep) -> StepProgress | None:
+    """``None`` where no gradients became ready, or the inside of the step was not recorded."""
+    ready = [known for times in step.ready_ns.values() if (known := [t for t in times if t is not None])]
+    if not ready or not step.forwards:
+        return None
+    last_ready = [max(times) for times in ready]
+    forward = _spans([(f.start_ns, f.end_ns) for f in step.forwards], step)
+    optimizer = _spans(list(step.optimizers), step)
+    sync = sum(f.buffer_sync_ns for f in step.forwards)
+    forward_ns = max(0, forward.total_ns - sync)
+    own = step.end_ns - step.start_ns - sync - _waiting(step, last_ready)
+    data = step.data_ns or 0
+    other = max(0, min(f.start_ns for f in step.forwards) - step.start_ns - data)
+    return StepProgress(
+        step=step.number,
+        is_traced=False,
+        step_ns=step.end_ns - step.start_ns,
+        arrival_ns=max(last_ready),
+        data_ns=data,
+        forward_ns=forward_ns,
+        backward_ns=max(0, own - data - forward_ns - optimizer.total_ns - other),
+        optimizer_ns=optimizer.total_ns,
+        other_ns=other,
+    )
+
+
+def _spans(spans: list[tuple[int, int]], step: RecordedStep) -> Spans:
+    times = np.array(spans, np.int64).reshape(-1, 2)
+    return clip(union(times[:, 0], times[:, 1]), step.start_ns, step.end_ns)
+
+
+def _waiting(step: RecordedStep, last_ready: list[int]) -> int:
+    begins = sorted([*(f.start_ns for f in step.forwards), *(start for start, _ in step.optimizers), step.end_ns])
+    waits: dict[int, int] = {}
+    for ready in sorted(last_ready):
+        # Of modules with one backward pass in common the last one's gradients count.
+        waits[next((begin for begin in begins if begin >= ready), ready)] = ready
+    return sum(begin - ready for begin, ready in waits.items())
