@@ -78,7 +78,7 @@ def runs_of_kernels(trace: Trace, steps: Collection[int]) -> KernelRuns:
     """The runs in the steps with these indices."""
     work = trace.compute
     piece = np.flatnonzero(np.isin(work.step, list(steps)) & (work.kernel != UNKNOWN))
-    piece = piece[np.lexsort((work.start_ns[piece], work.launched_ns[piece]))]
+    piece = piece[np.lexsort((work.end_ns[piece], work.start_ns[piece], work.launched_ns[piece]))]
     first, run_of_piece = np.arange(len(piece)), np.arange(len(piece))
     if trace.device == "cpu":  # the place of an op in its step is part of its identity
         key = np.stack((work.step[piece], work.kernel[piece]))
