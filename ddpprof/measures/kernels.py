@@ -22,8 +22,8 @@ class KernelSummary:
     """All runs of one kernel in some steps of one rank."""
 
     kernel: Kernel
-    phase: Phase
-    """the one in which it spends most of its time"""
+    phase: str
+    """the `Phase` in which it spends most of its time, in small letters"""
     num_steps: int
     """the steps looked at, also those in which it did not run"""
     num_runs: int
@@ -97,7 +97,7 @@ def _summarise(trace: Trace, runs: KernelRuns, group: NDArray[np.int64], num_ste
     in_phase = [(int(durations[runs.phase[group] == phase].sum()), phase) for phase in Phase]
     return KernelSummary(
         kernel=trace.kernels[int(runs.kernel[group[0]])],
-        phase=max(in_phase, key=lambda pair: pair[0])[1],
+        phase=max(in_phase, key=lambda pair: pair[0])[1].name.lower(),
         num_steps=num_steps,
         num_runs=len(group),
         total_ns=int(durations.sum()),

@@ -12,7 +12,7 @@ from ddpprof.comparison.compare import Comparison, compare
 from ddpprof.comparison.gate import judge, parse_conditions
 from ddpprof.comparison.kernels import compare_kernels
 from ddpprof.errors import DdpprofError
-from ddpprof.events import Kernel, Phase
+from ddpprof.events import Kernel
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.report import Report
 
@@ -86,7 +86,7 @@ def test_buckets_are_matched_by_what_is_in_them() -> None:
 
 def kernel(name: str, median_us: int, runs: int = 20, spread: float | None = 0.02) -> KernelSummary:
     return KernelSummary(
-        Kernel(name, "[1,1,1][128,1,1]"), Phase.BACKWARD, 5, runs, median_us * runs * US, median_us * US, spread
+        Kernel(name, "[1,1,1][128,1,1]"), "backward", 5, runs, median_us * runs * US, median_us * US, spread
     )
 
 
