@@ -14,8 +14,8 @@ TWO = {"kernels": (GEMM, ADD), "steps": [(0, 100), (100, 200)], "device": "gpu"}
 def test_kernels_come_by_their_time() -> None:
     made = trace(compute=[(0, 10, F, 0, 0), (20, 50, B, 0, 1), (110, 120, F, 1, 0), (130, 145, F, 1, 0)], **TWO)
     assert summarise_kernels(made, [0, 1]) == (
-        KernelSummary(GEMM, F, num_steps=2, num_runs=3, total_ns=35, median_ns=10, spread=0.25),
-        KernelSummary(ADD, B, num_steps=2, num_runs=1, total_ns=30, median_ns=30, spread=None),
+        KernelSummary(GEMM, "forward", num_steps=2, num_runs=3, total_ns=35, median_ns=10, spread=0.25),
+        KernelSummary(ADD, "backward", num_steps=2, num_runs=1, total_ns=30, median_ns=30, spread=None),
     )
 
 
