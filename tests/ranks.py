@@ -9,6 +9,7 @@ from tables import ints
 
 from ddpprof.events import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Phase, ProcessGroup, Step
 from ddpprof.measures.candidates import RankCollectives
+from ddpprof.measures.progress import StepProgress
 
 WORLD = ProcessGroup("0")
 
@@ -129,4 +130,11 @@ def _take(comm: Collectives, rows: Any) -> Collectives:
     return Collectives(*(getattr(comm, name)[rows] for name in Collectives.__dataclass_fields__))
 
 
-__all__ = ["NO_STEP", "WORLD", "call", "calls", "job", "rank", "shifted", "without"]
+def own(step: int, *, traced: bool = True, step_ns: int = 1000, arrival: int = 0, **parts: int) -> StepProgress:
+    """A rank's own time in a step by parts, those not named 0."""
+    given = dict.fromkeys(("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"), 0)
+    given |= {f"{part}_ns": length for part, length in parts.items()}
+    return StepProgress(step, traced, step_ns, arrival, **given)
+
+
+__all__ = ["NO_STEP", "WORLD", "call", "calls", "job", "own", "rank", "shifted", "without"]

@@ -43,7 +43,9 @@ def measure_recorded_progress(step: RecordedStep) -> StepProgress | None:
     forward_ns = max(0, forward.total_ns - sync)
     own = step.end_ns - step.start_ns - sync - _waiting(step, last_ready)
     data = step.data_ns or 0
-    other = max(0, min(f.start_ns for f in step.forwards) - step.start_ns - data)
+    last_end = int(optimizer.end_ns[-1]) if len(optimizer) else step.end_ns
+    after = max(0, step.end_ns - max(last_end, *last_ready))
+    other = max(0, min(f.start_ns for f in step.forwards) - step.start_ns + after - data)
     return StepProgress(
         step=step.number,
         is_traced=False,
