@@ -10,7 +10,8 @@ rank 0. A step after a gap in the trace counts from its own start, and so withou
 
 On CPU the training thread waits in collectives outside of the backward pass, from their call to their end, while it
 computes nothing; and for gradients while it is in none of the parts below. On an accelerator the device waits while
-nothing but communication runs. What the device does not do because the host was late belongs to the work that follows.
+nothing but communication runs; but if that is for gradients, which nobody waits for before the optimizer, only while
+the next kernel has been launched and does not start. A gap because the host was late belongs to the work that ends it.
 
     data        waiting for the DataLoader; on an accelerator as far as that leaves it nothing to do
     forward     DistributedDataParallel.forward
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, CollectiveKind, Mark, Phase, Step, Trace
-from ddpprof.intervals import Spans, clip, merge, subtract, union
+from ddpprof.intervals import Spans, clip, intersect, merge, subtract, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +160,26 @@ def _host_parts(trace: Trace) -> _Parts:
 
 
 def _device_parts(trace: Trace) -> _Parts:
-    comm = trace.collectives
-    start = np.concatenate((trace.compute.start_ns, trace.copies.start_ns))
-    end = np.concatenate((trace.compute.end_ns, trace.copies.end_ns))
-    phase = np.concatenate((trace.compute.phase, trace.copies.phase))
+    comm, tables = trace.collectives, (trace.compute, trace.copies)
+    start, end, launched, phase = (
+        np.concatenate([getattr(table, name) for table in tables])
+        for name in ("start_ns", "end_ns", "launched_ns", "phase")
+    )
     order = np.argsort(start, kind="stable")
-    start, end, phase = start[order], end[order], phase[order]
+    start, end, launched, phase = start[order], end[order], launched[order], phase[order]
     busy = union(start, end)
-    # Each row reaches back to the end of what came before it.
+    # Each row reaches back to the end of what came before it: there it was launched late, or waited.
     reached = np.maximum.accumulate(end)
     begin = np.concatenate((start[:1], reached[:-1]))
-
-    def stretches(of: Phase) -> Spans:
-        return union(begin[phase == of], reached[phase == of])
-
-    waiting = subtract(union(comm.start_ns, comm.end_ns), busy)
+    held_up = union(np.where(launched == UNKNOWN, begin, np.maximum(begin, launched)), start)
+    gradients = comm.phase == Phase.BACKWARD
+    waits_for_gradients = intersect(union(comm.start_ns[gradients], comm.end_ns[gradients]), held_up)
+    waits_for_others = subtract(union(comm.start_ns[~gradients], comm.end_ns[~gradients]), busy)
     return _Parts(
-        waiting, subtract(_marked(trace, Mark.DATA), busy), stretches(Phase.FORWARD), stretches(Phase.OPTIMIZER)
+        waiting=merge(waits_for_gradients, waits_for_others),
+        data=subtract(_marked(trace, Mark.DATA), busy),
+        forward=union(begin[phase == Phase.FORWARD], reached[phase == Phase.FORWARD]),
+        optimizer=union(begin[phase == Phase.OPTIMIZER], reached[phase == Phase.OPTIMIZER]),
     )
 
 

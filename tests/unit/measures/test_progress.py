@@ -119,6 +119,23 @@ def test_on_an_accelerator_communication_alone_is_waiting() -> None:
     assert parts(measure_progress(trace(**{**GPU, "comm": comm})))[1] == (0, 35, 20, 10, 0)
 
 
+@pytest.mark.parametrize(
+    ("launched", "forward"),
+    [
+        pytest.param(85, 35, id="held-up"),
+        pytest.param(95, 45, id="held-up-in-the-end"),
+        pytest.param(110, 50, id="not-yet-launched"),
+        pytest.param(UNKNOWN, 35, id="launch-unknown"),
+    ],
+)
+def test_on_an_accelerator_gradients_are_waited_for_by_what_has_been_launched(launched: int, forward: int) -> None:
+    # From 85 to 100, between the optimizer's kernel and the forward's.
+    made = trace(**{**GPU, "comm": [*GPU["comm"], collective(85, 100, B, step=1)]})
+    times = np.array([5, 30, 72, launched, 130])
+    made = replace(made, compute=replace(made.compute, launched_ns=times))
+    assert parts(measure_progress(made))[1] == (0, forward, 20, 10, 0)
+
+
 def test_on_an_accelerator_the_arrival_waits_for_what_was_launched_before() -> None:
     # Its own kernel stands behind another collective until 90, and another stream goes on computing.
     comm = [collective(40, 90, launched=34), collective(90, 95, launched=36)]

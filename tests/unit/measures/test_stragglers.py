@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import own
+from tables import collective, trace
 
-from ddpprof.measures.progress import StepProgress
+from ddpprof.events import Phase, Trace
+from ddpprof.measures.progress import StepProgress, measure_progress
 from ddpprof.measures.stragglers import Part, Stragglers, find_stragglers
 
 MS = 1_000_000
@@ -142,6 +144,42 @@ def test_steps_are_compared_only_where_all_ranks_saw_them_alike() -> None:
 )
 def test_too_little_to_judge_by(progress: Progress) -> None:
     assert find_stragglers(progress) is None
+
+
+def accelerator(sleeps_ns: int, waits_ns: int, kernels: int = 20) -> Trace:
+    """Three steps: forward, a host that sleeps, backward of many kernels, all-reduce, optimizer.
+
+    The all-reduce of the first half of the gradients runs beside the second half, the other one behind it.
+    """
+    compute, launched, comm, steps = [], [], [], []
+    now = 0
+    for step in range(3):
+        begin = now
+        compute.append((now, now + 100 * MS, Phase.FORWARD, step))
+        launched.append(now)
+        now += 100 * MS + sleeps_ns
+        for index in range(kernels):
+            compute.append((now, now + 10 * MS, Phase.BACKWARD, step))
+            launched.append(now)
+            now += 11 * MS  # a millisecond late each time
+            if index == kernels // 2:
+                first = now
+        comm.append(collective(first, max(first + 9 * MS, first + waits_ns), step=step))
+        comm.append(collective(now, now + waits_ns + 30 * MS, step=step, launched=now - MS))
+        now += waits_ns + 30 * MS
+        compute.append((now, now + 5 * MS, Phase.OPTIMIZER, step))
+        launched.append(begin)
+        now += 5 * MS
+        steps.append((begin, now))
+    made = trace(device="gpu", steps=steps, compute=compute, comm=comm)
+    return replace(made, compute=replace(made.compute, launched_ns=np.array(launched)))
+
+
+def test_an_accelerator_whose_host_sleeps_in_the_backward_pass() -> None:
+    traces = [accelerator(200 * MS * (rank == 2), 200 * MS * (rank != 2)) for rank in range(4)]
+    assert len({one.steps for one in traces}) == 1
+    (one,) = found({rank: list(measure_progress(of_rank)) for rank, of_rank in enumerate(traces)}).stragglers
+    assert (one.rank, one.part, one.late_ns, one.part_late_ns, one.num_last) == (2, "backward", 200 * MS, 200 * MS, 3)
 
 
 @given(st.permutations(range(4)), st.integers(-(1 << 60), 1 << 60), st.sampled_from([0, 2, 3]))
