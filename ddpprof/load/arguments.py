@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -23,6 +23,7 @@ class Arguments(msgspec.Struct, gc=False):
 
     correlation: Any = 0
     stream: Any = None
+    device: Any = None
     collective: Any = msgspec.field(default=None, name="Collective name")
     num_elements: Any = msgspec.field(default=None, name="In msg nelems")
     num_elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -51,6 +52,33 @@ class CollectiveDetails:
     num_bytes: int = UNKNOWN
     group: ProcessGroup | None = None
     sequence: int = UNKNOWN
+
+    def completed(self, op: CollectiveDetails | None, kind_by_name: int) -> CollectiveDetails:
+        """What is missing is as the op says that asked for the collective; the kind else as the name says."""
+        by_name = None if kind_by_name in (UNKNOWN, CollectiveKind.OTHER) else CollectiveKind(kind_by_name)
+        if op is None:
+            return replace(self, kind=by_name if self.kind is None else self.kind)
+        kind = next((kind for kind in (self.kind, op.kind, by_name) if kind is not None), None)
+        # An op that does not name its collective tells the shapes of its inputs alone.
+        tells_bytes = op.kind is not None or kind in _INPUT_IS_MESSAGE
+        return CollectiveDetails(
+            kind=kind,
+            num_bytes=op.num_bytes if self.num_bytes == UNKNOWN and tells_bytes else self.num_bytes,
+            group=op.group if self.group is None else self.group,
+            sequence=op.sequence if self.sequence == UNKNOWN else self.sequence,
+        )
+
+
+_INPUT_IS_MESSAGE = frozenset(
+    {
+        CollectiveKind.ALL_REDUCE,
+        CollectiveKind.BROADCAST,
+        CollectiveKind.REDUCE,
+        CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.ALL_TO_ALL,
+        CollectiveKind.SEND_RECV,
+    }
+)
 
 
 def collective_details(arguments: Arguments) -> CollectiveDetails:

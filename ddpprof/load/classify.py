@@ -29,6 +29,8 @@ class Role(IntEnum):
     COPY = 6
     HOST_COLLECTIVE = 7
     """communication by a thread of the host: ``gloo:``, ``mpi:``, ``ucc:``"""
+    PARAM_COMMS = 8
+    """``record_param_comms``: the op in which NCCL's collective is launched; it has what old kernels do not say"""
 
 
 DEVICE_ROLES = (Role.KERNEL, Role.COPY)
@@ -50,7 +52,7 @@ class Identity:
 # Lower case: traces of 2021 write `Kernel`, `Operator`, `Runtime`.
 _KERNEL_CATEGORIES = {"kernel", "mtia_ccp_events"}
 _COPY_CATEGORIES = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
-_LAUNCH_CATEGORY = re.compile(r"(?:(?:cuda|hip|xpu|mtia|glow|privateuse1)_)?(?:runtime|driver)")
+_LAUNCH_CATEGORY = re.compile(r"(?:[a-z0-9]+_)?(?:runtime|driver)")  # cuda_, hip_, xpu_, mtia_, privateuse1_, gcu_ …
 _OP_CATEGORIES = {"cpu_op", "operator"}
 _HOST_CATEGORIES = _OP_CATEGORIES | {"user_annotation"}
 
@@ -76,9 +78,11 @@ _MARKS_BY_PREFIX = (
     ("c10d::", Mark.COLLECTIVE_CALL),
 )
 
-# ncclKernel_…, ncclDevKernel_…, ncclSymk…, rccl…, oneccl…, Hccl…; then torch's symmetric-memory kernels.
+# ncclKernel_…, ncclDevKernel_…, ncclSymk…, rccl…, msccl… (RCCL's), oneccl…, Hccl…, also mangled; then torch's own:
+# symmetric memory, and before it `oneShotAllReduceKernel`, `hybridCubeMeshAllReduceKernel`.
 _COMMUNICATION_KERNEL = re.compile(
-    r"\b(?:nccl|rccl|oneccl|hccl|hcom_)|\b(?:multimem_\w*|(?:one|two)_shot_)(?:all_reduce|all_gather|reduce_scatter)",
+    r"(?:\b|^_Z\d+)(?:nccl|rccl|msccl|oneccl|hccl|hcom_)"
+    r"|\b(?:multimem_\w*|(?:one|two)_?shot_?|hybridCubeMesh)(?:all_?reduce|all_?gather|reduce_?scatter)",
     re.IGNORECASE,
 )
 
@@ -129,6 +133,8 @@ def _classify_host_span(name: str, *, in_op_category: bool) -> Identity:
     if match := _HOST_COLLECTIVE.fullmatch(name):
         return Identity(name, Role.HOST_COLLECTIVE, kind=collective_kind(match.group(1)))
     is_op = in_op_category and not _ANNOTATION.match(name)
+    if is_op and name == "record_param_comms":
+        return Identity(name, Role.PARAM_COMMS, is_op, kind=CollectiveKind.OTHER)
     mark = _mark(name)
     if mark is not None:
         kind = collective_kind(name.removeprefix("c10d::")) if mark is Mark.COLLECTIVE_CALL else None

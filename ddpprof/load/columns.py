@@ -80,6 +80,8 @@ class Columns:
     shapes: tuple[str, ...]
     window_end_ns: int | None
     """when the profiler stopped"""
+    num_devices: int
+    """accelerators that ran kernels, as far as these say"""
     num_events: int
 
 
@@ -102,6 +104,7 @@ class Collector:
         self._ops_with_shapes: list[tuple[Int64Column, Int32Column]] = []
         """ids of ops, and indices of the shapes of their inputs"""
         self._chunks: list[list[NDArray[Any]]] = []
+        self._devices: set[int | None] = set()
         self._on_device = False
         self._window_end_ns: int | None = None
 
@@ -149,7 +152,7 @@ class Collector:
         return Columns(
             tuple(self._identities), start, end, identity, lane, correlation, detail, tuple(self._details),
             launch_shape, self._input_shapes(op), tuple(text.decode("utf-8", "replace") for text in self._shape_texts),
-            self._window_end_ns, self.num_events,
+            self._window_end_ns, len(self._devices - {None}), self.num_events,
         )  # fmt: skip
 
     def _input_shapes(self, op: Int64Column) -> Int32Column:
@@ -223,6 +226,7 @@ class Collector:
                 details[row] = len(self._details)
                 self._details.append(collective_details(arguments))
             if what.role is Role.KERNEL:
+                self._devices.add(as_int(arguments.device))
                 ops[row] = _op_id(arguments)
                 if arguments.grid is not NULL:
                     launch_shapes[row] = self._shape(b"%b %b" % (bytes(arguments.grid), bytes(arguments.block)))
@@ -244,11 +248,17 @@ _UNNEEDED, _UNNEEDED_OP = -1, -2
 """Instead of an identity. Of an op the shapes of its inputs are kept, for the kernels that it launches."""
 
 _DTYPES = (np.int64, np.int64, np.int32, np.int64, np.int64, np.int32, np.int32, np.int64)
-_HAS_ARGUMENTS = (Role.KERNEL, Role.COPY, Role.LAUNCH, Role.HOST_COLLECTIVE, Role.MARK)
+_HAS_ARGUMENTS = (Role.KERNEL, Role.COPY, Role.LAUNCH, Role.HOST_COLLECTIVE, Role.MARK, Role.PARAM_COMMS)
 
 
 def _op_id(arguments: Arguments) -> object:
-    return arguments.op if arguments.op is not None else arguments.op_of_2021
+    """Of an op its own id, of a kernel that of the op that launched it.
+
+    A kernel that Kineto could not link to its op has its correlation there instead, which may be another op's id
+    (pytorch/kineto issue 843): before 2023 every kernel.
+    """
+    op = arguments.op if arguments.op is not None else arguments.op_of_2021
+    return None if op == arguments.correlation else op
 
 
 def _id(value: object) -> int:

@@ -15,27 +15,24 @@ from ddpprof.events import (
     HostSpans,
     Int32Column,
     Int64Column,
-    Kernel,
     Mark,
     Phase,
-    ProcessGroup,
     Step,
     Trace,
     Work,
 )
-from ddpprof.load.arguments import CollectiveDetails
 from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
 from ddpprof.load.columns import Columns
+from ddpprof.load.devicework import holder_of, last_begun, launch_of
 from ddpprof.load.hostwork import compute_pieces, match_calls, positions
 from ddpprof.load.kineto import Header
 from ddpprof.load.steps import PhaseFinder, StepFinder, steps_from_forwards
-
-Rows = NDArray[np.int64]
+from ddpprof.load.tracefile import Rows, TraceFile
 
 
 def build_trace(header: Header, columns: Columns) -> Trace:
     """The tables of one rank's trace."""
-    file = _File(columns)
+    file = TraceFile(columns)
     steps, notes = _steps(file)
     found = StepFinder(steps)
     marks = file.rows(Role.MARK)
@@ -67,55 +64,6 @@ def build_trace(header: Header, columns: Columns) -> Trace:
     )
 
 
-class _File:
-    """The columns, and what the identities say of each row."""
-
-    def __init__(self, columns: Columns) -> None:
-        identities = columns.identities
-        self.start_ns, self.end_ns = columns.start_ns, columns.end_ns
-        self.lane, self.correlation = columns.lane, columns.correlation
-        self.detail, self.details = columns.detail, columns.details
-        self.window_end_ns = columns.window_end_ns
-        self.names: dict[str, int] = {}
-        """in order; the values count from 0"""
-        self.kernels: dict[Kernel, int] = {}
-        self.groups: dict[ProcessGroup, int] = {}
-        self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes
-        index = [self.name_index(identity.name) for identity in identities]
-        self.name = np.array(index, np.int32)[columns.identity]
-        self.role = np.array([identity.role for identity in identities], np.int8)[columns.identity]
-        self.is_op = np.array([identity.is_op for identity in identities], np.bool_)[columns.identity]
-        mark = [UNKNOWN if identity.mark is None else identity.mark for identity in identities]
-        self.mark = np.array(mark, np.int8)[columns.identity]
-        kind = [UNKNOWN if identity.kind is None else identity.kind for identity in identities]
-        self.kind = np.array(kind, np.int8)[columns.identity]
-
-    def rows(self, *roles: Role) -> Rows:
-        return np.flatnonzero(np.isin(self.role, roles))
-
-    def marked(self, *marks: Mark) -> Rows:
-        return np.flatnonzero(np.isin(self.mark, marks))
-
-    def name_index(self, name: str) -> int:
-        return self.names.setdefault(name, len(self.names))
-
-    def kernel_of(self, rows: Rows, position: Int64Column | None = None) -> Int32Column:
-        """Index into ``kernels`` of each row; on CPU by its position among those of its name in its step."""
-        if position is None:
-            position = np.full(len(rows), UNKNOWN, np.int64)
-        parts = np.stack((self.name[rows], self.launch_shape[rows], self.input_shape[rows], position))
-        distinct, which = np.unique(parts, axis=1, return_inverse=True)
-        names = list(self.names)
-
-        def kernel(name: int, launch: int, inputs: int, place: int) -> Kernel:
-            shape, of_inputs = (None if index == UNKNOWN else self.shapes[index] for index in (launch, inputs))
-            return Kernel(names[name], shape, of_inputs, None if place == UNKNOWN else place)
-
-        index = [self.kernels.setdefault(kernel(*column), len(self.kernels)) for column in distinct.T.tolist()]
-        of_rows: Int32Column = np.array(index, np.int32)[which.reshape(-1)]
-        return of_rows
-
-
 @dataclass(frozen=True, slots=True)
 class _Work:
     compute: Work
@@ -137,7 +85,7 @@ class _Origin:
         return _Origin(self.launched_ns[rows], self.phase[rows], self.step[rows])
 
 
-def _steps(file: _File) -> tuple[list[Step], list[str]]:
+def _steps(file: TraceFile) -> tuple[list[Step], list[str]]:
     rows = file.rows(Role.STEP)
     if len(rows):
         numbers = {index: step_number(name) for name, index in file.names.items()}
@@ -155,43 +103,76 @@ def _steps(file: _File) -> tuple[list[Step], list[str]]:
     return steps, ["the trace has no ProfilerStep marks: steps are counted from one DDP forward to the next"]
 
 
-def _device_work(file: _File, steps: StepFinder, phases: PhaseFinder) -> _Work:
-    kernels, copies, launches = file.rows(Role.KERNEL), file.rows(Role.COPY), file.rows(Role.LAUNCH)
+def _device_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Work:
+    kernels = file.rows(Role.KERNEL)
     communicates = file.detail[kernels] != UNKNOWN
+    compute, talk, copies = (
+        _Queued(file, rows) for rows in (kernels[~communicates], kernels[communicates], file.rows(Role.COPY))
+    )
+    origins = [_origin(file, queued, steps, phases) for queued in (compute, talk, copies)]
     notes = []
-    if not len(launches):
+    if not any(queued.is_known.any() for queued in (compute, talk, copies)):
         notes.append("the trace does not say what launched its kernels: they count for the step in which they run")
-
-    def origin(rows: Rows) -> _Origin:
-        launch = _launch_of(file, rows, launches)
-        known = launch != UNKNOWN
-        launched = np.where(known, file.start_ns[launch], UNKNOWN)
-        phase = np.where(known, phases.at(launched, file.lane[launch]), Phase.OTHER).astype(np.int8)
-        if not len(launches):
-            return _Origin(launched, phase, steps.at(file.start_ns[rows]))
-        return _Origin(launched, phase, np.where(known, steps.at(launched), NO_STEP).astype(np.int32))
-
-    compute, talk = kernels[~communicates], kernels[communicates]
-    collectives = _collectives(file, talk, origin(talk))
-    if not len(talk):
+        origins = [
+            replace(origin, step=steps.at(file.start_ns[queued.rows]))
+            for origin, queued in zip(origins, (compute, talk, copies), strict=True)
+        ]
+    elif len(talk.rows) and not talk.is_known.any():
+        notes.append(
+            "the trace does not say what launched its communication: it counts for the step of the work begun before it"
+        )
+        origins[1] = _of_company(file, talk, (compute, origins[0]), (copies, origins[2]))
+    collectives = _collectives(file, talk.rows, origins[1], _asking(file, talk))
+    if not len(talk.rows):
         # NCCL did not work here; DDP on gloo moves an accelerator's gradients by threads of the host.
         collectives = _host_collectives(file, steps, phases)
-    computed = _work(file, compute, origin(compute), file.kernel_of(compute))
-    return _Work(computed, _work(file, copies, origin(copies)), collectives, tuple(notes))
+    computed = _work(file, compute.rows, origins[0], file.kernel_of(compute.rows))
+    return _Work(computed, _work(file, copies.rows, origins[2]), collectives, tuple(notes))
 
 
-def _launch_of(file: _File, rows: Rows, launches: Rows) -> Rows:
-    """Row of the first launch with the same correlation, or `UNKNOWN`. One launch may queue many kernels: a graph."""
-    if not len(launches):
-        return np.full(len(rows), UNKNOWN, np.int64)
-    order = launches[np.lexsort((file.start_ns[launches], file.correlation[launches]))]
-    wanted = file.correlation[rows]
-    position = np.searchsorted(file.correlation[order], wanted)
-    launch = order[np.minimum(position, len(order) - 1)]
-    return np.where((file.correlation[launch] == wanted) & (wanted != 0), launch, UNKNOWN)
+class _Queued:
+    """Rows of device work, and the row of the host's call that queued each, or `UNKNOWN`."""
+
+    def __init__(self, file: TraceFile, rows: Rows) -> None:
+        self.rows = rows
+        launches = file.rows(Role.LAUNCH)
+        found = launch_of(file.correlation[rows], file.correlation[launches], file.start_ns[launches])
+        self.launch: Rows = np.append(launches, UNKNOWN)[found]  # the index UNKNOWN finds the last
+        self.is_known: NDArray[np.bool_] = self.launch != UNKNOWN
 
 
-def _host_work(file: _File, steps: StepFinder, phases: PhaseFinder) -> _Work:
+def _origin(file: TraceFile, queued: _Queued, steps: StepFinder, phases: PhaseFinder) -> _Origin:
+    known = queued.is_known
+    launched = np.where(known, file.start_ns[queued.launch], UNKNOWN)
+    phase = np.where(known, phases.at(launched, file.lane[queued.launch]), Phase.OTHER).astype(np.int8)
+    return _Origin(launched, phase, np.where(known, steps.at(launched), NO_STEP).astype(np.int32))
+
+
+def _of_company(file: TraceFile, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
+    """Step and phase of the work with a known launch that began last before each communication kernel.
+
+    ROCm's tracer loses the launches of communication (ROCm/roctracer issue 100).
+    """
+    start = np.concatenate([file.start_ns[queued.rows[queued.is_known]] for queued, _ in others])
+    phase = np.concatenate([*(origin.phase[queued.is_known] for queued, origin in others), [Phase.OTHER]])
+    step = np.concatenate([*(origin.step[queued.is_known] for queued, origin in others), [NO_STEP]])
+    near = last_begun(file.start_ns[talk.rows], start)
+    return _Origin(np.full(len(near), UNKNOWN, np.int64), phase[near].astype(np.int8), step[near].astype(np.int32))
+
+
+def _asking(file: TraceFile, talk: _Queued) -> Rows:
+    """For each communication kernel the ``record_param_comms`` op that launched it, or `UNKNOWN`."""
+    ops = file.rows(Role.PARAM_COMMS)
+    found = np.full(len(talk.rows), UNKNOWN, np.int64)
+    launch = talk.launch[talk.is_known]
+    held = holder_of(
+        file.start_ns[launch], file.lane[launch], file.start_ns[ops], file.end_ns[ops], file.lane[ops]
+    )  # fmt: skip
+    found[talk.is_known] = np.append(ops, UNKNOWN)[held]
+    return found
+
+
+def _host_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Work:
     in_training = np.isin(file.mark, (Mark.FORWARD, Mark.BACKWARD)) | (file.role == Role.STEP)
     ops = np.flatnonzero(file.is_op & np.isin(file.lane, np.unique(file.lane[in_training])))
     start, end, row = compute_pieces(
@@ -209,7 +190,7 @@ def _host_work(file: _File, steps: StepFinder, phases: PhaseFinder) -> _Work:
     return _Work(compute, copies, _host_collectives(file, steps, phases), ())
 
 
-def _host_collectives(file: _File, steps: StepFinder, phases: PhaseFinder) -> Collectives:
+def _host_collectives(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> Collectives:
     """Communication by threads of the host; it belongs where the training thread asked for it."""
     spans, calls = file.rows(Role.HOST_COLLECTIVE), file.marked(Mark.COLLECTIVE_CALL)
     call = match_calls(file.start_ns[calls], file.kind[calls], file.start_ns[spans], file.kind[spans])
@@ -223,13 +204,13 @@ def _host_collectives(file: _File, steps: StepFinder, phases: PhaseFinder) -> Co
     phase = np.where(by_hook, np.int8(Phase.BACKWARD), phase)
     step = steps.at(np.where(known, launched, file.start_ns[spans]))
     collectives = _collectives(file, spans, _Origin(launched, phase, step))
-    sizes_of_calls = np.where(known, _of_details(file, asked, "num_bytes"), UNKNOWN)
+    sizes_of_calls = np.where(known, file.num_bytes(asked), UNKNOWN)
     order = np.argsort(file.start_ns[spans], kind="stable")
     sizes = np.where(collectives.num_bytes == UNKNOWN, sizes_of_calls[order], collectives.num_bytes)
     return replace(collectives, num_bytes=sizes, end_ns=_awaited_ends(file, collectives))
 
 
-def _awaited_ends(file: _File, collectives: Collectives) -> Int64Column:
+def _awaited_ends(file: TraceFile, collectives: Collectives) -> Int64Column:
     """Ends of the host's collectives, those of the backward pass not after the optimizer's start.
 
     A span ends when its thread runs again after the collective, which on a busy machine is milliseconds late; one that
@@ -243,7 +224,7 @@ def _awaited_ends(file: _File, collectives: Collectives) -> Int64Column:
     return np.where(collectives.phase == Phase.BACKWARD, awaited, collectives.end_ns)
 
 
-def _work(file: _File, rows: Rows, origin: _Origin, kernel: Int32Column | None = None) -> Work:
+def _work(file: TraceFile, rows: Rows, origin: _Origin, kernel: Int32Column | None = None) -> Work:
     order = np.argsort(file.start_ns[rows], kind="stable")
     kernel = np.full(len(rows), UNKNOWN, np.int32) if kernel is None else kernel[order]
     rows, origin = rows[order], origin.take(order)
@@ -253,12 +234,15 @@ def _work(file: _File, rows: Rows, origin: _Origin, kernel: Int32Column | None =
     )  # fmt: skip
 
 
-def _collectives(file: _File, rows: Rows, origin: _Origin) -> Collectives:
+def _collectives(file: TraceFile, rows: Rows, origin: _Origin, asking: Rows | None = None) -> Collectives:
+    """`asking`: the op on whose behalf each runs, or `UNKNOWN`; it says what the row itself does not."""
     order = np.argsort(file.start_ns[rows], kind="stable")
+    asking = np.full(len(rows), UNKNOWN, np.int64) if asking is None else asking[order]
     rows, origin = rows[order], origin.take(order)
-    details = [_details(file, row) for row in rows.tolist()]
-    by_name = [CollectiveKind.OTHER if kind == UNKNOWN else kind for kind in file.kind[rows].tolist()]
-    kinds = [name if detail.kind is None else detail.kind for name, detail in zip(by_name, details, strict=True)]
+    details = [
+        file.details_of(row).completed(None if op == UNKNOWN else file.details_of(op), by_name)
+        for row, op, by_name in zip(rows.tolist(), asking.tolist(), file.kind[rows].tolist(), strict=True)
+    ]
     groups = [
         UNKNOWN if detail.group is None else file.groups.setdefault(detail.group, len(file.groups))
         for detail in details
@@ -270,7 +254,7 @@ def _collectives(file: _File, rows: Rows, origin: _Origin) -> Collectives:
         phase=origin.phase,
         step=origin.step,
         lane=file.lane[rows],
-        kind=np.array(kinds, np.int8),
+        kind=np.array([CollectiveKind.OTHER if d.kind is None else d.kind for d in details], np.int8),
         launched_ns=origin.launched_ns,
         num_bytes=np.array([detail.num_bytes for detail in details], np.int64),
         group=np.array(groups, np.int32),
@@ -278,23 +262,14 @@ def _collectives(file: _File, rows: Rows, origin: _Origin) -> Collectives:
     )
 
 
-def _details(file: _File, row: int) -> CollectiveDetails:
-    index = int(file.detail[row])
-    return CollectiveDetails() if index == UNKNOWN else file.details[index]
-
-
-def _of_details(file: _File, rows: Rows, what: str) -> Int64Column:
-    return np.array([getattr(_details(file, row), what) for row in rows.tolist()], np.int64)
-
-
-def _host_spans(file: _File, steps: StepFinder) -> HostSpans:
+def _host_spans(file: TraceFile, steps: StepFinder) -> HostSpans:
     rows = file.rows(Role.MARK)
     rows = rows[np.argsort(file.start_ns[rows], kind="stable")]
     start = file.start_ns[rows]
     return HostSpans(start, file.end_ns[rows], file.mark[rows], file.name[rows], steps.at(start), file.lane[rows])
 
 
-def _notes_on_collectives(file: _File, collectives: Collectives) -> list[str]:
+def _notes_on_collectives(file: TraceFile, collectives: Collectives) -> list[str]:
     """A span that is still open when the profiler stops is written as if it ended then."""
     on_host = set(file.name[file.rows(Role.HOST_COLLECTIVE)].tolist())
     if file.window_end_ns is None or not on_host:
@@ -305,7 +280,9 @@ def _notes_on_collectives(file: _File, collectives: Collectives) -> list[str]:
     return [f"{num_open} collective(s) still ran when the profiler stopped: their ends in the trace are too late"]
 
 
-def _notes_on_device(file: _File, header: Header, on_device: bool) -> list[str]:
+def _notes_on_device(file: TraceFile, header: Header, on_device: bool) -> list[str]:
+    if file.num_devices > 1:
+        return [f"the rank's kernels ran on {file.num_devices} accelerators: they are counted together, as one"]
     if on_device or not (header.has_device or len(file.rows(Role.LAUNCH))):
         return []
     return ["the trace knows of an accelerator but holds none of its work: times are those of the host"]

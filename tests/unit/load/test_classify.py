@@ -38,6 +38,12 @@ K = CollectiveKind
         ("void (anonymous namespace)::two_shot_all_reduce_kernel<float, 16, 8>(float**)", K.ALL_REDUCE),
         ("void one_shot_all_reduce_kernel<float>(float**)", K.ALL_REDUCE),
         ("multimem_all_gather_kernel", K.ALL_GATHER),
+        ("void c10d::(anonymous namespace)::oneShotAllReduceKernel<4u, false>(c10d::P2pState**)", K.ALL_REDUCE),
+        ("void hybridCubeMeshAllReduceKernel<true>(void*)", K.ALL_REDUCE),
+        ("_Z42ncclDevKernel_AllReduce_Sum_f32_RING_LLP11ncclDevCommmP8ncclWork", K.ALL_REDUCE),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", K.ALL_REDUCE),
+        ("mscclKernel_Sum_half_Simple_false(ncclDevComm*, mscclAlgo*, mscclWork*)", K.OTHER),
+        ("oneccl_allreduce_pcie<sycl::half, Rt64_128_PCIE, RingTransmit>", K.ALL_REDUCE),
     ],
 )
 def test_communication_kernels_are_known_by_name(name: str, kind: CollectiveKind) -> None:
@@ -56,6 +62,8 @@ def test_communication_kernels_are_known_by_name(name: str, kind: CollectiveKind
         "triton_per_fused_all_reduce_like_0",
         "void copy_for(ncclDevComm*)",
         "void elementwise<ncclFloat>(int)",
+        "_Z8copy_forP11ncclDevComm",
+        "void one_shot_attention_kernel(float*)",
     ],
 )
 def test_other_kernels_are_compute(name: str) -> None:

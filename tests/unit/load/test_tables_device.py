@@ -106,18 +106,25 @@ def test_one_launch_may_queue_many_kernels(trace: Any) -> None:
 
 def test_a_kernel_without_its_launch_belongs_to_no_step(trace: Any) -> None:
     trace.step(1, 0, 1000).launch(5, 50).kernel("a", 200, 210, 6).kernel(ALL_REDUCE, 300, 310, 0)
-    loaded = trace.load()
+    loaded = trace.kernel(ALL_REDUCE, 400, 410, 5).load()
     assert (loaded.compute.step.tolist(), loaded.compute.phase.tolist()) == ([NO_STEP], [Phase.OTHER])
-    assert (loaded.collectives.step.tolist(), loaded.collectives.launched_ns.tolist()) == ([NO_STEP], [UNKNOWN])
+    assert (loaded.collectives.step.tolist(), loaded.collectives.launched_ns.tolist()) == ([NO_STEP, 0], [UNKNOWN, 50])
+    assert loaded.notes == ()
 
 
 def test_correlation_zero_joins_nothing(trace: Any) -> None:
-    assert trace.step(1, 0, 1000).launch(0, 50).kernel("a", 200, 210, 0).load().compute.step.tolist() == [NO_STEP]
+    trace.step(1, 0, 1000).launch(0, 50).kernel("a", 200, 210, 0).launch(1, 60).kernel("a", 300, 310, 1)
+    assert trace.load().compute.step.tolist() == [NO_STEP, 0]
 
 
-def test_without_any_launch_kernels_count_where_they_run_and_it_is_said(trace: Any) -> None:
-    loaded = trace.step(1, 0, 1000).kernel("a", 200, 210, 6).load()
-    assert loaded.compute.step.tolist() == [0]
+@pytest.mark.parametrize("launches", [pytest.param((), id="none"), pytest.param((7, 8), id="of-other-kernels")])
+def test_without_any_known_launch_kernels_count_where_they_run_and_it_is_said(
+    launches: tuple[int, ...], trace: Any
+) -> None:
+    for correlation in launches:
+        trace.launch(correlation, 50)
+    loaded = trace.step(1, 0, 1000).kernel("a", 200, 210, 6).kernel(ALL_REDUCE, 300, 310, 0).load()
+    assert loaded.compute.step.tolist() == loaded.collectives.step.tolist() == [0]
     assert "launched" in loaded.notes[0]
 
 

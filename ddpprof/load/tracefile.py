@@ -1,0 +1,69 @@
+"""The columns of a trace file, and what the identities of its events say of each row."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.events import UNKNOWN, Int32Column, Int64Column, Kernel, Mark, ProcessGroup
+from ddpprof.load.arguments import CollectiveDetails
+from ddpprof.load.classify import Role
+from ddpprof.load.columns import Columns
+
+Rows = NDArray[np.int64]
+
+
+class TraceFile:
+    """The columns, and what the identities say of each row."""
+
+    def __init__(self, columns: Columns) -> None:
+        identities = columns.identities
+        self.start_ns, self.end_ns = columns.start_ns, columns.end_ns
+        self.lane, self.correlation = columns.lane, columns.correlation
+        self.detail, self.details = columns.detail, columns.details
+        self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
+        self.names: dict[str, int] = {}
+        """in order; the values count from 0"""
+        self.kernels: dict[Kernel, int] = {}
+        self.groups: dict[ProcessGroup, int] = {}
+        self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes
+        index = [self.name_index(identity.name) for identity in identities]
+        self.name = np.array(index, np.int32)[columns.identity]
+        self.role = np.array([identity.role for identity in identities], np.int8)[columns.identity]
+        self.is_op = np.array([identity.is_op for identity in identities], np.bool_)[columns.identity]
+        mark = [UNKNOWN if identity.mark is None else identity.mark for identity in identities]
+        self.mark = np.array(mark, np.int8)[columns.identity]
+        kind = [UNKNOWN if identity.kind is None else identity.kind for identity in identities]
+        self.kind = np.array(kind, np.int8)[columns.identity]
+
+    def rows(self, *roles: Role) -> Rows:
+        return np.flatnonzero(np.isin(self.role, roles))
+
+    def marked(self, *marks: Mark) -> Rows:
+        return np.flatnonzero(np.isin(self.mark, marks))
+
+    def name_index(self, name: str) -> int:
+        return self.names.setdefault(name, len(self.names))
+
+    def kernel_of(self, rows: Rows, position: Int64Column | None = None) -> Int32Column:
+        """Index into ``kernels`` of each row; on CPU by its position among those of its name in its step."""
+        if position is None:
+            position = np.full(len(rows), UNKNOWN, np.int64)
+        parts = np.stack((self.name[rows], self.launch_shape[rows], self.input_shape[rows], position))
+        distinct, which = np.unique(parts, axis=1, return_inverse=True)
+        names = list(self.names)
+
+        def kernel(name: int, launch: int, inputs: int, place: int) -> Kernel:
+            shape, of_inputs = (None if index == UNKNOWN else self.shapes[index] for index in (launch, inputs))
+            return Kernel(names[name], shape, of_inputs, None if place == UNKNOWN else place)
+
+        index = [self.kernels.setdefault(kernel(*column), len(self.kernels)) for column in distinct.T.tolist()]
+        of_rows: Int32Column = np.array(index, np.int32)[which.reshape(-1)]
+        return of_rows
+
+    def details_of(self, row: int) -> CollectiveDetails:
+        index = int(self.detail[row])
+        return CollectiveDetails() if index == UNKNOWN else self.details[index]
+
+    def num_bytes(self, rows: Rows) -> Int64Column:
+        return np.array([self.details_of(row).num_bytes for row in rows.tolist()], np.int64)
