@@ -4,13 +4,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddpprof.events import Kernel
 from ddpprof.findings import Finding
+from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.breakdown import Breakdown
 from ddpprof.measures.bucket_table import BucketRow
+from ddpprof.measures.clock import HostClock, RankClock
 from ddpprof.measures.cost import RecordingCost
+from ddpprof.measures.idle import Idle
+from ddpprof.measures.kernels import KernelSummary
+from ddpprof.measures.late_gradients import LateGradient
 from ddpprof.measures.recorded import RecordedBreakdown
+from ddpprof.measures.stragglers import Part, RankLateness, Straggler, Stragglers
 from ddpprof.measures.wrapper import WrapperCost
 from ddpprof.report import DeviceWork, Job, LightStepReport, Module, RankReport, Report, StepReport
+from ddpprof.report.tree import (
+    AcrossRanks,
+    ClockReport,
+    CollectiveReport,
+    LateGradients,
+    SlowdownReport,
+    SlowedKernel,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 US = 1000
@@ -91,9 +106,62 @@ def report(**changes: Any) -> Report:
                    last_parameter="features.0.0.weight", ready_ns=40_310_000, launched_ns=40_860_000,
                    started_ns=None, finished_ns=None, slowest_parameter=None),
         ),
-        "findings": findings, **changes,
+        "findings": findings, "across": None, "slowdown": None,
+        "kernels": (KernelSummary(Kernel("gemm", "[2,1,1][128,1,1]"), "backward", 2, 8, 40 * US, 5 * US, 0.1),),
+        **changes,
     }  # fmt: skip
     return Report(**given)
+
+
+def across(name: str = "node-a", **changes: Any) -> AcrossRanks:
+    """Two ranks on two hosts; rank 1 is late in its backward pass."""
+    collective = CollectiveReport(
+        kind="all_reduce", group=name, num_ranks=2, at_least_bytes=1 << 20, below_bytes=1 << 21, num_calls=4,
+        num_bytes=6_240_000, num_ranks_read=2, transfer_ns=13_000 * US, shared_transfer_ns=12_500 * US,
+        waiting_ns=5_700 * US, algbw_bytes_per_s=1.248e8, busbw_bytes_per_s=1.248e8,
+    )  # fmt: skip
+    unsized = replace(
+        collective, kind="broadcast", group=None, at_least_bytes=None, below_bytes=None, num_bytes=None,
+        algbw_bytes_per_s=None, busbw_bytes_per_s=None,
+    )  # fmt: skip
+    straggler = Straggler(1, 5_750 * US, Part.BACKWARD, 5_500 * US, 8, 9, 7, 0.0004)
+    given: dict[str, Any] = {
+        "num_matched": 6,
+        "clock": ClockReport(
+            at_ns=10**18,
+            ranks=(RankClock(0, name, 0, 0.0, 0, 6), RankClock(1, "node-b", 1_500_000, 0.0, 250_000, 6)),
+            hosts=(HostClock(name, 1, 0, 0.0, 0), HostClock("node-b", 1, 1_500_000, 12.5, 250_000)),
+        ),
+        "waiting": (RankWaiting(0, 6, 1, 5_700 * US, 11_000 * US, 34_000 * US), RankWaiting(1, 6, 5, 0, 0, 100)),
+        "collectives": (collective, unsized),
+        "stragglers": Stragglers(
+            9, 60_000 * US, (RankLateness(0, 1, -5_750 * US, 1.0), RankLateness(1, 8, 5_750 * US, 0.0004)), (straggler,)
+        ),
+        "late_gradients": (
+            LateGradients(1, (LateGradient(0, name, "head.2.weight", 5_400 * US, 5_400 * US, 9),)),
+        ),
+        **changes,
+    }  # fmt: skip
+    return AcrossRanks(**given)
+
+
+def slowdown(name: str = "void at::native::elementwise_kernel<4, float>(int, float)") -> SlowdownReport:
+    kernel = Kernel(name, "[2,1,1][128,1,1]")
+    return SlowdownReport(
+        reason=None, ratio=1.12, lost_ns=3_000 * US, covered_ns=30_000 * US, known_share=0.9, knows_input_shapes=True,
+        num_steps=4, kernels=(SlowedKernel(kernel, 1.2, 12, 8, 20_000 * US, 2_800 * US),),
+    )  # fmt: skip
+
+
+def gpu_report(**changes: Any) -> Report:
+    """As a trace of an accelerator gives it: why it idled, buckets without names."""
+    made = report(**{"slowdown": slowdown(), "across": across(), **changes})
+    idle = Idle(6_000 * US, 1_500 * US, 500 * US)
+    ranks = tuple(replace(r, steps=tuple(replace(s, idle=idle) for s in r.steps)) for r in made.ranks)
+    nameless = {"num_parameters": None, "first_parameter": None, "last_parameter": None, "slowest_parameter": None}
+    buckets = tuple(replace(b, **nameless, ready_ns=None) for b in made.buckets)
+    job = replace(made.job, device="gpu", backend="nccl", modules=())
+    return replace(made, job=job, ranks=ranks, buckets=buckets, findings=())
 
 
 def light_report() -> Report:
@@ -101,7 +169,8 @@ def light_report() -> Report:
     steps = tuple(LightStepReport(number, "light", 56_200_000, parts) for number in (4, 6))
     off = LightStepReport(5, "off", 56_000_000, None)
     return report(
-        ranks=(rank(0, light_steps=(*steps, off), whole=None),), buckets=(), findings=(), missing=("rank 1 is absent",)
+        ranks=(rank(0, light_steps=(*steps, off), whole=None),), buckets=(), findings=(), missing=("rank 1 is absent",),
+        across=None, kernels=(),
     )  # fmt: skip
 
 
@@ -115,4 +184,6 @@ def hostile_report(name: str) -> Report:
         missing=(name,),
         buckets=(bucket(0, first_parameter=name, last_parameter=name, slowest_parameter=name), bucket(1)),
         findings=(Finding("rule", name, name, name, None),),
+        across=across(name),
+        slowdown=slowdown(name),
     )

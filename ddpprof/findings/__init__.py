@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ddpprof.findings import buckets, data, device, wrapper
+from ddpprof.findings import buckets, data, device, ranks, wrapper
 from ddpprof.findings.finding import Finding, Observed
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
@@ -29,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     buckets.buckets_too_small,
     buckets.first_bucket_late,
     buckets.late_parameter,
+    ranks.straggler,
     device.overlap_slowdown,
     device.launch_bound,
     wrapper.unused_parameters,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from ddpprof.events import DdpModule, Loader
 from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.late_gradients import LateGradient
+from ddpprof.measures.stragglers import Straggler
 
 _WORTH_SAYING = 0.01
 """Findings below this fraction of the step are left out."""
@@ -46,6 +48,9 @@ class Observed:
     slowdown_ratio: float | None = None
     slowdown_known_share: float | None = None
     launch_bound_ns: int | None = None
+    stragglers: tuple[Straggler, ...] = ()
+    late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)
+    """rank → the gradients with which it falls behind"""
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)

@@ -10,19 +10,24 @@ from ddpprof.measures.buckets import bucket_rows
 from ddpprof.measures.candidates import rank_collectives
 from ddpprof.measures.clock import find_common_clock
 from ddpprof.measures.collective_table import CollectiveSummary, summarise_collectives
+from ddpprof.measures.late_gradients import find_late_gradients
 from ddpprof.measures.matching import match_collectives
-from ddpprof.report.tree import AcrossRanks, ClockReport, CollectiveReport
+from ddpprof.measures.recorded_progress import progress_of_rank
+from ddpprof.measures.stragglers import Part, Stragglers, find_stragglers
+from ddpprof.report.ranks import training_steps
+from ddpprof.report.tree import AcrossRanks, ClockReport, CollectiveReport, LateGradients
 
 
 def across_ranks(
     ranks: Sequence[Rank], modules: Sequence[DdpModule], world_size: int | None
 ) -> tuple[AcrossRanks, tuple[str, ...]]:
-    """What the traces of the ranks tell together, and what does not fit, in words."""
+    """What the ranks tell together, and what does not fit, in words."""
     known = [one for one in map(rank_collectives, ranks) if one is not None]
     matched = match_collectives(known)
     clock = find_common_clock(known, matched)
     arrivals = measure_arrivals(known, matched, clock)
     sizes = {rank.rank: _bucket_sizes(rank, modules) for rank in ranks}
+    stragglers = find_stragglers({rank.rank: progress_of_rank(rank) for rank in ranks})
     table = summarise_collectives(known, matched, arrivals, world_size, sizes)
     return (
         AcrossRanks(
@@ -30,6 +35,8 @@ def across_ranks(
             clock=None if clock is None else ClockReport(clock.at_ns, clock.ranks, clock.hosts()),
             waiting=summarise_waiting(matched, arrivals),
             collectives=tuple(map(_collective, table)),
+            stragglers=stragglers,
+            late_gradients=_late_gradients(ranks, modules, stragglers),
         ),
         matched.mismatches,
     )
@@ -45,6 +52,18 @@ def _bucket_sizes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
             parameters = modules[module].parameters
             sizes[row] = sum(parameters[index].num_bytes for index in modules[module].buckets[bucket])
     return sizes
+
+
+def _late_gradients(
+    ranks: Sequence[Rank], modules: Sequence[DdpModule], stragglers: Stragglers | None
+) -> tuple[LateGradients, ...]:
+    steps = {rank.rank: training_steps(rank.record) for rank in ranks if rank.record is not None}
+    late = []
+    for straggler in stragglers.stragglers if stragglers is not None else ():
+        gradients = find_late_gradients(modules, steps, straggler.rank)
+        if gradients and straggler.part in (Part.BACKWARD, None):
+            late.append(LateGradients(straggler.rank, gradients))
+    return tuple(late)
 
 
 def _collective(row: CollectiveSummary) -> CollectiveReport:

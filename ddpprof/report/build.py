@@ -31,10 +31,10 @@ def build_report(run: Run) -> Report:
         missing=(*run.missing, *_notes(run), *traced.notes, *mismatches),
         ranks=ranks,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
-        findings=find(observe(run, modules, job.backend, ranks, buckets, slowdown)),
+        findings=find(observe(run, modules, job.backend, ranks, buckets, slowdown, across)),
         kernels=kernels_of_first_rank(run.ranks),
         slowdown=slowdown,
-        across=across if any(rank.trace is not None for rank in run.ranks) else None,
+        across=across,
     )
 
 

@@ -9,7 +9,7 @@ from ddpprof.events import DdpModule, RecordedStep, Run
 from ddpprof.findings import Observed
 from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.report.ranks import training_steps
-from ddpprof.report.tree import RankReport, SlowdownReport, StepReport
+from ddpprof.report.tree import AcrossRanks, RankReport, SlowdownReport, StepReport
 
 
 def observe(
@@ -19,6 +19,7 @@ def observe(
     ranks: Sequence[RankReport],
     buckets: tuple[BucketSummary, ...],
     slowdown: SlowdownReport | None,
+    across: AcrossRanks,
 ) -> Observed:
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Median over steps, of the rank where it is least: the others' surplus is waiting for a slower rank."""
@@ -50,6 +51,8 @@ def observe(
         slowdown_ratio=slowdown.ratio if slowdown else None,
         slowdown_known_share=slowdown.known_share if slowdown else None,
         launch_bound_ns=least(lambda s: s.idle.launch_bound_ns if s.idle else None),
+        stragglers=across.stragglers.stragglers if across.stragglers else (),
+        late_gradients={late.rank: late.gradients for late in across.late_gradients},
         loaders={record.rank: record.loaders for record in records},
         checkpoints={record.rank: (record.host, record.checkpoints) for record in records},
     )

@@ -18,7 +18,9 @@ from ddpprof.measures.clock import HostClock, RankClock
 from ddpprof.measures.cost import RecordingCost
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
+from ddpprof.measures.late_gradients import LateGradient
 from ddpprof.measures.recorded import RecordedBreakdown
+from ddpprof.measures.stragglers import Stragglers
 from ddpprof.measures.torch_times import TorchTimes
 from ddpprof.measures.wrapper import WrapperCost
 
@@ -182,6 +184,14 @@ class CollectiveReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LateGradients:
+    """Where a rank that is late in its backward pass falls behind, the largest jump first."""
+
+    rank: int
+    gradients: tuple[LateGradient, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AcrossRanks:
     """What only several ranks together tell."""
 
@@ -190,6 +200,9 @@ class AcrossRanks:
     clock: ClockReport | None
     waiting: tuple[RankWaiting, ...]
     collectives: tuple[CollectiveReport, ...]
+    stragglers: Stragglers | None
+    """``None`` where there are too few ranks or steps to tell"""
+    late_gradients: tuple[LateGradients, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,4 +220,3 @@ class Report:
     """of the first rank with a trace: those that take most of its time"""
     slowdown: SlowdownReport | None = None
     across: AcrossRanks | None = None
-    """``None`` where no rank has a trace"""

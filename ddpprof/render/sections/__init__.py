@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ddpprof.render.sections.buckets import bucket_tables
-from ddpprof.render.sections.collectives import collective_table, waiting_table
+from ddpprof.render.sections.collectives import collective_table
 from ddpprof.render.sections.cost import recording_cost_line, wrapper_table
 from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.layout import Section
+from ddpprof.render.sections.ranks import straggler_table, waiting_table
 from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
 from ddpprof.report import Report
@@ -22,6 +23,7 @@ _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
     idle_table,
     bucket_tables,
     collective_table,
+    straggler_table,
     waiting_table,
     slowdown_section,
     wrapper_table,

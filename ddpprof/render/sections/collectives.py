@@ -1,12 +1,12 @@
-"""Collectives by size, with the link's rate; the ranks' clocks; who waits for whom."""
+"""Collectives by size, with the link's rate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.render.sections.layout import ABSENT, MAX_RANKS, Column, Line, Section, Table, clean, count, megabytes, ms
+from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, megabytes, ms
 from ddpprof.report import Report
-from ddpprof.report.tree import ClockReport, CollectiveReport
+from ddpprof.report.tree import CollectiveReport
 
 _MAX_ROWS = 24
 _SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -65,34 +65,3 @@ def _power_of_two(num_bytes: int) -> str:
 
 def _rate(bytes_per_s: float | None) -> str:
     return ABSENT if bytes_per_s is None else f"{bytes_per_s / 1e9:.3g}"
-
-
-def waiting_table(report: Report) -> Iterable[Section]:
-    across = report.across
-    if across is None or len(across.waiting) < 2:
-        return
-    rows = tuple(
-        (
-            str(one.rank),
-            str(one.num_collectives),
-            ABSENT if one.num_last is None else str(one.num_last),
-            ms(one.median_waiting_ns),
-            ms(one.waiting_per_step_ns),
-        )
-        for one in across.waiting[:MAX_RANKS]
-    )
-    names = ("rank", "collectives", "last to come", "waits, each", "waits, per step")
-    yield Table("Who waits for whom, ms (medians)", tuple(map(Column, names)), rows)
-    if across.clock is not None and len(across.clock.hosts) > 1:
-        yield Line(_clocks(across.clock), is_aside=True)
-
-
-def _clocks(clock: ClockReport) -> str:
-    known = [host for host in clock.hosts if host.offset_ns is not None]
-    words = [
-        f"{clean(host.host, most=40)} {(host.offset_ns or 0) / 1e6:+.3f} ms"
-        + (f", {host.drift_ppm:+.1f} ppm" if host.drift_ppm else "")
-        + ("" if host.bound_ns is None else f" (±{host.bound_ns / 1e6:.3f})")
-        for host in known[:MAX_RANKS]
-    ]
-    return f"Clocks of {count(len(clock.hosts), 'host')}, from collectives that end together: {'; '.join(words)}."

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from reports import light_report, report
+from reports import gpu_report, light_report, report
 from tables import ddp_module, record, recorded, run, trace
 
 import ddpprof.render.json
@@ -44,6 +44,7 @@ BUILT = run(
     [
         pytest.param(report(), id="whole"),
         pytest.param(light_report(), id="light"),
+        pytest.param(gpu_report(), id="accelerator"),
         pytest.param(build_report(BUILT), id="built"),
         pytest.param(build_report(run(Rank(0, trace(steps=[]), None))), id="no-steps"),
         pytest.param(build_report(run(Rank(0, trace(), None), name="a\udcff", command=("b\udcff",))), id="undecodable"),
@@ -55,7 +56,7 @@ def test_reports_are_as_their_schema_says(validator: jsonschema.Draft202012Valid
     assert text.endswith("}\n")
 
 
-@pytest.mark.parametrize("made", [report(), light_report(), build_report(BUILT)])
+@pytest.mark.parametrize("made", [report(), gpu_report(), light_report(), build_report(BUILT)])
 def test_a_written_report_is_read_back(tmp_path: Path, made: Report) -> None:
     path = tmp_path / "report.json"
     path.write_text(render_json(made))
@@ -64,7 +65,7 @@ def test_a_written_report_is_read_back(tmp_path: Path, made: Report) -> None:
 
 def test_a_report_of_an_older_version_lacks_what_came_later(tmp_path: Path) -> None:
     content = json.loads(render_json(report()))
-    for added in ("kernels",):
+    for added in ("kernels", "slowdown", "across"):
         del content[added]
     path = tmp_path / "report.json"
     path.write_text(json.dumps(content))

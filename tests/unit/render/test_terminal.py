@@ -6,7 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reports import GOLDEN, HOSTILE, bucket, hostile_report, light_report, rank, report, step
+from reports import (
+    GOLDEN,
+    HOSTILE,
+    across,
+    bucket,
+    gpu_report,
+    hostile_report,
+    light_report,
+    rank,
+    report,
+    slowdown,
+    step,
+)
 
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
@@ -29,13 +41,17 @@ def test_terminal(expect_golden: Callable[[Path, str], None], width: int) -> Non
     expect_golden(GOLDEN / f"terminal-{width}.txt", drawn(report(), width))
 
 
+def test_terminal_of_traces_of_an_accelerator(expect_golden: Callable[[Path, str], None]) -> None:
+    expect_golden(GOLDEN / "terminal-gpu.txt", drawn(gpu_report(), 80))
+
+
 def test_terminal_of_light_recording(expect_golden: Callable[[Path, str], None]) -> None:
     expect_golden(GOLDEN / "terminal-light.txt", drawn(light_report(), 80))
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_line_is_wider_than_the_terminal_or_ends_in_spaces(width: int) -> None:
-    for line in drawn(report(), width).splitlines():
+    for line in (drawn(report(), width) + drawn(gpu_report(), width)).splitlines():
         assert len(line) <= width
         assert line == line.rstrip()
 
@@ -127,6 +143,34 @@ def test_communication_that_is_not_there_is_absent_not_zero() -> None:
         line for line in drawn(report(ranks=(rank(0, silent),))).splitlines() if line.split()[:2] == ["0", "4.00"]
     ]
     assert row.split() == ["0", "4.00", "-", "-", "-", "-"]
+
+
+def test_without_a_straggler_it_says_so() -> None:
+    nobody = replace(across().stragglers, stragglers=()) if across().stragglers else None
+    text = drawn(gpu_report(across=across(stragglers=nobody, late_gradients=())))
+    assert "No rank is slower than the others beyond chance (9 steps)." in text
+
+
+def test_a_slowdown_that_is_not_known_says_why_and_what_to_record() -> None:
+    unknown = replace(slowdown(), ratio=None, lost_ns=None, known_share=0.0, reason="nothing ran alone", kernels=())
+    text = " ".join(drawn(replace(gpu_report(), slowdown=unknown)).split())
+    assert "not known: nothing ran alone." in text
+    assert "--baseline-steps 5" in text
+
+
+def test_a_slowdown_that_costs_next_to_nothing_is_one_line() -> None:
+    small = replace(slowdown(), lost_ns=10_000)
+    text = drawn(replace(gpu_report(), slowdown=small))
+    assert "take 1.12 × as long: 0.01 ms" in text
+    assert "grid" not in text
+
+
+def test_of_one_rank_there_is_no_bandwidth_and_it_says_why() -> None:
+    alone = tuple(
+        replace(row, num_ranks_read=1, algbw_bytes_per_s=None, busbw_bytes_per_s=None) for row in across().collectives
+    )
+    text = " ".join(drawn(gpu_report(across=across(collectives=alone))).split())
+    assert "from one rank only: its transfer holds waiting for others, so there is no bandwidth" in text
 
 
 def test_a_step_without_length_is_drawn() -> None:

@@ -1,0 +1,85 @@
+"""Ranks beside each other: who is late, who waits for whom, and what their clocks show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.measures.stragglers import Straggler
+from ddpprof.render.sections.layout import ABSENT, MAX_RANKS, Column, Line, Section, Table, clean, count, ms
+from ddpprof.report import Report
+from ddpprof.report.tree import ClockReport
+
+_MOST_GRADIENTS = 3
+
+
+def straggler_table(report: Report) -> Iterable[Section]:
+    stragglers = report.across.stragglers if report.across is not None else None
+    if stragglers is None:
+        return
+    if not stragglers.stragglers:
+        steps = count(stragglers.num_steps, "step")
+        yield Line(f"No rank is slower than the others beyond chance ({steps}).", is_aside=True)
+        return
+    names = ("rank", "late", "in", "of it", "last in", "since step", "chance")
+    yield Table(
+        "Stragglers, ms per step that a rank needs more than the others (medians)",
+        tuple(Column(name, is_number=name != "in") for name in names),
+        tuple(map(_straggler, stragglers.stragglers[:MAX_RANKS])),
+        "by its own time, without waiting for others; chance: probability of being so late by accident",
+    )
+    yield from _late_gradients(report)
+
+
+def _late_gradients(report: Report) -> Iterable[Section]:
+    rows = []
+    for late in report.across.late_gradients if report.across is not None else ():
+        for gradient in late.gradients[:_MOST_GRADIENTS]:
+            before = gradient.previous_parameter
+            after = ABSENT if before is None else clean(before)
+            rows.append((str(late.rank), clean(gradient.parameter), ms(gradient.jump_ns), after))
+    if rows:
+        names = ("rank", "gradient that comes late", "ms", "after that of")
+        columns = tuple(Column(name, is_number=name in ("rank", "ms")) for name in names)
+        yield Table("", columns, tuple(rows))
+
+
+def _straggler(one: Straggler) -> tuple[str, ...]:
+    return (
+        str(one.rank),
+        ms(one.late_ns),
+        "all parts" if one.part is None else one.part.value,
+        ABSENT if one.part is None else ms(one.part_late_ns),
+        f"{one.num_last} of {one.num_steps}",
+        "first" if one.since_step is None else str(one.since_step),
+        "< 0.1%" if one.p_value < 0.001 else f"{one.p_value:.1%}",
+    )
+
+
+def waiting_table(report: Report) -> Iterable[Section]:
+    across = report.across
+    if across is None or len(across.waiting) < 2:
+        return
+    rows = tuple(
+        (
+            str(one.rank),
+            str(one.num_collectives),
+            ABSENT if one.num_last is None else str(one.num_last),
+            ms(one.median_waiting_ns),
+        )
+        for one in across.waiting[:MAX_RANKS]
+    )
+    names = ("rank", "collectives", "last to come", "waits")
+    yield Table("Who waits for whom in a collective, ms (medians)", tuple(map(Column, names)), rows)
+    if across.clock is not None and len(across.clock.hosts) > 1:
+        yield Line(_clocks(across.clock), is_aside=True)
+
+
+def _clocks(clock: ClockReport) -> str:
+    known = [host for host in clock.hosts if host.offset_ns is not None]
+    words = [
+        f"{clean(host.host, most=40)} {(host.offset_ns or 0) / 1e6:+.3f} ms"
+        + (f", {host.drift_ppm:+.1f} ppm" if host.drift_ppm else "")
+        + ("" if host.bound_ns is None else f" (±{host.bound_ns / 1e6:.3f})")
+        for host in known[:MAX_RANKS]
+    ]
+    return f"Clocks of {count(len(clock.hosts), 'host')}, from collectives that end together: {'; '.join(words)}."

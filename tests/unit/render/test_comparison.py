@@ -1,0 +1,72 @@
+"""Two runs side by side, in the terminal and as Markdown."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from reports import GOLDEN, HOSTILE, bucket, hostile_report, light_report, rank, report, step
+
+import ddpprof.render.json
+from ddpprof.comparison.compare import Comparison, compare
+from ddpprof.comparison.gate import judge, parse_conditions
+from ddpprof.events import Kernel
+from ddpprof.measures.kernels import KernelSummary
+from ddpprof.render.json import ComparisonFile, render_json
+from ddpprof.render.markdown import render_markdown
+from ddpprof.render.sections.comparison import comparison_sections
+from ddpprof.render.terminal import render_terminal
+from ddpprof.report import Report
+
+SHIPPED = Path(ddpprof.render.json.__file__).with_name("comparison.schema.json")
+
+
+def run(idle_us: int, kernel_us: int, name: str = "gemm") -> Report:
+    steps = [step(12 + index, 48_000, 9_000, 2_500, 100, idle_us + 10 * index) for index in range(5)]
+    kernel = KernelSummary(
+        Kernel(name, "[2,1,1][128,1,1]"), "backward", 5, 40, 40 * kernel_us * 1000, kernel_us * 1000, 0.05
+    )
+    return report(ranks=(rank(0, *steps),), kernels=(kernel,))
+
+
+A = run(1000, 200)
+B = replace(run(6000, 300), buckets=(bucket(0, ready_ns=9_000_000), bucket(1, num_bytes=7_000_000)))
+SLOWER = compare(A, B)
+VERDICTS = judge(SLOWER, parse_conditions("step>5%,exposed>2ms"))
+
+
+def drawn(comparison: Comparison, width: int = 80) -> str:
+    file = io.StringIO()
+    render_terminal(comparison_sections(comparison, judge(comparison, parse_conditions("step>5%"))), file, width)
+    return file.getvalue()
+
+
+def test_terminal(expect_golden: Callable[[Path, str], None]) -> None:
+    file = io.StringIO()
+    render_terminal(comparison_sections(SLOWER, VERDICTS), file, 100)
+    expect_golden(GOLDEN / "comparison.txt", file.getvalue())
+
+
+def test_markdown(expect_golden: Callable[[Path, str], None]) -> None:
+    expect_golden(GOLDEN / "comparison.md", render_markdown("A and B", comparison_sections(SLOWER, VERDICTS)))
+
+
+@pytest.mark.parametrize(
+    "comparison",
+    [SLOWER, compare(report(), report()), compare(light_report(), light_report()), compare(A, light_report())],
+)
+def test_comparisons_are_as_their_schema_says(comparison: Comparison) -> None:
+    schema = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    verdicts = judge(comparison, parse_conditions("step>5%"))
+    jsonschema.Draft202012Validator(schema).validate(json.loads(render_json(ComparisonFile(comparison, verdicts))))
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
+def test_names_stay_text(name: str) -> None:
+    hostile = replace(hostile_report(name), kernels=run(1000, 300, name).kernels)
+    text = drawn(compare(replace(hostile, kernels=run(1000, 200, name).kernels), hostile))
+    assert all(c.isprintable() for c in text.replace("\n", ""))
+    assert len(text.splitlines()) < 200
