@@ -166,9 +166,9 @@ def accelerator(sleeps_ns: int, waits_ns: int, kernels: int = 20) -> Trace:
                 first = now
         comm.append(collective(first, max(first + 9 * MS, first + waits_ns), step=step))
         comm.append(collective(now, now + waits_ns + 30 * MS, step=step, launched=now - MS))
+        launched.append(now)  # the optimizer, long before it can begin
         now += waits_ns + 30 * MS
         compute.append((now, now + 5 * MS, Phase.OPTIMIZER, step))
-        launched.append(begin)
         now += 5 * MS
         steps.append((begin, now))
     made = trace(device="gpu", steps=steps, compute=compute, comm=comm)
