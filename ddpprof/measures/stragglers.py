@@ -167,14 +167,12 @@ def _change(lateness: _Floats) -> int | None:
 
     And at least twice the first, or the rank was late before, only less.
     """
-    splits = range(_FEWEST, len(lateness) - _FEWEST + 1)
-    if not splits:
+    splits = np.arange(_FEWEST, len(lateness) - _FEWEST + 1)
+    if not len(splits):
         return None
-
-    def left_over(split: int) -> float:
-        return float(lateness[:split].var() * split + lateness[split:].var() * (len(lateness) - split))
-
-    best = min(splits, key=left_over)
+    sums = np.cumsum(lateness)
+    explained = sums[splits - 1] ** 2 / splits + (sums[-1] - sums[splits - 1]) ** 2 / (len(lateness) - splits)
+    best = int(splits[np.argmax(explained)])
     before, after = lateness[:best], lateness[best:]
     is_sure = mean_above(after.tolist(), before.tolist()) * len(splits) < SIGNIFICANT
     return best if is_sure and after.mean() > 2 * before.mean() else None
