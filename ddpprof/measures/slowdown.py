@@ -10,12 +10,17 @@ The same work has the same name, launch shape and input shapes. Where a trace la
 shape do not tell work apart: a matrix product's depth is not in its grid. DDP covers the same places of every step, so
 other work would pass for slower work. There the n-th of m runs in a step compares with the n-th of m in other steps
 alone, as on CPU, where an op is the n-th of its name. Ops in which DDP's own hooks run are left out on CPU.
+
+    control = time of runs alone in the measured steps / median duration of the same work in the baseline steps
+
+Steps of a baseline run at another time, when the accelerator's clock or other load on the machine may be different.
+That is what the control shows; the durations of the baseline are multiplied by it before anything compares with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -66,6 +71,15 @@ class Slowdown:
     """of every kernel that was compared; else they were compared place by place"""
     reason: str | None
     """why nothing can be said, where nothing can"""
+    control_ns: int = 0
+    """of runs alone in the measured steps whose work also ran alone in baseline steps"""
+    control_alone_ns: int = 0
+    """how long these take there"""
+
+    @property
+    def control(self) -> float | None:
+        """Beyond 1 the measured steps were slower also without communication; ``None`` without baseline steps."""
+        return self.control_ns / self.control_alone_ns if self.control_alone_ns else None
 
     @property
     def covered_ns(self) -> int:
@@ -100,19 +114,24 @@ def measure_slowdown(trace: Trace, measured: Collection[int] | None = None, base
     """
     measured = set(range(len(trace.steps)) if measured is None else measured)
     runs = runs_of_kernels(trace, measured | set(baseline))
+    in_measured, in_baseline = (np.isin(runs.step, list(steps)) for steps in (measured, baseline))
     work = trace.compute
     comm = spans_of(trace.collectives, None)
     under_comm_ns = runs.sum_pieces(comm.within(work.start_ns[runs.piece], work.end_ns[runs.piece]))
     usable = (runs.duration_ns > 0) & ~_holds_hooks(trace, runs)
-    covered = usable & (2 * under_comm_ns >= runs.duration_ns) & np.isin(runs.step, list(measured))
+    covered = usable & (2 * under_comm_ns >= runs.duration_ns) & in_measured
+    is_alone = usable & (under_comm_ns == 0)
     same = _same_work(trace, runs)
-    alone = _group_medians(same, runs.duration_ns, usable & (under_comm_ns == 0))
+    control = _control(same, runs.duration_ns, is_alone & in_measured, is_alone & in_baseline & ~in_measured)
+    duration_ns = np.where(in_measured, runs.duration_ns, np.rint(runs.duration_ns * control.factor).astype(np.int64))
+    alone = _group_medians(same, duration_ns, is_alone)
     kernels = [
-        _of_kernel(trace.kernels[index], same[rows], runs.duration_ns[rows], alone)
+        _of_kernel(trace.kernels[index], same[rows], duration_ns[rows], alone)
         for index in np.unique(runs.kernel[covered]).tolist()
         for rows in [np.flatnonzero(covered & (runs.kernel == index))]
     ]
-    return _slowdown(len(measured), kernels, has_comm=bool(len(trace.collectives)))
+    slowdown = _slowdown(len(measured), kernels, has_comm=bool(len(trace.collectives)))
+    return replace(slowdown, control_ns=control.measured_ns, control_alone_ns=control.baseline_ns)
 
 
 def merge_slowdowns(ranks: Sequence[Slowdown]) -> Slowdown:
@@ -132,7 +151,12 @@ def merge_slowdowns(ranks: Sequence[Slowdown]) -> Slowdown:
         )
         for kernel, same in rows.items()
     ]
-    return _slowdown(sum(r.num_steps for r in ranks), merged, has_comm=any(r.reason != NO_COMMUNICATION for r in ranks))
+    has_comm = any(rank.reason != NO_COMMUNICATION for rank in ranks)
+    return replace(
+        _slowdown(sum(rank.num_steps for rank in ranks), merged, has_comm=has_comm),
+        control_ns=sum(rank.control_ns for rank in ranks),
+        control_alone_ns=sum(rank.control_alone_ns for rank in ranks),
+    )
 
 
 NO_COMMUNICATION = "the trace holds no communication"
@@ -180,6 +204,28 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
         key[1:, ~by_place[runs.kernel]] = 0
     _, same = np.unique(key, axis=1, return_inverse=True)
     return same.reshape(-1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """Work that ran alone in measured steps and in the baseline: how long it took here, how long it takes there."""
+
+    measured_ns: int
+    baseline_ns: int
+
+    @property
+    def factor(self) -> float:
+        """1 where no work did."""
+        return self.measured_ns / self.baseline_ns if self.baseline_ns else 1.0
+
+
+def _control(
+    same: NDArray[np.int64], duration_ns: Int64Column, measured: NDArray[np.bool_], baseline: NDArray[np.bool_]
+) -> _Control:
+    """`measured` and `baseline`: the runs alone in these steps."""
+    there = _group_medians(same, duration_ns, baseline)
+    rows = np.flatnonzero(measured & (there.count[same] > 0))
+    return _Control(int(duration_ns[rows].sum()), int(there.twice_ns[same[rows]].sum()) // 2)
 
 
 @dataclass(frozen=True, slots=True)

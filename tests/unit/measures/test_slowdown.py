@@ -143,6 +143,17 @@ def test_baseline_steps_tell_how_long_work_takes_alone() -> None:
     assert (slowdown.num_steps, slowdown.lost_ns_per_step) == (3, 30)
 
 
+def test_what_also_slowed_work_without_communication_is_taken_out() -> None:
+    """The machine is half as fast in the measured steps; communication makes it another half slower."""
+    runs = {step: [(20, False), (30, True)] if step < 3 else [(10, False)] * 2 for step in range(6)}
+    slowdown = measure_slowdown(made(runs, kernel=1), [0, 1, 2], [3, 4, 5])
+    assert (slowdown.control_ns, slowdown.control_alone_ns, slowdown.control) == (60, 30, 2)
+    assert brief(slowdown) == [("gemm", 1.5, 3, 3, 3 * 10)]
+    both = merge_slowdowns([slowdown, slowdown])
+    assert (both.control_ns, both.control_alone_ns, both.ratio) == (120, 60, 1.5)
+    assert measure_slowdown(made(runs), [0, 1, 2]).control is None
+
+
 def test_time_in_baseline_steps_is_not_lost() -> None:
     runs = {step: [(LARGE, True)] if step < 4 else [(SMALL, False)] for step in range(6)}
     assert measure_slowdown(made(runs), [0], [1, 2, 3, 4, 5]).covered_ns == LARGE
