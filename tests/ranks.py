@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tables import ints
 
-from ddpprof.events import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Phase, ProcessGroup, Step
+from ddpprof.events import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Phase, ProcessGroup, Step, Trace
 from ddpprof.measures.candidates import RankCollectives
 from ddpprof.measures.progress import StepProgress
 
@@ -126,6 +126,26 @@ def shifted(one: RankCollectives, by_ns: int) -> RankCollectives:
     )
 
 
+def shifted_trace(trace: Trace, by_ns: int) -> Trace:
+    """The same trace by a clock that was put forward."""
+
+    def moved(table: Any) -> Any:
+        times = ("start_ns", "end_ns", "launched_ns")
+        columns = {name: getattr(table, name) for name in times if name in table.__dataclass_fields__}
+        return replace(
+            table, **{name: np.where(column == UNKNOWN, UNKNOWN, column + by_ns) for name, column in columns.items()}
+        )
+
+    return replace(
+        trace,
+        steps=tuple(replace(s, start_ns=s.start_ns + by_ns, end_ns=s.end_ns + by_ns) for s in trace.steps),
+        compute=moved(trace.compute),
+        copies=moved(trace.copies),
+        collectives=moved(trace.collectives),
+        host_spans=moved(trace.host_spans),
+    )
+
+
 def _take(comm: Collectives, rows: Any) -> Collectives:
     return Collectives(*(getattr(comm, name)[rows] for name in Collectives.__dataclass_fields__))
 
@@ -137,4 +157,4 @@ def own(step: int, *, traced: bool = True, step_ns: int = 1000, arrival: int = 0
     return StepProgress(step, traced, step_ns, arrival, **given)
 
 
-__all__ = ["NO_STEP", "WORLD", "call", "calls", "job", "own", "rank", "shifted", "without"]
+__all__ = ["NO_STEP", "WORLD", "call", "calls", "job", "own", "rank", "shifted", "shifted_trace", "without"]
