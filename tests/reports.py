@@ -129,8 +129,8 @@ def across(name: str = "node-a", **changes: Any) -> AcrossRanks:
         "num_matched": 6,
         "clock": ClockReport(
             at_ns=10**18,
-            ranks=(RankClock(0, name, 0, 0.0, 0, 6), RankClock(1, "node-b", 1_500_000, 0.0, 250_000, 6)),
-            hosts=(HostClock(name, 1, 0, 0.0, 0), HostClock("node-b", 1, 1_500_000, 12.5, 250_000)),
+            ranks=(RankClock(0, name, 0, 0.0, 0, 6), RankClock(1, "node-b", 1_500_000, 0.0, 250_000, 6, 80_000)),
+            hosts=(HostClock(name, 1, 0, 0.0, 0), HostClock("node-b", 1, 1_500_000, 12.5, 250_000, 80_000)),
         ),
         "waiting": (RankWaiting(0, 6, 1, 5_700 * US, 11_000 * US, 34_000 * US), RankWaiting(1, 6, 5, 0, 0, 100)),
         "collectives": (collective, unsized),

@@ -57,6 +57,8 @@ class RankClock:
     what it was taken for, or the clock jumped"""
     num_collectives: int
     """that both this rank and the reference took part in"""
+    noise_ns: int | None = None
+    """how far the spread of the ends leaves the offset open, three standard errors; mostly far less than the bound"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class HostClock:
     drift_ppm: float | None
     bound_ns: int | None
     """the largest of its ranks'"""
+    noise_ns: int | None = None
+    """likewise"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +159,10 @@ class _Pair:
         lowest, highest = int((self.lowest - moved).max()), int((self.highest - moved).min())
         if lowest > highest:
             return RankClock(rank, host, line.offset_ns, line.drift * 1e6, None, len(moved))
+        noise = ceil(self._noise_ns(line.drift))
         offset = min(max(line.offset_ns, lowest), highest)
-        return RankClock(rank, host, offset, line.drift * 1e6, max(offset - lowest, highest - offset), len(moved))
+        bound = max(offset - lowest, highest - offset)
+        return RankClock(rank, host, offset, line.drift * 1e6, bound, len(moved), min(noise, bound))
 
     def _moved(self, drift: float) -> Int64Column:
         return np.rint(self.since * drift).astype(np.int64)
@@ -239,4 +245,5 @@ def _host_clock(host: str, clocks: Sequence[RankClock]) -> HostClock:
         offset_ns=first.offset_ns if same else None,
         drift_ppm=first.drift_ppm if same else None,
         bound_ns=max(known) if len(known) == len(bounds) else None,
+        noise_ns=max((clock.noise_ns for clock in clocks if clock.noise_ns is not None), default=None),
     )

@@ -6,7 +6,9 @@ slow before the forward, the others wait inside of theirs, for its buffers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import Run, script
@@ -14,10 +16,9 @@ from jobs import Run, script
 from ddpprof.load.run import load_run
 from ddpprof.measures.candidates import rank_collectives
 from ddpprof.measures.clock import find_common_clock
-from ddpprof.measures.late_gradients import LateGradient, find_late_gradients
 from ddpprof.measures.matching import match_collectives
-from ddpprof.measures.recorded_progress import progress_of_rank
-from ddpprof.measures.stragglers import Straggler, Stragglers, find_stragglers
+
+Report = Callable[[str], dict[str, Any]]
 
 MS = 1_000_000
 WINDOW = ["--skip-first", "2", "--cost-steps", "8", "--steps", "6", "--nproc-per-node", "4", "--standalone"]
@@ -26,21 +27,10 @@ WINDOW = ["--skip-first", "2", "--cost-steps", "8", "--steps", "6", "--nproc-per
 SLOW = pytest.mark.slow
 
 
-def diagnose(directory: Path) -> tuple[Stragglers, tuple[LateGradient, ...]]:
-    """Of the whole run, and the late gradients of its latest rank."""
-    run = load_run(directory)
-    assert run.missing == ()
-    found = find_stragglers({rank.rank: progress_of_rank(rank) for rank in run.ranks})
-    assert found is not None
-    records = {rank.rank: rank.record for rank in run.ranks if rank.record is not None}
-    modules, steps = records[0].modules, {rank: record.steps for rank, record in records.items()}
-    late = find_late_gradients(modules, steps, found.stragglers[0].rank) if found.stragglers else ()
-    return found, late or ()
-
-
-def only_one(found: Stragglers) -> Straggler:
-    (one,) = found.stragglers
-    return one
+def only_one(across: dict[str, Any]) -> dict[str, Any]:
+    (one,) = across["stragglers"]["stragglers"]
+    found: dict[str, Any] = one
+    return found
 
 
 @pytest.mark.parametrize(
@@ -54,37 +44,43 @@ def only_one(found: Stragglers) -> Straggler:
         pytest.param(0, "other", id="between-the-steps", marks=SLOW),
     ],
 )
-def test_the_rank_that_sleeps(rank: int, phase: str, tmp_path: Path, ddpprof: Run) -> None:
+def test_the_rank_that_sleeps(rank: int, phase: str, ddpprof: Run, report: Report) -> None:
     options = ["--slow", str(rank), "--phase", phase, "--seconds", "0.2", "--steps", "20"]
     done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *script("straggler.py", *options))
     assert done.returncode == 0, done.stderr
-    found, gradients = diagnose(tmp_path / "run")
-    one = only_one(found)
-    assert (one.rank, one.part, one.num_steps, one.since_step) == (rank, phase, 10, None)
-    assert one.late_ns == pytest.approx(200 * MS, rel=0.15)
-    assert one.num_last >= 9  # the first profiled step does not know the optimizer of the step before
+    shown = report("run")
+    assert shown["missing"] == []
+    one = only_one(shown["across"])
+    assert (one["rank"], one["part"], one["num_steps"], one["since_step"]) == (rank, phase, 10, None)
+    assert one["late_ns"] == pytest.approx(200 * MS, rel=0.15)
+    assert one["num_last"] >= 9  # the first profiled step does not know the optimizer of the step before
+    finding = shown["findings"][0]
+    assert (finding["rule"], finding["gain_ns"]) == ("straggler", one["late_ns"])
     if phase == "backward":
-        assert gradients[0].parameter in ("3.weight", "3.bias")
-        assert gradients[0].previous_parameter in ("6.weight", "6.bias")
-        assert gradients[0].jump_ns == pytest.approx(200 * MS, rel=0.15)
+        (late,) = shown["across"]["late_gradients"]
+        gradient = late["gradients"][0]
+        assert late["rank"] == rank
+        assert gradient["parameter"] in ("3.weight", "3.bias")
+        assert gradient["previous_parameter"] in ("6.weight", "6.bias")
+        assert gradient["jump_ns"] == pytest.approx(200 * MS, rel=0.15)
 
 
-def test_ranks_that_are_all_equally_slow_are_no_stragglers(tmp_path: Path, ddpprof: Run) -> None:
+def test_ranks_that_are_all_equally_slow_are_no_stragglers(ddpprof: Run, report: Report) -> None:
     options = ["--slow", "0", "1", "2", "3", "--phase", "forward", "--seconds", "0.2", "--steps", "20"]
     done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *script("straggler.py", *options))
     assert done.returncode == 0, done.stderr
-    found, _ = diagnose(tmp_path / "run")
-    assert found.num_steps == 10
-    assert found.stragglers == ()
+    found = report("run")["across"]["stragglers"]
+    assert found["num_steps"] == 10
+    assert found["stragglers"] == []
 
 
 @pytest.mark.slow
-def test_a_rank_that_becomes_slow(tmp_path: Path, ddpprof: Run) -> None:
+def test_a_rank_that_becomes_slow(ddpprof: Run, report: Report) -> None:
     options = ["--slow", "1", "--phase", "backward", "--seconds", "0.2", "--since", "9", "--steps", "20"]
     done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *script("straggler.py", *options))
     assert done.returncode == 0, done.stderr
-    one = only_one(diagnose(tmp_path / "run")[0])
-    assert (one.rank, one.part, one.since_step, one.num_steps) == (1, "backward", 9, 7)
+    one = only_one(report("run")["across"])
+    assert (one["rank"], one["part"], one["since_step"], one["num_steps"]) == (1, "backward", 9, 7)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.measures.clock import HostClock
 from ddpprof.measures.stragglers import Straggler
 from ddpprof.render.sections.layout import ABSENT, MAX_RANKS, Column, Line, Section, Table, clean, count, ms
 from ddpprof.report import Report
@@ -79,7 +80,14 @@ def _clocks(clock: ClockReport) -> str:
     words = [
         f"{clean(host.host, most=40)} {(host.offset_ns or 0) / 1e6:+.3f} ms"
         + (f", {host.drift_ppm:+.1f} ppm" if host.drift_ppm else "")
-        + ("" if host.bound_ns is None else f" (±{host.bound_ns / 1e6:.3f})")
+        + _uncertainty(host)
         for host in known[:MAX_RANKS]
     ]
     return f"Clocks of {count(len(clock.hosts), 'host')}, from collectives that end together: {'; '.join(words)}."
+
+
+def _uncertainty(host: HostClock) -> str:
+    if host.bound_ns is None:
+        return " (its collectives contradict each other)"
+    noise = "" if host.noise_ns is None else f"±{host.noise_ns / 1e6:.3f}, "
+    return f" ({noise}at most ±{host.bound_ns / 1e6:.3f})" if host.bound_ns else ""

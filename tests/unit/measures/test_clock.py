@@ -47,7 +47,16 @@ def test_the_bound_is_what_causality_allows() -> None:
     # rank 1 starts 1 ms late and ends 1 ms after: its clock may be 1 ms ahead of what it seems, or rank 0's 2 ms behind
     (zero, one) = clock_of(job(2, 5, late=lambda r, _: r * MS)).ranks
     assert zero == RankClock(0, "node0", 0, 0.0, 0, 5)
-    assert one == RankClock(1, "node1", 0, 0.0, 2 * MS, 5)
+    assert one == RankClock(1, "node1", 0, 0.0, 2 * MS, 5, noise_ns=0)
+
+
+def test_the_noise_is_three_standard_errors_of_the_ends() -> None:
+    ranks = [rank(0, *[call(t, t + 500) for t in range(0, 9000, 1000)])]
+    ends = [500, 510, 490, 500, 520, 480, 500, 510, 490]
+    ranks.append(rank(1, *[call(1000 * i, 1000 * i + end) for i, end in enumerate(ends)]))
+    (_, one) = clock_of(ranks).ranks
+    assert one.offset_ns == 0
+    assert one.noise_ns == 15, "1.4826 x the median deviation of 10, by the root of 9, times 3"
 
 
 def test_the_bound_is_the_intersection_over_collectives() -> None:
