@@ -22,7 +22,7 @@ def collective_table(report: Report) -> Iterable[Section]:
     names = ("collective", *group, "size", "calls", "MB", "transfer ms", "waiting ms", "algbw GB/s", "busbw GB/s")
     more = len(rows) - _MAX_ROWS
     notes = (
-        "from one rank only: its transfer holds waiting for others, so there is no bandwidth"
+        "not matched between ranks: transfer holds waiting for others, so there is no bandwidth"
         if alone
         else "transfer: the shortest over the ranks; waiting: the rest of each (medians)",
         "calls, MB: of one rank over all profiled steps",

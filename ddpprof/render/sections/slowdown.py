@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from ddpprof.events import Kernel
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, median_of, ms, percent
 from ddpprof.report import Report
+from ddpprof.report.tree import SlowdownReport
 
 _MAX_KERNELS = 5
 _WORTH_A_TABLE = 0.01
@@ -26,14 +27,25 @@ def slowdown_section(report: Report) -> Iterable[Section]:
             is_aside=True,
         )
         return
-    summary = (
-        f"Communication makes the computation beside it take {slowdown.ratio:.2f} × as long: {ms(slowdown.lost_ns)} ms "
-        f"lost per step (known for {percent(slowdown.known_share)} of it)"
-    )
+    summary = _summary(slowdown.ratio, slowdown.lost_ns, slowdown.known_share)
     typical = median_of([step for rank in report.ranks for step in rank.steps], lambda step: step.duration_ns)
-    if abs(slowdown.lost_ns) < _WORTH_A_TABLE * (typical or 0):
+    if slowdown.lost_ns < _WORTH_A_TABLE * (typical or 0):
         yield Line(f"{summary}.", is_aside=True)
-        return
+    else:
+        yield _kernels(summary, slowdown)
+
+
+def _summary(ratio: float, lost_ns: int, known_share: float | None) -> str:
+    known = f"known for {percent(known_share)} of it"
+    if lost_ns <= 0:
+        return f"Communication does not slow the computation beside it: {ratio:.2f} × as long ({known})"
+    return (
+        f"Communication makes the computation beside it take {ratio:.2f} × as long: {ms(lost_ns)} ms lost per step "
+        f"({known})"
+    )
+
+
+def _kernels(summary: str, slowdown: SlowdownReport) -> Table:
     rows = tuple(
         (
             kernel_name(row.kernel),
@@ -46,7 +58,7 @@ def slowdown_section(report: Report) -> Iterable[Section]:
         for row in slowdown.kernels[:_MAX_KERNELS]
     )
     names = ("kernel", "grid and block", "runs under comm", "alone", "slower", "lost")
-    yield Table(
+    return Table(
         summary,
         tuple(Column(name, is_number=index > 1) for index, name in enumerate(names)),
         rows,

@@ -158,6 +158,12 @@ def test_a_slowdown_that_is_not_known_says_why_and_what_to_record() -> None:
     assert "--baseline-steps 5" in text
 
 
+def test_kernels_that_are_no_slower_are_not_called_slowed() -> None:
+    faster = replace(slowdown(), ratio=0.97, lost_ns=-50_000, known_share=0.04)
+    text = " ".join(drawn(replace(gpu_report(), slowdown=faster)).split())
+    assert "Communication does not slow the computation beside it: 0.97 × as long (known for 4% of it)." in text
+
+
 def test_a_slowdown_that_costs_next_to_nothing_is_one_line() -> None:
     small = replace(slowdown(), lost_ns=10_000)
     text = drawn(replace(gpu_report(), slowdown=small))
@@ -170,7 +176,7 @@ def test_of_one_rank_there_is_no_bandwidth_and_it_says_why() -> None:
         replace(row, num_ranks_read=1, algbw_bytes_per_s=None, busbw_bytes_per_s=None) for row in across().collectives
     )
     text = " ".join(drawn(gpu_report(across=across(collectives=alone))).split())
-    assert "from one rank only: its transfer holds waiting for others, so there is no bandwidth" in text
+    assert "not matched between ranks: transfer holds waiting for others, so there is no bandwidth" in text
 
 
 def test_a_step_without_length_is_drawn() -> None:
