@@ -71,3 +71,18 @@ def test_baseline_steps_need_the_profiler(ddpprof: Run) -> None:
     done = ddpprof("trace", "--baseline-steps", "2", "--no-profiler", "train.py")
     assert done.returncode == 2
     assert done.stderr.startswith("ddpprof: --baseline-steps needs the profiler")
+
+
+@pytest.mark.slow
+def test_baseline_steps_tell_how_much_communication_slows_computation(ddpprof: Run, report: Report) -> None:
+    done = ddpprof("trace", "--quiet", "--out", "run", "--baseline-steps", "5", "-m", "ddpprof.demo.train_convnet")
+    assert done.returncode == 0, done.stderr
+    slowdown = report("run")["slowdown"]
+    assert slowdown["reason"] is None
+    assert slowdown["num_steps"] == 10, "five of each of two ranks; those of the baseline are not measured"
+    assert slowdown["kernels"], "kernels that ran under communication, and alone in the baseline"
+    assert all(row["num_covered"] >= 3 and row["num_alone"] >= 3 for row in slowdown["kernels"])
+    assert 0 < slowdown["known_share"] <= 1
+    assert slowdown["lost_ns"] == pytest.approx(
+        sum(row["lost_ns"] for row in slowdown["kernels"]), abs=len(slowdown["kernels"])
+    )
