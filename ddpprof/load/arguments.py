@@ -141,8 +141,13 @@ def _is_shape(shape: object) -> bool:
 
 
 def as_int(value: object) -> int | None:
-    """An integer, also one written as text; ``None`` for anything else and for what int64 cannot hold."""
+    """An integer, also one written as text or, by tools that rewrite traces with pandas, as ``7.0``.
+
+    ``None`` for anything else and for what int64 cannot hold.
+    """
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
+        return int(value)
+    if isinstance(value, float) and abs(value) < 1 << 53 and value.is_integer():
         return int(value)
     if type(value) is int and -(1 << 63) <= value < 1 << 63:
         return value

@@ -123,7 +123,8 @@ def measure_slowdown(trace: Trace, measured: Collection[int] | None = None, base
     is_alone = usable & (under_comm_ns == 0)
     same = _same_work(trace, runs)
     control = _control(same, runs.duration_ns, is_alone & in_measured, is_alone & in_baseline & ~in_measured)
-    duration_ns = np.where(in_measured, runs.duration_ns, np.rint(runs.duration_ns * control.factor).astype(np.int64))
+    as_measured = np.maximum(np.rint(runs.duration_ns * control.factor).astype(np.int64), 1)
+    duration_ns = np.where(in_measured, runs.duration_ns, as_measured)
     alone = _group_medians(same, duration_ns, is_alone)
     kernels = [
         _of_kernel(trace.kernels[index], same[rows], duration_ns[rows], alone)

@@ -57,6 +57,21 @@ def test_a_kernel_that_names_its_correlation_is_linked_to_no_op(
     assert loaded.kernels == (Kernel("gemm", None, "[[4,4]]" if known else None),)
 
 
+@pytest.mark.parametrize("write", [str, float, int], ids=["text", "float", "integer"])
+def test_numbers_in_arguments_may_be_text_or_floats(write: Any, trace: Any) -> None:
+    trace.step(1, 0, 100).add("cuda_runtime", "cudaLaunchKernel", 10, 15, correlation=write(5))
+    trace.add("kernel", ALL_REDUCE, 20, 30, 7, **{
+        "correlation": write(5), "stream": write(20), "Collective name": "allreduce", "In msg nelems": write(8),
+        "dtype": "Float", "Group size": write(2), "Seq": write(3),
+    })  # fmt: skip
+    loaded = trace.load()
+    found = loaded.collectives
+    assert (found.step.tolist(), found.lane.tolist(), found.num_bytes.tolist(), found.sequence.tolist()) == (
+        [0], [20], [32], [3],
+    )  # fmt: skip
+    assert loaded.groups == (ProcessGroup(None, 2),)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_several_accelerators_of_one_rank_are_named(count: int, trace: Any) -> None:
     trace.step(1, 0, 100).launch(1, 5)

@@ -154,6 +154,12 @@ def test_what_also_slowed_work_without_communication_is_taken_out() -> None:
     assert measure_slowdown(made(runs), [0, 1, 2]).control is None
 
 
+def test_a_nanosecond_stays_one_however_slow_the_baseline_was() -> None:
+    runs = {step: [(1, False), (1, True)] if step < 3 else [(9, False), (1, False)] for step in range(6)}
+    slowdown = measure_slowdown(made(runs, kernel=1), [0, 1, 2], [3, 4, 5])
+    assert brief(slowdown) == [("gemm", 1, 3, 3, 0)]
+
+
 def test_time_in_baseline_steps_is_not_lost() -> None:
     runs = {step: [(LARGE, True)] if step < 4 else [(SMALL, False)] for step in range(6)}
     assert measure_slowdown(made(runs), [0], [1, 2, 3, 4, 5]).covered_ns == LARGE
