@@ -62,7 +62,7 @@ def compare_kernels(
 
 def _unmatched(a: Sequence[KernelSummary], b: Sequence[KernelSummary], matched: set[Kernel]) -> str | None:
     only = [[summary for summary in summaries if summary.kernel not in matched] for summaries in (a, b)]
-    if not any(only):
+    if not a or not b or not any(only):
         return None
     words = [
         f"{len(rows)} only in {run} ({_ms(rows)} ms per step)" for run, rows in zip("AB", only, strict=True) if rows

@@ -14,11 +14,13 @@ def overlap_slowdown(o: Observed) -> Iterator[Finding]:
     """Communication and the computation beside it share the device."""
     if not o.worth(o.slowdown_lost_ns) or o.slowdown_ratio is None or (o.slowdown_known_share or 0) < _FEW:
         return
+    if o.slowdown_control is not None and abs(o.slowdown_control - 1) >= o.slowdown_ratio - 1:
+        return  # the steps to compare with differed by more than communication makes
     yield Finding(
         "overlap-slowdown",
         f"Communication makes the computation beside it take {o.slowdown_ratio:.2f} × as long",
         f"{ms(o.slowdown_lost_ns or 0)} per step are lost by kernels that were also seen without communication, "
-        f"{o.slowdown_known_share:.0%} of the computation under it",
+        f"{o.slowdown_known_share:.0%} of the computation under it; a step feels what of that is on its critical path",
         _ADVICE.get(o.backend or "", _ADVICE[""]),
         o.slowdown_lost_ns,
     )

@@ -47,6 +47,8 @@ class Observed:
     slowdown_lost_ns: int | None = None
     slowdown_ratio: float | None = None
     slowdown_known_share: float | None = None
+    slowdown_control: float | None = None
+    """how much longer work without communication took than in baseline steps; taken out of the ratio"""
     launch_bound_ns: int | None = None
     stragglers: tuple[Straggler, ...] = ()
     late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)

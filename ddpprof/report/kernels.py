@@ -37,6 +37,7 @@ def slowdown_report(ranks: Sequence[Rank]) -> SlowdownReport | None:
         knows_input_shapes=slowdown.knows_input_shapes,
         num_steps=slowdown.num_steps,
         kernels=kernels[:_MOST_KERNELS],
+        control=slowdown.control,
     )
 
 

@@ -50,6 +50,7 @@ def observe(
         slowdown_lost_ns=slowdown.lost_ns if slowdown else None,
         slowdown_ratio=slowdown.ratio if slowdown else None,
         slowdown_known_share=slowdown.known_share if slowdown else None,
+        slowdown_control=slowdown.control if slowdown else None,
         launch_bound_ns=least(lambda s: s.idle.launch_bound_ns if s.idle else None),
         stragglers=across.stragglers.stragglers if across.stragglers else (),
         late_gradients={late.rank: late.gradients for late in across.late_gradients},

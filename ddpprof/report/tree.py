@@ -143,6 +143,8 @@ class SlowdownReport:
     """of all ranks together"""
     kernels: tuple[SlowedKernel, ...]
     """most time lost first"""
+    control: float | None = None
+    """of baseline steps: work that ran alone in both, by how much it took longer beside the measured ones; taken out"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -420,6 +420,12 @@ def test_overlap_slowdown(lost_ns: int | None, share: float | None, backend: str
     assert all(advice in f.advice and "1.25 ×" in f.title for f in find(o) if advice)
 
 
+@pytest.mark.parametrize(("control", "fires"), [(None, True), (1.0, True), (1.2, True), (1.25, False), (0.7, False)])
+def test_no_slowdown_is_claimed_that_the_machine_may_have_made(control: float | None, fires: bool) -> None:
+    o = observed(slowdown_lost_ns=2 * MS, slowdown_ratio=1.25, slowdown_known_share=0.5, slowdown_control=control)
+    assert bool(find(o)) is fires
+
+
 @pytest.mark.parametrize(("ns", "fires"), [(5 * MS, True), (5 * MS - 1, False), (0, False), (None, False)])
 def test_launch_bound(ns: int | None, fires: bool) -> None:
     assert [(f.rule, f.gain_ns) for f in find(observed(launch_bound_ns=ns))] == (

@@ -45,6 +45,12 @@ def _summary(ratio: float, lost_ns: int, known_share: float | None) -> str:
     )
 
 
+def _control(control: float | None) -> str:
+    if control is None:
+        return ""
+    return f"; beside it, work without communication took {control:.2f} × as long as in the baseline steps: taken out"
+
+
 def _kernels(summary: str, slowdown: SlowdownReport) -> Table:
     rows = tuple(
         (
@@ -64,7 +70,8 @@ def _kernels(summary: str, slowdown: SlowdownReport) -> Table:
         rows,
         f"{ms(slowdown.covered_ns)} ms per step of computation run under communication; known are kernels that also "
         "ran alone; lost: ms per step, as against the same work alone"
-        + ("" if slowdown.knows_input_shapes else ", by its place in the step"),
+        + ("" if slowdown.knows_input_shapes else ", by its place in the step")
+        + _control(slowdown.control),
     )
 
 
