@@ -33,7 +33,7 @@ class Arrivals:
     skew_ns: Int64Column | None
     """[n]; ``None`` without a common clock of all ranks"""
     last_rank: NDArray[np.int32] | None
-    """[n]; ``None`` likewise"""
+    """[n], or `UNKNOWN` where several came at once; ``None`` likewise"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,11 @@ def _skew(
             return None, None
     last = np.where(known, start, -_NEVER)
     skew = last.max(axis=1, initial=-_NEVER) - np.where(known, start, _NEVER).min(axis=1, initial=_NEVER)
-    numbers = np.array(matched.ranks, np.int32)
-    return skew, numbers[last.argmax(axis=1)] if len(matched) else np.empty(0, np.int32)
+    if not len(matched):
+        return skew, np.empty(0, np.int32)
+    is_alone = (last == last.max(axis=1, keepdims=True)).sum(axis=1) == 1
+    numbers = np.array(matched.ranks, np.int32)[last.argmax(axis=1)]
+    return skew, np.where(is_alone, numbers, UNKNOWN).astype(np.int32)
 
 
 def _per_step(waiting: Int64Column, step: Int64Column) -> int | None:

@@ -152,14 +152,16 @@ def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup],
     Kineto cuts long lists of ranks off. Then the group is the only one of its name whose ranks are known, if any.
     """
     ranks_of_name: dict[str | None, set[tuple[int, ...]]] = {}
+    contradicted = {group for _, group in contradictions(ranks)}
     for rank in ranks:
         for group in rank.groups:
-            if group.name is not None and group.ranks is not None:
+            if group.name is not None and group.ranks is not None and group not in contradicted:
                 ranks_of_name.setdefault(group.name, set()).add(group.ranks)
     numbers: dict[tuple[object, ...], int] = {}
     groups: list[ProcessGroup] = []
 
     def number_of(group: ProcessGroup) -> int:
+        group = ProcessGroup(group.name) if group in contradicted else group
         known = ranks_of_name.get(group.name, set())
         members = next(iter(known)) if group.ranks is None and len(known) == 1 else group.ranks
         size = group.size if members is None else len(members)
@@ -175,6 +177,16 @@ def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup],
         common = [number_of(group) for group in rank.groups] + [number_of(ProcessGroup())]
         of_rows.append(np.array(common, np.int32)[rank.collectives.group])
     return groups, of_rows
+
+
+def contradictions(ranks: Sequence[RankCollectives]) -> list[tuple[int, ProcessGroup]]:
+    """Ranks with collectives of a group that does not list them: its list is not to be trusted."""
+    return [
+        (rank.rank, group)
+        for rank in ranks
+        for group in rank.groups
+        if group.ranks is not None and rank.rank not in group.ranks
+    ]
 
 
 def _common_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[int, ...], list[Int64Column]]:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, Int64Column, ProcessGroup
-from ddpprof.measures.candidates import Candidates, RankCollectives, line_up
-from ddpprof.measures.mismatches import describe_mismatches, differs
+from ddpprof.measures.candidates import Candidates, RankCollectives, contradictions, line_up
+from ddpprof.measures.mismatches import describe_contradictions, describe_mismatches, differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> MatchedCollectives:
     named_steps = np.array([*step_numbers, UNKNOWN], np.int64)  # the last is what NO_STEP finds
     rows, kinds = [np.empty((0, len(ranks)), np.int32)], [np.empty(0, np.int8)]
     of_group, of_step = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-    mismatches = []
+    mismatches = describe_contradictions(contradictions(ranks))
     for lines in candidates:
         same = _is_same(lines)
         of_all_ranks = np.full((int(same.sum()), len(ranks)), UNKNOWN, np.int32)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import NO_STEP, UNKNOWN, CollectiveKind
+from ddpprof.events import NO_STEP, UNKNOWN, CollectiveKind, ProcessGroup
 from ddpprof.measures.candidates import Candidates
 
 _SIZED_BY_RANK = (CollectiveKind.ALL_TO_ALL, CollectiveKind.GATHER, CollectiveKind.SCATTER)
@@ -29,6 +29,18 @@ def describe_mismatches(lines: Candidates, step_numbers: Sequence[int]) -> list[
     """`step_numbers`: what the steps of the lines are called."""
     told = _by_sequence(lines) if lines.by_sequence else _by_step(lines)
     return [f"{_where(lines, first, step_numbers)}: {text}" for first, text in told]
+
+
+def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[str]:
+    """`found`: ranks with collectives of a group that does not list them. One sentence for each group."""
+    ranks: dict[ProcessGroup, list[int]] = {}
+    for rank, group in found:
+        ranks.setdefault(group, []).append(rank)
+    return [
+        f"process group {group.name}: it lists {_ranks(group.ranks or ())} but not {_ranks(members)}, of its own "
+        "collectives: the list is not used"
+        for group, members in ranks.items()
+    ]
 
 
 def _varies(values: NDArray[np.int64] | NDArray[np.int8]) -> NDArray[np.bool_]:

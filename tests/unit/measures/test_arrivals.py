@@ -106,3 +106,12 @@ def test_without_a_rank_the_others_seem_to_wait_less_or_the_same(dropped: int) -
 def test_a_collective_that_one_rank_lost_costs_its_step() -> None:
     ranks = job(3, 4)
     assert len(arrivals([*ranks[:2], without(ranks[2], 1)]).transfer_ns) == 3
+
+
+def test_of_ranks_that_come_at_once_none_is_the_last() -> None:
+    ranks = [rank(0, call(0, 10), call(20, 30)), rank(1, call(0, 10), call(20, 30))]
+    matched = match_collectives(ranks)
+    arrivals = measure_arrivals(ranks, matched, find_common_clock(ranks, matched))
+    assert arrivals.last_rank is not None
+    assert arrivals.last_rank.tolist() == [UNKNOWN, UNKNOWN]
+    assert [one.num_last for one in summarise_waiting(matched, arrivals)] == [0, 0]

@@ -114,6 +114,16 @@ def test_a_group_is_expected_on_its_own_ranks_only() -> None:
     assert matched.mismatches == ()
 
 
+def test_a_group_that_does_not_list_its_own_rank_is_known_by_its_name() -> None:
+    pair = ProcessGroup("0", 2, (0, 1))
+    matched = match_collectives([rank(r, call(r, 9, group=0), groups=[pair]) for r in range(3)])
+    assert matched.rows.tolist() == [[0, 0, 0]]
+    assert matched.groups == (ProcessGroup("0"),)
+    assert matched.mismatches == (
+        "process group 0: it lists ranks 0, 1 but not rank 2, of its own collectives: the list is not used",
+    )
+
+
 def test_ranks_that_were_not_read_are_not_missed() -> None:
     world = [ProcessGroup("0", 4, (0, 1, 2, 3))]
     matched = match_collectives([rank(r, call(r, 9, group=0), groups=world) for r in (3, 1)])
