@@ -50,7 +50,7 @@ def gradient_reductions(rank: Rank) -> dict[str, list[int]]:
     return counts
 
 
-@pytest.mark.parametrize("num_micro_steps", [1, 2])
+@pytest.mark.parametrize("num_micro_steps", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_baseline_steps_do_not_communicate_and_end_the_job(
     num_micro_steps: int, ddpprof: Run, tmp_path: Path, report: Report
 ) -> None:

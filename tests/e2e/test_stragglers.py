@@ -37,7 +37,7 @@ def only_one(across: dict[str, Any]) -> dict[str, Any]:
     ("rank", "phase"),
     [
         pytest.param(1, "backward", id="backward"),
-        pytest.param(0, "data", id="data-of-the-rank-whose-buffers-all-wait-for"),
+        pytest.param(0, "data", id="data-of-the-rank-whose-buffers-all-wait-for", marks=SLOW),
         pytest.param(2, "data", id="data", marks=SLOW),
         pytest.param(2, "forward", id="forward", marks=SLOW),
         pytest.param(3, "optimizer", id="optimizer", marks=SLOW),
@@ -65,6 +65,7 @@ def test_the_rank_that_sleeps(rank: int, phase: str, ddpprof: Run, report: Repor
         assert gradient["jump_ns"] == pytest.approx(200 * MS, rel=0.15)
 
 
+@pytest.mark.slow
 def test_ranks_that_are_all_equally_slow_are_no_stragglers(ddpprof: Run, report: Report) -> None:
     options = ["--slow", "0", "1", "2", "3", "--phase", "forward", "--seconds", "0.2", "--steps", "20"]
     done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *script("straggler.py", *options))
