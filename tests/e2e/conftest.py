@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from jobs import DDPPROF, TORCHRUN, Run, environment
 
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
