@@ -25,6 +25,8 @@ from ddpprof.events import (
     Trace,
     Work,
 )
+from ddpprof.measures.breakdown import split_step
+from ddpprof.measures.idle import Idle, find_gaps, measure_idle
 
 Op = tuple[int, int, Phase, int] | tuple[int, int, Phase, int, int] | tuple[int, int, Phase, int, int, int]
 """start, end, phase, step; then the kernel's index, 0 unless said otherwise, and its launch: where it starts"""
@@ -168,3 +170,9 @@ def record(
 def run(*ranks: Rank, **changes: Any) -> Run:
     given = {"name": "run", "command": ("train.py",), "world_size": len(ranks), **changes}
     return Run(ranks=ranks, **given)
+
+
+def idle_of(made: Trace, step: int) -> Idle | None:
+    """Why the accelerator idled in a step; ``None`` on CPU, and where the step has no work."""
+    split, gaps = split_step(made, step), find_gaps(made)
+    return None if split is None or gaps is None else measure_idle(split.idle, gaps)

@@ -7,7 +7,7 @@ where one of the runs has no others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import mean, median
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from ddpprof import __version__
 from ddpprof.comparison.kernels import KernelChange, compare_kernels
 from ddpprof.comparison.shift import Shift, shift_between
 from ddpprof.measures.bucket_table import BucketRow
+from ddpprof.measures.wrapper import WrapperCost
 from ddpprof.report import LightStepReport, Report, StepReport
 
 _StepT = TypeVar("_StepT", StepReport, LightStepReport)
@@ -108,7 +109,6 @@ _OF_PROFILED: Mapping[str, Callable[[StepReport], int | None]] = {
     "data": lambda s: s.parts.data_ns if s.parts else None,
     "other": lambda s: s.parts.other_ns if s.parts else None,
     "idle": lambda s: s.parts.idle_ns if s.parts else None,
-    "wrapper": lambda s: s.wrapper.total_ns,
 }
 
 _OF_LIGHT: Mapping[str, Callable[[LightStepReport], int | None]] = {
@@ -120,14 +120,15 @@ _OF_LIGHT: Mapping[str, Callable[[LightStepReport], int | None]] = {
     "other": lambda s: s.parts.other_ns if s.parts else None,
 }
 
-METRICS = tuple(dict.fromkeys((*_OF_PROFILED, *_OF_LIGHT)))
+METRICS = tuple(dict.fromkeys((*_OF_PROFILED, "wrapper", *_OF_LIGHT)))
 
 
 def _metrics(a: Report, b: Report) -> tuple[MetricChange, ...]:
     if _profiled(a) and _profiled(b):
+        measures = {**_OF_PROFILED, "wrapper": _wrapper(a, b)}
         changes = [
             _change(name, _by_step(_profiled(a), value), _by_step(_profiled(b), value))
-            for name, value in _OF_PROFILED.items()
+            for name, value in measures.items()
         ]
     else:
         changes = [
@@ -136,8 +137,19 @@ def _metrics(a: Report, b: Report) -> tuple[MetricChange, ...]:
     return tuple(change for change in changes if change.num_steps_a and change.num_steps_b)
 
 
+def _wrapper(a: Report, b: Report) -> Callable[[StepReport], int | None]:
+    """DDP's own work, as far as both runs know it: a trace that ddpprof did not record lacks some of its parts."""
+    parts = [field.name for field in fields(WrapperCost)]
+    known = [
+        part
+        for part in parts
+        if all(any(getattr(step.wrapper, part) is not None for step in _profiled(report)) for report in (a, b))
+    ]
+    return lambda step: sum(getattr(step.wrapper, part) or 0 for part in known)
+
+
 def _profiled(report: Report) -> list[StepReport]:
-    return [step for rank in report.ranks for step in rank.steps]
+    return [step for rank in report.ranks for step in rank.measured_steps]
 
 
 def _light(report: Report) -> list[LightStepReport]:

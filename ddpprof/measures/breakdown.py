@@ -11,12 +11,13 @@ in it counts, also what another step launched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import Collectives, Mark, Phase, Trace, Work
+from ddpprof.events import Collectives, Mark, Phase, Step, Trace, Work
 from ddpprof.intervals import Spans, intersect, merge, subtract, union
 from ddpprof.measures.overlap import spans_of
 
@@ -44,20 +45,30 @@ class Breakdown:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StepSplit:
+    """When each part of a step was; no instant is in two."""
+
+    parts: tuple[tuple[Spans, ...], ...]
+    """of each field of `Breakdown`, in order"""
+
+    @property
+    def breakdown(self) -> Breakdown:
+        return Breakdown(*(sum(spans.total_ns for spans in part) for part in self.parts))
+
+    @property
+    def idle(self) -> Spans:
+        return self.parts[-1][0]
+
+
 def measure_breakdown(trace: Trace, step: int) -> Breakdown | None:
     """``None`` where the step has no work at all."""
-    split = _split(trace, step)
-    return None if split is None else Breakdown(*(sum(part.total_ns for part in parts) for parts in split))
+    split = split_step(trace, step)
+    return None if split is None else split.breakdown
 
 
-def idle_spans(trace: Trace, step: int) -> Spans | None:
-    """The time that `measure_breakdown` calls idle."""
-    split = _split(trace, step)
-    return None if split is None else split[-1][0]
-
-
-def _split(trace: Trace, step: int) -> tuple[tuple[Spans, ...], ...] | None:
-    """The time of each part of `Breakdown`, in the order of its fields; no instant is in two."""
+def split_step(trace: Trace, step: int) -> StepSplit | None:
+    """``None`` where the step has no work at all."""
     window = _window(trace, step)
     if window is None:
         return None
@@ -77,7 +88,7 @@ def _split(trace: Trace, step: int) -> tuple[tuple[Spans, ...], ...] | None:
     exposed, copies = take(_spans(trace.collectives, window)), take(_spans(trace.copies, window))
     waits = marks.mark == Mark.DATA
     data = take(union(marks.start_ns[waits], marks.end_ns[waits]))
-    return (forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,)
+    return StepSplit(((forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,)))
 
 
 def _spans(table: Work | Collectives, window: Spans, chosen: NDArray[np.bool_] | None = None) -> Spans:
@@ -95,12 +106,19 @@ def _window(trace: Trace, step: int) -> Spans | None:
     if not len(here):
         return None
     end = int(here.end_ns[-1])
-    following = step + 1
-    if following < len(trace.steps) and trace.steps[following].cycle == trace.steps[step].cycle:
-        after = _device_work(trace, following)
+    if _is_followed(trace.steps, step):
+        after = _device_work(trace, step + 1)
         end = int(after.start_ns[0]) if len(after) else end
     start = int(here.start_ns[0])
     return _span(start, max(end, start + 1))
+
+
+def _is_followed(steps: Sequence[Step], step: int) -> bool:
+    """Whether the trace goes on with the next step: not where it ends, the profiler paused or a mark is lost."""
+    if step + 1 == len(steps):
+        return False
+    here, after = steps[step], steps[step + 1]
+    return (after.cycle, after.number) == (here.cycle, here.number + 1)
 
 
 def _span(start_ns: int, end_ns: int) -> Spans:

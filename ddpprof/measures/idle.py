@@ -13,13 +13,13 @@ On CPU the question has no answer: the host is the device, so what it does betwe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, Int64Column, Trace
-from ddpprof.intervals import union
-from ddpprof.measures.breakdown import idle_spans
+from ddpprof.intervals import Spans, union
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -38,25 +38,44 @@ class Idle:
         return self.launch_bound_ns + self.comm_wait_ns + self.other_ns
 
 
-def measure_idle(trace: Trace, step: int) -> Idle | None:
-    """``None`` on CPU, and where the step has no work at all."""
-    idle = idle_spans(trace, step) if trace.device != "cpu" else None
-    if idle is None:
+class Cause(IntEnum):
+    OTHER = 0
+    LAUNCH_BOUND = 1
+    COMM_WAIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The busy spans of an accelerator, and why it idled after each."""
+
+    busy: Spans
+    cause: NDArray[np.int8]
+    """[number of busy spans]: `Cause`"""
+
+
+def find_gaps(trace: Trace) -> Gaps | None:
+    """Of the whole trace. ``None`` on CPU."""
+    if trace.device == "cpu":
         return None
     work = _all_work(trace)
     busy = union(work.start_ns, work.end_ns)
-    before = np.searchsorted(busy.start_ns, idle.start_ns, side="right") - 1  # the step begins with work
-    gap_start = busy.end_ns[before]
-    gap_end = np.append(busy.start_ns, _NEVER)[before + 1]
-
+    gap_start, gap_end = busy.end_ns, np.append(busy.start_ns[1:], _NEVER)
     ender = np.searchsorted(work.start_ns, gap_end)  # of several that start at once, the one launched first
     is_known = np.append(work.launched_ns, _NEVER)[ender] != _NEVER
     is_late = is_known & (np.append(work.launched_ns, 0)[ender] + _latency(trace) > gap_start)
     follows_comm = np.isin(gap_start, work.end_ns[work.is_comm])
     waits = is_known & ~is_late & (follows_comm | np.append(work.is_comm, False)[ender])
+    return Gaps(
+        busy, np.where(is_late, Cause.LAUNCH_BOUND, np.where(waits, Cause.COMM_WAIT, Cause.OTHER)).astype(np.int8)
+    )
 
+
+def measure_idle(idle: Spans, gaps: Gaps) -> Idle:
+    """`idle`: of one step, from `split_step` of the same trace."""
     length = idle.end_ns - idle.start_ns
-    launch_bound, comm_wait = int(length[is_late].sum()), int(length[waits].sum())
+    before = np.searchsorted(gaps.busy.start_ns, idle.start_ns, side="right") - 1  # a step begins with work
+    cause = gaps.cause[before]
+    launch_bound, comm_wait = (int(length[cause == which].sum()) for which in (Cause.LAUNCH_BOUND, Cause.COMM_WAIT))
     return Idle(launch_bound, comm_wait, int(length.sum()) - launch_bound - comm_wait)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ddpprof import __version__
-from ddpprof.events import DdpModule, Run
+from ddpprof.events import DdpModule, Rank, Run
 from ddpprof.findings import find
 from ddpprof.measures.bucket_table import BucketSummary, as_row, summarise_buckets
 from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, trace_buckets
@@ -14,7 +14,7 @@ from ddpprof.report.across import across_ranks
 from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
 from ddpprof.report.observed import observe
 from ddpprof.report.ranks import bucket_steps, rank_report
-from ddpprof.report.tree import REPORT_FORMAT, Job, Module, Report
+from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
 
 def build_report(run: Run) -> Report:
@@ -28,7 +28,7 @@ def build_report(run: Run) -> Report:
         format=REPORT_FORMAT,
         ddpprof=__version__,
         job=job,
-        missing=(*run.missing, *_notes(run), *traced.notes, *mismatches),
+        missing=(*run.missing, *_notes(run), *_idle_steps(ranks), *traced.notes, *mismatches),
         ranks=ranks,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
         findings=find(observe(run, modules, job.backend, ranks, buckets, slowdown, across)),
@@ -38,9 +38,20 @@ def build_report(run: Run) -> Report:
     )
 
 
+def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:
+    found: dict[int, list[int]] = {}
+    for rank in ranks:
+        if rank.measured_steps:
+            for step in rank.steps:
+                if step.parts is None:
+                    found.setdefault(step.step, []).append(rank.rank)
+    where = {number: "" if len(of) == len(ranks) else f" of {len(of)} ranks" for number, of in found.items()}
+    return [f"step {number}{where[number]} holds no work of the device: it counts in no median" for number in found]
+
+
 def _buckets(run: Run, modules: Sequence[DdpModule]) -> tuple[tuple[BucketSummary, ...], TracedBuckets]:
     """From the recorder's facts; without them, as far as the traces show."""
-    one_clock = len(_hosts(run)) == 1
+    one_clock = len(_hosts(run)) == 1 and all(_host(rank) is not None for rank in run.ranks)
     if modules:
         return summarise_buckets(modules, {r.rank: bucket_steps(r, modules) for r in run.ranks}, one_clock), NO_BUCKETS
     return (), trace_buckets({rank.rank: rank.trace for rank in run.ranks if rank.trace is not None}, one_clock)
@@ -52,8 +63,11 @@ def _modules(run: Run) -> tuple[DdpModule, ...]:
 
 
 def _hosts(run: Run) -> tuple[str, ...]:
-    known = {rank.record.host if rank.record else rank.trace.host if rank.trace else None for rank in run.ranks}
-    return tuple(sorted(host for host in known if host is not None))
+    return tuple(sorted({host for rank in run.ranks if (host := _host(rank)) is not None}))
+
+
+def _host(rank: Rank) -> str | None:
+    return rank.record.host if rank.record else rank.trace.host if rank.trace else None
 
 
 def _first(values: Iterable[str | None]) -> str | None:

@@ -10,14 +10,15 @@ from ddpprof.measures.slowdown import KernelSlowdown, Slowdown, measure_slowdown
 from ddpprof.report.ranks import training_steps, whole_steps
 from ddpprof.report.tree import SlowdownReport, SlowedKernel
 
-_MOST_KERNELS = 500
+MOST_KERNELS = 500
+"""in a report; the others take next to no time"""
 
 
 def kernels_of_first_rank(ranks: Sequence[Rank]) -> tuple[KernelSummary, ...]:
     """Those that take most of its time."""
     for rank in ranks:
         if rank.trace is not None and (steps := whole_steps(rank.trace, training_steps(rank.record))):
-            return summarise_kernels(rank.trace, steps)[:_MOST_KERNELS]
+            return summarise_kernels(rank.trace, steps)[:MOST_KERNELS]
     return ()
 
 
@@ -36,7 +37,7 @@ def slowdown_report(ranks: Sequence[Rank]) -> SlowdownReport | None:
         known_share=slowdown.known_share,
         knows_input_shapes=slowdown.knows_input_shapes,
         num_steps=slowdown.num_steps,
-        kernels=kernels[:_MOST_KERNELS],
+        kernels=kernels[:MOST_KERNELS],
         control=slowdown.control,
     )
 

@@ -23,7 +23,7 @@ def observe(
 ) -> Observed:
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Median over steps, of the rank where it is least: the others' surplus is waiting for a slower rank."""
-        medians = [_median(value(step) for step in rank.steps) for rank in ranks if rank.steps]
+        medians = [_median(value(step) for step in rank.measured_steps) for rank in ranks if rank.measured_steps]
         return min((m for m in medians if m is not None), default=None)
 
     records = [rank.record for rank in run.ranks if rank.record]
@@ -37,7 +37,8 @@ def observe(
     return Observed(
         world_size=run.world_size,
         backend=backend,
-        step_ns=least(lambda s: s.duration_ns) or min((d for d in light if d is not None), default=None),
+        step_ns=least(lambda s: s.parts.step_ns if s.parts else s.duration_ns)
+        or min((d for d in light if d is not None), default=None),
         modules=modules,
         buckets=buckets,
         comm_ns=least(lambda s: s.comm_ns),

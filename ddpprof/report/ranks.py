@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpprof.events import DdpModule, Rank, Record, RecordedStep, Trace
-from ddpprof.measures.breakdown import measure_breakdown
+from ddpprof.measures.breakdown import split_step
 from ddpprof.measures.buckets import BucketStep, measure_buckets
 from ddpprof.measures.cost import measure_recording_cost
-from ddpprof.measures.idle import measure_idle
+from ddpprof.measures.idle import Gaps, find_gaps, measure_idle
 from ddpprof.measures.overlap import measure_overlap
 from ddpprof.measures.recorded import measure_recorded_breakdown
 from ddpprof.measures.torch_times import TorchTimes, compare_with_torch
@@ -64,16 +64,16 @@ def whole_steps(trace: Trace, recorded: Sequence[RecordedStep]) -> list[int]:
 def _step_reports(
     trace: Trace, recorded: Sequence[RecordedStep], modules: Sequence[DdpModule]
 ) -> tuple[StepReport, ...]:
-    by_number = {step.number: step for step in recorded}
-    return tuple(_step_report(trace, index, by_number, modules) for index in whole_steps(trace, recorded))
+    by_number, gaps = {step.number: step for step in recorded}, find_gaps(trace)
+    return tuple(_step_report(trace, index, by_number, modules, gaps) for index in whole_steps(trace, recorded))
 
 
 def _step_report(
-    trace: Trace, index: int, recorded: dict[int, RecordedStep], modules: Sequence[DdpModule]
+    trace: Trace, index: int, recorded: dict[int, RecordedStep], modules: Sequence[DdpModule], gaps: Gaps | None
 ) -> StepReport:
     step = trace.steps[index]
     work, trailing = _device_work(trace, index), measure_trailing(trace, index)
-    parts = measure_breakdown(trace, index)
+    split = split_step(trace, index)
     return StepReport(
         step=step.number,
         duration_ns=step.duration_ns,
@@ -84,10 +84,10 @@ def _step_report(
         trailing_ns=trailing.trailing_ns if trailing else None,
         copy_ns=work.copy_ns,
         num_comm_kernels=work.num_comm_kernels,
-        parts=parts,
+        parts=split.breakdown if split is not None else None,
         wrapper=measure_wrapper_cost(trace, index, recorded.get(step.number)),
         torch_times=_torch_times(trace, recorded, step.number, modules),
-        idle=measure_idle(trace, index),
+        idle=measure_idle(split.idle, gaps) if split is not None and gaps is not None else None,
     )
 
 

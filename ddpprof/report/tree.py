@@ -110,6 +110,11 @@ class RankReport:
     light_steps: tuple[LightStepReport, ...]
     recording_cost: RecordingCost | None
 
+    @property
+    def measured_steps(self) -> tuple[StepReport, ...]:
+        """Those in which the device worked: the others say nothing of a usual step, and count in no median."""
+        return tuple(step for step in self.steps if step.parts is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class SlowedKernel:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_traces import Dialect, Event, device_traces, load, renamed, traces
+from tables import idle_of
 
 from ddpprof.events import Mark, Trace
 from ddpprof.intervals import Spans, intersect, merge, subtract
 from ddpprof.measures.breakdown import measure_breakdown
-from ddpprof.measures.idle import measure_idle
 from ddpprof.measures.kernels import summarise_kernels
 from ddpprof.measures.overlap import measure_overlap, spans_of
 from ddpprof.measures.slowdown import measure_slowdown
@@ -38,7 +38,7 @@ def measured(trace: Trace, shift: int = 0) -> dict[str, Any]:
             for t in trailing
         ],
         "breakdown": [measure_breakdown(trace, step) for step in steps],
-        "idle": [measure_idle(trace, step) for step in steps],
+        "idle": [idle_of(trace, step) for step in steps],
         "wrapper": [measure_wrapper_cost(trace, step, None) for step in steps],
         "kernels": [asdict(summary) for summary in summarise_kernels(trace, steps)],
         "slowdown": asdict(measure_slowdown(trace)),
@@ -100,7 +100,7 @@ def test_sums_add_up(events: list[Event]) -> None:
         both = merge(spans_of(trace.compute, step), spans_of(trace.collectives, step)).total_ns
         assert overlap.compute_ns + overlap.exposed_ns == both
     for step, span in enumerate(trace.steps):
-        parts, idle = measure_breakdown(trace, step), measure_idle(trace, step)
+        parts, idle = measure_breakdown(trace, step), idle_of(trace, step)
         if parts is None:
             assert idle is None
             continue
@@ -166,7 +166,7 @@ def test_the_random_traces_have_what_they_are_meant_to_test() -> None:
         trace = load(events)
         seen.update(Mark(mark).name for mark in set(trace.host_spans.mark.tolist()))
         buckets, slowdown = trace_buckets({0: trace}, one_clock=True), measure_slowdown(trace)
-        idle = [found for step in range(len(trace.steps)) if (found := measure_idle(trace, step))]
+        idle = [found for step in range(len(trace.steps)) if (found := idle_of(trace, step))]
         found = {
             "buckets": buckets.buckets,
             "left out": buckets.notes,

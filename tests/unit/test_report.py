@@ -178,3 +178,30 @@ def test_an_accelerator_that_idles_while_the_host_waits_for_data() -> None:
     )
     made_run = run(Rank(0, made, record(0, [MODULE], made_steps())))
     assert {f.rule: f.gain_ns for f in build_report(made_run).findings} == {"idle-for-data": 20, "launch-bound": 5}
+
+
+def test_a_step_without_work_of_the_device_is_named_and_counts_in_no_median() -> None:
+    made = trace(steps=[(0, 100), (100, 101)], device="gpu", compute=[(10, 60, Phase.FORWARD, 0)])
+    built = build_report(run(Rank(0, made, None)))
+    assert [step.step for step in built.ranks[0].steps] == [10, 11]
+    assert [step.step for step in built.ranks[0].measured_steps] == [10]
+    assert "step 11 holds no work of the device: it counts in no median" in built.missing
+
+
+@pytest.mark.parametrize(
+    ("hosts", "late"),
+    [
+        pytest.param(("a", "a"), [1], id="one-host"),
+        pytest.param(("a", "b"), [None], id="two-hosts"),
+        pytest.param(("a", None), [None], id="one-unknown"),
+    ],
+)
+def test_ranks_are_late_by_one_clock_only(hosts: tuple[str | None, str | None], late: list[int | None]) -> None:
+    ranks = []
+    for number, host in enumerate(hosts):
+        comm = [collective(50 + number, 60, launched=40 + number)]
+        marks = [(Mark.FORWARD, 0, 30, 0)]
+        compute = [(5, 20, Phase.FORWARD, 0), (30, 50, Phase.BACKWARD, 0)]
+        made = trace(compute=compute, comm=comm, host=marks, device="gpu")
+        ranks.append(Rank(number, replace(made, host=host), None))
+    assert [bucket.late_rank for bucket in build_report(run(*ranks)).buckets] == late

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ddpprof.comparison.compare import Comparison, MetricChange
+from ddpprof.comparison.compare import BucketChange, Comparison, MetricChange
 from ddpprof.comparison.gate import Verdict
 from ddpprof.comparison.shift import Shift
 from ddpprof.measures.bucket_table import BucketRow
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, megabytes, ms
+from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, megabytes, ms
 from ddpprof.render.sections.slowdown import kernel_name
 
 _MAX_BUCKETS = 24
@@ -60,8 +60,9 @@ def _metrics(comparison: Comparison) -> Iterable[Section]:
         "Per step, ms (mean over ranks, median over steps)",
         columns,
         rows,
-        f"from {steps.num_steps_a} steps of A and {steps.num_steps_b} of B; the interval comes from the steps' own "
-        "spread: what sets the two runs apart as wholes, such as another machine, is not in it",
+        f"from {count(steps.num_steps_a, 'step')} of A and {steps.num_steps_b} of B; B - A is the median of all "
+        "differences between their steps, and its interval comes from the steps' own spread: what sets the two runs "
+        "apart as wholes, such as another machine, is not in it",
     )
 
 
@@ -88,27 +89,27 @@ _TIMES: tuple[tuple[str, Callable[[BucketRow], int | None]], ...] = (
 
 
 def _buckets(comparison: Comparison) -> Iterable[Section]:
-    rows = []
-    for change in comparison.buckets[:_MAX_BUCKETS]:
-        one = change.a or change.b
-        assert one is not None
-        row = [f"{change.a.index if change.a else ABSENT}", f"{change.b.index if change.b else ABSENT}"]
-        row.append(megabytes(one.num_bytes))
-        for _, time in _TIMES:
-            pair = [None if bucket is None else time(bucket) for bucket in (change.a, change.b)]
-            row += [ms(value) for value in pair]
-        rows.append(tuple(row))
-    if rows:
-        names = ["A", "B", "MB"]
-        for name, _ in _TIMES:
-            names += [f"{name} A", f"{name} B"]
-        more = len(comparison.buckets) - _MAX_BUCKETS
-        yield Table(
-            "Buckets, ms after the end of the forward (medians)",
-            tuple(map(Column, names)),
-            tuple(rows),
-            "matched by the parameters in them" + (f"; {more} more are in the JSON form" if more > 0 else ""),
-        )
+    shown = comparison.buckets[:_MAX_BUCKETS]
+    if not shown:
+        return
+    more = len(comparison.buckets) - _MAX_BUCKETS
+    named = any(bucket is not None and bucket.first_parameter is not None for c in shown for bucket in (c.a, c.b))
+    names = ("A", "B", "MB", *(name for name, _ in _TIMES))
+    yield Table(
+        "Buckets, A → B, ms after the end of the forward (medians)",
+        tuple(map(Column, names)),
+        tuple(_bucket(change) for change in shown),
+        f"matched by {'the parameters in them' if named else 'their place and size'}"
+        + (f"; {more} more are in the JSON form" if more > 0 else ""),
+    )
+
+
+def _bucket(change: BucketChange) -> tuple[str, ...]:
+    pair = (change.a, change.b)
+    index = [ABSENT if bucket is None else str(bucket.index) for bucket in pair]
+    size = next(bucket.num_bytes for bucket in pair if bucket is not None)
+    times = [[None if bucket is None else time(bucket) for bucket in pair] for _, time in _TIMES]
+    return (*index, megabytes(size), *(ABSENT if not any(t) else " → ".join(map(ms, t)) for t in times))
 
 
 def _kernels(comparison: Comparison) -> Iterable[Section]:

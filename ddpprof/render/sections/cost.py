@@ -6,7 +6,19 @@ from collections.abc import Callable, Iterable
 from statistics import median
 
 from ddpprof.measures.wrapper import WrapperCost
-from ddpprof.render.sections.layout import MAX_RANKS, Column, Line, Section, Table, count, median_of, ms, percent
+from ddpprof.render.sections.layout import (
+    MAX_RANKS,
+    Column,
+    Line,
+    Section,
+    Table,
+    count,
+    cut_off,
+    median_of,
+    ms,
+    notes,
+    percent,
+)
 from ddpprof.report import Report
 
 _WRAPPER_PARTS: tuple[tuple[str, Callable[[WrapperCost], int | None]], ...] = (
@@ -23,10 +35,10 @@ _WRAPPER_PARTS: tuple[tuple[str, Callable[[WrapperCost], int | None]], ...] = (
 def wrapper_table(report: Report) -> Iterable[Section]:
     rows = []
     for rank in report.ranks:
-        if not rank.steps or not report.job.modules:
+        if not rank.measured_steps or not report.job.modules:
             continue
-        values = [median_of(rank.steps, lambda s, part=part: part(s.wrapper)) for _, part in _WRAPPER_PARTS]  # type: ignore[misc]
-        share = [s.wrapper.total_ns / s.duration_ns for s in rank.steps if s.duration_ns]
+        values = [median_of(rank.measured_steps, lambda s, part=part: part(s.wrapper)) for _, part in _WRAPPER_PARTS]  # type: ignore[misc]
+        share = [s.wrapper.total_ns / s.duration_ns for s in rank.measured_steps if s.duration_ns]
         rows.append((str(rank.rank), *map(ms, values), percent(median(share) if share else None)))
     if rows:
         names = ("rank", *(name for name, _ in _WRAPPER_PARTS), "of step")
@@ -34,8 +46,11 @@ def wrapper_table(report: Report) -> Iterable[Section]:
             "DDP's own work on the training thread, ms per step (medians)",
             tuple(map(Column, names)),
             tuple(rows[:MAX_RANKS]),
-            "pre-forward: buffer sync and bookkeeping; copy in: gradients into buckets; copy out: buckets into .grad; "
-            "waiting for communication is left out",
+            notes(
+                "pre-forward: buffer sync and bookkeeping; copy in: gradients into buckets; copy out: buckets into "
+                ".grad; waiting for communication is left out",
+                cut_off(len(rows)),
+            ),
         )
 
 

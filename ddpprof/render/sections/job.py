@@ -11,7 +11,7 @@ from ddpprof.report import Report
 def job_lines(report: Report) -> Iterable[Section]:
     job = report.job
     read, world = job.num_ranks_read, job.world_size
-    steps = max((len(rank.steps) for rank in report.ranks), default=0)
+    steps = max((len(rank.measured_steps) or len(rank.steps) for rank in report.ranks), default=0)
     light = max((len(rank.light_steps) for rank in report.ranks), default=0)
     words = [
         clean(" ".join(job.command)) or clean(job.name),

@@ -93,6 +93,15 @@ def clean(text: str, most: int = 200) -> str:
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
+def cut_off(number: int, what: str = "ranks") -> str:
+    """Said below a table that has only the first `MAX_RANKS` rows."""
+    return f"{number - MAX_RANKS} more {what} are in the JSON report" if number > MAX_RANKS else ""
+
+
+def notes(*texts: str) -> str:
+    return "; ".join(text for text in texts if text)
+
+
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.clock import HostClock
 from ddpprof.measures.stragglers import Straggler
-from ddpprof.render.sections.layout import ABSENT, MAX_RANKS, Column, Line, Section, Table, clean, count, ms
+from ddpprof.render.sections.layout import (
+    ABSENT,
+    MAX_RANKS,
+    Column,
+    Line,
+    Section,
+    Table,
+    clean,
+    count,
+    cut_off,
+    ms,
+    notes,
+)
 from ddpprof.report import Report
 from ddpprof.report.tree import ClockReport
 
@@ -26,7 +39,10 @@ def straggler_table(report: Report) -> Iterable[Section]:
         "Stragglers, ms per step that a rank needs more than the others (medians)",
         tuple(Column(name, is_number=name != "in") for name in names),
         tuple(map(_straggler, stragglers.stragglers[:MAX_RANKS])),
-        "by its own time, without waiting for others; chance: probability of being so late by accident",
+        notes(
+            "by its own time, without waiting for others; chance: probability of being so late by accident",
+            cut_off(len(stragglers.stragglers)),
+        ),
     )
     yield from _late_gradients(report)
 
@@ -67,12 +83,20 @@ def waiting_table(report: Report) -> Iterable[Section]:
             ABSENT if one.num_last is None else str(one.num_last),
             ms(one.median_waiting_ns),
         )
-        for one in across.waiting[:MAX_RANKS]
+        for one in _least_waiting(across.waiting)
     )
     names = ("rank", "collectives", "last to come", "waits")
-    yield Table("Who waits for whom in a collective, ms (medians)", tuple(map(Column, names)), rows)
+    title = "Who waits for whom in a collective, ms (medians)"
+    yield Table(title, tuple(map(Column, names)), rows, cut_off(len(across.waiting)))
     if across.clock is not None and len(across.clock.hosts) > 1:
         yield Line(_clocks(across.clock), is_aside=True)
+
+
+def _least_waiting(waiting: Sequence[RankWaiting]) -> Sequence[RankWaiting]:
+    """All; of many ranks those for which the others wait."""
+    if len(waiting) <= MAX_RANKS:
+        return waiting
+    return sorted(waiting, key=lambda one: one.median_waiting_ns)[:MAX_RANKS]
 
 
 def _clocks(clock: ClockReport) -> str:

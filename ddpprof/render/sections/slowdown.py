@@ -11,6 +11,9 @@ from ddpprof.report import Report
 from ddpprof.report.tree import SlowdownReport
 
 _MAX_KERNELS = 5
+_FEW = 0.2
+"""of the computation under communication: what is known of less says little of the rest"""
+_MORE = "Steps without communication to compare with: ddpprof trace --baseline-steps 5 train.py"
 _WORTH_A_TABLE = 0.01
 """of the step"""
 _OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
@@ -18,17 +21,23 @@ _OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
 
 def slowdown_section(report: Report) -> Iterable[Section]:
     slowdown = report.slowdown
-    if slowdown is None or not any(step.num_comm_kernels for rank in report.ranks for step in rank.steps):
+    if slowdown is None or not any(step.num_comm_kernels for rank in report.ranks for step in rank.measured_steps):
         return
     if slowdown.ratio is None or slowdown.lost_ns is None:
         yield Line(
-            f"How much communication slows computation is not known: {clean(slowdown.reason or '')}. Steps without "
-            "communication to compare with: ddpprof trace --baseline-steps 5 train.py",
+            f"How much communication slows computation is not known: {clean(slowdown.reason or '')}. {_MORE}",
+            is_aside=True,
+        )
+        return
+    if (slowdown.known_share or 0) < _FEW:
+        yield Line(
+            f"How much communication slows computation is known for {percent(slowdown.known_share)} of it only: "
+            f"{slowdown.ratio:.2f} × as long. {_MORE}",
             is_aside=True,
         )
         return
     summary = _summary(slowdown.ratio, slowdown.lost_ns, slowdown.known_share)
-    typical = median_of([step for rank in report.ranks for step in rank.steps], lambda step: step.duration_ns)
+    typical = median_of([step for rank in report.ranks for step in rank.measured_steps], lambda step: step.duration_ns)
     if slowdown.lost_ns < _WORTH_A_TABLE * (typical or 0):
         yield Line(f"{summary}.", is_aside=True)
     else:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from ddpprof.render.sections.layout import MAX_RANKS, Bar, Bars, Column, Section, Table, median_of, ms, percent
+from ddpprof.render.sections.layout import (
+    MAX_RANKS,
+    Bar,
+    Bars,
+    Column,
+    Section,
+    Table,
+    cut_off,
+    median_of,
+    ms,
+    notes,
+    percent,
+)
 from ddpprof.report import RankReport, Report
 
 PARTS = ("forward", "backward", "exposed comm", "optimizer", "data, other", "idle")
@@ -29,13 +41,13 @@ def step_bars(report: Report) -> Iterable[Section]:
 def idle_table(report: Report) -> Iterable[Section]:
     rows = []
     for rank in report.ranks:
-        idle = [step.idle for step in rank.steps if step.idle is not None]
+        idle = [step.idle for step in rank.measured_steps if step.idle is not None]
         if any(causes.idle_ns for causes in idle):
             medians = (
                 median_of(idle, lambda i: i.launch_bound_ns),
                 median_of(idle, lambda i: i.comm_wait_ns),
                 median_of(idle, lambda i: i.other_ns),
-                median_of(rank.steps, lambda s: s.parts.data_ns if s.parts else None),
+                median_of(rank.measured_steps, lambda s: s.parts.data_ns if s.parts else None),
             )
             rows.append((str(rank.rank), *map(ms, medians)))
     if rows:
@@ -44,30 +56,33 @@ def idle_table(report: Report) -> Iterable[Section]:
             "Why the accelerator idles, ms per step (medians)",
             tuple(map(Column, names)),
             tuple(rows[:MAX_RANKS]),
-            "host is late: the kernel that ends the gap had not been launched; other: gaps between dependent kernels",
+            notes(
+                "host is late: the kernel that ends the gap had not been launched; other: gaps between dependent "
+                "kernels",
+                cut_off(len(rows)),
+            ),
         )
 
 
 def _drawn(title: str, parts: tuple[str, ...], bars: Sequence[Bar]) -> Iterable[Section]:
     shown = tuple(bars[:MAX_RANKS])
     yield Bars(title, parts, shown)
-    more = f"{len(bars) - MAX_RANKS} more ranks are in the JSON report" if len(bars) > MAX_RANKS else ""
     rows = tuple((bar.label, *map(ms, bar.parts_ns), ms(bar.total_ns)) for bar in shown)
-    yield Table("", (Column("rank"), *map(Column, parts), Column("step")), rows, more)
+    yield Table("", (Column("rank"), *map(Column, parts), Column("step")), rows, cut_off(len(bars)))
 
 
 def _typical_step(report: Report) -> int | None:
     """The number of the profiled step of median length, by the rank that was slowest in it: one step for all ranks."""
     longest: dict[int, int] = {}
     for rank in report.ranks:
-        for step in rank.steps:
+        for step in rank.measured_steps:
             longest[step.step] = max(longest.get(step.step, 0), step.duration_ns)
     in_order = sorted(longest, key=lambda number: longest[number])
     return in_order[(len(in_order) - 1) // 2] if in_order else None
 
 
 def _bar(rank: RankReport, number: int | None) -> Bar | None:
-    parts = next((step.parts for step in rank.steps if step.step == number), None)
+    parts = next((step.parts for step in rank.measured_steps if step.step == number), None)
     if parts is None:
         return None
     other = parts.data_ns + parts.other_ns
@@ -91,7 +106,7 @@ def _recorded_bar(rank: RankReport) -> Bar | None:
 def overlap_table(report: Report) -> Iterable[Section]:
     rows = []
     for rank in report.ranks:
-        steps = rank.steps
+        steps = rank.measured_steps
         if not steps:
             continue
         talks = any(s.num_comm_kernels for s in steps)
@@ -108,11 +123,13 @@ def overlap_table(report: Report) -> Iterable[Section]:
         )
     if rows:
         names = ("rank", "compute", "comm", "hidden", "exposed", "trailing")
-        more = f"{len(rows) - MAX_RANKS} more ranks are in the JSON report. " if len(rows) > MAX_RANKS else ""
         yield Table(
             "Communication and computation, ms per step (medians)",
             tuple(map(Column, names)),
             tuple(rows[:MAX_RANKS]),
-            f"{more}hidden: share of comm while compute runs; exposed: the rest; trailing: gradients still on their "
-            "way between the last backward op and the optimizer",
+            notes(
+                cut_off(len(rows)),
+                "hidden: share of comm while compute runs; exposed: the rest; trailing: gradients still on their way "
+                "between the last backward op and the optimizer",
+            ),
         )

@@ -15,6 +15,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.events import Kernel
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.report import Report
+from ddpprof.report.kernels import MOST_KERNELS
 
 US, MS = 1000, 1_000_000
 
@@ -84,6 +85,21 @@ def test_buckets_are_matched_by_what_is_in_them() -> None:
     assert pairs == [(0, None), (1, 0), (None, 1)]
 
 
+def test_ddps_own_work_is_compared_as_far_as_both_runs_know_it() -> None:
+    recorded = step(12, 48_000, 9_000, 2_500, 100, 1000)
+    bare = replace(recorded, wrapper=replace(recorded.wrapper, pre_forward_ns=None))
+    found = compare(report(ranks=(rank(0, recorded),)), report(ranks=(rank(0, bare),)))
+    wrapper = metric(found, "wrapper")
+    assert wrapper.a_ns == wrapper.b_ns == recorded.wrapper.total_ns - (recorded.wrapper.pre_forward_ns or 0)
+
+
+def test_steps_without_work_count_in_no_median() -> None:
+    empty = replace(step(14, 0, 0, 0, None, 0), parts=None)
+    whole = report(ranks=(rank(0, step(12, 40, 0, 0, 0, 0), step(13, 40, 0, 0, 0, 0), empty),))
+    change = metric(compare(whole, whole), "compute")
+    assert (change.num_steps_a, change.a_ns) == (2, 40 * US)
+
+
 def kernel(name: str, median_us: int, runs: int = 20, spread: float | None = 0.02) -> KernelSummary:
     return KernelSummary(
         Kernel(name, "[1,1,1][128,1,1]"), "backward", 5, runs, median_us * runs * US, median_us * US, spread
@@ -101,6 +117,12 @@ def test_slower_kernels_stand_by_the_time_that_they_cost() -> None:
         "kernels of one run only, by name, launch shape and input shapes: "
         "1 only in A (0.02 ms per step), 1 only in B (0.03 ms per step)"
     )
+
+
+def test_of_lists_that_were_cut_none_is_said_to_lack_a_kernel() -> None:
+    many = [kernel(f"k{n}", 5) for n in range(MOST_KERNELS)]
+    assert compare_kernels(many, many[1:])[1] is None
+    assert compare_kernels(many[1:], many[2:])[1] is not None
 
 
 @pytest.mark.parametrize(

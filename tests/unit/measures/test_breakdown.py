@@ -144,3 +144,10 @@ def test_the_order_of_rows_does_not_matter(ops: Any, comm: Any, random: Any) -> 
 def test_waits_before_the_step_do_not_count() -> None:
     made = replace(trace(steps=[(100, 200)]), host_spans=marks((Mark.DATA, 50, 120, -1)))
     assert measure_breakdown(made, 0) == Breakdown(0, 0, 0, 0, 20, 0, 80)
+
+
+def test_a_step_reaches_to_the_next_number_only() -> None:
+    """Where a step's mark is missing, what follows is not known to be the next step's."""
+    made = trace(steps=[(0, 100), (300, 400)], device="gpu", compute=[(10, 60, F, 0), (310, 350, F, 1)])
+    gap = replace(made, steps=(made.steps[0], replace(made.steps[1], number=12)))
+    assert [found.step_ns for found in (measure_breakdown(made, 0), measure_breakdown(gap, 0)) if found] == [300, 50]

@@ -159,9 +159,24 @@ def test_a_slowdown_that_is_not_known_says_why_and_what_to_record() -> None:
 
 
 def test_kernels_that_are_no_slower_are_not_called_slowed() -> None:
-    faster = replace(slowdown(), ratio=0.97, lost_ns=-50_000, known_share=0.04)
+    faster = replace(slowdown(), ratio=0.97, lost_ns=-50_000, known_share=0.4)
     text = " ".join(drawn(replace(gpu_report(), slowdown=faster)).split())
-    assert "Communication does not slow the computation beside it: 0.97 × as long (known for 4% of it)." in text
+    assert "Communication does not slow the computation beside it: 0.97 × as long (known for 40% of it)." in text
+
+
+def test_a_slowdown_of_which_little_is_known_is_not_drawn_out() -> None:
+    text = " ".join(drawn(replace(gpu_report(), slowdown=replace(slowdown(), known_share=0.06))).split())
+    assert "is known for 6% of it only: 1.12 × as long." in text
+    assert "elementwise_kernel" not in text
+
+
+def test_tables_of_ranks_say_what_they_leave_out() -> None:
+    made = gpu_report()
+    many = tuple(replace(made.ranks[0], rank=n) for n in range(20))
+    waiting = tuple(replace(across().waiting[0], rank=n, median_waiting_ns=(20 - n) * 1000) for n in range(20))
+    text = drawn(replace(made, ranks=many, across=across(waiting=waiting)), 120)
+    assert " ".join(text.split()).count("4 more ranks are in the JSON report") == 4, "bars, overlap, idle, waiting"
+    assert [line.split()[0] for line in text.splitlines() if line.endswith("  0.00") and " 6 " in line][:1] == ["19"]
 
 
 def test_a_slowdown_that_costs_next_to_nothing_is_one_line() -> None:
