@@ -10,6 +10,7 @@ from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.breakdown import Breakdown
 from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.clock import HostClock, RankClock
+from ddpprof.measures.collective_table import CollectiveSummary
 from ddpprof.measures.cost import RecordingCost
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
@@ -21,7 +22,6 @@ from ddpprof.report import DeviceWork, Job, LightStepReport, Module, RankReport,
 from ddpprof.report.tree import (
     AcrossRanks,
     ClockReport,
-    CollectiveReport,
     LateGradients,
     SlowdownReport,
     SlowedKernel,
@@ -115,7 +115,7 @@ def report(**changes: Any) -> Report:
 
 def across(name: str = "node-a", **changes: Any) -> AcrossRanks:
     """Two ranks on two hosts; rank 1 is late in its backward pass."""
-    collective = CollectiveReport(
+    collective = CollectiveSummary(
         kind="all_reduce", group=name, num_ranks=2, at_least_bytes=1 << 20, below_bytes=1 << 21, num_calls=4,
         num_bytes=6_240_000, num_ranks_read=2, transfer_ns=13_000 * US, shared_transfer_ns=12_500 * US,
         waiting_ns=5_700 * US, algbw_bytes_per_s=1.248e8, busbw_bytes_per_s=1.248e8,

@@ -35,9 +35,10 @@ _ALL_BUT_OWN = (
 class CollectiveSummary:
     """The collectives of one kind, process group and size class, over all steps."""
 
-    kind: CollectiveKind
-    group: ProcessGroup
-    """one without name, size and ranks stands for a trace that does not say it"""
+    kind: str
+    """`CollectiveKind`, in small letters"""
+    group: str | None
+    """name of the process group; ``None``: the trace does not say"""
     num_ranks: int | None
     """of the group; of the whole job where the trace does not say the group"""
     at_least_bytes: int | None
@@ -57,11 +58,8 @@ class CollectiveSummary:
     """median over collectives and ranks"""
     algbw_bytes_per_s: float | None
     """median of bytes / shared transfer; ``None`` where one of the two is unknown"""
-
-    @property
-    def busbw_bytes_per_s(self) -> float | None:
-        factor = bus_factor(self.kind, self.num_ranks)
-        return self.algbw_bytes_per_s * factor if self.algbw_bytes_per_s is not None and factor is not None else None
+    busbw_bytes_per_s: float | None
+    """that of the links; ``None`` likewise, and where nccl-tests defines none"""
 
 
 def bus_factor(kind: CollectiveKind, num_ranks: int | None) -> float | None:
@@ -178,10 +176,13 @@ def _summarise(
     mine = (lines.transfer.key == key).all(axis=1)
     waiting = lines.waiting_ns[mine]
     fastest = lines.transfer.take(mine) if mine.any() else _joined(of_rank)
+    num_ranks = group.size if group.size is not None else world_size
+    algbw = _bandwidth(fastest) if mine.any() and size_class >= 0 else None
+    factor = bus_factor(CollectiveKind(kind), num_ranks)
     return CollectiveSummary(
-        kind=CollectiveKind(kind),
-        group=group,
-        num_ranks=group.size if group.size is not None else world_size,
+        kind=CollectiveKind(kind).name.lower(),
+        group=group.name,
+        num_ranks=num_ranks,
         at_least_bytes=None if size_class < 0 else 1 << size_class >> 1,
         below_bytes=None if size_class < 0 else 1 << size_class,
         num_calls=len(most.key),
@@ -190,7 +191,8 @@ def _summarise(
         transfer_ns=round(float(np.median(fastest.duration_ns))),
         shared_transfer_ns=round(float(np.median(fastest.shared_ns))),
         waiting_ns=round(float(np.median(waiting[waiting != UNKNOWN]))) if mine.any() else None,
-        algbw_bytes_per_s=_bandwidth(fastest) if mine.any() and size_class >= 0 else None,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=algbw * factor if algbw is not None and factor is not None else None,
     )
 
 

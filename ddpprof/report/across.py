@@ -9,13 +9,13 @@ from ddpprof.measures.arrivals import measure_arrivals, summarise_waiting
 from ddpprof.measures.buckets import bucket_rows
 from ddpprof.measures.candidates import rank_collectives
 from ddpprof.measures.clock import find_common_clock
-from ddpprof.measures.collective_table import CollectiveSummary, summarise_collectives
+from ddpprof.measures.collective_table import summarise_collectives
 from ddpprof.measures.late_gradients import find_late_gradients
 from ddpprof.measures.matching import match_collectives
 from ddpprof.measures.recorded_progress import progress_of_rank
 from ddpprof.measures.stragglers import Part, Stragglers, find_stragglers
 from ddpprof.report.ranks import training_steps
-from ddpprof.report.tree import AcrossRanks, ClockReport, CollectiveReport, LateGradients
+from ddpprof.report.tree import AcrossRanks, ClockReport, LateGradients
 
 
 def across_ranks(
@@ -34,7 +34,7 @@ def across_ranks(
             num_matched=len(matched),
             clock=None if clock is None else ClockReport(clock.at_ns, clock.ranks, clock.hosts()),
             waiting=summarise_waiting(matched, arrivals),
-            collectives=tuple(map(_collective, table)),
+            collectives=table,
             stragglers=stragglers,
             late_gradients=_late_gradients(ranks, modules, stragglers),
         ),
@@ -64,21 +64,3 @@ def _late_gradients(
         if gradients and straggler.part in (Part.BACKWARD, None):
             late.append(LateGradients(straggler.rank, gradients))
     return tuple(late)
-
-
-def _collective(row: CollectiveSummary) -> CollectiveReport:
-    return CollectiveReport(
-        kind=row.kind.name.lower(),
-        group=row.group.name,
-        num_ranks=row.num_ranks,
-        at_least_bytes=row.at_least_bytes,
-        below_bytes=row.below_bytes,
-        num_calls=row.num_calls,
-        num_bytes=row.num_bytes,
-        num_ranks_read=row.num_ranks_read,
-        transfer_ns=row.transfer_ns,
-        shared_transfer_ns=row.shared_transfer_ns,
-        waiting_ns=row.waiting_ns,
-        algbw_bytes_per_s=row.algbw_bytes_per_s,
-        busbw_bytes_per_s=row.busbw_bytes_per_s,
-    )

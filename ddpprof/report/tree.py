@@ -15,6 +15,7 @@ from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.breakdown import Breakdown
 from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.clock import HostClock, RankClock
+from ddpprof.measures.collective_table import CollectiveSummary
 from ddpprof.measures.cost import RecordingCost
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
@@ -162,35 +163,6 @@ class ClockReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveReport:
-    """Collectives of one kind, process group and size class, over all steps."""
-
-    kind: str
-    group: str | None
-    num_ranks: int | None
-    """of the group; of the job where the trace does not name the group"""
-    at_least_bytes: int | None
-    below_bytes: int | None
-    """the size class; ``None``: sizes unknown"""
-    num_calls: int
-    """of one rank"""
-    num_bytes: int | None
-    """of all its calls"""
-    num_ranks_read: int
-    """over which the shortest duration was taken; 1: nothing to compare with, durations hold waiting"""
-    transfer_ns: int
-    """median; the shortest duration over the ranks that were read"""
-    shared_transfer_ns: int
-    """likewise, with time shared where several collectives of a rank run at once"""
-    waiting_ns: int | None
-    """median over collectives and ranks: duration less transfer"""
-    algbw_bytes_per_s: float | None
-    """bytes / shared transfer"""
-    busbw_bytes_per_s: float | None
-    """of the links, as nccl-tests defines it"""
-
-
-@dataclass(frozen=True, slots=True)
 class LateGradients:
     """Where a rank that is late in its backward pass falls behind, the largest jump first."""
 
@@ -206,7 +178,7 @@ class AcrossRanks:
     """collectives that were recognised on two ranks or more"""
     clock: ClockReport | None
     waiting: tuple[RankWaiting, ...]
-    collectives: tuple[CollectiveReport, ...]
+    collectives: tuple[CollectiveSummary, ...]
     stragglers: Stragglers | None
     """``None`` where there are too few ranks or steps to tell"""
     late_gradients: tuple[LateGradients, ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.measures.collective_table import CollectiveSummary
 from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, megabytes, ms
 from ddpprof.report import Report
-from ddpprof.report.tree import CollectiveReport
 
 _MAX_ROWS = 24
 _SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -37,7 +37,7 @@ def collective_table(report: Report) -> Iterable[Section]:
     )
 
 
-def _row(row: CollectiveReport, has_groups: bool) -> tuple[str, ...]:
+def _row(row: CollectiveSummary, has_groups: bool) -> tuple[str, ...]:
     group = (ABSENT if row.group is None else clean(row.group, most=30),) if has_groups else ()
     return (
         row.kind.replace("_", "-"),
@@ -52,7 +52,7 @@ def _row(row: CollectiveReport, has_groups: bool) -> tuple[str, ...]:
     )
 
 
-def _size_class(row: CollectiveReport) -> str:
+def _size_class(row: CollectiveSummary) -> str:
     if row.at_least_bytes is None or row.below_bytes is None:
         return ABSENT
     return f"{_power_of_two(row.at_least_bytes)}–{_power_of_two(row.below_bytes)}"
