@@ -32,7 +32,8 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "--fail-on",
         metavar="LIMITS",
         help="exit with 1 where a measure of RUN_B is larger by more than its limit, and by more than noise; "
-        "say 'step>5%%,exposed>2ms'",
+        "say 'step>5%%,exposed>2ms'. Measures: step, compute, comm, overlap, exposed, trailing, forward, backward, "
+        "optimizer, data, other, idle, wrapper; units: %%, s, ms, us",
     )
     add_output_options(parser)
 

@@ -179,7 +179,10 @@ def _change(name: str, a: Sequence[float], b: Sequence[float]) -> MetricChange:
 
 def _settings(a: Report, b: Report) -> list[SettingChange]:
     facts = [_facts(a), _facts(b)]
-    names = dict.fromkeys((*facts[0], *facts[1]))
+    if a.job.modules and b.job.modules:
+        names = list(dict.fromkeys((*facts[0], *facts[1])))
+    else:  # what only one of them knows is no difference
+        names = [name for name in facts[0] if name in facts[1]]
     return [
         SettingChange(name, facts[0].get(name, "-"), facts[1].get(name, "-"))
         for name in names

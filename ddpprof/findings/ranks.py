@@ -13,7 +13,8 @@ def straggler(o: Observed) -> Iterator[Finding]:
     if not o.stragglers:
         return
     slowest, others = o.stragglers[0], o.stragglers[1:]
-    where = "" if slowest.part is None else f", {_WHERE[slowest.part]}"
+    part = "" if slowest.part_late_ns >= _NEARLY_ALL * slowest.late_ns else f"{ms(slowest.part_late_ns)} of it "
+    where = "" if slowest.part is None else f", {part}{_WHERE[slowest.part]}"
     since = "" if slowest.since_step is None else f" since step {slowest.since_step}"
     evidence = [f"it was the last in {slowest.num_last} of {slowest.num_steps} steps{since}"]
     gradients = o.late_gradients.get(slowest.rank, ())
@@ -34,6 +35,8 @@ def straggler(o: Observed) -> Iterator[Finding]:
         max(0, slowest.late_ns - (others[0].late_ns if others else 0)),
     )
 
+
+_NEARLY_ALL = 0.9
 
 _WHERE = {
     Part.DATA: "waiting for its data",

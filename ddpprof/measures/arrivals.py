@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, Int64Column
+from ddpprof.intervals import union
 from ddpprof.measures.candidates import RankCollectives
 from ddpprof.measures.clock import CommonClock
 from ddpprof.measures.matching import MatchedCollectives
@@ -30,6 +32,8 @@ class Arrivals:
     """[n]; over the ranks that were read, so the true one may be shorter"""
     waiting_ns: Int64Column
     """[n, num_ranks], or `UNKNOWN` where the rank does not have it"""
+    start_ns: Int64Column
+    """[n, num_ranks], by each rank's own clock; 0 where the rank does not have it"""
     skew_ns: Int64Column | None
     """[n]; ``None`` without a common clock of all ranks"""
     last_rank: NDArray[np.int32] | None
@@ -47,7 +51,7 @@ class RankWaiting:
     median_waiting_ns: int
     """in one collective"""
     waiting_per_step_ns: int | None
-    """in all collectives of a step, median over steps; ``None`` where the trace has no steps"""
+    """how long it waits in a step, median over steps; collectives at once count once; ``None`` without steps"""
     total_waiting_ns: int
 
 
@@ -62,6 +66,7 @@ def measure_arrivals(
         ranks=matched.ranks,
         transfer_ns=transfer,
         waiting_ns=np.where(known, duration - transfer[:, None], UNKNOWN),
+        start_ns=matched.gather(ranks, lambda one: one.collectives.start_ns),
         skew_ns=skew,
         last_rank=last,
     )
@@ -81,7 +86,7 @@ def summarise_waiting(matched: MatchedCollectives, arrivals: Arrivals) -> tuple[
                     num_collectives=len(mine),
                     num_last=int((last[mine] == rank).sum()) if last is not None else None,
                     median_waiting_ns=round(float(np.median(waiting))),
-                    waiting_per_step_ns=_per_step(waiting, step),
+                    waiting_per_step_ns=_per_step(arrivals.start_ns[mine, column], waiting, step),
                     total_waiting_ns=int(waiting.sum()),
                 )
             )
@@ -108,10 +113,9 @@ def _skew(
     return skew, np.where(is_alone, numbers, UNKNOWN).astype(np.int32)
 
 
-def _per_step(waiting: Int64Column, step: Int64Column) -> int | None:
-    numbers, which = np.unique(step[step != UNKNOWN], return_inverse=True)
-    if not len(numbers):
+def _per_step(start: Int64Column, waiting: Int64Column, step: Int64Column) -> int | None:
+    numbers = np.unique(step[step != UNKNOWN]).tolist()
+    if not numbers:
         return None
-    sums = np.zeros(len(numbers), np.int64)
-    np.add.at(sums, which, waiting[step != UNKNOWN])
-    return round(float(np.median(sums)))
+    in_step = [np.flatnonzero(step == number) for number in numbers]
+    return round(median(union(start[rows], start[rows] + waiting[rows]).total_ns for rows in in_step))

@@ -55,7 +55,7 @@ class CollectiveSummary:
     shared_transfer_ns: int
     """median of transfers less what went to other collectives at the same time"""
     waiting_ns: int | None
-    """median over collectives and ranks"""
+    """of the rank that waits longest, median over collectives"""
     algbw_bytes_per_s: float | None
     """median of bytes / shared transfer; ``None`` where one of the two is unknown"""
     busbw_bytes_per_s: float | None
@@ -190,7 +190,7 @@ def _summarise(
         num_ranks_read=int((waiting != UNKNOWN).sum(axis=1).max()) if mine.any() else 1,
         transfer_ns=round(float(np.median(fastest.duration_ns))),
         shared_transfer_ns=round(float(np.median(fastest.shared_ns))),
-        waiting_ns=round(float(np.median(waiting[waiting != UNKNOWN]))) if mine.any() else None,
+        waiting_ns=round(float(np.median(waiting.max(axis=1)))) if mine.any() else None,
         algbw_bytes_per_s=algbw,
         busbw_bytes_per_s=algbw * factor if algbw is not None and factor is not None else None,
     )

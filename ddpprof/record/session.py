@@ -362,5 +362,5 @@ def _keep_out_of_compiled_graphs() -> None:
     """torch.compile runs these modules as they are. `patches` is left out: it takes care of itself."""
     import torch._dynamo.trace_rules as rules
 
-    for name in ("session", "notes", "modules", "surroundings", "buckets", "steps", "profiler"):
+    for name in ("session", "baseline", "notes", "modules", "surroundings", "buckets", "steps", "profiler"):
         rules.add(f"ddpprof.record.{name}")

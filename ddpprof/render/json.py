@@ -16,6 +16,9 @@ from ddpprof.report import REPORT_FORMAT, Report
 _BEGINNING_OF_A_REPORT = re.compile(rb'\s*\{\s*"format"\s*:\s*(\d+)\s*,\s*"ddpprof"\s*:')
 
 
+_BEGINNING_OF_A_COMPARISON = re.compile(rb'\s*\{\s*"comparison"\s*:\s*\{\s*"format"')
+
+
 class ComparisonFile(msgspec.Struct):
     """A comparison, and what became of the conditions that it was to meet."""
 
@@ -31,7 +34,10 @@ def render_json(what: Report | ComparisonFile) -> str:
 def read_report(path: Path) -> Report | None:
     """The report in a file that `render_json` wrote, or ``None`` where it is none. Raises `NotARun`, ``OSError``."""
     with path.open("rb") as file:
-        match = _BEGINNING_OF_A_REPORT.match(file.read(4096))
+        beginning = file.read(4096)
+        if _BEGINNING_OF_A_COMPARISON.match(beginning):
+            raise NotARun(f"{path} is a comparison, not a report. Write one with: ddpprof report RUN --out {path.name}")
+        match = _BEGINNING_OF_A_REPORT.match(beginning)
         if match is None:
             return None
         if int(match.group(1)) > REPORT_FORMAT:

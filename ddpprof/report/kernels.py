@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ddpprof.events import Rank
 from ddpprof.measures.kernels import KernelSummary, summarise_kernels
 from ddpprof.measures.slowdown import KernelSlowdown, Slowdown, measure_slowdown, merge_slowdowns
-from ddpprof.report.ranks import training_steps, whole_steps
+from ddpprof.report.ranks import baseline_steps, training_steps, whole_steps
 from ddpprof.report.tree import SlowdownReport, SlowedKernel
 
 MOST_KERNELS = 500
@@ -38,16 +38,14 @@ def slowdown_report(ranks: Sequence[Rank]) -> SlowdownReport | None:
         knows_input_shapes=slowdown.knows_input_shapes,
         num_steps=slowdown.num_steps,
         kernels=kernels[:MOST_KERNELS],
+        num_baseline_steps=sum(len(baseline_steps(rank)) for rank in ranks),
         control=slowdown.control,
     )
 
 
 def _of_rank(rank: Rank) -> Slowdown:
     assert rank.trace is not None
-    recorded = rank.record.steps if rank.record else ()
-    baseline_numbers = {step.number for step in recorded if step.mode == "baseline"}
-    baseline = [index for index, step in enumerate(rank.trace.steps) if step.number in baseline_numbers]
-    return measure_slowdown(rank.trace, whole_steps(rank.trace, training_steps(rank.record)), baseline)
+    return measure_slowdown(rank.trace, whole_steps(rank.trace, training_steps(rank.record)), baseline_steps(rank))
 
 
 def _slowed(row: KernelSlowdown, num_steps: int) -> SlowedKernel:

@@ -42,6 +42,14 @@ def training_steps(record: Record | None) -> tuple[RecordedStep, ...]:
     return tuple(step for step in record.steps if step.mode != "baseline") if record else ()
 
 
+def baseline_steps(rank: Rank) -> list[int]:
+    """Indices of the trace's steps that were recorded without communication."""
+    if rank.trace is None or rank.record is None:
+        return []
+    numbers = {step.number for step in rank.record.steps if step.mode == "baseline"}
+    return [index for index, step in enumerate(rank.trace.steps) if step.number in numbers]
+
+
 def _device_work(trace: Trace, step: int | None) -> DeviceWork:
     overlap = measure_overlap(trace, step)
     comm = trace.collectives

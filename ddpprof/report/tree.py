@@ -149,6 +149,8 @@ class SlowdownReport:
     """of all ranks together"""
     kernels: tuple[SlowedKernel, ...]
     """most time lost first"""
+    num_baseline_steps: int = 0
+    """without communication, of all ranks together"""
     control: float | None = None
     """of baseline steps: work that ran alone in both, by how much it took longer beside the measured ones; taken out"""
 

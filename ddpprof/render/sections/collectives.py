@@ -24,7 +24,7 @@ def collective_table(report: Report) -> Iterable[Section]:
     notes = (
         "not matched between ranks: transfer holds waiting for others, so there is no bandwidth"
         if alone
-        else "transfer: the shortest over the ranks; waiting: the rest of each (medians)",
+        else "transfer: the shortest over the ranks; waiting: the rest of the longest (medians)",
         "calls, MB: of one rank over all profiled steps",
         "" if alone else "busbw: of the link, as nccl-tests defines it; a GB is 10⁹ bytes",
         f"{more} more rows are in the JSON report" if more > 0 else "",

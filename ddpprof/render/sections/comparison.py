@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ddpprof.comparison.compare import BucketChange, Comparison, MetricChange
 from ddpprof.comparison.gate import Verdict
+from ddpprof.comparison.kernels import KernelChange
 from ddpprof.comparison.shift import Shift
 from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, megabytes, ms
@@ -13,6 +14,7 @@ from ddpprof.render.sections.slowdown import kernel_name
 
 _MAX_BUCKETS = 24
 _MAX_KERNELS = 10
+_WORTH_A_ROW_NS = 10_000
 
 
 def comparison_sections(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> tuple[Section, ...]:
@@ -113,7 +115,7 @@ def _bucket(change: BucketChange) -> tuple[str, ...]:
 
 
 def _kernels(comparison: Comparison) -> Iterable[Section]:
-    slower = [change for change in comparison.kernels if change.lost_ns_per_step > 0]
+    slower = [change for change in comparison.kernels if _became_slower(change)]
     rows = tuple(
         (
             kernel_name(change.kernel),
@@ -135,6 +137,10 @@ def _kernels(comparison: Comparison) -> Iterable[Section]:
             rows,
             f"{more} more are in the JSON form" if more > 0 else "",
         )
+
+
+def _became_slower(change: KernelChange) -> bool:
+    return change.b.median_ns > change.a.median_ns and change.lost_ns_per_step >= _WORTH_A_ROW_NS
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> Iterable[Section]:

@@ -43,7 +43,7 @@ def wrapper_table(report: Report) -> Iterable[Section]:
     if rows:
         names = ("rank", *(name for name, _ in _WRAPPER_PARTS), "of step")
         yield Table(
-            "DDP's own work on the training thread, ms per step (medians)",
+            "DDP's own work on the training thread, ms per step (medians, column by column)",
             tuple(map(Column, names)),
             tuple(rows[:MAX_RANKS]),
             notes(

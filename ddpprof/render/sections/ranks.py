@@ -81,12 +81,12 @@ def waiting_table(report: Report) -> Iterable[Section]:
             str(one.rank),
             str(one.num_collectives),
             ABSENT if one.num_last is None else str(one.num_last),
-            ms(one.median_waiting_ns),
+            ms(one.waiting_per_step_ns),
         )
         for one in _least_waiting(across.waiting)
     )
-    names = ("rank", "collectives", "last to come", "waits")
-    title = "Who waits for whom in a collective, ms (medians)"
+    names = ("rank", "collectives", "last to come", "waits per step")
+    title = "Who waits for whom in collectives, ms (medians)"
     yield Table(title, tuple(map(Column, names)), rows, cut_off(len(across.waiting)))
     if across.clock is not None and len(across.clock.hosts) > 1:
         yield Line(_clocks(across.clock), is_aside=True)
@@ -96,7 +96,7 @@ def _least_waiting(waiting: Sequence[RankWaiting]) -> Sequence[RankWaiting]:
     """All; of many ranks those for which the others wait."""
     if len(waiting) <= MAX_RANKS:
         return waiting
-    return sorted(waiting, key=lambda one: one.median_waiting_ns)[:MAX_RANKS]
+    return sorted(waiting, key=lambda one: one.waiting_per_step_ns or 0)[:MAX_RANKS]
 
 
 def _clocks(clock: ClockReport) -> str:

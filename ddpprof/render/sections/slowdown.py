@@ -13,7 +13,7 @@ from ddpprof.report.tree import SlowdownReport
 _MAX_KERNELS = 5
 _FEW = 0.2
 """of the computation under communication: what is known of less says little of the rest"""
-_MORE = "Steps without communication to compare with: ddpprof trace --baseline-steps 5 train.py"
+_MORE = " Steps without communication to compare with: ddpprof trace --baseline-steps 5 train.py"
 _WORTH_A_TABLE = 0.01
 """of the step"""
 _OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
@@ -23,20 +23,21 @@ def slowdown_section(report: Report) -> Iterable[Section]:
     slowdown = report.slowdown
     if slowdown is None or not any(step.num_comm_kernels for rank in report.ranks for step in rank.measured_steps):
         return
+    more = "" if slowdown.num_baseline_steps else _MORE
     if slowdown.ratio is None or slowdown.lost_ns is None:
         yield Line(
-            f"How much communication slows computation is not known: {clean(slowdown.reason or '')}. {_MORE}",
+            f"How much communication slows computation is not known: {clean(slowdown.reason or '')}.{more}",
             is_aside=True,
         )
         return
     if (slowdown.known_share or 0) < _FEW:
         yield Line(
             f"How much communication slows computation is known for {percent(slowdown.known_share)} of it only: "
-            f"{slowdown.ratio:.2f} × as long. {_MORE}",
+            f"{slowdown.ratio:.2f} × as long.{more}",
             is_aside=True,
         )
         return
-    summary = _summary(slowdown.ratio, slowdown.lost_ns, slowdown.known_share)
+    summary = _summary(slowdown.ratio, slowdown.lost_ns, slowdown)
     typical = median_of([step for rank in report.ranks for step in rank.measured_steps], lambda step: step.duration_ns)
     if slowdown.lost_ns < _WORTH_A_TABLE * (typical or 0):
         yield Line(f"{summary}.", is_aside=True)
@@ -44,8 +45,8 @@ def slowdown_section(report: Report) -> Iterable[Section]:
         yield _kernels(summary, slowdown)
 
 
-def _summary(ratio: float, lost_ns: int, known_share: float | None) -> str:
-    known = f"known for {percent(known_share)} of it"
+def _summary(ratio: float, lost_ns: int, slowdown: SlowdownReport) -> str:
+    known = f"known for {percent(slowdown.known_share)} of the {ms(slowdown.covered_ns)} ms per step under it"
     if lost_ns <= 0:
         return f"Communication does not slow the computation beside it: {ratio:.2f} × as long ({known})"
     return (
@@ -77,8 +78,7 @@ def _kernels(summary: str, slowdown: SlowdownReport) -> Table:
         summary,
         tuple(Column(name, is_number=index > 1) for index, name in enumerate(names)),
         rows,
-        f"{ms(slowdown.covered_ns)} ms per step of computation run under communication; known are kernels that also "
-        "ran alone; lost: ms per step, as against the same work alone"
+        "known are kernels that also ran alone; lost: ms per step, as against the same work alone"
         + ("" if slowdown.knows_input_shapes else ", by its place in the step")
         + _control(slowdown.control),
     )

@@ -31,11 +31,15 @@ def step_bars(report: Report) -> Iterable[Section]:
     number = _typical_step(report)
     bars = [bar for rank in report.ranks if (bar := _bar(rank, number)) is not None]
     if bars:
-        yield from _drawn(f"One step, ms: step {number}, of median length among the profiled ones", PARTS, bars)
+        yield from _drawn(
+            f"One step by kind of work, ms: step {number}, of median length",
+            PARTS,
+            bars,
+        )
         return
     bars = [bar for rank in report.ranks if (bar := _recorded_bar(rank)) is not None]
     if bars:
-        yield from _drawn("One step, ms: median of the lightly recorded ones", RECORDED_PARTS, bars)
+        yield from _drawn("One step by kind of work, ms: median of the lightly recorded ones", RECORDED_PARTS, bars)
 
 
 def idle_table(report: Report) -> Iterable[Section]:

@@ -170,3 +170,8 @@ def test_every_condition_is_judged() -> None:
 def test_a_condition_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(DdpprofError, match="--fail-on"):
         parse_conditions(text)
+
+
+def test_what_only_one_of_the_runs_knows_is_no_difference() -> None:
+    bare = replace(report(), job=replace(report().job, modules=(), torch=None, command=()))
+    assert compare(report(), bare).settings == ()

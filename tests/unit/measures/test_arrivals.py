@@ -115,3 +115,11 @@ def test_of_ranks_that_come_at_once_none_is_the_last() -> None:
     assert arrivals.last_rank is not None
     assert arrivals.last_rank.tolist() == [UNKNOWN, UNKNOWN]
     assert [one.num_last for one in summarise_waiting(matched, arrivals)] == [0, 0]
+
+
+def test_waiting_in_collectives_at_once_counts_once_in_a_step() -> None:
+    ranks = [rank(0, call(0, 100), call(10, 110)), rank(1, call(80, 100), call(90, 110))]
+    matched = match_collectives(ranks)
+    waiting = summarise_waiting(matched, measure_arrivals(ranks, matched, None))
+    assert [one.waiting_per_step_ns for one in waiting] == [90, 0]
+    assert [one.total_waiting_ns for one in waiting] == [160, 0]

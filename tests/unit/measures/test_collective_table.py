@@ -49,7 +49,7 @@ def test_one_class() -> None:
         num_ranks_read=2,
         transfer_ns=35,  # 30 and 40
         shared_transfer_ns=35,
-        waiting_ns=5,  # 20, 0, 0, 10
+        waiting_ns=15,  # 20 and 10
         algbw_bytes_per_s=100e9,  # 3000 / 30 and 4000 / 40
         busbw_bytes_per_s=100e9,  # 2 · (2 - 1) / 2
     )

@@ -10,6 +10,7 @@ from reports import gpu_report, light_report, report
 from tables import ddp_module, record, recorded, run, trace
 
 import ddpprof.render.json
+from ddpprof.comparison.compare import compare
 from ddpprof.errors import NotARun
 from ddpprof.events import Rank
 from ddpprof.render.json import ComparisonFile, read_report, render_json, schema
@@ -98,3 +99,10 @@ def test_measures_have_the_names_of_the_definitions() -> None:
         "trailing_ns": 4_420_000,
     }  # fmt: skip
     assert json.loads(render_json(report()))["ranks"][1]["steps"][1]["trailing_ns"] is None
+
+
+def test_a_comparison_is_no_report_and_it_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(render_json(ComparisonFile(compare(report(), report()), ())))
+    with pytest.raises(NotARun, match="is a comparison, not a report"):
+        read_report(path)
