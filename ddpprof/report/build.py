@@ -16,8 +16,6 @@ from ddpprof.report.observed import observe
 from ddpprof.report.ranks import bucket_steps, rank_report
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
-_UNUSUAL = 1.5
-
 
 def build_report(run: Run) -> Report:
     modules = _modules(run)
@@ -30,7 +28,7 @@ def build_report(run: Run) -> Report:
         format=REPORT_FORMAT,
         ddpprof=__version__,
         job=job,
-        missing=(*run.missing, *_notes(run), *_idle_steps(ranks), *_slow_steps(ranks), *traced.notes, *mismatches),
+        missing=(*run.missing, *_notes(run), *_idle_steps(ranks), *traced.notes, *mismatches),
         ranks=ranks,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
         findings=find(observe(run, modules, job.backend, ranks, buckets, slowdown, across)),
@@ -49,18 +47,6 @@ def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:
                     found.setdefault(step.step, []).append(rank.rank)
     where = {number: "" if len(of) == len(ranks) else f" of {len(of)} ranks" for number, of in found.items()}
     return [f"step {number}{where[number]} holds no work of the device: it counts in no median" for number in found]
-
-
-def _slow_steps(ranks: Sequence[RankReport]) -> list[str]:
-    """Whether the profiled steps are like the others."""
-    costs = [rank.recording_cost for rank in ranks if rank.recording_cost is not None]
-    ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
-    worst = max(ratios, default=None)
-    if worst is None or worst[0] < max(_UNUSUAL, 1 + worst[1]):
-        return []
-    return [
-        f"profiled steps took {worst[0]:.1f} × as long as those before them: the machine was busy, or profiling is dear"
-    ]
 
 
 def _buckets(run: Run, modules: Sequence[DdpModule]) -> tuple[tuple[BucketSummary, ...], TracedBuckets]:

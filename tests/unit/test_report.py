@@ -207,14 +207,6 @@ def test_ranks_are_late_by_one_clock_only(hosts: tuple[str | None, str | None], 
     assert [bucket.late_rank for bucket in build_report(run(*ranks)).buckets] == late
 
 
-@pytest.mark.parametrize(("profiled_ns", "warns"), [(100, False), (140, False), (400, True)])
-def test_profiled_steps_that_are_not_like_the_others_are_pointed_out(profiled_ns: int, warns: bool) -> None:
-    steps = [recorded(number, 0, 100, mode="off") for number in (3, 4)]
-    steps.append(recorded(10, 0, profiled_ns))
-    built = build_report(run(Rank(0, trace(steps=[(0, profiled_ns)]), record(0, [MODULE], steps))))
-    assert any("as long as those before them" in text for text in built.missing) is warns
-
-
 def test_baseline_steps_count_in_no_table_but_the_slowdowns() -> None:
     comm = [collective(50, 60), collective(150, 160, step=1, phase=Phase.FORWARD, kind=CollectiveKind.BROADCAST)]
     compute = [(0, 20, Phase.FORWARD, 0), (20, 50, Phase.BACKWARD, 0), (100, 120, Phase.FORWARD, 1)]

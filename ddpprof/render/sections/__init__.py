@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ddpprof.render.sections.buckets import bucket_tables
 from ddpprof.render.sections.collectives import collective_table
-from ddpprof.render.sections.cost import recording_cost_line, wrapper_table
+from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line, wrapper_table
 from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.layout import Section
@@ -18,6 +18,7 @@ from ddpprof.report import Report
 _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
     job_lines,
     missing_lines,
+    unusual_steps_line,
     step_bars,
     overlap_table,
     idle_table,

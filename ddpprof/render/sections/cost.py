@@ -21,6 +21,9 @@ from ddpprof.render.sections.layout import (
 )
 from ddpprof.report import Report
 
+_UNUSUAL = 1.5
+"""times as long"""
+
 _WRAPPER_PARTS: tuple[tuple[str, Callable[[WrapperCost], int | None]], ...] = (
     ("pre-forward", lambda w: w.pre_forward_ns),
     ("unused search", lambda w: w.unused_search_ns),
@@ -51,6 +54,19 @@ def wrapper_table(report: Report) -> Iterable[Section]:
                 ".grad; waiting for communication is left out",
                 cut_off(len(rows)),
             ),
+        )
+
+
+def unusual_steps_line(report: Report) -> Iterable[Section]:
+    """Whether the profiled steps, which all tables are of, are like the others."""
+    costs = [rank.recording_cost for rank in report.ranks if rank.recording_cost is not None]
+    ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
+    ratio, spread = max(ratios, default=(0.0, 0.0))
+    if ratio >= max(_UNUSUAL, 1 + spread):
+        yield Line(
+            f"Note: the profiled steps took {ratio:.1f} × as long as those before them: the machine was busy, or "
+            "profiling is dear for so short a step",
+            is_warning=True,
         )
 
 

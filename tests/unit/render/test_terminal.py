@@ -20,6 +20,7 @@ from reports import (
     step,
 )
 
+from ddpprof.measures.cost import RecordingCost
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
@@ -198,3 +199,10 @@ def test_of_one_rank_there_is_no_bandwidth_and_it_says_why() -> None:
 
 def test_a_step_without_length_is_drawn() -> None:
     assert "rank 0" in drawn(report(ranks=(rank(0, replace(step(12, 0, 0, 0, None, 0), duration_ns=0)),)))
+
+
+@pytest.mark.parametrize(("profiled_ms", "warns"), [(60, False), (85, False), (250, True)])
+def test_profiled_steps_that_are_not_like_the_others_are_pointed_out(profiled_ms: int, warns: bool) -> None:
+    cost = RecordingCost(60_000_000, 60_000_000, profiled_ms * 1_000_000, 1.0, 4, 0.1, None)
+    text = " ".join(drawn(report(ranks=(rank(0, step(12, 4000, 10, 5, 0, 10), recording_cost=cost),))).split())
+    assert ("the profiled steps took 4.2 × as long as those before them" in text) is warns
