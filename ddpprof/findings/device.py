@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, ms
-
-_FEW = 0.2
-"""of the computation under communication; what is known of less says little of the rest"""
+from ddpprof.measures.slowdown import ENOUGH_KNOWN
 
 
 def overlap_slowdown(o: Observed) -> Iterator[Finding]:
     """Communication and the computation beside it share the device."""
-    if not o.worth(o.slowdown_lost_ns) or o.slowdown_ratio is None or (o.slowdown_known_share or 0) < _FEW:
+    if not o.worth(o.slowdown_lost_ns) or o.slowdown_ratio is None or (o.slowdown_known_share or 0) < ENOUGH_KNOWN:
         return
     if o.slowdown_control is not None and abs(o.slowdown_control - 1) >= o.slowdown_ratio - 1:
         return  # the steps to compare with differed by more than communication makes

@@ -33,6 +33,9 @@ from ddpprof.measures.overlap import spans_of
 MIN_RUNS = 3
 """Covered and alone, each: the median of three is the first that a single disturbed run cannot move."""
 
+ENOUGH_KNOWN = 0.2
+"""of the computation under communication: what is known of less says little of the rest"""
+
 _HOLDS_HOOKS = "AccumulateGrad"
 """The autograd node after which DDP's reducer copies a gradient into its bucket and launches the bucket."""
 

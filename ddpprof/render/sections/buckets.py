@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.measures.bucket_table import BucketRow
-from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, megabytes, ms
+from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
 from ddpprof.report import Report
 
 _MAX_BUCKETS = 24
@@ -24,15 +24,14 @@ def bucket_tables(report: Report) -> Iterable[Section]:
     buckets = report.buckets[:_MAX_BUCKETS]
     if not buckets:
         return
-    more = len(report.buckets) - _MAX_BUCKETS
-    note = f"{more} more buckets are in the JSON report" if more > 0 else ""
+    note = cut_off(len(report.buckets), _MAX_BUCKETS, "buckets")
     recorded = any(bucket.first_parameter is not None for bucket in buckets)
     names = ("bucket", "MB", "params", "ready", "launched", "started", "finished", "late")
     yield Table(
         "Gradient buckets, ms after the end of the forward (medians)",
         tuple(Column(name, name != "late") for name in names),
         tuple(_times(report, bucket) for bucket in buckets),
-        _WHAT_THE_COLUMNS_MEAN if recorded else "; ".join(filter(None, (_FROM_A_TRACE_ALONE, note))),
+        _WHAT_THE_COLUMNS_MEAN if recorded else notes(_FROM_A_TRACE_ALONE, note),
     )
     if recorded:
         of_parameters = ("first parameter", "last parameter", "slowest gradient")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.measures.collective_table import CollectiveSummary
-from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, megabytes, ms
+from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
 from ddpprof.report import Report
 
 _MAX_ROWS = 24
@@ -20,20 +20,19 @@ def collective_table(report: Report) -> Iterable[Section]:
     alone = max(row.num_ranks_read for row in rows) == 1
     group = ("group",) if has_groups else ()
     names = ("collective", *group, "size", "calls", "MB", "transfer ms", "waiting ms", "algbw GB/s", "busbw GB/s")
-    more = len(rows) - _MAX_ROWS
-    notes = (
+    said = notes(
         "not matched between ranks: transfer holds waiting for others, so there is no bandwidth"
         if alone
         else "transfer: the shortest over the ranks; waiting: the rest of the longest (medians)",
         "calls, MB: of one rank over all profiled steps",
         "" if alone else "busbw: of the link, as nccl-tests defines it; a GB is 10⁹ bytes",
-        f"{more} more rows are in the JSON report" if more > 0 else "",
+        cut_off(len(rows), _MAX_ROWS, "rows"),
     )
     yield Table(
         "Collectives by size",
         tuple(Column(name, is_number=name not in ("collective", "group")) for name in names),
         tuple(_row(row, has_groups) for row in rows[:_MAX_ROWS]),
-        "; ".join(filter(None, notes)),
+        said,
     )
 
 

@@ -93,9 +93,9 @@ def clean(text: str, most: int = 200) -> str:
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
-def cut_off(number: int, what: str = "ranks") -> str:
-    """Said below a table that has only the first `MAX_RANKS` rows."""
-    return f"{number - MAX_RANKS} more {what} are in the JSON report" if number > MAX_RANKS else ""
+def cut_off(number: int, most: int = MAX_RANKS, what: str = "ranks") -> str:
+    """Said below a table that has only the first `most` rows."""
+    return f"{number - most} more {what} are in the JSON report" if number > most else ""
 
 
 def notes(*texts: str) -> str:

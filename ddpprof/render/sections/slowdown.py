@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterable
 
 from ddpprof.events import Kernel
+from ddpprof.measures.slowdown import ENOUGH_KNOWN
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, median_of, ms, percent
 from ddpprof.report import Report
 from ddpprof.report.tree import SlowdownReport
 
 _MAX_KERNELS = 5
-_FEW = 0.2
-"""of the computation under communication: what is known of less says little of the rest"""
 _MORE = " Steps without communication to compare with: ddpprof trace --baseline-steps 5 train.py"
 _WORTH_A_TABLE = 0.01
 """of the step"""
@@ -30,7 +29,7 @@ def slowdown_section(report: Report) -> Iterable[Section]:
             is_aside=True,
         )
         return
-    if (slowdown.known_share or 0) < _FEW:
+    if (slowdown.known_share or 0) < ENOUGH_KNOWN:
         yield Line(
             f"How much communication slows computation is known for {percent(slowdown.known_share)} of it only: "
             f"{slowdown.ratio:.2f} × as long.{more}",
