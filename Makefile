@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 DEMO := .venv
 TEST := .venv-test
 BIN := $(CHECKOUT)/$(TEST)/bin
-EXTRAS := torch,tensorboard,test,frameworks,dev
+EXTRAS := torch,tensorboard,plot,test,frameworks,dev
 SOURCES := $(shell find ddpprof -type f -not -name '*.pyc')
 # -P and a working directory outside the checkout: `import ddpprof` finds the installed wheel or nothing.
 OUTSIDE := cd $(TEST)/outside && $(BIN)/python -P

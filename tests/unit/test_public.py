@@ -1,0 +1,36 @@
+"""What ``import ddpprof`` offers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddpprof
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
+
+
+def test_the_public_names_are_these() -> None:
+    assert ddpprof.__all__ == ["__version__", "build_report", "hooks", "load_run", "profile"]
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(ddpprof, name) is not None for name in ddpprof.__all__)
+
+
+def test_another_name_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ddpprof.nothing
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    program = "import sys, ddpprof; assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_run_read_and_measured() -> None:
+    report = ddpprof.build_report(ddpprof.load_run(SAMPLE))
+    assert [rank.rank for rank in report.ranks] == [0, 1]
