@@ -7,6 +7,7 @@ inject/          the folder that `launch` puts on PYTHONPATH; its sitecustomize.
 injected.py      what that sitecustomize calls
 profile.py       `with ddpprof.profile(…)` in user code
 patches.py       the few methods of torch that are wrapped, and nothing else
+ddp_variants.py  DDP under other arguments, or without what it does, for trials
 
 session.py       what happens in one training process, from the first DDP forward to the end
 schedule.py      which step is skipped, timed, recorded, profiled

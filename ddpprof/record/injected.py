@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from types import ModuleType
 
-from ddpprof.record import patches
+from ddpprof.record import ddp_variants, patches
 from ddpprof.record.settings import Settings, settings_from_environment
 
 
@@ -16,6 +16,8 @@ def install(distributed: ModuleType) -> None:
     """Called by ``sitecustomize`` while torch is being imported: nothing of torch may be needed yet."""
     settings = settings_from_environment()
     if settings is not None:
+        if settings.ddp or settings.without_ddp:
+            ddp_variants.install(distributed, settings.ddp, settings.without_ddp)
         patches.install(distributed)
         patches.wait_for_ddp(lambda: _begin(settings))
 

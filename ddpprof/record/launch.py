@@ -1,6 +1,6 @@
 """Around the job: starts the user's command with ddpprof injected, passes signals and the exit code through.
 
-Needs no torch itself. The job's stdin, stdout and stderr are the terminal's own.
+Needs no torch itself. The job's stdin, stdout and stderr are the terminal's own, but for trials.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO
 
 from ddpprof import rundir
 from ddpprof.errors import CannotRecord
@@ -43,6 +45,8 @@ class Outcome:
     """the signal that ended the job's first process"""
     needs_rank: str | None
     """the launcher's variable for want of which the script ended"""
+    interrupted: bool
+    """ddpprof was asked to end, and passed that on"""
 
 
 def inside_job(environment: Mapping[str, str]) -> bool:
@@ -92,10 +96,19 @@ def clear_out(settings: Settings) -> Settings:
     return dataclasses.replace(settings, force=False)
 
 
-def run_job(command: Sequence[str], settings: Settings, explain_rank: bool) -> Outcome:
+def run_job(
+    command: Sequence[str],
+    settings: Settings,
+    explain_rank: bool,
+    *,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    output: BinaryIO | None = None,
+) -> Outcome:
     """Run `command` with every Python process of it recorded. Returns when it has ended.
 
     `explain_rank`: a first process that ends for want of RANK leaves that in the outcome instead of a traceback.
+    `variables`: environment variables of the job, beside ddpprof's own. `output`: takes what the job prints, which
+    else goes to the terminal; the job then reads nothing from it either.
 
     Raises `CannotRecord` where the command cannot be started.
     """
@@ -103,12 +116,15 @@ def run_job(command: Sequence[str], settings: Settings, explain_rank: bool) -> O
         raise CannotRecord(f"there is no command {command[0]}")
     with tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
         note = Path(scratch) / "needs-rank"
-        environment = _environment(settings, note if explain_rank else None)
+        environment = {**_environment(settings, note if explain_rank else None), **variables}
+        streams: dict[str, Any] = {}
+        if output is not None:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         _adopt_orphans()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would never come
         signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
         try:
-            job = subprocess.Popen(command, env=environment, preexec_fn=_unblock)  # noqa: PLW1509 (no threads here)
+            job = subprocess.Popen(command, env=environment, preexec_fn=_unblock, **streams)  # noqa: PLW1509 (no threads here)
             returncode, interrupted = _wait(job)
         except OSError as error:
             raise CannotRecord(f"cannot start {command[0]}: {error.strerror}") from error
@@ -118,8 +134,8 @@ def run_job(command: Sequence[str], settings: Settings, explain_rank: bool) -> O
             _end_descendants()
         needs_rank = note.read_text(encoding="utf-8") if note.exists() else None
     if returncode < 0:
-        return Outcome(128 - returncode, -returncode, needs_rank)
-    return Outcome(returncode, None, needs_rank)
+        return Outcome(128 - returncode, -returncode, needs_rank, interrupted)
+    return Outcome(returncode, None, needs_rank, interrupted)
 
 
 def _environment(settings: Settings, note: Path | None) -> dict[str, str]:

@@ -1,5 +1,5 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns what it returned.
-The one exception is saving in steps that are thrown away (``--baseline-steps``).
+The one exception is saving in steps that are thrown away (``--baseline-steps``, trials).
 
 Without an active session a wrapper costs one comparison, after the last recorded step two calls more. `remove` puts the
 originals back.

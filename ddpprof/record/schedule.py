@@ -1,7 +1,7 @@
 """Which step is skipped, timed, recorded, profiled.
 
-step   0 1 2 | 3 4 5 6 7 8 9 10        | 11     | 12 13 14 15 16 |            | 17 …
-       skip  | off light off light …   | warmup | profiled       | (baseline) | done
+step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            | 17 …
+       skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | done
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Mode(Enum):
 class Schedule:
     def __init__(self, settings: Settings) -> None:
         self._cost_begin = max(1, settings.skip_first)
-        self._warmup_begin = self._cost_begin + settings.cost_steps
+        self._timed_begin = self._cost_begin + settings.cost_steps
+        self._warmup_begin = self._timed_begin + settings.timed_steps
         self._profiled_begin = self._warmup_begin + (settings.warmup if settings.profiler else 0)
         self._baseline_begin = self._profiled_begin + settings.steps
         self._done_begin = self._baseline_begin + (settings.baseline_steps if settings.profiler else 0)
@@ -50,8 +51,10 @@ class Schedule:
         """What to do in step number `step`, counted from 0."""
         if step < self._cost_begin:
             return Mode.SKIP
-        if step < self._warmup_begin:
+        if step < self._timed_begin:
             return Mode.LIGHT if (step - self._cost_begin) % 2 else Mode.OFF
+        if step < self._warmup_begin:
+            return Mode.OFF
         if step < self._profiled_begin:
             return Mode.WARMUP
         if step < self._baseline_begin:

@@ -174,11 +174,15 @@ class Session:
         self._note(self._notes.surroundings.sets_epoch, sampler)
 
     def saves(self, target: Any) -> bool:
-        """Whether to go on and save: not what the ranks' diverged parameters would overwrite."""
+        """Whether to go on and save: not what a trial, or the ranks' diverged parameters, would overwrite."""
         self._note(self._notes.surroundings.saves, target)
         if self._baseline.has_begun:
             self._warn(f"not saved: {target}: the steps since the profiled ones were without gradient communication.")
-        return not self._baseline.has_begun
+        elif self._settings.trial and self._step:
+            self._warn(f"not saved: {target}: this is a trial.")
+        else:
+            return True
+        return False
 
     @_harmless
     def another_profiler_starts(self, inner: Any) -> None:

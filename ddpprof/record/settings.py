@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 ENVIRONMENT_VARIABLE = "DDPPROF_SETTINGS"
 
@@ -22,6 +24,8 @@ class Settings:
     """steps left alone at first: DDP rebuilds its buckets at the second forward, caches and allocators warm up"""
     cost_steps: int = 8
     """steps with recording alternately off and on, from which ddpprof measures its own cost"""
+    timed_steps: int = 0
+    """then steps with recording off, of which only the length is kept"""
     warmup: int = 1
     """steps with the profiler on whose trace is thrown away"""
     steps: int = 5
@@ -37,6 +41,12 @@ class Settings:
     """end the job, with exit code 0, once the steps are recorded"""
     force: bool = False
     """replace an earlier run in ``out``"""
+    trial: bool = False
+    """one of several short runs of an experiment: nothing is saved once training has begun"""
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+    """arguments of DDP's constructor that replace the script's"""
+    without_ddp: bool = False
+    """DDP does nothing but call its module"""
 
     def to_environment(self) -> dict[str, str]:
         return {ENVIRONMENT_VARIABLE: json.dumps(dataclasses.asdict(self))}

@@ -38,6 +38,7 @@ def modes(schedule: Schedule, num_steps: int) -> str:
             "sll..",
             id="baseline-needs-the-profiler",
         ),
+        pytest.param({"skip_first": 1, "cost_steps": 2, "timed_steps": 3, "steps": 1}, "s-l---wP..", id="timed"),
         pytest.param({"profiler": False, "steps": 2}, "sss-l-l-l-lll..", id="light-recording-has-no-warmup"),
     ],
 )
