@@ -22,12 +22,17 @@ OTHER = Settings(
     stop_after=True,
     baseline_steps=4,
     force=True,
+    timed_steps=5,
+    trial=True,
+    ddp={"bucket_cap_mb": 5, "static_graph": True},
+    without_ddp=True,
 )
 
 
 def test_the_table_differs_from_every_default() -> None:
     for field in dataclasses.fields(Settings):
-        assert getattr(OTHER, field.name) != field.default, field.name
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        assert getattr(OTHER, field.name) != default, field.name
 
 
 @pytest.mark.parametrize("settings", [Settings("run"), OTHER], ids=["as-they-come", "every-other-choice"])
