@@ -57,6 +57,8 @@ class Mark(IntEnum):
     """reducer: search of the autograd graph for unused parameters"""
     COLLECTIVE_CALL = 7
     """``c10d::…`` op: the host hands a collective to the backend"""
+    SYNC_BATCH_NORM = 8
+    """``SyncBatchNorm``: the forward of the autograd function, which gathers statistics"""
 
 
 class CollectiveKind(IntEnum):

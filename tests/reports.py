@@ -15,6 +15,7 @@ from ddpprof.measures.cost import RecordingCost
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.measures.late_gradients import LateGradient
+from ddpprof.measures.outside import OutsideCalls, Place, Purpose
 from ddpprof.measures.recorded import RecordedBreakdown
 from ddpprof.measures.stragglers import Part, RankLateness, Straggler, Stragglers
 from ddpprof.measures.wrapper import WrapperCost
@@ -160,8 +161,12 @@ def gpu_report(**changes: Any) -> Report:
     ranks = tuple(replace(r, steps=tuple(replace(s, idle=idle) for s in r.steps)) for r in made.ranks)
     nameless = {"num_parameters": None, "first_parameter": None, "last_parameter": None, "slowest_parameter": None}
     buckets = tuple(replace(b, **nameless, ready_ns=None) for b in made.buckets)
+    outside = (
+        OutsideCalls(Purpose.FEW_NUMBERS, Place.AFTER_BACKWARD, "all_reduce", 2, 8, 900 * US, 850 * US),
+        OutsideCalls(Purpose.BARRIER, Place.AFTER_OPTIMIZER, "barrier", 1, None, 400 * US, 400 * US),
+    )
     job = replace(made.job, device="gpu", backend="nccl", modules=())
-    return replace(made, job=job, ranks=ranks, buckets=buckets, findings=())
+    return replace(made, job=job, ranks=ranks, buckets=buckets, findings=(), outside=outside)
 
 
 def light_report() -> Report:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ddpprof.findings import buckets, data, device, ranks, wrapper
+from ddpprof.findings import buckets, collectives, data, device, ranks, wrapper
 from ddpprof.findings.finding import Finding, Observed
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
@@ -36,6 +36,9 @@ RULES: tuple[Rule, ...] = (
     wrapper.static_graph,
     wrapper.buffers_broadcast,
     wrapper.gradient_copies,
+    collectives.parameter_averaging,
+    collectives.metrics_every_step,
+    collectives.barrier_in_loop,
     data.missing_distributed_sampler,
     data.epoch_never_set,
     data.same_checkpoint,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ddpprof.events import DdpModule, Loader
 from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.measures.late_gradients import LateGradient
+from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.stragglers import Straggler
 
 _WORTH_SAYING = 0.01
@@ -53,6 +54,8 @@ class Observed:
     stragglers: tuple[Straggler, ...] = ()
     late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)
     """rank → the gradients with which it falls behind"""
+    outside: tuple[OutsideCalls, ...] = ()
+    """collectives beside DDP"""
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)

@@ -70,6 +70,7 @@ _MARKS_BY_NAME = {
     "torch::distributed::reducer::copy_": Mark.BUCKET_COPY_IN,
     "torch.distributed.ddp.reducer::copy_bucket_to_grad": Mark.BUCKET_COPY_OUT,
     "torch.distributed.ddp.reducer::search_unused_parameters": Mark.UNUSED_SEARCH,
+    "SyncBatchNorm": Mark.SYNC_BATCH_NORM,
 }
 _MARKS_BY_PREFIX = (
     ("autograd::engine::evaluate_function", Mark.BACKWARD),

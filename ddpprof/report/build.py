@@ -13,6 +13,7 @@ from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, trace_buc
 from ddpprof.report.across import across_ranks
 from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
 from ddpprof.report.observed import observe
+from ddpprof.report.outside import outside_ddp
 from ddpprof.report.ranks import bucket_steps, rank_report
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
@@ -23,6 +24,7 @@ def build_report(run: Run) -> Report:
     buckets, traced = _buckets(run, modules)
     across, mismatches = across_ranks(run.ranks, modules, run.world_size)
     slowdown = slowdown_report(run.ranks)
+    outside = outside_ddp(run.ranks, modules)
     job = _job(run, modules)
     return Report(
         format=REPORT_FORMAT,
@@ -31,10 +33,11 @@ def build_report(run: Run) -> Report:
         missing=(*run.missing, *_notes(run), *_idle_steps(ranks), *traced.notes, *mismatches),
         ranks=ranks,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
-        findings=find(observe(run, modules, job.backend, ranks, buckets, slowdown, across)),
+        findings=find(observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside)),
         kernels=kernels_of_first_rank(run.ranks),
         slowdown=slowdown,
         across=across,
+        outside=outside,
     )
 
 

@@ -8,6 +8,7 @@ from statistics import median
 from ddpprof.events import DdpModule, RecordedStep, Run
 from ddpprof.findings import Observed
 from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.outside import OutsideCalls
 from ddpprof.report.ranks import training_steps
 from ddpprof.report.tree import AcrossRanks, RankReport, SlowdownReport, StepReport
 
@@ -20,6 +21,7 @@ def observe(
     buckets: tuple[BucketSummary, ...],
     slowdown: SlowdownReport | None,
     across: AcrossRanks,
+    outside: tuple[OutsideCalls, ...] | None,
 ) -> Observed:
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Median over steps, of the rank where it is least: the others' surplus is waiting for a slower rank."""
@@ -55,6 +57,7 @@ def observe(
         launch_bound_ns=least(lambda s: s.idle.launch_bound_ns if s.idle else None),
         stragglers=across.stragglers.stragglers if across.stragglers else (),
         late_gradients={late.rank: late.gradients for late in across.late_gradients},
+        outside=outside or (),
         loaders={record.rank: record.loaders for record in records},
         checkpoints={record.rank: (record.host, record.checkpoints) for record in records},
     )

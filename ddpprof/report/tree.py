@@ -20,6 +20,7 @@ from ddpprof.measures.cost import RecordingCost
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.measures.late_gradients import LateGradient
+from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.recorded import RecordedBreakdown
 from ddpprof.measures.stragglers import Stragglers
 from ddpprof.measures.torch_times import TorchTimes
@@ -201,3 +202,5 @@ class Report:
     """of the first rank with a trace: those that take most of its time"""
     slowdown: SlowdownReport | None = None
     across: AcrossRanks | None = None
+    outside: tuple[OutsideCalls, ...] | None = None
+    """collectives beside DDP, per step: medians, of the rank that exposes least"""

@@ -8,6 +8,7 @@ from tables import collective, ddp_module, forward, record, recorded, run, trace
 
 from ddpprof.events import CollectiveKind, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.measures.breakdown import Breakdown
+from ddpprof.measures.outside import Place, Purpose
 from ddpprof.measures.recorded import RecordedBreakdown
 from ddpprof.report import DeviceWork, Report, build_report
 
@@ -218,3 +219,21 @@ def test_baseline_steps_count_in_no_table_but_the_slowdowns() -> None:
     assert [row.kind for row in built.across.collectives] == ["all_reduce"]
     assert built.slowdown is not None
     assert built.slowdown.num_baseline_steps == 2
+
+
+def test_collectives_beside_ddp_are_told_by_the_modules_parameters_and_not_of_baseline_steps() -> None:
+    comm = [
+        collective(start, start + 5, phase=Phase.OTHER, step=step, num_bytes=size)
+        for step in (0, 1)
+        for start, size in ((100 * step + 85, 8_000_000), (100 * step + 90, 2_000_000))
+    ]
+    host = [(Mark.FORWARD, 0, 20, 0), (Mark.OPTIMIZER, 70, 80, 0), (Mark.FORWARD, 100, 120, 1)]
+    made = trace(steps=[(0, 100), (100, 200)], comm=comm, host=host)
+    steps = [recorded(10, 0, 100), recorded(11, 100, 200, mode="baseline")]
+    built = build_report(run(Rank(0, made, record(0, [MODULE], steps))))
+    assert built.outside is not None
+    (one,) = built.outside
+    assert (one.purpose, one.place, one.num_calls, one.num_bytes, one.exposed_ns) == (
+        Purpose.PARAMETERS, Place.AFTER_OPTIMIZER, 2, 10_000_000, 10,
+    )  # fmt: skip
+    assert {f.rule: f.gain_ns for f in built.findings} == {"parameter-averaging": 10}

@@ -10,6 +10,7 @@ from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line
 from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.layout import Section
+from ddpprof.render.sections.outside import outside_table
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
 from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
@@ -24,6 +25,7 @@ _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
     idle_table,
     bucket_tables,
     collective_table,
+    outside_table,
     straggler_table,
     waiting_table,
     slowdown_section,

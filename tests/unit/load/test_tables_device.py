@@ -224,3 +224,12 @@ def test_a_step_without_kernels_stays_a_step(trace: Any) -> None:
     loaded = trace.load()
     assert [(step.number, step.duration_ns) for step in loaded.steps] == [(1, 100), (2, 100)]
     assert loaded.compute.step.tolist() == [1]
+
+
+def test_calls_of_a_barrier_and_of_batch_norm_are_marks(trace: Any) -> None:
+    """NCCL's barrier is an all-reduce; what the script asked for stands on the host."""
+    trace.op("c10d::barrier", 10, 20).launch(1, 12).op("SyncBatchNorm", 30, 50).launch(2, 35)
+    loaded = trace.kernel(ALL_REDUCE, 25, 28, 1).kernel(ALL_REDUCE, 55, 60, 2).load()
+    assert loaded.host_spans.mark.tolist() == [Mark.COLLECTIVE_CALL, Mark.SYNC_BATCH_NORM]
+    assert loaded.collectives.launched_ns.tolist() == [12, 35]
+    assert [loaded.names[name] for name in loaded.host_spans.name] == ["c10d::barrier", "SyncBatchNorm"]

@@ -1,0 +1,34 @@
+"""Collectives that the script asks for beside DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, ms
+from ddpprof.report import Report
+
+
+def outside_table(report: Report) -> Iterable[Section]:
+    if not report.outside:
+        return
+    rows = tuple(
+        (
+            one.kind.replace("_", "-"),
+            one.place.value,
+            one.purpose.value,
+            str(one.num_calls),
+            ABSENT if one.num_bytes is None else f"{one.num_bytes / 1e3:.1f}",
+            ms(one.time_ns),
+            ms(one.exposed_ns),
+        )
+        for one in report.outside
+    )
+    names = ("collective", "where", "carries", "calls", "kB", "ms", "exposed ms")
+    words = ("collective", "where", "carries")
+    yield Table(
+        "Collectives beside DDP, per step (medians)",
+        tuple(Column(name, is_number=name not in words) for name in names),
+        rows,
+        "of the rank that exposes least: others wait in them for a slower one; exposed: neither computation nor DDP's "
+        "communication runs beside it",
+    )
