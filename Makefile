@@ -12,10 +12,11 @@ TEST := .venv-test
 BIN := $(CHECKOUT)/$(TEST)/bin
 EXTRAS := torch,tensorboard,plot,test,frameworks,dev
 SOURCES := $(shell find ddpprof -type f -not -name '*.pyc')
+STUDY ?= $(patsubst analyses/%/analyse.py,%,$(wildcard analyses/*/analyse.py))
 # -P and a working directory outside the checkout: `import ddpprof` finds the installed wheel or nothing.
 OUTSIDE := cd $(TEST)/outside && $(BIN)/python -P
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
@@ -30,6 +31,12 @@ lint: $(TEST)/linted
 
 bench: $(TEST)/wheel ## what recording and starting cost
 	$(OUTSIDE) $(CHECKOUT)/analyses/recording_cost/run.py $(BENCH)
+
+studies: $(TEST)/wheel ## numbers and pictures of analyses/ from its recordings. COLLECT=1: record anew; STUDY=NAME: one
+	@set -e; for study in $(STUDY); do \
+	  $(if $(COLLECT),( $(OUTSIDE) $(CHECKOUT)/analyses/$$study/collect.py );) \
+	  ( $(OUTSIDE) $(CHECKOUT)/analyses/$$study/analyse.py ); \
+	done
 
 clean:
 	rm -rf $(DEMO) $(TEST) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from jobs import environment
+NOT_OF_THIS_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 class NoHosts(Exception):
@@ -25,15 +25,16 @@ class Hosts:
 
     def start(self, host: int, command: Sequence[object], cwd: object, **env: str) -> subprocess.Popen[str]:
         """Run a command there, as one rank of a job with one rank a host."""
-        job = environment(
-            RANK=str(host),
-            LOCAL_RANK="0",
-            WORLD_SIZE=str(len(self.namespaces)),
-            MASTER_ADDR=self.address(0),
-            MASTER_PORT="29400",
-            GLOO_SOCKET_IFNAME="eth0",
+        job = {name: value for name, value in os.environ.items() if name not in NOT_OF_THIS_JOB} | {
+            "OMP_NUM_THREADS": "1",
+            "RANK": str(host),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(len(self.namespaces)),
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": "29400",
+            "GLOO_SOCKET_IFNAME": "eth0",
             **env,
-        )
+        }
         named = f'hostname node{host} && exec "$@"'
         inside = ["ip", "netns", "exec", self.namespaces[host], "unshare", "--uts", "sh", "-c", named, "sh"]
         return subprocess.Popen(
@@ -45,10 +46,18 @@ class Hosts:
             text=True,
         )
 
+    def run_job(self, command: Sequence[object], cwd: object, **env: str) -> None:
+        """One rank on every host, until all have ended. Raises ``RuntimeError`` with what a rank that failed said."""
+        ranks = [self.start(host, command, cwd, **env) for host in range(len(self.namespaces))]
+        said = [rank.communicate()[1] for rank in ranks]
+        for host, rank in enumerate(ranks):
+            if rank.returncode != 0:
+                raise RuntimeError(f"rank {host} ended with {rank.returncode}:\n{said[host]}")
+
 
 @contextmanager
-def linked_hosts(num_hosts: int, rate: str) -> Iterator[Hosts]:
-    """`rate` as ``tc`` writes it: ``1gbit``, of each host's outgoing traffic. Raises `NoHosts`."""
+def linked_hosts(num_hosts: int, rate: str, burst: str = "256kb") -> Iterator[Hosts]:
+    """`rate` and `burst` as ``tc`` writes them: ``1gbit``, of each host's outgoing traffic. Raises `NoHosts`."""
     if os.geteuid() != 0:
         raise NoHosts("network namespaces need root")
     for tool in ("ip", "tc", "unshare"):
@@ -69,7 +78,7 @@ def linked_hosts(num_hosts: int, rate: str) -> Iterator[Hosts]:
                 _run(f"ip -n {name} link set eth0 up")
                 _run(f"ip -n {name} link set lo up")
                 _run(f"ip -n {switch} link set port{host} master br0 up")
-                _run(f"ip netns exec {name} tc qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms")
+                _run(f"ip netns exec {name} tc qdisc add dev eth0 root tbf rate {rate} burst {burst} latency 50ms")
         except subprocess.CalledProcessError as error:
             raise NoHosts(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from error
         yield hosts

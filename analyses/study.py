@@ -1,0 +1,115 @@
+"""What every study does alike.
+
+`measure(recordings)` of a study's ``analyse.py`` turns recorded runs into numbers, `table(results)` these into the
+table of its README, `draw(results, figure)` into its picture. `publish` writes all three beside it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import platform
+import random
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RECORDINGS, RESULTS, PICTURE, README = "recordings", "results.json", "result.png", "README.md"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's, which colour-blind readers tell apart"""
+
+MIB = 2**20
+TCP_PAYLOAD = 1448 / 1514
+"""Of an Ethernet frame of 1500 bytes and its header, what is left to the data of TCP with timestamps."""
+
+
+def publish(
+    study: Path,
+    measure: Callable[[Path], dict[str, Any]],
+    table: Callable[[dict[str, Any]], list[str]],
+    draw: Callable[[dict[str, Any], Figure], None],
+) -> None:
+    results = measure(study / RECORDINGS)
+    (study / RESULTS).write_text(as_json(results), encoding="utf-8")
+    lines = table(results)
+    replace_table(study / README, lines)
+    print("\n".join([f"{study.name}:", *lines]))
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        print(f"{study.name}: no new {PICTURE}, which needs matplotlib: pip install '.[plot]'")
+        return
+    figure = Figure(figsize=(7.2, 3.8), layout="constrained", facecolor="white")
+    draw(results, figure)
+    figure.savefig(study / PICTURE, dpi=100, metadata={"Software": None})
+
+
+def as_json(results: dict[str, Any]) -> str:
+    return json.dumps(results, indent=1, ensure_ascii=False) + "\n"
+
+
+def readme_table(readme: Path) -> list[str]:
+    """Its first Markdown table."""
+    lines = readme.read_text(encoding="utf-8").splitlines()
+    first, last = _table_rows(lines)
+    return lines[first:last]
+
+
+def replace_table(readme: Path, table: Sequence[str]) -> None:
+    lines = readme.read_text(encoding="utf-8").splitlines()
+    first, last = _table_rows(lines)
+    readme.write_text("\n".join([*lines[:first], *table, *lines[last:]]) + "\n", encoding="utf-8")
+
+
+def _table_rows(lines: Sequence[str]) -> tuple[int, int]:
+    is_row = [line.startswith("|") for line in lines]
+    first = is_row.index(True)
+    return first, is_row.index(False, first) if False in is_row[first:] else len(lines)
+
+
+def ms(nanoseconds: float) -> float:
+    """Rounded, so that results are the same to the last digit wherever they are computed."""
+    return round(nanoseconds / 1e6, 3)
+
+
+def median_ms(nanoseconds: Iterable[float]) -> float:
+    return ms(median(nanoseconds))
+
+
+def spread_ms(nanoseconds: Sequence[float]) -> list[float]:
+    """The middle half of the values: from the first quartile to the third."""
+    ordered = sorted(nanoseconds)
+    return [ms(ordered[math.floor((len(ordered) - 1) / 4)]), ms(ordered[math.ceil((len(ordered) - 1) * 3 / 4)])]
+
+
+def interval_of_median(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
+    """95 %, by bootstrap; the same for the same values."""
+    draw = random.Random(0)
+    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(draws))
+    return medians[round(0.025 * draws)], medians[round(0.975 * draws) - 1]
+
+
+def begin_recording(study: Path) -> Path:
+    """An empty folder for new recordings."""
+    folder = study / RECORDINGS
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def end_recording(study: Path, **settings: object) -> None:
+    """Note where it was, and pack the traces tighter than a training job has time for."""
+    import torch
+
+    folder = study / RECORDINGS
+    machine = {"python": platform.python_version(), "torch": torch.__version__, **settings}
+    (folder / "machine.json").write_text(as_json(machine), encoding="utf-8")
+    for trace in sorted(folder.rglob("*.json.gz")):
+        content = gzip.decompress(trace.read_bytes())
+        trace.write_bytes(gzip.compress(content, 9, mtime=0))
