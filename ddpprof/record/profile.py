@@ -22,6 +22,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         out: the run directory. It is created; an earlier run in it is kept unless `force` is given.
         skip_first: steps left alone at first.
         cost_steps: steps that measure ddpprof's own cost, with recording alternately off and on.
+        timed_steps: steps with recording off, of which only the length is kept.
         warmup: steps with the profiler on whose trace is thrown away.
         steps: profiled steps.
         profiler: ``False`` records without torch.profiler, which costs less and shows less.
@@ -38,6 +39,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         *,
         skip_first: int = Settings.skip_first,
         cost_steps: int = Settings.cost_steps,
+        timed_steps: int = Settings.timed_steps,
         warmup: int = Settings.warmup,
         steps: int = Settings.steps,
         profiler: bool = Settings.profiler,
@@ -51,6 +53,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
             command=tuple(sys.argv),
             skip_first=skip_first,
             cost_steps=cost_steps,
+            timed_steps=timed_steps,
             warmup=warmup,
             steps=steps,
             profiler=profiler,

@@ -256,3 +256,14 @@ def test_a_block_without_ddp_records_nothing(write: Write, tmp_path: Path, torch
     assert done.returncode == 0, done.stderr
     assert "ddpprof" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_timed_steps_come_before_the_profiled_ones_and_only_their_length_is_kept(
+    write: Write, torchrun: Run, report: Report
+) -> None:
+    done = torchrun(write("build()\nwith ddpprof.profile('run', **WINDOW, timed_steps=3):\n    train(20)\n"))
+    assert done.returncode == 0, done.stderr
+    for rank in report("run")["ranks"]:
+        timed = rank["light_steps"][4:]
+        assert [(step["step"], step["mode"], step["parts"]) for step in timed] == [(n, "off", None) for n in (6, 7, 8)]
+        assert [step["step"] for step in rank["steps"]] == [10, 11, 12]
