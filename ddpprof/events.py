@@ -59,6 +59,16 @@ class Mark(IntEnum):
     """``c10d::…`` op: the host hands a collective to the backend"""
     SYNC_BATCH_NORM = 8
     """``SyncBatchNorm``: the forward of the autograd function, which gathers statistics"""
+    DATA_PARALLEL = 9
+    """``DataParallel.forward``, of one process with several devices"""
+    REPLICATE = 10
+    """``Broadcast``: DataParallel copies parameters to its devices"""
+    SCATTER = 11
+    """``Scatter``: DataParallel divides a batch among its devices; in the backward pass the gradients of its output"""
+    GATHER = 12
+    """``Gather``: DataParallel brings the output to one device"""
+    REDUCE_GRADIENTS = 13
+    """``ReduceAddCoalesced``: DataParallel adds up the gradients of its devices"""
 
 
 class CollectiveKind(IntEnum):
@@ -134,6 +144,8 @@ class Work(_Table):
     """index into ``Trace.kernels``, or `UNKNOWN`: copies have no identity"""
     launched_ns: Int64Column
     """start of the host's call that queued it, or `UNKNOWN`: on CPU an op is its own launch"""
+    device: Int32Column
+    """accelerator on which it ran, or `UNKNOWN`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,8 @@ class Collectives(_Table):
     """index into ``Trace.groups``, or `UNKNOWN`"""
     sequence: Int64Column
     """sequence number within the group, or `UNKNOWN`"""
+    device: Int32Column
+    """accelerator on which it ran, or `UNKNOWN`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +254,17 @@ class DdpModule:
     """parameters without gradient in every recorded step; ``None`` where it was not observed"""
     graph_is_static: bool | None
     """torch's ``can_set_static_graph``"""
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallelModule:
+    """One ``nn.DataParallel`` instance, of a process that trains without DDP."""
+
+    name: str
+    device_ids: tuple[int, ...]
+    """empty without an accelerator: it then only calls its module"""
+    num_parameters: int
+    parameter_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +354,7 @@ class Record:
     """how long training stood still for starting the profiler and writing the trace"""
     ended: str | None
     """``"finished"``, ``"failed: …"`` or ``None`` where the process never got to say"""
+    data_parallel: tuple[DataParallelModule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ def calls(*rows: dict[str, int]) -> Collectives:
         num_bytes=ints(column("size")),
         group=ints(column("group"), np.int32),
         sequence=ints(column("sequence")),
+        device=ints([UNKNOWN] * len(rows), np.int32),
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpprof.events import Kernel
+from ddpprof.events import DataParallelModule, Kernel
 from ddpprof.findings import Finding
 from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.breakdown import Breakdown
@@ -12,6 +12,8 @@ from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.clock import HostClock, RankClock
 from ddpprof.measures.collective_table import CollectiveSummary
 from ddpprof.measures.cost import RecordingCost
+from ddpprof.measures.data_parallel import DataParallelStep
+from ddpprof.measures.devices import DeviceLoad
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.measures.late_gradients import LateGradient
@@ -23,6 +25,7 @@ from ddpprof.report import DeviceWork, Job, LightStepReport, Module, RankReport,
 from ddpprof.report.tree import (
     AcrossRanks,
     ClockReport,
+    DataParallelReport,
     LateGradients,
     SlowdownReport,
     SlowedKernel,
@@ -192,3 +195,18 @@ def hostile_report(name: str) -> Report:
         across=across(name),
         slowdown=slowdown(name),
     )
+
+
+def data_parallel_report(name: str = "ConvNet") -> Report:
+    """One process with two accelerators, recorded."""
+    made = gpu_report()
+    loads = (
+        DeviceLoad(0, 48_000 * US, 4_000 * US, 900 * US, 52_000 * US),
+        DeviceLoad(1, 40_000 * US, 4_000 * US, 0, 1),
+    )
+    steps = DataParallelStep(1, 0, 3_000 * US, 900 * US, 700 * US, 2_500 * US, 6_000 * US)
+    module = DataParallelModule(name, (0, 1), 16, 5_790_000)
+    return replace(
+        made, ranks=(replace(made.ranks[0], devices=loads),), across=None, outside=None,
+        data_parallel=DataParallelReport(0, (module,), steps),
+    )  # fmt: skip

@@ -42,7 +42,7 @@ def work(*rows: Op) -> Work:
     zeros = [0] * len(rows)
     return Work(
         ints(start), ints(end), ints(zeros, np.int32), ints(phase, np.int8), ints(step, np.int32), ints(zeros),
-        ints(kernel, np.int32), ints(launched),
+        ints(kernel, np.int32), ints(launched), ints([UNKNOWN] * len(rows), np.int32),
     )  # fmt: skip
 
 
@@ -80,6 +80,7 @@ def collectives(*rows: dict[str, int]) -> Collectives:
         num_bytes=ints(column["num_bytes"]),
         group=ints(unknown, np.int32),
         sequence=ints(unknown),
+        device=ints(unknown, np.int32),
     )
 
 

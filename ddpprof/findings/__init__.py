@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ddpprof.findings import buckets, collectives, data, device, ranks, wrapper
+from ddpprof.findings import buckets, collectives, data, device, ranks, several_devices, wrapper
 from ddpprof.findings.finding import Finding, Observed
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
@@ -36,6 +36,9 @@ RULES: tuple[Rule, ...] = (
     wrapper.static_graph,
     wrapper.buffers_broadcast,
     wrapper.gradient_copies,
+    several_devices.data_parallel,
+    several_devices.outputs_scattered_again,
+    several_devices.device_imbalance,
     collectives.parameter_averaging,
     collectives.metrics_every_step,
     collectives.barrier_in_loop,

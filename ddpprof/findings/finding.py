@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from ddpprof.events import DdpModule, Loader
 from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.data_parallel import DataParallelStep
+from ddpprof.measures.devices import DeviceLoad
 from ddpprof.measures.late_gradients import LateGradient
 from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.stragglers import Straggler
@@ -56,6 +58,11 @@ class Observed:
     """rank → the gradients with which it falls behind"""
     outside: tuple[OutsideCalls, ...] = ()
     """collectives beside DDP"""
+    data_parallel: DataParallelStep | None = None
+    data_parallel_devices: tuple[int, ...] = ()
+    """of each recorded ``nn.DataParallel``, how many devices it has"""
+    device_loads: tuple[DeviceLoad, ...] = ()
+    """of the rank whose several devices differ most"""
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)

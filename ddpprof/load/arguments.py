@@ -24,6 +24,8 @@ class Arguments(msgspec.Struct, gc=False):
     correlation: Any = 0
     stream: Any = None
     device: Any = None
+    in_device: Any = msgspec.field(default=None, name="inDevice")
+    """that of a copy between two devices"""
     collective: Any = msgspec.field(default=None, name="Collective name")
     num_elements: Any = msgspec.field(default=None, name="In msg nelems")
     num_elements_out: Any = msgspec.field(default=None, name="Out msg nelems")

@@ -58,7 +58,7 @@ _HOST_CATEGORIES = _OP_CATEGORIES | {"user_annotation"}
 
 # Spans that hold ops without being one. Traces of 2021 give them the category of ops.
 _ANNOTATION = re.compile(
-    r"ProfilerStep\s*#|Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#|DistributedDataParallel\.forward"
+    r"ProfilerStep\s*#|Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#|(?:Distributed)?DataParallel\.forward"
     r"|(?:nccl|gloo|mpi|ucc|xccl):"
 )
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
@@ -71,6 +71,11 @@ _MARKS_BY_NAME = {
     "torch.distributed.ddp.reducer::copy_bucket_to_grad": Mark.BUCKET_COPY_OUT,
     "torch.distributed.ddp.reducer::search_unused_parameters": Mark.UNUSED_SEARCH,
     "SyncBatchNorm": Mark.SYNC_BATCH_NORM,
+    "DataParallel.forward": Mark.DATA_PARALLEL,
+    "Broadcast": Mark.REPLICATE,
+    "Scatter": Mark.SCATTER,
+    "Gather": Mark.GATHER,
+    "ReduceAddCoalesced": Mark.REDUCE_GRADIENTS,
 }
 _MARKS_BY_PREFIX = (
     ("autograd::engine::evaluate_function", Mark.BACKWARD),

@@ -68,6 +68,8 @@ class Columns:
     identity: Int32Column
     lane: Int64Column
     """stream of a device, thread of the host"""
+    device: Int32Column
+    """accelerator that did it, or `UNKNOWN`"""
     correlation: Int64Column
     """what device work and its launch have in common, 0 where they have nothing"""
     detail: Int32Column
@@ -148,9 +150,9 @@ class Collector:
         if self._on_device:
             self._forget_ops()  # those of the batch in which the first device work stood
         self._merge()
-        start, end, identity, lane, correlation, detail, launch_shape, op = self._chunks[0]
+        start, end, identity, lane, device, correlation, detail, launch_shape, op = self._chunks[0]
         return Columns(
-            tuple(self._identities), start, end, identity, lane, correlation, detail, tuple(self._details),
+            tuple(self._identities), start, end, identity, lane, device, correlation, detail, tuple(self._details),
             launch_shape, self._input_shapes(op), tuple(text.decode("utf-8", "replace") for text in self._shape_texts),
             self._window_end_ns, len(self._devices - {None}), self.num_events,
         )  # fmt: skip
@@ -208,20 +210,22 @@ class Collector:
 
     def _arguments(
         self, kept: list[Event | ExactEvent], ids: list[int]
-    ) -> tuple[Int64Column, Int64Column, Int32Column, Int32Column, Int64Column]:
-        """Lane, correlation, index of the details, launch shape and launching op of each event."""
+    ) -> tuple[Int64Column, Int32Column, Int64Column, Int32Column, Int32Column, Int64Column]:
+        """Lane, device, correlation, index of the details, launch shape and launching op of each event."""
         lanes: list[object] = [event.tid for event in kept]
         correlations: list[object] = [0] * len(kept)
         ops: list[object] = [0] * len(kept)
-        details, launch_shapes = np.full((2, len(kept)), UNKNOWN, np.int32)
+        details, launch_shapes, devices = np.full((3, len(kept)), UNKNOWN, np.int32)
         for row, identity in enumerate(ids):
             what = self._identities[identity]
             if what.role not in _HAS_ARGUMENTS:
                 continue
             arguments = kept[row].args or NO_ARGUMENTS
             correlations[row] = arguments.correlation
-            if what.role in DEVICE_ROLES and arguments.stream is not None:
-                lanes[row] = arguments.stream
+            if what.role in DEVICE_ROLES:
+                devices[row] = _device(arguments)
+                if arguments.stream is not None:
+                    lanes[row] = arguments.stream
             if what.kind is not None or (what.role is Role.KERNEL and isinstance(arguments.collective, str)):
                 details[row] = len(self._details)
                 self._details.append(collective_details(arguments))
@@ -232,6 +236,7 @@ class Collector:
                     launch_shapes[row] = self._shape(b"%b %b" % (bytes(arguments.grid), bytes(arguments.block)))
         return (
             _as_column(lanes, self._lane),
+            devices,
             _as_column(correlations, _id),
             details,
             launch_shapes,
@@ -247,8 +252,14 @@ class Collector:
 _UNNEEDED, _UNNEEDED_OP = -1, -2
 """Instead of an identity. Of an op the shapes of its inputs are kept, for the kernels that it launches."""
 
-_DTYPES = (np.int64, np.int64, np.int32, np.int64, np.int64, np.int32, np.int32, np.int64)
+_DTYPES = (np.int64, np.int64, np.int32, np.int64, np.int32, np.int64, np.int32, np.int32, np.int64)
+_MAX_DEVICE = 1 << 16
 _HAS_ARGUMENTS = (Role.KERNEL, Role.COPY, Role.LAUNCH, Role.HOST_COLLECTIVE, Role.MARK, Role.PARAM_COMMS)
+
+
+def _device(arguments: Arguments) -> int:
+    number = as_int(arguments.device if arguments.device is not None else arguments.in_device)
+    return number if number is not None and 0 <= number <= _MAX_DEVICE else UNKNOWN
 
 
 def _op_id(arguments: Arguments) -> object:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ddpprof.events import BucketTimes, DdpModule, Forward, Loader, Parameter, Record, RecordedStep
+from ddpprof.events import BucketTimes, DataParallelModule, DdpModule, Forward, Loader, Parameter, Record, RecordedStep
 from ddpprof.rundir import FORMAT, facts_file, steps_file
 
 
@@ -45,6 +45,7 @@ class _Facts(msgspec.Struct):
     checkpoints: list[str] = []
     profiler_pause_ns: int | None = None
     ended: str | None = None
+    data_parallel: tuple[DataParallelModule, ...] = ()
 
 
 class _Forward(msgspec.Struct, array_like=True):
@@ -136,6 +137,7 @@ def _record(facts: _Facts, rank: int, steps: tuple[RecordedStep, ...]) -> Record
         steps=steps,
         profiler_pause_ns=facts.profiler_pause_ns,
         ended=facts.ended,
+        data_parallel=facts.data_parallel,
     )
 
 

@@ -32,7 +32,7 @@ class PhaseFinder:
 
     # Where marks are nested the earlier line holds: the reducer copies gradients inside autograd's functions too.
     _MARKS = (
-        (Phase.FORWARD, (Mark.FORWARD,)),
+        (Phase.FORWARD, (Mark.FORWARD, Mark.DATA_PARALLEL)),
         (Phase.BACKWARD, (Mark.BACKWARD,)),
         (Phase.OPTIMIZER, (Mark.OPTIMIZER,)),
         (Phase.FINALIZE, (Mark.BUCKET_COPY_IN, Mark.BUCKET_COPY_OUT, Mark.UNUSED_SEARCH)),
@@ -45,6 +45,9 @@ class PhaseFinder:
                 rows = (thread == number) & np.isin(mark, marks)
                 if rows.any():
                     self._spans.append((number, phase, union(start_ns[rows], end_ns[rows])))
+        self._marked_threads = np.unique(thread)
+        of_replicas = mark == Mark.DATA_PARALLEL
+        self._replicas = union(start_ns[of_replicas], end_ns[of_replicas])
 
     def at(self, times_ns: Int64Column, threads: Int64Column) -> NDArray[np.int8]:
         """`Phase` of each instant of its thread."""
@@ -52,6 +55,10 @@ class PhaseFinder:
         for thread, phase, spans in self._spans:
             rows = np.flatnonzero((threads == thread) & (phases == Phase.OTHER))
             phases[rows[spans.contains(times_ns[rows])]] = phase
+        if len(self._replicas):
+            # DataParallel runs each replica in a thread of its own, which the profiler does not follow.
+            rows = np.flatnonzero(~np.isin(threads, self._marked_threads))
+            phases[rows[self._replicas.contains(times_ns[rows])]] = Phase.FORWARD
         return phases
 
 

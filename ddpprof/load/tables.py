@@ -94,13 +94,15 @@ def _steps(file: TraceFile) -> tuple[list[Step], list[str]]:
         return [Step(numbers[name] or 0, start, end) for name, start, end in zip(*columns, strict=True)], []
     forwards = file.marked(Mark.FORWARD)
     if not len(forwards):
+        forwards = file.marked(Mark.DATA_PARALLEL)
+    if not len(forwards):
         return [], ["the trace has no steps: neither ProfilerStep marks nor a DistributedDataParallel.forward"]
     threads, counts = np.unique(file.lane[forwards], return_counts=True)
     on_training_thread = forwards[file.lane[forwards] == threads[np.argmax(counts)]]
     optimizers = file.marked(Mark.OPTIMIZER)
     last_ns = int(file.end_ns.max())
     steps = steps_from_forwards(file.start_ns[on_training_thread], file.start_ns[optimizers], last_ns)
-    return steps, ["the trace has no ProfilerStep marks: steps are counted from one DDP forward to the next"]
+    return steps, ["the trace has no ProfilerStep marks: steps are counted from one forward to the next"]
 
 
 def _device_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Work:
@@ -184,7 +186,7 @@ def _host_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Work
     lane = file.lane[row]
     step = steps.at(start)
     kernel = file.kernel_of(row, positions(row, file.name[row], step))
-    compute = Work(start, end, file.name[row], phases.at(start, lane), step, lane, kernel, start)
+    compute = Work(start, end, file.name[row], phases.at(start, lane), step, lane, kernel, start, file.device[row])
     no_rows = np.empty(0, np.int64)
     copies = _work(file, no_rows, _Origin(no_rows, no_rows.astype(np.int8), no_rows.astype(np.int32)))
     return _Work(compute, copies, _host_collectives(file, steps, phases), ())
@@ -230,7 +232,7 @@ def _work(file: TraceFile, rows: Rows, origin: _Origin, kernel: Int32Column | No
     rows, origin = rows[order], origin.take(order)
     return Work(
         file.start_ns[rows], file.end_ns[rows], file.name[rows], origin.phase, origin.step, file.lane[rows],
-        kernel, origin.launched_ns,
+        kernel, origin.launched_ns, file.device[rows],
     )  # fmt: skip
 
 
@@ -259,6 +261,7 @@ def _collectives(file: TraceFile, rows: Rows, origin: _Origin, asking: Rows | No
         num_bytes=np.array([detail.num_bytes for detail in details], np.int64),
         group=np.array(groups, np.int32),
         sequence=np.array([detail.sequence for detail in details], np.int64),
+        device=file.device[rows],
     )
 
 
@@ -282,7 +285,9 @@ def _notes_on_collectives(file: TraceFile, collectives: Collectives) -> list[str
 
 def _notes_on_device(file: TraceFile, header: Header, on_device: bool) -> list[str]:
     if file.num_devices > 1:
-        return [f"the rank's kernels ran on {file.num_devices} accelerators: they are counted together, as one"]
+        return [
+            f"the rank's kernels ran on {file.num_devices} accelerators: but in the table of devices they count as one"
+        ]
     if on_device or not (header.has_device or len(file.rows(Role.LAUNCH))):
         return []
     return ["the trace knows of an accelerator but holds none of its work: times are those of the host"]

@@ -19,7 +19,7 @@ class TraceFile:
     def __init__(self, columns: Columns) -> None:
         identities = columns.identities
         self.start_ns, self.end_ns = columns.start_ns, columns.end_ns
-        self.lane, self.correlation = columns.lane, columns.correlation
+        self.lane, self.device, self.correlation = columns.lane, columns.device, columns.correlation
         self.detail, self.details = columns.detail, columns.details
         self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
         self.names: dict[str, int] = {}

@@ -31,6 +31,8 @@ class Job:
         self.world_size = 1
         self.files: output.RankFiles | None = None
         self.everyone_records = True
+        self.alone = False
+        """the job is this process, without a process group"""
 
     @property
     def attached(self) -> bool:
@@ -47,6 +49,13 @@ class Job:
         self._agreement = Agreement(store, self.world_size, self._number)
         if self.rank == 0:
             self._agreement.offer(*self._open_run())
+        self._agreement.join()
+
+    def attach_alone(self) -> None:
+        """Instead of `attach`, where there is no process group: this process agrees with itself."""
+        self.alone = True
+        self._agreement = Agreement(dist.HashStore(), 1, self._number)
+        self._agreement.offer(*self._open_run())
         self._agreement.join()
 
     def _open_run(self) -> tuple[str | None, str, str | None]:

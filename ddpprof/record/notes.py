@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpprof.record.data_parallel import DataParallelNotes
 from ddpprof.record.modules import RecordedModule
 from ddpprof.record.schedule import Mode
 from ddpprof.record.surroundings import Surroundings
@@ -20,6 +21,7 @@ class StepNotes:
     def __init__(self) -> None:
         self.modules: list[RecordedModule] = []
         self.surroundings = Surroundings()
+        self.data_parallel = DataParallelNotes()
         self.recording = False
         self._forwards: list[list[Any]] = []
         self._optimizers: list[list[int]] = []
@@ -49,7 +51,8 @@ class StepNotes:
     def end_step(self) -> None:
         """Forget the step."""
         self._forwards, self._optimizers = [], []
-        self.surroundings.end_step(trained=any(module.synchronised for module in self.modules))
+        trained = self.data_parallel.end_step()
+        self.surroundings.end_step(trained=trained or any(module.synchronised for module in self.modules))
 
     def pre_forward_is_over(self, ddp: DistributedDataParallel, start_ns: int, had_rebuilt: bool) -> None:
         """DDP's own work before the module's forward took from `start_ns` to now."""
@@ -104,7 +107,8 @@ class StepNotes:
         self.modules = []
 
     def facts(self) -> dict[str, Any]:
-        return {"modules": self._facts_of_modules(), **self.surroundings.facts()}
+        facts = {"modules": self._facts_of_modules(), **self.surroundings.facts()}
+        return {**facts, **self.data_parallel.facts()}
 
     def _facts_of_modules(self) -> list[dict[str, Any]]:
         if self._module_facts is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ def active() -> Session | None:
 
 
 def wait_for_ddp(begin: Callable[[], None]) -> None:
-    """Call `begin`, once, when the first DDP module is constructed."""
+    """Call `begin`, once, when the first DDP module, or DataParallel, is constructed."""
     global _waiting
     _waiting = begin
 
@@ -58,6 +59,10 @@ def install(distributed: ModuleType) -> None:
         raise CannotRecord(f"this torch's DistributedDataParallel has no {absent[0]}")
     for name, wrapper in wrappers.items():
         _wrap(ddp, name, wrapper)
+    single_process = sys.modules.get("torch.nn.parallel.data_parallel")
+    if single_process is not None:
+        _wrap(single_process.DataParallel, "__init__", _data_parallel_init)
+        _wrap(single_process.DataParallel, "forward", _data_parallel_forward)
 
 
 @functools.cache
@@ -110,13 +115,35 @@ def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _ddp_init_helper(original: Callable[..., Any]) -> Callable[..., Any]:
     def init_helper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global _waiting
-        begin, _waiting = _waiting, None
-        if begin is not None:
-            begin()
+        _begin_waiting()
         return original(self, *args, **kwargs)
 
     return init_helper
+
+
+def _begin_waiting() -> None:
+    global _waiting
+    begin, _waiting = _waiting, None
+    if begin is not None:
+        begin()
+
+
+def _data_parallel_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        _begin_waiting()
+        original(self, *args, **kwargs)
+
+    return init
+
+
+def _data_parallel_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        session = _active
+        if session is not None:
+            session.data_parallel_forward_begins(self)
+        return original(self, *inputs, **kwargs)
+
+    return _untraced(forward)
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:

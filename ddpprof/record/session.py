@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, ParamSpec
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import DdpprofError
@@ -91,10 +92,28 @@ class Session:
             return
         if not self._job.attached:
             self._attach(ddp)
+        if self._job.alone:
+            raise DdpprofError("the script trained with DataParallel before DistributedDataParallel.")
         module = self._notes.module(ddp)
         self._baseline.forward_is_over(ddp)
         self._end_step_that_is_over()
         if self._finder.forward_begins(module.index, ddp.require_backward_grad_sync):
+            self._end_step()
+
+    @_harmless
+    def data_parallel_forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
+        """`nn.DataParallel`: all of the job is one process. In a job with a process group DDP is what counts."""
+        if self._stopping:
+            raise SystemExit(0)
+        if self._mode is Mode.DONE or not torch.is_grad_enabled() or (dist.is_available() and dist.is_initialized()):
+            return
+        if not self._job.attached:
+            if self._settings.baseline_steps:
+                raise DdpprofError("--baseline-steps needs DistributedDataParallel, and this is DataParallel.")
+            self._begin_training(self._job.attach_alone)
+        number = self._notes.data_parallel.forward_begins(model)
+        self._end_step_that_is_over()
+        if self._finder.forward_begins(-1 - number, synchronises=True):  # DDP modules count from 0
             self._end_step()
 
     def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, inputs: Any, kwargs: Any) -> Any:
@@ -209,10 +228,13 @@ class Session:
     # Steps.
 
     def _attach(self, ddp: DistributedDataParallel) -> None:
+        self._notes.surroundings.describe(ddp)
+        self._begin_training(self._job.attach)
+
+    def _begin_training(self, attach: Callable[[], None]) -> None:
         _keep_out_of_compiled_graphs()
         self._training_thread = threading.get_ident()
-        self._notes.surroundings.describe(ddp)
-        self._job.attach()
+        attach()
         self._step_start_ns = time.time_ns()
 
     def _between_backward_passes(self) -> bool:
@@ -366,5 +388,15 @@ def _keep_out_of_compiled_graphs() -> None:
     """torch.compile runs these modules as they are. `patches` is left out: it takes care of itself."""
     import torch._dynamo.trace_rules as rules
 
-    for name in ("session", "baseline", "notes", "modules", "surroundings", "buckets", "steps", "profiler"):
+    for name in (
+        "session",
+        "baseline",
+        "notes",
+        "modules",
+        "surroundings",
+        "buckets",
+        "steps",
+        "profiler",
+        "data_parallel",
+    ):
         rules.add(f"ddpprof.record.{name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ddpprof import __version__
 from ddpprof.events import DdpModule, Rank, Run
@@ -15,16 +16,17 @@ from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
 from ddpprof.report.observed import observe
 from ddpprof.report.outside import outside_ddp
 from ddpprof.report.ranks import bucket_steps, rank_report
+from ddpprof.report.several_devices import data_parallel_report, device_loads
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
 
 def build_report(run: Run) -> Report:
     modules = _modules(run)
-    ranks = tuple(rank_report(rank, modules) for rank in run.ranks)
+    ranks = tuple(replace(rank_report(rank, modules), devices=device_loads(rank)) for rank in run.ranks)
     buckets, traced = _buckets(run, modules)
     across, mismatches = across_ranks(run.ranks, modules, run.world_size)
     slowdown = slowdown_report(run.ranks)
-    outside = outside_ddp(run.ranks, modules)
+    outside, data_parallel = outside_ddp(run.ranks, modules), data_parallel_report(run.ranks)
     job = _job(run, modules)
     return Report(
         format=REPORT_FORMAT,
@@ -33,11 +35,12 @@ def build_report(run: Run) -> Report:
         missing=(*run.missing, *_notes(run), *_idle_steps(ranks), *traced.notes, *mismatches),
         ranks=ranks,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
-        findings=find(observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside)),
+        findings=find(observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel)),
         kernels=kernels_of_first_rank(run.ranks),
         slowdown=slowdown,
         across=across,
         outside=outside,
+        data_parallel=data_parallel,
     )
 
 

@@ -8,9 +8,10 @@ from statistics import median
 from ddpprof.events import DdpModule, RecordedStep, Run
 from ddpprof.findings import Observed
 from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.devices import imbalance_ns
 from ddpprof.measures.outside import OutsideCalls
 from ddpprof.report.ranks import training_steps
-from ddpprof.report.tree import AcrossRanks, RankReport, SlowdownReport, StepReport
+from ddpprof.report.tree import AcrossRanks, DataParallelReport, RankReport, SlowdownReport, StepReport
 
 
 def observe(
@@ -22,6 +23,7 @@ def observe(
     slowdown: SlowdownReport | None,
     across: AcrossRanks,
     outside: tuple[OutsideCalls, ...] | None,
+    data_parallel: DataParallelReport | None,
 ) -> Observed:
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Median over steps, of the rank where it is least: the others' surplus is waiting for a slower rank."""
@@ -58,6 +60,9 @@ def observe(
         stragglers=across.stragglers.stragglers if across.stragglers else (),
         late_gradients={late.rank: late.gradients for late in across.late_gradients},
         outside=outside or (),
+        data_parallel=data_parallel.step if data_parallel else None,
+        data_parallel_devices=tuple(len(m.device_ids) for m in data_parallel.modules) if data_parallel else (),
+        device_loads=max((rank.devices for rank in ranks), key=imbalance_ns, default=()),
         loaders={record.rank: record.loaders for record in records},
         checkpoints={record.rank: (record.host, record.checkpoints) for record in records},
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ddpprof.events import Kernel
+from ddpprof.events import DataParallelModule, Kernel
 from ddpprof.findings import Finding
 from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.breakdown import Breakdown
@@ -17,6 +17,8 @@ from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.clock import HostClock, RankClock
 from ddpprof.measures.collective_table import CollectiveSummary
 from ddpprof.measures.cost import RecordingCost
+from ddpprof.measures.data_parallel import DataParallelStep
+from ddpprof.measures.devices import DeviceLoad
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.measures.late_gradients import LateGradient
@@ -111,6 +113,8 @@ class RankReport:
     steps: tuple[StepReport, ...]
     light_steps: tuple[LightStepReport, ...]
     recording_cost: RecordingCost | None
+    devices: tuple[DeviceLoad, ...] = ()
+    """where it has several: each on its own, medians over steps"""
 
     @property
     def measured_steps(self) -> tuple[StepReport, ...]:
@@ -188,6 +192,16 @@ class AcrossRanks:
 
 
 @dataclass(frozen=True, slots=True)
+class DataParallelReport:
+    """What ``nn.DataParallel`` does in one process. Times are ns per step: medians."""
+
+    rank: int
+    modules: tuple[DataParallelModule, ...]
+    """empty where ddpprof did not record"""
+    step: DataParallelStep | None
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     format: int
     ddpprof: str
@@ -204,3 +218,4 @@ class Report:
     across: AcrossRanks | None = None
     outside: tuple[OutsideCalls, ...] | None = None
     """collectives beside DDP, per step: medians, of the rank that exposes least"""
+    data_parallel: DataParallelReport | None = None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tables import collective, ddp_module, forward, record, recorded, run, trace
 
-from ddpprof.events import CollectiveKind, Mark, Phase, Rank, RecordedStep, Trace
+from ddpprof.events import CollectiveKind, DataParallelModule, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.measures.breakdown import Breakdown
 from ddpprof.measures.outside import Place, Purpose
 from ddpprof.measures.recorded import RecordedBreakdown
@@ -237,3 +237,22 @@ def test_collectives_beside_ddp_are_told_by_the_modules_parameters_and_not_of_ba
         Purpose.PARAMETERS, Place.AFTER_OPTIMIZER, 2, 10_000_000, 10,
     )  # fmt: skip
     assert {f.rule: f.gain_ns for f in built.findings} == {"parameter-averaging": 10}
+
+
+def test_data_parallel_as_recorded_and_as_traced() -> None:
+    module = DataParallelModule("Net", (0, 1), 2, 10_000_000)
+    host = [(Mark.DATA_PARALLEL, 0, 60, 0), (Mark.REPLICATE, 5, 20, 0)]
+    compute = [(30, 60, Phase.FORWARD, 0)]
+    made = trace(device="gpu", compute=compute, comm=[collective(10, 40, phase=Phase.FORWARD)], host=host)
+    steps = [recorded(10, 0, 100, forwards=())]
+    alone = record(0, [], steps, world_size=1, backend="", data_parallel=(module,))
+    built = build_report(run(Rank(0, made, alone)))
+    assert built.data_parallel is not None
+    assert built.data_parallel.modules == (module,)
+    assert built.data_parallel.step is not None
+    assert (built.data_parallel.step.replicate_ns, built.data_parallel.step.exposed_ns) == (30, 20)
+    assert {f.rule: f.gain_ns for f in built.findings if f.rule == "data-parallel"} == {"data-parallel": 20}
+    light = build_report(run(Rank(0, None, alone)))
+    assert light.data_parallel is not None
+    assert (light.data_parallel.step, light.ranks[0].devices) == (None, ())
+    assert [f.rule for f in light.findings] == ["data-parallel"]

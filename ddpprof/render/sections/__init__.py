@@ -12,17 +12,21 @@ from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.layout import Section
 from ddpprof.render.sections.outside import outside_table
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
+from ddpprof.render.sections.several_devices import data_parallel_lines, data_parallel_table, device_table
 from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
 from ddpprof.report import Report
 
 _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
     job_lines,
+    data_parallel_lines,
     missing_lines,
     unusual_steps_line,
     step_bars,
     overlap_table,
     idle_table,
+    data_parallel_table,
+    device_table,
     bucket_tables,
     collective_table,
     outside_table,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddpprof.events import BucketTimes, DdpModule, Forward, Loader, Parameter, RecordedStep
+from ddpprof.events import BucketTimes, DataParallelModule, DdpModule, Forward, Loader, Parameter, RecordedStep
 from ddpprof.load.record import BadRecordError, load_record
 
 MODULE = {
@@ -52,6 +52,14 @@ def test_facts_are_typed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert record.loaders == (Loader("DistributedSampler", 100, None, 2, 3, (0, 1), True, 9),)
     assert record.steps == ()
+
+
+def test_dataparallel_modules_are_typed(tmp_path: Path) -> None:
+    module = {"name": "Net", "device_ids": [0, 1], "num_parameters": 2, "parameter_bytes": 440}
+    write(tmp_path, facts={**FACTS, "modules": [], "data_parallel": [module]})
+    record = load_record(tmp_path, 1)
+    assert record is not None
+    assert record.data_parallel == (DataParallelModule("Net", (0, 1), 2, 440),)
 
 
 def test_steps_are_typed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from reports import (
     HOSTILE,
     across,
     bucket,
+    data_parallel_report,
     gpu_report,
     hostile_report,
     light_report,
@@ -46,6 +47,10 @@ def test_terminal_of_traces_of_an_accelerator(expect_golden: Callable[[Path, str
     expect_golden(GOLDEN / "terminal-gpu.txt", drawn(gpu_report(), 80))
 
 
+def test_terminal_of_one_process_with_several_devices(expect_golden: Callable[[Path, str], None]) -> None:
+    expect_golden(GOLDEN / "terminal-data-parallel.txt", drawn(data_parallel_report(), 80))
+
+
 def test_terminal_of_light_recording(expect_golden: Callable[[Path, str], None]) -> None:
     expect_golden(GOLDEN / "terminal-light.txt", drawn(light_report(), 80))
 
@@ -70,6 +75,10 @@ def test_names_stay_text(name: str) -> None:
     plain = drawn(hostile_report("x"))
     assert [line.split()[0] for line in text.splitlines() if "5.64" in line] == ["0", "1"], "one row per bucket"
     assert len(plain.splitlines()) <= len(text.splitlines()) < 200, "no name is endless"
+
+
+def test_names_of_modules_in_one_process_stay_text() -> None:
+    assert all(c.isprintable() for c in drawn(data_parallel_report(HOSTILE["escapes"])).replace("\n", ""))
 
 
 def test_markup_is_shown_as_it_is() -> None:
