@@ -318,7 +318,8 @@ class RecordedStep:
 
     number: int
     mode: str
-    """``"off"`` (only the step's length), ``"light"``, ``"profiled"``, or ``"baseline"``: profiled under ``no_sync``"""
+    """``"off"`` and ``"without_ddp"``, of which only the length is known, ``"light"``, ``"profiled"``, or
+    ``"baseline"``: profiled under ``no_sync``"""
     start_ns: int
     end_ns: int
     data_ns: int | None = None
@@ -378,3 +379,13 @@ class Run:
     """what should be there and is not, in words for the report"""
     settings: Mapping[str, object] = field(default_factory=dict)
     """the recorder's settings; empty for traces that ddpprof did not record"""
+
+
+@dataclass(frozen=True, slots=True)
+class TimesTable:
+    """Times that were measured elsewhere."""
+
+    varied: str
+    """what the sizes are"""
+    times_ns: Mapping[str, Mapping[float, tuple[float, ...]]]
+    """configuration → size → one time or more"""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddpprof import __version__
+from ddpprof.cli.experiments import add_experiment_options, run_experiment
 from ddpprof.cli.show import add_compare_options, add_output_options, run_compare, run_report
 from ddpprof.cli.trace import add_trace_options, run_trace, split
 from ddpprof.errors import DdpprofError
@@ -23,6 +24,9 @@ What does DistributedDataParallel cost, and which knob to turn?
   ddpprof trace train.py --epochs 1                the script starts its own ranks
   ddpprof trace --nproc-per-node 2 train.py        the script expects torchrun
   ddpprof trace -- accelerate launch train.py      any other command
+  ddpprof overhead train.py                        with DDP, and without: what does the wrapper cost?
+  ddpprof scale --nproc 1,2,4 train.py             how much faster are more processes?
+  ddpprof sweep --vary --batch-size=32,64 train.py
   ddpprof report runs/train-20260101-120000        show a run again
   ddpprof compare runs/before runs/after           two runs side by side
 """
@@ -34,10 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where the terminal's encoding lacks the bars
     try:
-        parser, trace = _parsers()
-        if arguments[:1] == ["trace"]:
-            own, command = split(arguments[1:], trace)
-            return run_trace(trace, trace.parse_args(own), command)
+        parser, of_jobs = _parsers()
+        job = of_jobs.get(arguments[0]) if arguments else None
+        if job is not None and arguments[0] == "trace":
+            own, command = split(arguments[1:], job)
+            return run_trace(job, job.parse_args(own), command)
+        if job is not None:
+            return run_experiment(job, arguments[1:])
         options = parser.parse_args(arguments)
         if options.run is None:
             parser.print_help()
@@ -60,7 +67,16 @@ class _Parser(argparse.ArgumentParser):
         raise DdpprofError(f"{message}. See: {self.prog} --help")
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+_EXPERIMENTS = {
+    "overhead": ("measure what DDP costs: the job with it, and with its wrapper taken away", 3),
+    "scale": ("measure how much faster more processes train, and where the lost time goes", 3),
+    "sweep": ("measure the step time over values of an option, of the script's or DDP's", 3),
+}
+"""What each does, and in how many rounds."""
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser, and those of commands that take a job: their arguments are not all ddpprof's."""
     parser = _Parser(prog="ddpprof", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"ddpprof {__version__}")
     parser.set_defaults(run=None)
@@ -73,17 +89,29 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         allow_abbrev=False,
     )
     add_trace_options(trace)
+    of_jobs: dict[str, argparse.ArgumentParser] = {"trace": trace}
     report = commands.add_parser("report", help="show a run, or torch.profiler traces that ddpprof did not record")
-    report.add_argument("path", type=Path, help="a run directory, a directory of traces, or one trace file")
+    report.add_argument(
+        "path", type=Path, help="a run, traces of torch.profiler, an experiment, or a CSV table of times"
+    )
     add_output_options(report)
     report.set_defaults(run=run_report)
     compare = commands.add_parser("compare", help="show two runs side by side: what became slower, beyond noise")
     add_compare_options(compare)
     compare.set_defaults(run=run_compare)
+    for name, (what, rounds) in _EXPERIMENTS.items():
+        of_jobs[name] = commands.add_parser(
+            name,
+            help=what,
+            usage=f"ddpprof {name} [options] train.py [its arguments]\n"
+            f"       ddpprof {name} [options] -- command [its arguments]",
+            allow_abbrev=False,
+        )
+        add_experiment_options(of_jobs[name], name, rounds)
     demo = commands.add_parser("demo", help="trace the small trainings that come with ddpprof")
     demo.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="where the runs go (default: runs)")
     demo.set_defaults(run=_demo)
-    return parser, trace
+    return parser, of_jobs
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from ddpprof.errors import DdpprofError
 if TYPE_CHECKING:
     from ddpprof.render.sections.layout import Section
     from ddpprof.report import Report
+    from ddpprof.report.experiments import ExperimentReport
 
 _BY_SUFFIX = {".json": "json", ".md": "markdown"}
 
@@ -39,15 +40,61 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(options: argparse.Namespace) -> int:
+    from ddpprof.experiment.plan import is_experiment
     from ddpprof.render.json import render_json
     from ddpprof.render.sections import sections
 
+    if is_experiment(options.path) or options.path.suffix == ".csv":
+        return _report_on_experiment(options)
     report = _read(options.path)
     if _form(options) == "json":
         _write(options, render_json(report))
     else:
         _show(options, report.job.name, sections(report))
     return 0
+
+
+def _report_on_experiment(options: argparse.Namespace) -> int:
+    from ddpprof.render.json import render_json
+    from ddpprof.render.plot import can_plot, plot
+    from ddpprof.render.sections.experiments import experiment_sections
+    from ddpprof.render.sections.layout import Picture
+
+    report = read_experiment(options.path)
+    if _form(options) == "json":
+        _write(options, render_json(report))
+        return 0
+    shown = list(experiment_sections(report))
+    if options.out is not None and can_plot(report):
+        picture = options.out.with_suffix(".png")
+        plot(report, picture)
+        shown.append(Picture(picture.name, "step times"))
+    _show(options, options.path.name, shown)
+    return 0
+
+
+def read_experiment(path: Path) -> ExperimentReport:
+    """An experiment's directory, or a table of times that were measured elsewhere. Raises `DdpprofError`."""
+    from ddpprof.experiment.plan import read_end, read_plan
+    from ddpprof.load.run import load_run
+    from ddpprof.load.times_table import load_times
+    from ddpprof.report.experiments import build_experiment, sweep_of_table
+    from ddpprof.report.trials import TrialResult, trial_result
+
+    if path.is_file():
+        return sweep_of_table(load_times(path))
+    experiment, results = read_plan(path), []
+    for trial in experiment.trials():
+        ended = read_end(trial.folder(path))
+        if ended is not None and ended.problem is not None:
+            results.append(TrialResult(trial, problem=ended.problem))
+        elif ended is not None:
+            results.append(trial_result(trial, load_run(trial.folder(path))))
+    report = build_experiment(experiment, results)
+    if report is None:
+        problem = next((result.problem for result in results if result.problem), "no variant has been run to its end")
+        raise DdpprofError(f"{path} has nothing to compare yet: {problem}")
+    return report
 
 
 def run_compare(options: argparse.Namespace) -> int:

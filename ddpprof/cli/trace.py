@@ -21,29 +21,29 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace an earlier run in DIR")
     add(
         "--skip-first",
-        type=_count,
+        type=count,
         default=Settings.skip_first,
         metavar="N",
         help="leave the first N steps alone (%(default)s)",
     )
     add(
         "--cost-steps",
-        type=_count,
+        type=count,
         default=Settings.cost_steps,
         metavar="N",
         help="then N steps with recording alternately off and on, to measure ddpprof's own cost (%(default)s)",
     )
     add(
         "--warmup",
-        type=_count,
+        type=count,
         default=Settings.warmup,
         metavar="N",
         help="then N steps with the profiler warming up (%(default)s)",
     )
-    add("--steps", type=_positive, default=Settings.steps, metavar="N", help="then profile N steps (%(default)s)")
+    add("--steps", type=positive, default=Settings.steps, metavar="N", help="then profile N steps (%(default)s)")
     add(
         "--baseline-steps",
-        type=_count,
+        type=count,
         default=Settings.baseline_steps,
         metavar="N",
         help="then N steps without gradient communication, to tell how much it slows computation; they spoil the "
@@ -79,7 +79,7 @@ class _Passed(argparse.Action):
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *given])
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not text.removeprefix("-").isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a whole number")
     value = int(text)
@@ -88,8 +88,8 @@ def _count(text: str) -> int:
     return value
 
 
-def _positive(text: str) -> int:
-    if not _count(text):
+def positive(text: str) -> int:
+    if not count(text):
         raise argparse.ArgumentTypeError("must be at least 1")
     return int(text)
 
@@ -119,7 +119,7 @@ def run_trace(parser: argparse.ArgumentParser, options: argparse.Namespace, comm
         parser.error("torchrun's options go to torchrun itself here: ddpprof trace -- torchrun … train.py")
     if options.baseline_steps and options.no_profiler:
         parser.error("--baseline-steps needs the profiler: leave --no-profiler out")
-    out = options.out or _default_out(words)
+    out = options.out or default_out(words)
     settings = Settings(
         out=str(Path(out).absolute()),
         command=tuple(words),
@@ -163,7 +163,7 @@ def _shown(options: argparse.Namespace, words: Sequence[str]) -> str:
     return " ".join([*(["-m"] if options.module else []), *words])
 
 
-def _default_out(words: Sequence[str]) -> str:
+def default_out(words: Sequence[str]) -> str:
     name = words[0].rpartition(".")[2] if "/" not in words[0] and not words[0].endswith(".py") else Path(words[0]).stem
     return f"runs/{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 

@@ -7,7 +7,7 @@ arrival skew = last start - first start, on the common clock
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, Int64Column
-from ddpprof.intervals import union
+from ddpprof.intervals import Spans, subtract, union
 from ddpprof.measures.candidates import RankCollectives
 from ddpprof.measures.clock import CommonClock
 from ddpprof.measures.matching import MatchedCollectives
@@ -53,6 +53,8 @@ class RankWaiting:
     waiting_per_step_ns: int | None
     """how long it waits in a step, median over steps; collectives at once count once; ``None`` without steps"""
     total_waiting_ns: int
+    exposed_waiting_ns: int | None = None
+    """of its waiting in a step, that under which it computes nothing: mean over steps; ``None``: not known"""
 
 
 def measure_arrivals(
@@ -72,22 +74,25 @@ def measure_arrivals(
     )
 
 
-def summarise_waiting(matched: MatchedCollectives, arrivals: Arrivals) -> tuple[RankWaiting, ...]:
-    """Of every rank that has a matched collective."""
+def summarise_waiting(
+    matched: MatchedCollectives, arrivals: Arrivals, compute: Mapping[int, Spans] | None = None
+) -> tuple[RankWaiting, ...]:
+    """Of every rank that has a matched collective. `compute`: when each rank computes, by its own clock."""
     found = []
     for column, rank in enumerate(arrivals.ranks):
         mine = np.flatnonzero(arrivals.waiting_ns[:, column] != UNKNOWN)
         if len(mine):
             waiting, step = arrivals.waiting_ns[mine, column], matched.step[mine]
-            last = arrivals.last_rank
+            start, last = arrivals.start_ns[mine, column], arrivals.last_rank
             found.append(
                 RankWaiting(
                     rank=rank,
                     num_collectives=len(mine),
                     num_last=int((last[mine] == rank).sum()) if last is not None else None,
                     median_waiting_ns=round(float(np.median(waiting))),
-                    waiting_per_step_ns=_per_step(arrivals.start_ns[mine, column], waiting, step),
+                    waiting_per_step_ns=_per_step(start, waiting, step),
                     total_waiting_ns=int(waiting.sum()),
+                    exposed_waiting_ns=_exposed(start, waiting, step, compute[rank]) if compute else None,
                 )
             )
     return tuple(found)
@@ -119,3 +124,11 @@ def _per_step(start: Int64Column, waiting: Int64Column, step: Int64Column) -> in
         return None
     in_step = [np.flatnonzero(step == number) for number in numbers]
     return round(median(union(start[rows], start[rows] + waiting[rows]).total_ns for rows in in_step))
+
+
+def _exposed(start: Int64Column, waiting: Int64Column, step: Int64Column, compute: Spans) -> int | None:
+    in_step = np.flatnonzero(step != UNKNOWN)
+    if not len(in_step):
+        return None
+    waits = union(start[in_step], start[in_step] + waiting[in_step])
+    return round(subtract(waits, compute).total_ns / len(np.unique(step[in_step])))

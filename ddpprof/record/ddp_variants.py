@@ -3,15 +3,17 @@
 other arguments   those of DDP's constructor are replaced, however the script gave them
 without DDP       a pass-through: the object is a `DistributedDataParallel` in all that a script can see (``module``,
                   the keys of ``state_dict``, ``no_sync``, ``join``, comm hooks), but its reducer is unhooked from
-                  the gradients, and its forward does nothing but call the module
+                  the gradients, and its forward does nothing but call the module; for the whole training, or
+                  for blocks of steps in turn
 
-Inputs are moved to DDP's device in both. Ranks start from the same parameters and then train on their own.
+Inputs are moved to DDP's device in both. Without DDP the ranks train on their own.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -21,31 +23,72 @@ from ddpprof.errors import CannotRecord
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
 """DDP does this work itself: without DDP the module would compute something else."""
 
+_AWAY = "_ddpprof_takes_ddp_away"
+"""attribute of a module whose reducer is unhooked"""
 
-def install(distributed: ModuleType, arguments: Mapping[str, Any], without_ddp: bool) -> None:
-    """Called with `torch.nn.parallel.distributed`, before anything else wraps its methods. Raises `CannotRecord`."""
+
+def install(distributed: ModuleType, arguments: Mapping[str, Any], without_ddp: bool, by_turns: bool) -> None:
+    """Called with `torch.nn.parallel.distributed`, before anything else wraps its methods. Raises `CannotRecord`.
+
+    `without_ddp`: from the constructor on. `by_turns`: as `switch` says.
+    """
     ddp = distributed.DistributedDataParallel
     known = inspect.signature(ddp.__init__).parameters
     unknown = [name for name in arguments if name not in known]
     if unknown:
         raise CannotRecord(f"this torch's DistributedDataParallel has no argument {unknown[0]}")
-    ddp.__init__ = functools.wraps(ddp.__init__)(_init(ddp.__init__, arguments, without_ddp))
+    ddp.__init__ = functools.wraps(ddp.__init__)(_init(ddp.__init__, arguments, without_ddp, by_turns))
+    if without_ddp or by_turns:
+        ddp.forward = functools.wraps(ddp.forward)(_forward(ddp.forward, distributed))
     if without_ddp:
         ddp._ddp_init_helper = functools.wraps(ddp._ddp_init_helper)(_init_helper(ddp._ddp_init_helper))
-        ddp.forward = functools.wraps(ddp.forward)(_forward(distributed))
 
 
-def _init(original: Callable[..., None], replaced: Mapping[str, Any], without_ddp: bool) -> Callable[..., None]:
+def switch(ddp: Any, on: bool) -> None:
+    """Between two steps: take DDP away from its module, or put it back with a new reducer, as unpickling makes one.
+
+    Raises `CannotRecord`.
+    """
+    if on != getattr(ddp, _AWAY, False):
+        return
+    if _has_compiled():
+        raise CannotRecord("what torch.compile made under DDP would run without it. Use: ddpprof overhead --apart")
+    setattr(ddp, _AWAY, not on)
+    if not on:
+        ddp.reducer._remove_autograd_hooks()
+        return
+    parameters, expect_sparse = ddp._build_params_for_reducer()
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    del ddp.reducer  # two would need the memory of two
+    ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
+    ddp._has_rebuilt_buckets = False
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    hooks, ddp._comm_hooks = ddp._comm_hooks, []
+    for hook, state in hooks:
+        ddp.register_comm_hook(state, hook)
+
+
+def _has_compiled() -> bool:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
+
+
+def _init(
+    original: Callable[..., None], replaced: Mapping[str, Any], without_ddp: bool, by_turns: bool
+) -> Callable[..., None]:
     signature = inspect.signature(original)
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(self, *args, **kwargs)
         given.arguments.update(replaced)
-        if without_ddp:
-            for name in _NOT_WITHOUT_DDP:
-                if given.arguments.get(name) is not None:
-                    raise RuntimeError(f"ddpprof cannot take DDP away: the script gives it {name}")
+        for name in _NOT_WITHOUT_DDP if without_ddp or by_turns else ():
+            if given.arguments.get(name) is not None:
+                raise RuntimeError(f"ddpprof cannot take DDP away: the script gives it {name}")
         original(*given.args, **given.kwargs)
+        if by_turns and self._use_python_reducer:
+            raise RuntimeError("ddpprof cannot take a compiled DDP away by turns. Use: ddpprof overhead --apart")
         if without_ddp:
             for hook in getattr(self, "_accum_grad_hooks", []):
                 hook.remove()
@@ -57,12 +100,15 @@ def _init_helper(original: Callable[..., Any]) -> Callable[..., Any]:
     def init_helper(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         self.reducer._remove_autograd_hooks()
+        setattr(self, _AWAY, True)
 
     return init_helper
 
 
-def _forward(distributed: ModuleType) -> Callable[..., Any]:
+def _forward(original: Callable[..., Any], distributed: ModuleType) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if not getattr(self, _AWAY, False):
+            return original(self, *inputs, **kwargs)
         if self.device_ids and (inputs or kwargs):
             device = distributed.torch.device(self.device_type, self.device_ids[0])
             moved, named = distributed._to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)

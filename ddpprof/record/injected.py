@@ -16,8 +16,8 @@ def install(distributed: ModuleType) -> None:
     """Called by ``sitecustomize`` while torch is being imported: nothing of torch may be needed yet."""
     settings = settings_from_environment()
     if settings is not None:
-        if settings.ddp or settings.without_ddp:
-            ddp_variants.install(distributed, settings.ddp, settings.without_ddp)
+        if settings.ddp or settings.without_ddp or settings.ddp_blocks:
+            ddp_variants.install(distributed, settings.ddp, settings.without_ddp, settings.ddp_blocks > 0)
         patches.install(distributed)
         patches.wait_for_ddp(lambda: _begin(settings))
 

@@ -10,6 +10,9 @@ from enum import Enum
 
 from ddpprof.record.settings import Settings
 
+_SETTLE = 3
+"""steps at the begin of a block that do not count: DDP rebuilds its buckets in the second, memory is laid out anew"""
+
 
 class Mode(Enum):
     SKIP = "skip"
@@ -18,6 +21,8 @@ class Mode(Enum):
     WARMUP = "warmup"
     PROFILED = "profiled"
     BASELINE = "baseline"
+    WITHOUT_DDP = "without_ddp"
+    """like `OFF`, while DDP does nothing but call its module"""
     DONE = "done"
 
 
@@ -30,6 +35,8 @@ class Schedule:
         self._baseline_begin = self._profiled_begin + settings.steps
         self._done_begin = self._baseline_begin + (settings.baseline_steps if settings.profiler else 0)
         self._profiled = Mode.PROFILED if settings.profiler else Mode.LIGHT
+        self._block = _SETTLE + settings.block_steps
+        self._num_block_steps = 2 * settings.ddp_blocks * self._block
 
     @property
     def num_skipped(self) -> int:
@@ -39,7 +46,7 @@ class Schedule:
     @property
     def num_steps(self) -> int:
         """Steps that the script must take for everything to be recorded."""
-        return self._done_begin
+        return self._done_begin + self._num_block_steps
 
     def without_profiler(self) -> None:
         """From now on light recording takes the profiler's place: the ranks could not agree, or it would not start."""
@@ -59,4 +66,16 @@ class Schedule:
             return Mode.WARMUP
         if step < self._baseline_begin:
             return self._profiled
-        return Mode.BASELINE if step < self._done_begin else Mode.DONE
+        return Mode.BASELINE if step < self._done_begin else self._mode_in_blocks(step)
+
+    def _mode_in_blocks(self, step: int) -> Mode:
+        if step >= self.num_steps:
+            return Mode.DONE
+        if (step - self._done_begin) % self._block < _SETTLE:
+            return Mode.SKIP
+        return Mode.WITHOUT_DDP if self.is_without_ddp(step) else Mode.OFF
+
+    def is_without_ddp(self, step: int) -> bool:
+        """Whether DDP is to be taken away in this step, timed or not."""
+        into = step - self._done_begin
+        return 0 <= into < self._num_block_steps and into // self._block % 2 == 1

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import DdpprofError
-from ddpprof.record import patches
+from ddpprof.record import ddp_variants, patches
 from ddpprof.record.baseline import Baseline
 from ddpprof.record.buckets import BucketTimes, timed_hook
 from ddpprof.record.job import Job
@@ -253,7 +253,7 @@ class Session:
         self._profiler.end_step()
         if mode is Mode.PROFILED or number == self._schedule.num_steps - 1:
             self._notes.look_for_unused()
-        if self._job.files is not None and mode in (Mode.OFF, *RECORDING):
+        if self._job.files is not None and mode in (Mode.OFF, Mode.WITHOUT_DDP, *RECORDING):
             self._job.files.append_step(self._notes.fields(number, mode), self._step_start_ns)
         self._notes.end_step()
         self._step = number + 1
@@ -285,6 +285,10 @@ class Session:
             self._do_without_profiler("the profiler does not start on every rank")
         if mode is Mode.DONE and before is not Mode.DONE:
             self._finish_window()
+        elif before in (Mode.PROFILED, Mode.BASELINE) and mode not in (Mode.PROFILED, Mode.BASELINE):
+            self._write_trace()
+        for module in self._notes.modules if self._settings.ddp_blocks else ():
+            ddp_variants.switch(module.ddp, on=not self._schedule.is_without_ddp(self._step))
         if self._mode in (Mode.PROFILED, Mode.BASELINE):
             self._profiler.begin_step(self._step)
         self._step_start_ns = time.time_ns()
@@ -336,13 +340,15 @@ class Session:
         self._notes.release_modules()
 
     def give_up(self, error: Exception) -> None:
-        """Recording ends here, training does not."""
-        self._warn(f"{_one_line(error)} Recording stopped; training goes on.")
+        """Recording ends here, training does not, unless it is a trial."""
+        self._warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
         with suppress(Exception):  # it was said already, and training must go on
             self._profiler.stop(None)
         with suppress(Exception):
             self._write_facts(f"stopped recording: {_one_line(error)}")
+        if self._settings.trial:  # whatever it trains from here on is for nothing
+            raise SystemExit(1)
 
     def _retire(self) -> None:
         self._closed = True

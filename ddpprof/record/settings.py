@@ -47,6 +47,10 @@ class Settings:
     """arguments of DDP's constructor that replace the script's"""
     without_ddp: bool = False
     """DDP does nothing but call its module"""
+    ddp_blocks: int = 0
+    """at the end, so often: a block of timed steps with DDP, and one without"""
+    block_steps: int = 0
+    """timed steps of a block"""
 
     def to_environment(self) -> dict[str, str]:
         return {ENVIRONMENT_VARIABLE: json.dumps(dataclasses.asdict(self))}

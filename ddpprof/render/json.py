@@ -12,6 +12,9 @@ from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import Verdict
 from ddpprof.errors import NotARun
 from ddpprof.report import REPORT_FORMAT, Report
+from ddpprof.report.overhead import OverheadReport
+from ddpprof.report.scaling import ScalingReport
+from ddpprof.report.sweep import SweepReport
 
 _BEGINNING_OF_A_REPORT = re.compile(rb'\s*\{\s*"format"\s*:\s*(\d+)\s*,\s*"ddpprof"\s*:')
 
@@ -26,7 +29,18 @@ class ComparisonFile(msgspec.Struct):
     verdicts: tuple[Verdict, ...]
 
 
-def render_json(what: Report | ComparisonFile) -> str:
+Written = Report | ComparisonFile | OverheadReport | ScalingReport | SweepReport
+
+_TITLES: dict[type[Written], str] = {
+    Report: "report",
+    ComparisonFile: "comparison",
+    OverheadReport: "overhead",
+    ScalingReport: "scaling",
+    SweepReport: "sweep",
+}
+
+
+def render_json(what: Written) -> str:
     text = msgspec.json.encode(what)
     return msgspec.json.format(text, indent=2).decode() + "\n"
 
@@ -52,7 +66,7 @@ def read_report(path: Path) -> Report | None:
             raise NotARun(f"{path} is not a report: {error}.") from error
 
 
-def schema(of: type[Report | ComparisonFile]) -> dict[str, Any]:
+def schema(of: type[Written]) -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of `render_json`'s output. Refresh the files with ``pytest --update-golden``."""
-    title = {Report: "ddpprof report", ComparisonFile: "ddpprof comparison"}[of]
+    title = f"ddpprof {_TITLES[of]}"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **msgspec.json.schema(of)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, Table, clean
+from ddpprof.render.sections.layout import Bars, FindingList, Line, Picture, Section, Table, clean
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@])")
 
@@ -27,6 +27,8 @@ def _block(section: Section) -> str:
         return f"## {_escape(section.title)}"  # the table that follows has the numbers
     if isinstance(section, Table):
         return _table(section)
+    if isinstance(section, Picture):
+        return f"![{_escape(section.what)}](<{section.path}>)"
     return _findings(section)
 
 

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, Table
+from ddpprof.render.sections.layout import Bars, FindingList, Line, Picture, Section, Table
 from ddpprof.render.sections.steps import PARTS
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
@@ -111,4 +111,10 @@ def _findings(console: Console, section: Section) -> None:
         console.print(Padding(Text(f"→ {finding.advice}", style="cyan"), (0, 0, 0, 3)))
 
 
-_SECTION = {Line: _line, Bars: _bars, Table: _table, FindingList: _findings}
+def _picture(console: Console, section: Section) -> None:
+    assert isinstance(section, Picture)
+    console.print()
+    console.print(Text(f"Plot of {section.what}: {section.path}"))
+
+
+_SECTION = {Line: _line, Bars: _bars, Table: _table, FindingList: _findings, Picture: _picture}

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from ddpprof.events import Collectives, DdpModule, Rank
+from ddpprof.intervals import Spans
 from ddpprof.measures.arrivals import measure_arrivals, summarise_waiting
 from ddpprof.measures.buckets import bucket_rows
 from ddpprof.measures.candidates import RankCollectives, rank_collectives
@@ -15,6 +16,7 @@ from ddpprof.measures.clock import find_common_clock
 from ddpprof.measures.collective_table import summarise_collectives
 from ddpprof.measures.late_gradients import find_late_gradients
 from ddpprof.measures.matching import match_collectives
+from ddpprof.measures.overlap import spans_of
 from ddpprof.measures.recorded_progress import progress_of_rank
 from ddpprof.measures.stragglers import Part, Stragglers, find_stragglers
 from ddpprof.report.ranks import baseline_steps, training_steps
@@ -36,13 +38,17 @@ def across_ranks(
         AcrossRanks(
             num_matched=len(matched),
             clock=None if clock is None else ClockReport(clock.at_ns, clock.ranks, clock.hosts()),
-            waiting=summarise_waiting(matched, arrivals),
+            waiting=summarise_waiting(matched, arrivals, _compute(ranks)),
             collectives=table,
             stragglers=stragglers,
             late_gradients=_late_gradients(ranks, modules, stragglers),
         ),
         matched.mismatches,
     )
+
+
+def _compute(ranks: Sequence[Rank]) -> dict[int, Spans]:
+    return {rank.rank: spans_of(rank.trace.compute, None) for rank in ranks if rank.trace is not None}
 
 
 def _of_training_steps(rank: Rank) -> RankCollectives | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddpprof.cli import _parsers, main
-from ddpprof.cli.trace import _default_out, split
+from ddpprof.cli.trace import default_out, split
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
@@ -274,7 +274,7 @@ def test_torchruns_options_are_passed_on_as_given(arguments: str, torchrun: list
     ],
 )
 def test_runs_are_named_after_what_ran(words: list[str], name: str) -> None:
-    assert _default_out(words).startswith(f"runs/{name}-2")
+    assert default_out(words).startswith(f"runs/{name}-2")
 
 
 def test_compare_reads_runs_and_reports_and_exits_with_1_beyond_a_limit(

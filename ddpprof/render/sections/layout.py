@@ -72,7 +72,15 @@ class FindingList:
     otherwise: str
 
 
-Section = Line | Bars | Table | FindingList
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A file beside the report; a terminal shows where it is."""
+
+    path: str
+    what: str
+
+
+Section = Line | Bars | Table | FindingList | Picture
 
 
 def ms(ns: float | None) -> str:

@@ -16,6 +16,7 @@ LETTERS = {
     Mode.WARMUP: "w",
     Mode.PROFILED: "P",
     Mode.BASELINE: "B",
+    Mode.WITHOUT_DDP: "0",
     Mode.DONE: ".",
 }
 
@@ -39,6 +40,11 @@ def modes(schedule: Schedule, num_steps: int) -> str:
             id="baseline-needs-the-profiler",
         ),
         pytest.param({"skip_first": 1, "cost_steps": 2, "timed_steps": 3, "steps": 1}, "s-l---wP..", id="timed"),
+        pytest.param(
+            {"skip_first": 1, "cost_steps": 0, "steps": 2, "ddp_blocks": 2, "block_steps": 2},
+            "swPPsss--sss00sss--sss00..",
+            id="blocks-with-and-without-ddp",
+        ),
         pytest.param({"profiler": False, "steps": 2}, "sss-l-l-l-lll..", id="light-recording-has-no-warmup"),
     ],
 )

@@ -26,6 +26,8 @@ OTHER = Settings(
     trial=True,
     ddp={"bucket_cap_mb": 5, "static_graph": True},
     without_ddp=True,
+    ddp_blocks=6,
+    block_steps=7,
 )
 
 

@@ -1,0 +1,240 @@
+"""`ddpprof overhead`, `scale` and `sweep`: plan the trials, run them, report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddpprof.cli.trace import count, default_out, positive
+from ddpprof.errors import DdpprofError
+
+if TYPE_CHECKING:
+    from ddpprof.experiment.plan import Ended, Experiment, Trial, Variant
+
+_AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
+"""Options that may also stand behind the script, whose own ones go to the script."""
+
+_PROFILED_STEPS = 5
+
+
+def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> None:
+    parser.set_defaults(kind=kind)
+    add = parser.add_argument
+    if kind == "overhead":
+        add("--nproc", type=positive, default=1, metavar="N", help="processes; more than one adds communication (1)")
+        add(
+            "--apart",
+            action="store_true",
+            help="jobs with DDP and jobs without take turns, instead of blocks of steps within one: for torch.compile",
+        )
+        add("--blocks", type=positive, default=10, metavar="N", help="pairs of blocks in each round (%(default)s)")
+    else:
+        add("--nproc", type=_numbers, metavar="N,N…", help=f"processes ({'1,2' if kind == 'scale' else '1'})")
+    if kind == "scale":
+        add("--strong", metavar="OPTION=TOTAL", help="also with a batch that all processes share: '--batch-size=256'")
+        add("--no-weak", action="store_true", help="leave out the batch that each process has for itself")
+    if kind == "sweep":
+        add("--vary", action="append", metavar="NAME=VALUES", help="'--batch-size=32,64' or bucket_cap_mb=5,25; again")
+        add(
+            "--sizes",
+            choices=["share", "total"],
+            help="what is varied first is each process's share, and compared at equal totals (default for a name with "
+            "'batch' in it), or is the total",
+        )
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="in all trials: likewise, with one value")
+    add("--rounds", type=positive, default=rounds, metavar="N", help="how often each variant is run (%(default)s)")
+    add("--skip-first", type=count, default=5, metavar="N", help="steps of a trial that do not count (%(default)s)")
+    timed = 5 if kind == "overhead" else 20
+    add("--timed-steps", type=positive, metavar="N", help=f"steps of a trial, or of a block, that count ({timed})")
+    add("--out", metavar="DIR", help=f"where the trials go (default: runs/{kind}-SCRIPT-TIME)")
+    add("--force", action="store_true", help="replace an earlier experiment in DIR")
+    add("--resume", type=Path, metavar="DIR", help="go on with the experiment in DIR; needs nothing else")
+    add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
+
+
+def _numbers(text: str) -> list[int]:
+    return [positive(word) for word in text.split(",")]
+
+
+def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
+    """What is ddpprof's own, the command, and whether it stands behind ``--``: any command, not a script."""
+    arity = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
+    own: list[str] = []
+    command: list[str] = []
+    index = 0
+    while index < len(arguments):
+        word = arguments[index]
+        if word == "--":
+            return own, [*command, *arguments[index + 1 :]], not command
+        name, equals, _ = word.partition("=")
+        if name in _AFTER_THE_SCRIPT or (not command and word.startswith("-") and word != "-"):
+            action = arity.get(name)
+            has_value = not equals and action is not None and action.nargs != 0 and index + 1 < len(arguments)
+            # Joined, because a value may look like an option itself: --vary --batch-size=32,64
+            own.append(f"{word}={arguments[index + 1]}" if has_value else word)
+            index += 2 if has_value else 1
+        else:
+            command.append(word)
+            index += 1
+    return own, command, False
+
+
+def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    from ddpprof.experiment.conduct import open_experiment
+    from ddpprof.experiment.plan import read_plan
+
+    own, command, is_wrapped = split_experiment(arguments, parser)
+    options = parser.parse_args(own)
+    if options.resume is not None:
+        if command:
+            parser.error("--resume takes the command from the experiment itself")
+        experiment, directory = read_plan(options.resume), options.resume
+    elif not command:
+        parser.error("nothing to run: give a script, or a command after --")
+    else:
+        experiment = plan(options, command, is_wrapped)
+        directory = Path(options.out or default_out(command).replace("runs/", f"runs/{options.kind}-", 1))
+        open_experiment(directory, experiment, options.force)
+    interrupted = _run_trials(directory, experiment)
+    if not interrupted or any(folder.is_dir() for folder in directory.glob("trial-*")):
+        _show_what_there_is(directory, experiment, interrupted)
+    if interrupted:
+        print(f"\nStopped. Go on with: ddpprof {experiment.kind} --resume {directory}", flush=True)
+        return 130
+    return 0
+
+
+def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
+    """Raises `DdpprofError`."""
+    from ddpprof.experiment.plan import EXPERIMENT_FORMAT, Experiment, Kind
+
+    kind = Kind(options.kind)
+    variants = {Kind.OVERHEAD: _overhead, Kind.SCALE: _scale, Kind.SWEEP: _sweep}[kind](options, command)
+    if is_wrapped and len({v.nproc for v in variants}) > 1 and not any("{nproc}" in word for word in command):
+        raise DdpprofError("say where the number of processes goes: ddpprof … -- mpirun -n {nproc} python train.py")
+    return Experiment(
+        format=EXPERIMENT_FORMAT,
+        kind=kind,
+        command=tuple(command),
+        as_module=options.module,
+        is_wrapped=is_wrapped,
+        variants=tuple(variants),
+        rounds=options.rounds,
+        skip_first=options.skip_first,
+        timed_steps=options.timed_steps or (5 if kind is Kind.OVERHEAD and not options.apart else 20),
+    )
+
+
+def _overhead(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
+    from dataclasses import replace
+
+    from ddpprof.experiment.plan import Variant
+    from ddpprof.experiment.vary import with_settings
+
+    with_ddp = with_settings(Variant(options.nproc, profiled_steps=_PROFILED_STEPS), options.set, command)
+    if not options.apart:
+        return [replace(with_ddp, ddp_blocks=options.blocks)]
+    return [with_ddp, replace(with_ddp, without_ddp=True, profiled_steps=0)]
+
+
+def _scale(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
+    from dataclasses import replace
+
+    from ddpprof.experiment.plan import Variant
+    from ddpprof.experiment.vary import shared_by, with_settings
+
+    alone = with_settings(Variant(1, without_ddp=True, profiled_steps=_PROFILED_STEPS), options.set, command)
+    several = [replace(alone, nproc=nproc, without_ddp=False) for nproc in options.nproc or [1, 2]]
+    weak = [] if options.no_weak else [alone, *several]
+    strong = [] if options.strong is None else [shared_by(v, options.strong, command) for v in (alone, *several)]
+    if not weak and not strong:
+        raise DdpprofError("--no-weak leaves nothing to measure without --strong")
+    return [*weak, *strong]
+
+
+def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
+    from dataclasses import replace
+
+    from ddpprof.experiment.plan import Variant
+    from ddpprof.experiment.vary import vary, with_settings
+
+    if not options.vary:
+        raise DdpprofError("say what to vary: --vary '--batch-size=32,64,128' or --vary bucket_cap_mb=5,25")
+    nprocs = [with_settings(Variant(nproc), options.set, command) for nproc in options.nproc or [1]]
+    by_nproc = [vary(variant, options.vary, command) for variant in nprocs]
+    variants = [variant for of_one_value in zip(*by_nproc, strict=True) for variant in of_one_value]
+    is_share = options.sizes == "share" or (options.sizes is None and "batch" in variants[0].varied)
+    return [replace(variant, is_share=is_share) for variant in variants]
+
+
+def _run_trials(directory: Path, experiment: Experiment) -> bool:
+    """Whether it was interrupted."""
+    from ddpprof.experiment.conduct import conduct, remaining
+
+    trials = remaining(directory, experiment)
+    total, seconds = experiment.num_trials, []
+    if trials:
+        print(f"{len(trials)} trials in {directory}", flush=True)
+    _announce(experiment, trials[0] if trials else None, total - len(trials), "")
+    try:
+        for index, (trial, ended) in enumerate(conduct(directory, experiment, trials), 1):
+            if ended is None:
+                _wipe()
+                return True
+            seconds.append(ended.seconds)
+            left = timedelta(seconds=round(median(seconds) * (len(trials) - index)))
+            done = total - len(trials) + index
+            _say(f"[{done}/{total}] {_outcome(directory, experiment, trial, ended)}")
+            following = trials[index] if index < len(trials) else None
+            _announce(experiment, following, done, f", about {left} left")
+    except KeyboardInterrupt:
+        _wipe()
+        return True
+    return False
+
+
+def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Ended) -> str:
+    from ddpprof.load.record import load_record
+    from ddpprof.measures.step_times import timed_steps
+    from ddpprof.rundir import ranks_in
+
+    title, folder = experiment.variants[trial.variant].title, trial.folder(directory)
+    if ended.problem is not None:
+        return f"{title}: {ended.problem}"
+    records = [load_record(folder, rank) for rank in ranks_in(folder)]
+    steps = timed_steps([record for record in records if record is not None])
+    return f"{title}: {median(steps) / 1e6:.2f} ms per step" if steps else f"{title}: no step was timed"
+
+
+def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:
+    """What runs now, on a line that the next one replaces; only where somebody looks."""
+    if trial is not None and sys.stdout.isatty():
+        title = experiment.variants[trial.variant].title
+        print(f"\r\x1b[K[{done + 1}/{experiment.num_trials}] {title} …{left}", end="", flush=True)
+
+
+def _say(line: str) -> None:
+    _wipe()
+    print(line, flush=True)
+
+
+def _wipe() -> None:
+    if sys.stdout.isatty():
+        print("\r\x1b[K", end="")
+
+
+def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bool) -> None:
+    from ddpprof.cli.show import read_experiment
+    from ddpprof.render.sections.experiments import experiment_sections
+    from ddpprof.render.terminal import render_terminal
+
+    report = read_experiment(directory)
+    print()
+    render_terminal(experiment_sections(report), sys.stdout)
+    if not interrupted:
+        print(f"\nWrote {directory} ({experiment.num_trials} trials). See it again with: ddpprof report {directory}")

@@ -1,0 +1,175 @@
+"""Run the trials of an experiment, one after the other; those that have ended well already are not run again."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpprof import rundir
+from ddpprof.errors import CannotRecord, RunExists
+from ddpprof.experiment.plan import (
+    OUTPUT_FILE,
+    Ended,
+    Experiment,
+    Trial,
+    Variant,
+    is_experiment,
+    read_end,
+    read_plan,
+    write_end,
+    write_plan,
+)
+from ddpprof.record import launch
+from ddpprof.record.settings import Settings
+
+
+def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
+    """Make `directory`, or go on in it where it holds the same plan. Raises `RunExists` and `CannotRecord`."""
+    try:
+        if is_experiment(directory):
+            if not force:
+                if read_plan(directory) != experiment:
+                    raise RunExists(
+                        f"{directory} holds another experiment. Choose another --out, or replace it with --force."
+                    )
+                return
+            _remove(directory)
+        elif rundir.is_run(directory):
+            raise RunExists(f"{directory} holds a run. Choose another --out.")
+        directory.mkdir(parents=True, exist_ok=True)
+        write_plan(directory, experiment)
+    except OSError as error:
+        raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
+
+
+def _remove(directory: Path) -> None:
+    """The trials of an earlier experiment, and nothing else that stands in the folder."""
+    for trial in read_plan(directory).trials():
+        shutil.rmtree(trial.folder(directory), ignore_errors=True)
+
+
+def remaining(directory: Path, experiment: Experiment) -> list[Trial]:
+    """Those without times, in the order in which they are to be run."""
+    return [trial for trial in experiment.trials() if not _is_done(trial.folder(directory))]
+
+
+def _is_done(folder: Path) -> bool:
+    ended = read_end(folder)
+    return ended is not None and ended.problem is None
+
+
+def conduct(directory: Path, experiment: Experiment, trials: list[Trial]) -> Iterator[tuple[Trial, Ended | None]]:
+    """Run `trials`, and yield each as it ends; one that was interrupted, and is the last, without an `Ended`.
+
+    A variant that failed once is left out of the further rounds. Raises `CannotRecord`.
+    """
+    failed: set[int] = set()
+    for trial in trials:
+        if trial.variant in failed:
+            continue
+        try:
+            ended = _run(trial.folder(directory).absolute(), experiment, experiment.variants[trial.variant])
+        except OSError as error:
+            raise CannotRecord(f"cannot write {trial.folder(directory)}: {error.strerror}.") from error
+        yield trial, ended
+        if ended is None:
+            return
+        if ended.problem is not None:
+            failed.add(trial.variant)
+
+
+def _run(folder: Path, experiment: Experiment, variant: Variant) -> Ended | None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    command, variables = job_of(experiment, variant)
+    began = time.monotonic()
+    with (folder / OUTPUT_FILE).open("wb") as output:
+        outcome = launch.run_job(
+            command,
+            trial_settings(folder, experiment, variant),
+            explain_rank=False,
+            variables={**variables, **variant.variables},
+            output=output,
+        )
+    if outcome.interrupted:
+        return None
+    ended = Ended(outcome.exit_code, time.monotonic() - began, _problem(folder, outcome.exit_code))
+    write_end(folder, ended)
+    return ended
+
+
+def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Settings:
+    """What is recorded in each process of a trial."""
+    return Settings(
+        out=str(folder),
+        command=experiment.command,
+        skip_first=experiment.skip_first,
+        cost_steps=0,
+        timed_steps=0 if variant.ddp_blocks else experiment.timed_steps,
+        ddp_blocks=variant.ddp_blocks,
+        block_steps=experiment.timed_steps if variant.ddp_blocks else 0,
+        steps=variant.profiled_steps,
+        profiler=variant.profiled_steps > 0,
+        stop_after=True,
+        trial=True,
+        ddp=variant.ddp,
+        without_ddp=variant.without_ddp,
+    )
+
+
+def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[str, str]]:
+    """The command, and the environment variables that stand for a launcher. Raises `CannotRecord`.
+
+    One process needs no launcher, so that scripts which start their own ranks are not in its way. A command that says
+    itself where the number of processes goes, ``{nproc}``, starts them itself.
+    """
+    places = {**variant.places, "nproc": str(variant.nproc)}
+    words = [_filled(word, places) for word in (*experiment.command, *variant.words)]
+    if experiment.is_wrapped:
+        return words, {}
+    if any("{nproc}" in word for word in experiment.command):
+        return launch.script_command(words, experiment.as_module, None), {}
+    if variant.nproc == 1:
+        return launch.script_command(words, experiment.as_module, None), _one_rank()
+    torchrun = ["--standalone", f"--nproc-per-node={variant.nproc}"]
+    return launch.script_command(words, experiment.as_module, torchrun), {}
+
+
+def _filled(word: str, places: dict[str, str]) -> str:
+    for name, value in places.items():
+        word = word.replace("{" + name + "}", value)
+    return word
+
+
+def _one_rank() -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _problem(folder: Path, exit_code: int) -> str | None:
+    if exit_code:
+        return f"exit code {exit_code}: {_last_line(folder / OUTPUT_FILE)}"
+    if not rundir.is_run(folder) or not rundir.ranks_in(folder):
+        return "nothing was recorded: no DistributedDataParallel module finished a training step"
+    if not any('"off"' in (folder / rundir.steps_file(rank)).read_text() for rank in rundir.ranks_in(folder)):
+        return "the training ended before a step was timed: let it take more steps, or time fewer (--skip-first)"
+    return None
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    said = [line.strip() for line in lines if line.strip() and not line.startswith("=")]
+    error = [line for line in said if "Error" in line and not line.startswith(("raise ", "File "))]
+    return (error or said or ["it printed nothing"])[-1]

@@ -1,0 +1,159 @@
+"""What an experiment runs, as ``experiment.json`` in its directory says.
+
+    experiment.json        this plan; it never changes
+    trial-0-2/             variant 0 in round 2: a run directory
+    trial-0-2/output.txt   what the job printed
+    trial-0-2/trial.json   how it ended
+
+Every round runs each variant once, in order, so that a slow minute of the machine hits all of them: A B A B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpprof import rundir
+from ddpprof.errors import NotARun
+
+EXPERIMENT_FORMAT = 1
+EXPERIMENT_FILE = "experiment.json"
+TRIAL_FILE = "trial.json"
+OUTPUT_FILE = "output.txt"
+
+
+class Kind(StrEnum):
+    OVERHEAD = "overhead"
+    SCALE = "scale"
+    SWEEP = "sweep"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run the job."""
+
+    nproc: int
+    label: str = ""
+    """what it differs in, beside the number of processes: ``--batch-size=64``"""
+    size: float | None = None
+    """the value of what is varied first, where it is a number"""
+    is_share: bool = False
+    """`size` is each process's share of a total"""
+    varied: str = ""
+    """the name of what is varied first"""
+    configuration: str = ""
+    """the label without what is varied first"""
+    words: tuple[str, ...] = ()
+    """arguments of the script, after its own"""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """what stands for ``{name}`` in the command"""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """environment variables"""
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+    """arguments of DDP's constructor"""
+    without_ddp: bool = False
+    profiled_steps: int = 0
+    """after the timed ones; before the blocks"""
+    ddp_blocks: int = 0
+    """pairs of blocks, of `Experiment.timed_steps` each: with DDP and without"""
+
+    @property
+    def total_size(self) -> float | None:
+        """Of all processes together."""
+        return self.size * self.nproc if self.size is not None and self.is_share else self.size
+
+    @property
+    def title(self) -> str:
+        processes = "1 process" if self.nproc == 1 else f"{self.nproc} processes"
+        return ", ".join(filter(None, (self.label, "without DDP" if self.without_ddp else "", processes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    format: int
+    kind: Kind
+    command: tuple[str, ...]
+    """the script and its arguments; any command where `is_wrapped`"""
+    as_module: bool
+    is_wrapped: bool
+    variants: tuple[Variant, ...]
+    rounds: int
+    skip_first: int
+    timed_steps: int
+    """of each trial, or of each block"""
+
+    @property
+    def num_trials(self) -> int:
+        return self.rounds * len(self.variants)
+
+    def trials(self) -> Iterator[Trial]:
+        """In the order in which they are run."""
+        for number in range(self.rounds):
+            for variant in range(len(self.variants)):
+                yield Trial(variant, number)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    variant: int
+    round: int
+
+    def folder(self, directory: Path) -> Path:
+        return directory / f"trial-{self.variant}-{self.round}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a trial ended."""
+
+    exit_code: int
+    seconds: float
+    problem: str | None
+    """why it gives no times"""
+
+
+def is_experiment(directory: Path) -> bool:
+    return (directory / EXPERIMENT_FILE).is_file()
+
+
+def write_plan(directory: Path, experiment: Experiment) -> None:
+    """Raises ``OSError``."""
+    rundir.write_json(directory / EXPERIMENT_FILE, msgspec.to_builtins(experiment))
+
+
+def read_plan(directory: Path) -> Experiment:
+    """Raises `NotARun`."""
+    path = directory / EXPERIMENT_FILE
+    try:
+        text = path.read_bytes()
+        found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
+        if isinstance(found, int) and found > EXPERIMENT_FORMAT:
+            raise NotARun(
+                f"{directory} was written by a newer ddpprof: its format is {found}, this one reads up to "
+                f"{EXPERIMENT_FORMAT}. Update with: pip install --upgrade ddpprof"
+            )
+        return msgspec.json.decode(text, type=Experiment)
+    except FileNotFoundError as error:
+        raise NotARun(f"{directory} holds no experiment: it has no {EXPERIMENT_FILE}.") from error
+    except OSError as error:
+        raise NotARun(f"{path} cannot be read: {error.strerror}.") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise NotARun(f"{path} is not ddpprof's ({error}).") from error
+
+
+def write_end(folder: Path, ended: Ended) -> None:
+    """Raises ``OSError``."""
+    rundir.write_json(folder / TRIAL_FILE, msgspec.to_builtins(ended))
+
+
+def read_end(folder: Path) -> Ended | None:
+    """``None`` where the trial has not been run to its end."""
+    try:
+        return msgspec.json.decode((folder / TRIAL_FILE).read_bytes(), type=Ended)
+    except (OSError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,140 @@
+"""How does a time grow with a size, and from which size on is one configuration faster than another?
+
+    time      = constant + slope × size, but never below `floor_time`
+    crossover = (constant_b - constant_a) / (slope_a - slope_b)
+
+Small sizes may all take the same time: launching the work takes longer than doing it. Where that describes the times
+better (by Schwarz's criterion, BIC), the smallest sizes make the floor and the others the line. Both are least squares
+of relative errors, since times of a sweep span orders of magnitude. Intervals are bootstraps of the relative residuals
+(Efron and Tibshirani, An Introduction to the Bootstrap, 9.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE = 0.95
+_DRAWS = 400
+_LEAST_ON_LINE = 3
+"""sizes that a line is laid through where the others make a floor"""
+
+_Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SizeModel:
+    """Times in the unit in which they were given."""
+
+    constant: float
+    slope: float
+    floor_time: float | None
+    """``None`` where the line holds from the smallest size on"""
+    floor_until: float | None
+    """the largest size of the floor"""
+    relative_error: float
+    """root mean square over the points, as a fraction of the time"""
+
+    def time(self, size: float) -> float:
+        return max(self.constant + self.slope * size, self.floor_time or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """The size at which two configurations take the same time; above it the one of smaller slope is faster."""
+
+    size: float
+    low: float | None
+    high: float | None
+    """ends of the interval; ``None``: the data do not bound it on that side"""
+    slope_ratio: float
+    """slope of the one that is faster below, over that of the one that is faster above"""
+
+
+def fit_size_model(sizes: Sequence[float], times: Sequence[float]) -> SizeModel | None:
+    """A size may come several times. ``None`` for fewer than three sizes."""
+    x, y = _sorted(sizes, times)
+    return _fit(x, y) if len(np.unique(x)) >= _LEAST_ON_LINE else None
+
+
+def find_crossover(
+    a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]
+) -> Crossover | None:
+    """Of two configurations' sizes and times. ``None`` where one is faster at every size, or too little is known."""
+    points = [_sorted(*a), _sorted(*b)]
+    if any(len(np.unique(x)) < _LEAST_ON_LINE for x, _ in points):
+        return None
+    models = [_fit(x, y) for x, y in points]
+    size = _meet(*models)
+    if size is None:
+        return None
+    steep, flat = sorted((model.slope for model in models), reverse=True)
+    random = np.random.default_rng(0)
+    drawn = [_redrawn(x, y, model, random) for (x, y), model in zip(points, models, strict=True)]
+    sides = [_side(one, two) for one, two in zip(*drawn, strict=True)]
+    low, high = np.quantile(np.array(sides), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="nearest")
+    return Crossover(size, float(low) if low > 0 else None, float(high) if np.isfinite(high) else None, steep / flat)
+
+
+def _sorted(sizes: Sequence[float], times: Sequence[float]) -> tuple[_Values, _Values]:
+    x, y = np.asarray(sizes, np.float64), np.asarray(times, np.float64)
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order]
+
+
+def _fit(x: _Values, y: _Values) -> SizeModel:
+    """The line alone, or the best of all divisions into floor and line, whichever has the smaller BIC."""
+    best, least = None, np.inf
+    starts = np.flatnonzero(np.diff(x, prepend=-np.inf))  # the first point of each size
+    for first in starts[: len(starts) - _LEAST_ON_LINE + 1]:
+        model, squares = _divided(x, y, int(first))
+        num_parameters = 4 if first else 2  # constant, slope; floor and where it ends
+        bic = len(x) * log(max(squares / len(x), 1e-12)) + num_parameters * log(len(x))
+        if bic < least:
+            best, least = model, bic
+    assert best is not None
+    return best
+
+
+def _divided(x: _Values, y: _Values, first: int) -> tuple[SizeModel, float]:
+    """Points before `first` make the floor. With the sum of squared relative errors."""
+    constant, slope = _line(x[first:], y[first:])
+    floor = float(np.sum(1 / y[:first]) / np.sum(1 / y[:first] ** 2)) if first else None
+    fitted = np.where(np.arange(len(x)) < first, floor or 0.0, constant + slope * x)
+    squares = float((((y - fitted) / y) ** 2).sum())
+    until = float(x[first - 1]) if first else None
+    return SizeModel(constant, slope, floor, until, sqrt(squares / len(x))), squares
+
+
+def _line(x: _Values, y: _Values) -> tuple[float, float]:
+    weight = 1 / y**2
+    mean_x, mean_y = np.average(x, weights=weight), np.average(y, weights=weight)
+    slope = np.sum(weight * (x - mean_x) * (y - mean_y)) / np.sum(weight * (x - mean_x) ** 2)
+    return float(mean_y - slope * mean_x), float(slope)
+
+
+def _meet(a: SizeModel, b: SizeModel) -> float | None:
+    if a.slope == b.slope:
+        return None
+    size = (b.constant - a.constant) / (a.slope - b.slope)
+    return size if size > 0 else None
+
+
+def _side(a: SizeModel, b: SizeModel) -> float:
+    """Where they meet; 0 or infinity where one is faster at every size."""
+    size = _meet(a, b)
+    if size is not None:
+        return size
+    steep, flat = (a, b) if a.slope > b.slope else (b, a)
+    return 0.0 if steep.constant >= flat.constant else float("inf")
+
+
+def _redrawn(x: _Values, y: _Values, model: SizeModel, random: np.random.Generator) -> list[SizeModel]:
+    fitted = np.array([model.time(size) for size in x])
+    num_parameters = 2 if model.floor_time is None else 4
+    residuals = (y / fitted - 1) * sqrt(len(x) / max(1, len(x) - num_parameters))
+    return [_fit(x, fitted * (1 + random.choice(residuals, len(x)))) for _ in range(_DRAWS)]

@@ -1,0 +1,90 @@
+"""A sweep or a scaling experiment as a picture, with matplotlib (``ddpprof[plot]``)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddpprof.errors import DdpprofError
+from ddpprof.report.experiments import ExperimentReport
+from ddpprof.report.scaling import Scaling, ScalingReport
+from ddpprof.report.sweep import SweepReport
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which colour-blind readers can tell apart."""
+_MARKERS = "osD^vP*"
+
+
+def can_plot(report: ExperimentReport) -> bool:
+    """Whether there is a curve to draw, and something to draw it with."""
+    if find_spec("matplotlib") is None:
+        return False
+    return isinstance(report, ScalingReport) or (isinstance(report, SweepReport) and bool(report.curves))
+
+
+def plot(report: ExperimentReport, path: Path) -> None:
+    """Write a PNG. Raises `DdpprofError`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    if isinstance(report, SweepReport):
+        _sweep(axes, report)
+    elif isinstance(report, ScalingReport):
+        _scaling(axes, report)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise DdpprofError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def _sweep(axes: Any, report: SweepReport) -> None:
+    for index, curve in enumerate(report.curves):
+        colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+        pairs = [(point.size, time / 1e6) for point in curve.points for time in point.rounds_ns]
+        axes.plot(*zip(*pairs, strict=True), marker, color=colour, markersize=5, label=_plain(curve.configuration))
+        if curve.model is not None:
+            sizes = [point.size for point in curve.points if point.size is not None]
+            x = np.geomspace(min(sizes), max(sizes), 200)
+            axes.plot(x, [curve.model.time(size) / 1e6 for size in x], "-", color=colour, linewidth=1.2)
+    for found in report.crossovers:
+        axes.axvline(found.crossover.size, color="#666666", linewidth=1, linestyle="--")
+        if found.crossover.low is not None and found.crossover.high is not None:
+            axes.axvspan(found.crossover.low, found.crossover.high, color="#666666", alpha=0.12, linewidth=0)
+    axes.set(xscale="log", yscale="log", xlabel=_plain(report.varied.lstrip("-")), ylabel="step, ms")
+    axes.legend(frameon=False)
+
+
+def _scaling(axes: Any, report: ScalingReport) -> None:
+    most = max(point.nproc for point in report.points)
+    axes.plot([1, most], [1, most], "--", color="#888888", linewidth=1, label="ideal")
+    for index, scaling in enumerate(Scaling):
+        points = [point for point in report.points if point.scaling is scaling]
+        if points:
+            ends = [(p.speedup.low or p.speedup.ratio, p.speedup.high or p.speedup.ratio) for p in points]
+            ratios = [p.speedup.ratio for p in points]
+            below = [max(0.0, r - low) for r, (low, _) in zip(ratios, ends, strict=True)]
+            beyond = [max(0.0, high - r) for r, (_, high) in zip(ratios, ends, strict=True)]
+            axes.errorbar(
+                [p.nproc for p in points],
+                ratios,
+                yerr=[below, beyond],
+                fmt=f"{_MARKERS[index]}-",
+                color=_COLOURS[index],
+                capsize=3,
+                label=f"{scaling} scaling",
+            )
+    axes.set(xlabel="processes", ylabel="speed-up over one process without DDP")
+    axes.set_xticks(sorted({point.nproc for point in report.points}))
+    axes.legend(frameon=False)
+
+
+def _plain(text: str) -> str:
+    """No name is markup: matplotlib sets what stands between dollar signs as mathematics."""
+    return text.replace("$", r"\$")

@@ -1,0 +1,39 @@
+"""What the report of an experiment says, in which order and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.render.sections.layout import Line, Section, clean
+from ddpprof.render.sections.overhead import overhead_sections
+from ddpprof.render.sections.scaling import scaling_sections
+from ddpprof.render.sections.sweep import sweep_sections
+from ddpprof.report.experiments import ExperimentReport
+from ddpprof.report.overhead import OverheadReport
+from ddpprof.report.scaling import ScalingReport
+from ddpprof.report.tree import Job
+
+
+def experiment_sections(report: ExperimentReport) -> tuple[Section, ...]:
+    return (*_head(report), *_body(report))
+
+
+def _head(report: ExperimentReport) -> Iterable[Section]:
+    words = [clean(" ".join(report.command)), *(_machine(report.job) if report.job is not None else [])]
+    if any(words):
+        yield Line(" · ".join(filter(None, words)))
+    for text in report.missing:
+        yield Line(f"Note: {clean(text, most=400)}", is_warning=True)
+
+
+def _machine(job: Job) -> list[str]:
+    return [
+        *(clean(word) for word in (job.backend, job.device) if word),
+        *([f"torch {job.torch}"] if job.torch else []),
+    ]
+
+
+def _body(report: ExperimentReport) -> Iterable[Section]:
+    if isinstance(report, OverheadReport):
+        return overhead_sections(report)
+    return scaling_sections(report) if isinstance(report, ScalingReport) else sweep_sections(report)

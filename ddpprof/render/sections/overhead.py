@@ -1,0 +1,82 @@
+"""The measured overhead of DDP, and what explains it, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.measures.paired_ratio import Ratio
+from ddpprof.render.sections.layout import Column, Line, Section, Table, count, ms, notes
+from ddpprof.report.overhead import OverheadReport
+
+
+def overhead_sections(report: OverheadReport) -> Iterable[Section]:
+    yield Line(_verdict(report))
+    yield _parts(report)
+    yield Table(
+        "Rounds: median step, ms",
+        (Column("round"), Column("with DDP"), Column("without"), Column("ratio"), Column("pairs of blocks")),
+        tuple(
+            (str(number), ms(one.with_ns), ms(one.without_ns), f"{one.ratio:.3f}", str(one.num_pairs))
+            for number, one in enumerate(report.rounds, 1)
+        ),
+        "each round is a start of the job; blocks of steps with DDP and without take turns; ratio: median over pairs",
+    )
+
+
+def _verdict(report: OverheadReport) -> str:
+    ratio = report.ratio
+    world = report.job.world_size or 1
+    on = "in one process" if world == 1 else f"on {world} ranks, communication included"
+    if ratio.is_beyond_noise is False:
+        return (
+            f"With DDP a step takes as long as without, as far as {count(ratio.num_pairs, 'pair')} of blocks can "
+            f"tell, {on}: {interval(ratio)} × ({ms(report.with_ns)} ms to {ms(report.without_ns)} ms)."
+        )
+    return (
+        f"With DDP a step takes {interval(ratio)} × as long as without, {on}: {ms(report.with_ns)} ms to "
+        f"{ms(report.without_ns)} ms."
+    )
+
+
+def interval(ratio: Ratio) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.ratio:.3f}"
+    return f"{ratio.ratio:.3f} ({ratio.low:.3f} – {ratio.high:.3f})"
+
+
+def _parts(report: OverheadReport) -> Section:
+    rows = [("measured: step with DDP less step without", ms(report.overhead_ns), _range(report))]
+    wrapper, parts = report.wrapper, report.parts
+    if wrapper is not None:
+        rows += [
+            ("  pre-forward: buffer sync, bookkeeping", ms(wrapper.pre_forward_ns), ""),
+            ("  search for unused parameters", ms(wrapper.unused_search_ns), ""),
+            ("  gradients copied into buckets", ms(wrapper.copy_in_ns), ""),
+            ("  all-reduces handed to the backend", ms(wrapper.launch_ns), ""),
+            ("  buckets copied into .grad", ms(wrapper.copy_out_ns), ""),
+            ("  finalisation", ms(wrapper.finalise_ns), ""),
+        ]
+    explained = report.explained_ns
+    if parts is not None and explained is not None:
+        rows += [
+            ("  communication that nothing hides", ms(parts.transfer_ns + parts.waiting_ns), ""),
+            ("explained by these", ms(explained), ""),
+            ("not explained", ms(report.overhead_ns - explained), ""),
+        ]
+    on_device = wrapper is not None and explained is None
+    return Table(
+        "What it is made of, ms per step",
+        (Column("", is_number=False), Column("ms"), Column("95 % interval")),
+        tuple(rows),
+        notes(
+            "parts from profiled steps, scaled to the length of unprofiled ones",
+            "they are the host's time, which the device's work may hide: they need not add up" if on_device else "",
+        ),
+    )
+
+
+def _range(report: OverheadReport) -> str:
+    low, high = report.ratio.low, report.ratio.high
+    if low is None or high is None:
+        return ""
+    return f"{ms((low - 1) * report.without_ns)} – {ms((high - 1) * report.without_ns)}"

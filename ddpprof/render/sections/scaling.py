@@ -1,0 +1,59 @@
+"""Weak and strong scaling, and where the lost time goes, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.render.sections.layout import Column, Line, Section, Table, ms, percent
+from ddpprof.report.scaling import ScalePoint, Scaling, ScalingReport
+
+_TITLES = {
+    Scaling.WEAK: "Weak scaling: every process keeps its batch",
+    Scaling.STRONG: "Strong scaling: all processes share one batch",
+}
+_PARTS = (
+    ("DDP's own work", "wrapper_ns"),
+    ("exposed transfer", "transfer_ns"),
+    ("waiting for ranks", "waiting_ns"),
+    ("slowed by comm", "slowdown_ns"),
+    ("data", "data_ns"),
+    ("slower compute", "compute_ns"),
+)
+
+
+def scaling_sections(report: ScalingReport) -> Iterable[Section]:
+    for scaling, title in _TITLES.items():
+        points = [point for point in report.points if point.scaling is scaling]
+        if points:
+            yield Table(title, tuple(map(Column, _COLUMNS)), tuple(map(_row, points)))
+            yield _losses(points)
+    yield Line(
+        "speed-up: work per second over that of one process without DDP; in brackets the 95 % interval. Lost: the step "
+        "less the ideal step. Slower compute: shared cores and memory, smaller batches; slowed by comm: where kernels "
+        "beside communication could be compared with the same ones alone.",
+        is_aside=True,
+    )
+
+
+_COLUMNS = ("processes", "step ms", "ideal ms", "speed-up", "95 % interval", "efficiency")
+
+
+def _row(point: ScalePoint) -> tuple[str, ...]:
+    low, high = point.speedup.low, point.speedup.high
+    return (
+        str(point.nproc),
+        ms(point.step_ns),
+        ms(point.ideal_ns),
+        f"{point.speedup.ratio:.2f}",
+        "" if low is None or high is None else f"{low:.2f} – {high:.2f}",
+        percent(point.efficiency),
+    )
+
+
+def _losses(points: Iterable[ScalePoint]) -> Section:
+    rows = []
+    for point in points:
+        parts = [ms(getattr(point.lost, field)) if point.lost is not None else ms(None) for _, field in _PARTS]
+        rows.append((str(point.nproc), *parts, ms(point.lost_ns)))
+    names = ("processes", *(name for name, _ in _PARTS), "lost")
+    return Table("Where the lost time goes, ms per step", tuple(map(Column, names)), tuple(rows))

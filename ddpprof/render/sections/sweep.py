@@ -1,0 +1,76 @@
+"""Step times over what was varied, models and crossovers, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, ms
+from ddpprof.report.sweep import SweepCrossover, SweepPoint, SweepReport
+
+
+def sweep_sections(report: SweepReport) -> Iterable[Section]:
+    yield _points(report)
+    models = [(curve.configuration, curve.model) for curve in report.curves if curve.model is not None]
+    if models:
+        yield Table(
+            f"Model: constant + slope × {_size_name(report)}",
+            (
+                Column("configuration", is_number=False),
+                Column("constant ms"),
+                Column("slope ms"),
+                Column("never below ms"),
+                Column("error"),
+            ),
+            tuple(
+                (clean(name), ms(m.constant), f"{m.slope / 1e6:.4g}", ms(m.floor_time), f"{m.relative_error:.1%}")
+                for name, m in models
+            ),
+            "error: root mean square of what the model misses, of the time",
+        )
+    for found in report.crossovers:
+        yield Line(_crossover(report, found))
+    if not report.crossovers and len(models) > 1:
+        yield Line("By these models no configuration overtakes another: one is faster at every size.")
+    fastest = min(report.points, key=lambda point: point.step_ns)
+    if not models and len(report.points) > 1:
+        yield Line(f"Fastest step: {clean(fastest.label)}, {clean(fastest.configuration)}: {ms(fastest.step_ns)} ms.")
+
+
+def _size_name(report: SweepReport) -> str:
+    name = clean(report.varied.lstrip("-"))
+    is_total = any(str(point.size) != point.label.partition("=")[2] and point.nproc > 1 for point in report.points)
+    return f"{name} of all processes" if is_total else name
+
+
+def _points(report: SweepReport) -> Section:
+    """A row for each variant, and columns for each configuration."""
+    configurations = list(dict.fromkeys(point.configuration for point in report.points))
+    has_sizes = any(point.size is not None for point in report.points)
+    cells = {(point.label, point.configuration): point for point in report.points}
+    columns = [Column(clean(report.varied.lstrip("-")), is_number=False)]
+    for name in configurations:
+        columns += [Column(f"{clean(name)}: ms"), *([Column("per s")] if has_sizes else [])]
+    rows = []
+    for label in dict.fromkeys(point.label for point in report.points):
+        row = [clean(label)]
+        for name in configurations:
+            row += _cells(cells.get((label, name)), has_sizes)
+        rows.append(tuple(row))
+    note = f"per s: {_size_name(report)}, by the time" if has_sizes else ""
+    return Table("Median step", tuple(columns), tuple(rows), note)
+
+
+def _cells(point: SweepPoint | None, has_sizes: bool) -> list[str]:
+    rate = ABSENT if point is None or point.per_second is None else f"{point.per_second:.4g}"
+    return [ms(None if point is None else point.step_ns), *([rate] if has_sizes else [])]
+
+
+def _crossover(report: SweepReport, found: SweepCrossover) -> str:
+    c = found.crossover
+    low = "0" if c.low is None else f"{c.low:.0f}"
+    high = "without bound" if c.high is None else f"{c.high:.0f}"
+    outside = "" if found.is_measured else "; that lies outside the sizes measured, so it is a guess"
+    return (
+        f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {c.size:.0f} "
+        f"(95 % interval {low} – {high}){outside}. Beyond it, its time grows {c.slope_ratio:.2f} × as slowly."
+    )

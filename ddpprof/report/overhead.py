@@ -1,0 +1,105 @@
+"""What does DDP cost? The job's step with it and without it, and what of the difference its parts explain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ddpprof import __version__
+from ddpprof.experiment.plan import Experiment
+from ddpprof.measures.paired_ratio import Pair, Ratio, paired_ratio
+from ddpprof.report.tree import Job
+from ddpprof.report.trials import (
+    EXPERIMENT_REPORT_FORMAT,
+    StepParts,
+    TrialResult,
+    WrapperParts,
+    mean_of,
+    problems,
+    rounds_of,
+)
+
+WITH, WITHOUT = 0, 1
+"""the variants of the experiment"""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Medians of one round, ns."""
+
+    with_ns: float
+    without_ns: float
+    ratio: float
+    """median over the pairs of blocks"""
+    num_pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadReport:
+    """Times are ns of one step."""
+
+    format: int
+    ddpprof: str
+    command: tuple[str, ...]
+    job: Job
+    with_ns: float
+    without_ns: float
+    ratio: Ratio
+    """step with DDP over step without"""
+    rounds: tuple[RoundTimes, ...]
+    wrapper: WrapperParts | None
+    """what DDP does itself; on an accelerator all of it may be hidden behind the device's work"""
+    parts: StepParts | None
+    """of the step with DDP"""
+    missing: tuple[str, ...]
+
+    @property
+    def overhead_ns(self) -> float:
+        return (self.ratio.ratio - 1) * self.without_ns
+
+    @property
+    def explained_ns(self) -> float | None:
+        """What is attributed to DDP: its own work, and communication that nothing hides."""
+        if self.parts is None or self.job.device != "cpu":
+            return None
+        return self.parts.wrapper_ns + self.parts.transfer_ns + self.parts.waiting_ns
+
+
+def build_overhead(experiment: Experiment, results: Sequence[TrialResult]) -> OverheadReport | None:
+    """``None`` where no round has both."""
+    rounds = _by_turns(results) if experiment.variants[WITH].ddp_blocks else _apart(experiment, results)
+    ratio = paired_ratio(rounds)
+    times = tuple(map(_round_times, rounds))
+    if ratio is None:
+        return None
+    return OverheadReport(
+        format=EXPERIMENT_REPORT_FORMAT,
+        ddpprof=__version__,
+        command=experiment.command,
+        job=next(result.job for result in results if result.job is not None and result.trial.variant == WITH),
+        with_ns=median(one.with_ns for one in times),
+        without_ns=median(one.without_ns for one in times),
+        ratio=ratio,
+        rounds=times,
+        wrapper=mean_of(WrapperParts, [result.wrapper for result in results if result.wrapper is not None]),
+        parts=mean_of(StepParts, [result.parts for result in results if result.parts is not None]),
+        missing=problems(experiment, results),
+    )
+
+
+def _by_turns(results: Sequence[TrialResult]) -> list[list[Pair]]:
+    """Blocks with and without DDP took turns in one process."""
+    rounds: list[list[Pair]] = [list(zip(one.blocks_ns, one.without_ddp_ns, strict=False)) for one in results]
+    return [pairs for pairs in rounds if pairs]
+
+
+def _apart(experiment: Experiment, results: Sequence[TrialResult]) -> list[list[Pair]]:
+    """Jobs with and without DDP took turns."""
+    both = zip(*(rounds_of(results, variant, experiment.rounds) for variant in (WITH, WITHOUT)), strict=True)
+    return [[(with_ddp, without)] for with_ddp, without in both if with_ddp and without]
+
+
+def _round_times(pairs: Sequence[Pair]) -> RoundTimes:
+    with_ns, without_ns = (median(median(pair[side]) for pair in pairs) for side in (0, 1))
+    return RoundTimes(with_ns, without_ns, median(median(a) / median(b) for a, b in pairs), len(pairs))

@@ -1,0 +1,156 @@
+"""How much faster do more processes train, and where does the lost time go?
+
+    weak scaling     each process keeps its batch    ideal: the step takes as long as one process's without DDP
+    strong scaling   all of them share one batch     ideal: an n-th of that
+
+    speed-up = ideal's work per second over one process's      efficiency = ideal step / step      loss = step - ideal
+
+The loss is divided as the step is (`StepParts`), each part less what the ideal step has of it, so the parts add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ddpprof import __version__
+from ddpprof.experiment.plan import Experiment
+from ddpprof.measures.paired_ratio import Ratio, paired_ratio
+from ddpprof.report.tree import Job
+from ddpprof.report.trials import (
+    EXPERIMENT_REPORT_FORMAT,
+    StepParts,
+    TrialResult,
+    mean_of,
+    median_step_ns,
+    problems,
+    rounds_of,
+    scaled,
+)
+
+
+class Scaling(StrEnum):
+    WEAK = "weak"
+    STRONG = "strong"
+
+
+@dataclass(frozen=True, slots=True)
+class LostTime:
+    """ns of a step; the parts add up to the loss. Negative: better than ideal."""
+
+    wrapper_ns: float
+    """DDP's own work"""
+    transfer_ns: float
+    """communication that nothing hides"""
+    waiting_ns: float
+    """for other ranks (skew)"""
+    slowdown_ns: float
+    """computation made slower by communication beside it; 0 where it is not known"""
+    data_ns: float
+    compute_ns: float
+    """computation slower for other reasons: shared cores and memory, smaller batches"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePoint:
+    """One number of processes."""
+
+    scaling: Scaling
+    nproc: int
+    step_ns: float
+    ideal_ns: float
+    speedup: Ratio
+    """over one process without DDP, in work per second"""
+    lost: LostTime | None
+    """``None`` without profiled steps"""
+
+    @property
+    def efficiency(self) -> float:
+        return self.speedup.ratio / self.nproc
+
+    @property
+    def lost_ns(self) -> float:
+        return self.step_ns - self.ideal_ns
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingReport:
+    format: int
+    ddpprof: str
+    command: tuple[str, ...]
+    job: Job
+    """of the most processes"""
+    points: tuple[ScalePoint, ...]
+    missing: tuple[str, ...]
+
+
+def build_scaling(experiment: Experiment, results: Sequence[TrialResult]) -> ScalingReport | None:
+    """``None`` where no number of processes can be compared with one process without DDP."""
+    bases = {v.label: n for n, v in enumerate(experiment.variants) if v.without_ddp}
+    points = [
+        _point(experiment, results, number, bases[variant.label])
+        for number, variant in enumerate(experiment.variants)
+        if not variant.without_ddp
+    ]
+    known = [point for point in points if point is not None]
+    if not known:
+        return None
+    jobs = [result.job for result in results if result.job is not None]
+    return ScalingReport(
+        format=EXPERIMENT_REPORT_FORMAT,
+        ddpprof=__version__,
+        command=experiment.command,
+        job=max(jobs, key=lambda job: job.world_size or 0),
+        points=tuple(known),
+        missing=problems(experiment, results),
+    )
+
+
+def _point(experiment: Experiment, results: Sequence[TrialResult], number: int, base: int) -> ScalePoint | None:
+    variant = experiment.variants[number]
+    own, alone = (rounds_of(results, n, experiment.rounds) for n in (number, base))
+    ratio = paired_ratio([[pair] for pair in zip(alone, own, strict=True)])
+    step_ns, alone_ns = median_step_ns(own), median_step_ns(alone)
+    if ratio is None or step_ns is None or alone_ns is None:
+        return None
+    is_strong = bool(variant.label)
+    share = 1 / variant.nproc if is_strong else 1.0
+    return ScalePoint(
+        scaling=Scaling.STRONG if is_strong else Scaling.WEAK,
+        nproc=variant.nproc,
+        step_ns=step_ns,
+        ideal_ns=alone_ns * share,
+        speedup=ratio if is_strong else _times(ratio, variant.nproc),
+        lost=_lost(results, number, base, step_ns, alone_ns, share),
+    )
+
+
+def _times(ratio: Ratio, factor: float) -> Ratio:
+    low, high = (None if end is None else end * factor for end in (ratio.low, ratio.high))
+    return Ratio(ratio.ratio * factor, low, high, ratio.num_pairs)
+
+
+def _lost(
+    results: Sequence[TrialResult], number: int, base: int, step_ns: float, alone_ns: float, share: float
+) -> LostTime | None:
+    step, alone = _parts(results, number, step_ns), _parts(results, base, alone_ns)
+    if step is None or alone is None:
+        return None
+    more_compute = step.compute_ns - share * alone.compute_ns
+    slowdown = [r.slowdown_ns for r in results if r.trial.variant == number and r.slowdown_ns is not None]
+    slowed = min(max(0.0, sum(slowdown) / len(slowdown) if slowdown else 0.0), max(0.0, more_compute))
+    return LostTime(
+        wrapper_ns=step.wrapper_ns - share * alone.wrapper_ns,
+        transfer_ns=step.transfer_ns - share * alone.transfer_ns,
+        waiting_ns=step.waiting_ns - share * alone.waiting_ns,
+        slowdown_ns=slowed,
+        data_ns=step.data_ns - share * alone.data_ns,
+        compute_ns=more_compute - slowed,
+    )
+
+
+def _parts(results: Sequence[TrialResult], variant: int, step_ns: float) -> StepParts | None:
+    """Means over the rounds, to add up to the step."""
+    found = mean_of(StepParts, [r.parts for r in results if r.trial.variant == variant and r.parts is not None])
+    return None if found is None else scaled(found, step_ns / found.step_ns)

@@ -1,0 +1,136 @@
+"""How does the step time depend on what is varied, and from which size on is one configuration faster?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+from ddpprof import __version__
+from ddpprof.experiment.plan import Experiment, Variant
+from ddpprof.measures.size_model import Crossover, SizeModel, find_crossover, fit_size_model
+from ddpprof.report.tree import Job
+from ddpprof.report.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, problems, rounds_of
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One variant. Times are ns of one step."""
+
+    label: str
+    configuration: str
+    nproc: int
+    size: float | None
+    """of all processes together; ``None`` where what is varied is no number"""
+    step_ns: float
+    rounds_ns: tuple[float, ...]
+    """medians of the rounds"""
+
+    @property
+    def per_second(self) -> float | None:
+        """Size by time."""
+        return None if self.size is None else self.size / self.step_ns * 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class SweepCurve:
+    """One configuration over the sizes. Times are ns."""
+
+    configuration: str
+    points: tuple[SweepPoint, ...]
+    model: SizeModel | None
+    """``None`` for fewer than three sizes"""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepCrossover:
+    """From which size on the second configuration is faster."""
+
+    below: str
+    """the configuration that is faster for smaller sizes"""
+    above: str
+    crossover: Crossover
+    is_measured: bool
+    """it lies between the sizes that both were measured at"""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    format: int
+    ddpprof: str
+    command: tuple[str, ...]
+    job: Job | None
+    """``None`` for times that were measured elsewhere"""
+    varied: str
+    """what `SweepPoint.size` is"""
+    points: tuple[SweepPoint, ...]
+    curves: tuple[SweepCurve, ...]
+    """of those with sizes"""
+    crossovers: tuple[SweepCrossover, ...]
+    missing: tuple[str, ...]
+
+
+def build_sweep(experiment: Experiment, results: Sequence[TrialResult]) -> SweepReport | None:
+    """``None`` where no trial has times."""
+    points = []
+    for number, variant in enumerate(experiment.variants):
+        rounds = rounds_of(results, number, experiment.rounds)
+        step_ns = median_step_ns(rounds)
+        if step_ns is not None:
+            points.append(_point(variant, step_ns, tuple(median(steps) for steps in rounds if steps)))
+    if not points:
+        return None
+    jobs = [result.job for result in results if result.job is not None]
+    return sweep_report(
+        experiment.command, jobs[0], experiment.variants[0].varied, points, problems(experiment, results)
+    )
+
+
+def sweep_report(
+    command: tuple[str, ...], job: Job | None, varied: str, points: Sequence[SweepPoint], missing: tuple[str, ...]
+) -> SweepReport:
+    """From the points, whoever measured them."""
+    curves = tuple(_curve(name, points) for name in dict.fromkeys(map(_configuration, points)) if name is not None)
+    return SweepReport(
+        format=EXPERIMENT_REPORT_FORMAT,
+        ddpprof=__version__,
+        command=command,
+        job=job,
+        varied=varied,
+        points=tuple(points),
+        curves=curves,
+        crossovers=tuple(found for pair in combinations(curves, 2) if (found := _crossover(*pair)) is not None),
+        missing=missing,
+    )
+
+
+def _point(variant: Variant, step_ns: float, rounds_ns: tuple[float, ...]) -> SweepPoint:
+    processes = "1 process" if variant.nproc == 1 else f"{variant.nproc} processes"
+    configuration = ", ".join(filter(None, (variant.configuration, processes)))
+    return SweepPoint(variant.label, configuration, variant.nproc, variant.total_size, step_ns, rounds_ns)
+
+
+def _configuration(point: SweepPoint) -> str | None:
+    return None if point.size is None else point.configuration
+
+
+def _curve(name: str, points: Sequence[SweepPoint]) -> SweepCurve:
+    own = tuple(point for point in points if point.configuration == name and point.size is not None)
+    return SweepCurve(name, own, fit_size_model(*_times(own)))
+
+
+def _times(points: Sequence[SweepPoint]) -> tuple[list[float], list[float]]:
+    """Size and time of every round."""
+    pairs = [(point.size, time) for point in points if point.size is not None for time in point.rounds_ns]
+    return [size for size, _ in pairs], [time for _, time in pairs]
+
+
+def _crossover(a: SweepCurve, b: SweepCurve) -> SweepCrossover | None:
+    found = find_crossover(_times(a.points), _times(b.points))
+    if found is None or a.model is None or b.model is None:
+        return None
+    below, above = (a, b) if a.model.slope > b.model.slope else (b, a)
+    ranges = [[point.size for point in curve.points if point.size is not None] for curve in (a, b)]
+    inside = all(min(sizes) <= found.size <= max(sizes) for sizes in ranges)
+    return SweepCrossover(below.configuration, above.configuration, found, inside)

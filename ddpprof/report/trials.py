@@ -1,0 +1,146 @@
+"""What one trial of an experiment gives: its step times, and what its profiled steps are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean, median
+from typing import TypeVar
+
+from ddpprof.events import Run
+from ddpprof.experiment.plan import Experiment, Trial
+from ddpprof.measures.step_times import Steps, timed_blocks, timed_steps
+from ddpprof.report.build import build_report
+from ddpprof.report.tree import Job, RankReport, Report
+
+EXPERIMENT_REPORT_FORMAT = 1
+"""Version of the JSON of `overhead`, `scale` and `sweep`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Of an unprofiled step: the shares of profiled ones, means over steps and ranks. ns; the parts add up to it."""
+
+    wrapper_ns: float
+    """DDP's own work on the training thread; 0 on an accelerator, where the host works beside the device"""
+    transfer_ns: float
+    """exposed communication, but for waiting"""
+    waiting_ns: float
+    """exposed communication in which another rank is waited for"""
+    data_ns: float
+    compute_ns: float
+    """the rest: computation, and what the host needs to start it"""
+
+    @property
+    def step_ns(self) -> float:
+        return self.wrapper_ns + self.transfer_ns + self.waiting_ns + self.data_ns + self.compute_ns
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperParts:
+    """DDP's own work on the training thread in an unprofiled step, ns; means over steps and ranks."""
+
+    pre_forward_ns: float
+    unused_search_ns: float
+    copy_in_ns: float
+    launch_ns: float
+    copy_out_ns: float
+    finalise_ns: float
+
+
+_Parts = TypeVar("_Parts", StepParts, WrapperParts)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    trial: Trial
+    blocks_ns: tuple[Steps, ...] = ()
+    """timed steps; more than one block where they take turns with those without DDP"""
+    without_ddp_ns: tuple[Steps, ...] = ()
+    problem: str | None = None
+    """why there are no times"""
+    job: Job | None = None
+    parts: StepParts | None = None
+    wrapper: WrapperParts | None = None
+    slowdown_ns: float | None = None
+    """lost in a step by computation beside communication, where it is known"""
+
+
+def trial_result(trial: Trial, run: Run) -> TrialResult:
+    report = build_report(run)
+    records = [rank.record for rank in run.ranks if rank.record is not None]
+    steps = timed_steps(records)
+    profiled = [rank for rank in report.ranks if rank.measured_steps]
+    scale = median(steps) / _profiled_ns(profiled) if steps and profiled else None
+    return TrialResult(
+        trial,
+        timed_blocks(records),
+        timed_blocks(records, "without_ddp"),
+        None if steps else "the training ended before a step was timed",
+        report.job,
+        _parts(report, profiled, scale) if scale is not None else None,
+        _wrapper(profiled, scale) if scale is not None else None,
+        report.slowdown.lost_ns if report.slowdown is not None else None,
+    )
+
+
+def rounds_of(results: Iterable[TrialResult], variant: int, num_rounds: int) -> list[Steps]:
+    """A variant's step times by round; empty where a round has none."""
+    found = {result.trial.round: sum(result.blocks_ns, ()) for result in results if result.trial.variant == variant}
+    return [found.get(number, ()) for number in range(num_rounds)]
+
+
+def median_step_ns(rounds: Iterable[Steps]) -> float | None:
+    """Median over rounds of the median over steps."""
+    known = [median(steps) for steps in rounds if steps]
+    return median(known) if known else None
+
+
+def mean_of(kind: type[_Parts], all_parts: Sequence[_Parts]) -> _Parts | None:
+    """Part by part; ``None`` of none."""
+    if not all_parts:
+        return None
+    return kind(*(fmean(getattr(parts, field.name) for parts in all_parts) for field in fields(kind)))
+
+
+def scaled(parts: StepParts, factor: float) -> StepParts:
+    return StepParts(*(getattr(parts, part.name) * factor for part in fields(StepParts)))
+
+
+def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[str, ...]:
+    """Trials without times, and how many are still to be run."""
+    said = [
+        f"{experiment.variants[result.trial.variant].title}, round {result.trial.round + 1}: {result.problem}"
+        for result in results
+        if result.problem is not None
+    ]
+    undone = experiment.num_trials - len(results)
+    return (*said, *([f"{undone} of {experiment.num_trials} trials have not been run"] if undone else []))
+
+
+def _profiled_ns(ranks: Sequence[RankReport]) -> float:
+    return fmean(fmean(step.parts.step_ns for step in rank.measured_steps if step.parts) for rank in ranks)
+
+
+def _parts(report: Report, ranks: Sequence[RankReport], scale: float) -> StepParts:
+    on_cpu = report.job.device == "cpu"
+    waits = {one.rank: one.exposed_waiting_ns or 0 for one in (report.across.waiting if report.across else ())}
+
+    def mean(name: str) -> float:
+        return fmean(fmean(getattr(step.parts, name) for step in rank.measured_steps) for rank in ranks)
+
+    step, exposed, data = _profiled_ns(ranks), mean("exposed_comm_ns"), mean("data_ns")
+    waiting = min(exposed, fmean(waits.get(rank.rank, 0) for rank in ranks))
+    wrapper = fmean(fmean(step.wrapper.total_ns for step in rank.measured_steps) for rank in ranks) if on_cpu else 0.0
+    compute = step - exposed - data - wrapper
+    return scaled(StepParts(wrapper, exposed - waiting, waiting, data, compute), scale)
+
+
+def _wrapper(ranks: Sequence[RankReport], scale: float) -> WrapperParts:
+    return WrapperParts(
+        *(
+            scale
+            * fmean(fmean(getattr(step.wrapper, part.name) or 0 for step in rank.measured_steps) for rank in ranks)
+            for part in fields(WrapperParts)
+        )
+    )
