@@ -313,6 +313,35 @@ class BucketTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What one process holds on one accelerator, in bytes."""
+
+    index: int
+    allocated_bytes: int
+    """in tensors"""
+    peak_bytes: int
+    """in tensors, at most since the process began"""
+    reserved_bytes: int
+    """by torch's allocator, tensors and what it keeps for others"""
+    is_own: bool = True
+    """the process trains on it; else it only holds memory or a context there"""
+    uuid: str | None = None
+    """the same for all processes, whatever index they see it under"""
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One process's memory at the end of a step, in bytes."""
+
+    rss_bytes: int | None
+    """what of the process is in the host's memory"""
+    peak_rss_bytes: int | None
+    devices: tuple[DeviceMemory, ...] = ()
+    """those on which it trains"""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedStep:
     """One step as the light recorder saw it. Times are nanoseconds since 1970."""
 
@@ -332,6 +361,7 @@ class RecordedStep:
     buckets: tuple[BucketTimes, ...] = ()
     torch_stats: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """per module, times from torch's ``_get_ddp_logging_data()``: those of the iteration *before* this step's last"""
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +386,8 @@ class Record:
     ended: str | None
     """``"finished"``, ``"failed: …"`` or ``None`` where the process never got to say"""
     data_parallel: tuple[DataParallelModule, ...] = ()
+    devices: tuple[DeviceMemory, ...] = ()
+    """where the process held memory or a context when the record was written last"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ddpprof.measures.devices import DeviceLoad
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.measures.late_gradients import LateGradient
+from ddpprof.measures.memory import DeviceUse, RankMemory
 from ddpprof.measures.outside import OutsideCalls, Place, Purpose
 from ddpprof.measures.recorded import RecordedBreakdown
 from ddpprof.measures.stragglers import Part, RankLateness, Straggler, Stragglers
@@ -206,7 +207,9 @@ def data_parallel_report(name: str = "ConvNet") -> Report:
     )
     steps = DataParallelStep(1, 0, 3_000 * US, 900 * US, 700 * US, 2_500 * US, 6_000 * US)
     module = DataParallelModule(name, (0, 1), 16, 5_790_000)
+    uses = (DeviceUse(0, True, 3 * 10**9, 4 * 10**9, 5 * 10**9, 80 * 10**9), DeviceUse(1, False, None, 1, 2, None))
+    memory = (RankMemory(0, "node", 1_234_567_890, 2 * 10**9, uses),)
     return replace(
-        made, ranks=(replace(made.ranks[0], devices=loads),), across=None, outside=None,
+        made, ranks=(replace(made.ranks[0], devices=loads),), across=None, outside=None, memory=memory,
         data_parallel=DataParallelReport(0, (module,), steps),
     )  # fmt: skip

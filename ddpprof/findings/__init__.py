@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ddpprof.findings import buckets, collectives, data, device, ranks, several_devices, wrapper
+from ddpprof.findings import buckets, collectives, data, device, memory, ranks, several_devices, wrapper
 from ddpprof.findings.finding import Finding, Observed
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
@@ -39,6 +39,8 @@ RULES: tuple[Rule, ...] = (
     several_devices.data_parallel,
     several_devices.outputs_scattered_again,
     several_devices.device_imbalance,
+    memory.memory_of_others,
+    memory.memory_imbalance,
     collectives.parameter_averaging,
     collectives.metrics_every_step,
     collectives.barrier_in_loop,

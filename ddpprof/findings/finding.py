@@ -10,6 +10,7 @@ from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.measures.data_parallel import DataParallelStep
 from ddpprof.measures.devices import DeviceLoad
 from ddpprof.measures.late_gradients import LateGradient
+from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.stragglers import Straggler
 
@@ -63,6 +64,7 @@ class Observed:
     """of each recorded ``nn.DataParallel``, how many devices it has"""
     device_loads: tuple[DeviceLoad, ...] = ()
     """of the rank whose several devices differ most"""
+    memory: tuple[RankMemory, ...] = ()
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)

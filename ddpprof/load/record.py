@@ -8,7 +8,18 @@ from typing import Any
 
 import msgspec
 
-from ddpprof.events import BucketTimes, DataParallelModule, DdpModule, Forward, Loader, Parameter, Record, RecordedStep
+from ddpprof.events import (
+    BucketTimes,
+    DataParallelModule,
+    DdpModule,
+    DeviceMemory,
+    Forward,
+    Loader,
+    Memory,
+    Parameter,
+    Record,
+    RecordedStep,
+)
 from ddpprof.rundir import FORMAT, facts_file, steps_file
 
 
@@ -30,6 +41,10 @@ class _Module(msgspec.Struct):
     graph_is_static: bool | None = None
 
 
+class _FactsOfMemory(msgspec.Struct, frozen=True):
+    devices: tuple[DeviceMemory, ...] = ()
+
+
 class _Facts(msgspec.Struct):
     format: int
     rank: int
@@ -46,6 +61,7 @@ class _Facts(msgspec.Struct):
     profiler_pause_ns: int | None = None
     ended: str | None = None
     data_parallel: tuple[DataParallelModule, ...] = ()
+    memory: _FactsOfMemory = _FactsOfMemory()
 
 
 class _Forward(msgspec.Struct, array_like=True):
@@ -66,6 +82,12 @@ class _Bucket(msgspec.Struct, array_like=True):
     finished_ns: int | None
 
 
+class _Memory(msgspec.Struct):
+    rss: int | None = None
+    peak_rss: int | None = None
+    devices: list[tuple[int, int, int, int]] = []
+
+
 class _Step(msgspec.Struct):
     number: int
     mode: str
@@ -77,6 +99,7 @@ class _Step(msgspec.Struct):
     ready_ns: dict[int, list[int | None]] = {}
     buckets: list[_Bucket] = []
     torch_stats: dict[int, dict[str, int]] = {}
+    memory: _Memory | None = None
 
 
 _decode_facts = msgspec.json.Decoder(_Facts).decode
@@ -138,6 +161,7 @@ def _record(facts: _Facts, rank: int, steps: tuple[RecordedStep, ...]) -> Record
         profiler_pause_ns=facts.profiler_pause_ns,
         ended=facts.ended,
         data_parallel=facts.data_parallel,
+        devices=facts.memory.devices,
     )
 
 
@@ -168,4 +192,9 @@ def _step(step: _Step) -> RecordedStep:
         ready_ns={module: tuple(times) for module, times in step.ready_ns.items()},
         buckets=tuple(BucketTimes(*msgspec.structs.astuple(bucket)) for bucket in step.buckets),
         torch_stats=step.torch_stats,
+        memory=None if step.memory is None else _memory(step.memory),
     )
+
+
+def _memory(memory: _Memory) -> Memory:
+    return Memory(memory.rss, memory.peak_rss, tuple(DeviceMemory(*device) for device in memory.devices))

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.record.data_parallel import DataParallelNotes
+from ddpprof.record.memory import MemoryNotes
 from ddpprof.record.modules import RecordedModule
 from ddpprof.record.schedule import Mode
 from ddpprof.record.surroundings import Surroundings
@@ -22,6 +23,7 @@ class StepNotes:
         self.modules: list[RecordedModule] = []
         self.surroundings = Surroundings()
         self.data_parallel = DataParallelNotes()
+        self.memory = MemoryNotes()
         self.recording = False
         self._forwards: list[list[Any]] = []
         self._optimizers: list[list[int]] = []
@@ -40,7 +42,13 @@ class StepNotes:
         if module is None:
             module = RecordedModule(ddp, len(self.modules))
             self.modules.append(module)
+            self.memory.owns({parameter.device for parameter in ddp.parameters()})
         return module
+
+    def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> int:
+        """A forward of it begins. Its number, from 0."""
+        self.memory.owns(torch.device("cuda", device) for device in model.device_ids)
+        return self.data_parallel.forward_begins(model)
 
     def begin_step(self, mode: Mode) -> None:
         """Between two steps, when no collective is under way."""
@@ -95,6 +103,7 @@ class StepNotes:
         fields["ready_ns"] = {str(module.index): module.ready_ns() for module in self.modules if module.synchronised}
         fields["buckets"] = [row for module in self.modules for row in module.bucket_rows()]
         fields["torch_stats"] = {str(m.index): times for m in self.modules if (times := m.torch_times())}
+        fields["memory"] = self.memory.sample()
         return fields
 
     def look_for_unused(self) -> None:
@@ -107,7 +116,7 @@ class StepNotes:
         self.modules = []
 
     def facts(self) -> dict[str, Any]:
-        facts = {"modules": self._facts_of_modules(), **self.surroundings.facts()}
+        facts = {"modules": self._facts_of_modules(), "memory": self.memory.facts(), **self.surroundings.facts()}
         return {**facts, **self.data_parallel.facts()}
 
     def _facts_of_modules(self) -> list[dict[str, Any]]:

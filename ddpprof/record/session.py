@@ -111,7 +111,7 @@ class Session:
             if self._settings.baseline_steps:
                 raise DdpprofError("--baseline-steps needs DistributedDataParallel, and this is DataParallel.")
             self._begin_training(self._job.attach_alone)
-        number = self._notes.data_parallel.forward_begins(model)
+        number = self._notes.data_parallel_module(model)
         self._end_step_that_is_over()
         if self._finder.forward_begins(-1 - number, synchronises=True):  # DDP modules count from 0
             self._end_step()

@@ -10,6 +10,7 @@ from ddpprof import __version__
 from ddpprof.events import DdpModule, Rank, Run
 from ddpprof.findings import find
 from ddpprof.measures.bucket_table import BucketSummary, as_row, summarise_buckets
+from ddpprof.measures.memory import memory_of_ranks
 from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, trace_buckets
 from ddpprof.report.across import across_ranks
 from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
@@ -27,6 +28,7 @@ def build_report(run: Run) -> Report:
     across, mismatches = across_ranks(run.ranks, modules, run.world_size)
     slowdown = slowdown_report(run.ranks)
     outside, data_parallel = outside_ddp(run.ranks, modules), data_parallel_report(run.ranks)
+    memory = memory_of_ranks([rank.record for rank in run.ranks if rank.record])
     job = _job(run, modules)
     return Report(
         format=REPORT_FORMAT,
@@ -35,12 +37,15 @@ def build_report(run: Run) -> Report:
         missing=(*run.missing, *_notes(run), *_idle_steps(ranks), *traced.notes, *mismatches),
         ranks=ranks,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
-        findings=find(observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel)),
+        findings=find(
+            observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel, memory)
+        ),
         kernels=kernels_of_first_rank(run.ranks),
         slowdown=slowdown,
         across=across,
         outside=outside,
         data_parallel=data_parallel,
+        memory=memory,
     )
 
 

@@ -22,6 +22,7 @@ from ddpprof.measures.devices import DeviceLoad
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.measures.late_gradients import LateGradient
+from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.recorded import RecordedBreakdown
 from ddpprof.measures.stragglers import Stragglers
@@ -219,3 +220,4 @@ class Report:
     outside: tuple[OutsideCalls, ...] | None = None
     """collectives beside DDP, per step: medians, of the rank that exposes least"""
     data_parallel: DataParallelReport | None = None
+    memory: tuple[RankMemory, ...] = ()

@@ -13,6 +13,7 @@ from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.measures.data_parallel import DataParallelStep
 from ddpprof.measures.devices import DeviceLoad
 from ddpprof.measures.late_gradients import LateGradient
+from ddpprof.measures.memory import DeviceUse, RankMemory
 from ddpprof.measures.outside import OutsideCalls, Place, Purpose
 from ddpprof.measures.stragglers import Part, Straggler
 
@@ -575,6 +576,61 @@ def test_device_imbalance(compute: tuple[int, ...], gain_ns: int | None) -> None
     findings = find(observed(device_loads=loads(*compute)))
     assert [(f.rule, f.gain_ns) for f in findings] == ([("device-imbalance", gain_ns)] if gain_ns else [])
     assert all("from device 0 to device 1" in f.advice for f in findings)
+
+
+GB, MIB_256 = 10**9, 256 * 2**20
+
+
+def held(rank: int, rss: int | None = None, gpus: tuple[int, ...] = (), strangers: tuple[int, ...] = ()) -> RankMemory:
+    """`gpus`: bytes on its own; `strangers`: on those before them."""
+    uses = [DeviceUse(index, False, None, size, size, None) for index, size in enumerate(strangers)]
+    uses += [DeviceUse(rank + index, True, size, size, size, None) for index, size in enumerate(gpus)]
+    return RankMemory(rank, "node", rss, rss, tuple(uses))
+
+
+def test_memory_of_ranks_that_do_not_train_there() -> None:
+    ranks = (held(0, gpus=(9 * GB,)), *(held(rank, gpus=(9 * GB,), strangers=(GB // 10,)) for rank in (1, 2)))
+    finding = only(observed(memory=ranks))
+    assert (finding.rule, finding.gain_ns, finding.is_correctness) == ("memory-of-others", None, False)
+    assert finding.title == "Ranks 1, 2 hold a context on GPU 0, where they do not train"
+    assert finding.evidence.startswith("0.20 GB are reserved there for tensors, on node")
+    assert "map_location" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("ranks", "title"),
+    [
+        pytest.param(
+            [held(0, gpus=(9 * GB,)), held(1, gpus=(6 * GB,)), held(2, gpus=(6 * GB,))],
+            "GPU 0 holds 3.00 GB more than the others", id="one-gpu",
+        ),
+        pytest.param(
+            [held(0, gpus=(5 * GB,)), held(0, gpus=(5 * GB,)), held(1, gpus=(5 * GB,))],
+            "GPU 0 holds 5.00 GB more than the others", id="two-processes-on-one",
+        ),
+        pytest.param([held(0, gpus=(6 * GB,)), held(1, gpus=(5 * GB,))], None, id="less-than-a-quarter"),
+        pytest.param([held(0, GB), held(1, GB + MIB_256)], "Rank 1 holds 0.27 GB more than the others", id="host"),
+        pytest.param([held(0, GB), held(1, GB + MIB_256 - 1)], None, id="too-little"),
+        pytest.param([held(0, 9 * GB)], None, id="alone"),
+        pytest.param([held(0), held(1)], None, id="unknown"),
+    ],
+)  # fmt: skip
+def test_memory_imbalance(ranks: list[RankMemory], title: str | None) -> None:
+    findings = find(observed(memory=tuple(ranks)))
+    assert [(f.rule, f.title, f.gain_ns) for f in findings] == ([("memory-imbalance", title, None)] if title else [])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "says"),
+    [
+        ((held(0, GB), held(1, 2 * GB)), {}, "loss.item()"),
+        ((held(0, gpus=(5 * GB,)), held(0, gpus=(5 * GB,)), held(1, gpus=(5 * GB,))), {}, "set_device(local_rank)"),
+        ((held(0, gpus=(9 * GB, GB)),), {"data_parallel": MOVED}, "DataParallel gathers outputs"),
+    ],
+)
+def test_what_to_do_about_an_imbalance(ranks: tuple[RankMemory, ...], changes: dict[str, Any], says: str) -> None:
+    findings = find(observed(memory=ranks, **changes))
+    assert [says in f.advice for f in findings if f.rule == "memory-imbalance"] == [True]
 
 
 @pytest.mark.parametrize("step_ns", [0, None])

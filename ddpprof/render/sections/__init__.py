@@ -10,6 +10,7 @@ from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line
 from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.layout import Section
+from ddpprof.render.sections.memory import memory_table
 from ddpprof.render.sections.outside import outside_table
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
 from ddpprof.render.sections.several_devices import data_parallel_lines, data_parallel_table, device_table
@@ -34,6 +35,7 @@ _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
     waiting_table,
     slowdown_section,
     wrapper_table,
+    memory_table,
     recording_cost_line,
     finding_list,
 )

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from ddpprof.events import BucketTimes, DataParallelModule, DdpModule, Forward, Loader, Parameter, RecordedStep
+from ddpprof.events import (
+    BucketTimes,
+    DataParallelModule,
+    DdpModule,
+    DeviceMemory,
+    Forward,
+    Loader,
+    Memory,
+    Parameter,
+    RecordedStep,
+)
 from ddpprof.load.record import BadRecordError, load_record
 
 MODULE = {
@@ -60,6 +70,20 @@ def test_dataparallel_modules_are_typed(tmp_path: Path) -> None:
     record = load_record(tmp_path, 1)
     assert record is not None
     assert record.data_parallel == (DataParallelModule("Net", (0, 1), 2, 440),)
+
+
+def test_memory_is_typed(tmp_path: Path) -> None:
+    device = {
+        "index": 0, "is_own": False, "uuid": "gpu-a", "allocated_bytes": 1, "peak_bytes": 2, "reserved_bytes": 3,
+        "total_bytes": 4,
+    }  # fmt: skip
+    sample = {"rss": 7, "peak_rss": None, "devices": [[1, 10, 20, 30]]}
+    lines = json.dumps({**STEP, "memory": sample}) + "\n" + json.dumps(SHORT) + "\n"
+    write(tmp_path, facts={**FACTS, "memory": {"devices": [device]}}, lines=lines)
+    record = load_record(tmp_path, 1)
+    assert record is not None
+    assert record.devices == (DeviceMemory(0, 1, 2, 3, False, "gpu-a", 4),)
+    assert [step.memory for step in record.steps] == [Memory(7, None, (DeviceMemory(1, 10, 20, 30),)), None]
 
 
 def test_steps_are_typed(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""Rules about memory: one place that holds more than the others, processes that hold it where they do not train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from ddpprof.findings.finding import Finding, Observed
+from ddpprof.measures.memory import Holder, RankMemory, devices_of_job, processes_of_job
+
+_MUCH_BYTES = 256 * 2**20
+_MUCH = 0.25
+"""above the others"""
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def memory_of_others(o: Observed) -> Iterator[Finding]:
+    """Ranks with memory, or only a context, on a device on which they do not train: usually the first."""
+    strangers: dict[tuple[str, int], list[tuple[RankMemory, int]]] = {}
+    for rank in o.memory:
+        for use in rank.devices:
+            if not use.is_own:
+                strangers.setdefault((rank.host, use.index), []).append((rank, use.reserved_bytes))
+    for (host, index), held in strangers.items():
+        listed = ", ".join(str(rank.rank) for rank, _ in held[:8]) + (" …" if len(held) > 8 else "")
+        yield Finding(
+            "memory-of-others",
+            f"Rank{'s' if len(held) > 1 else ''} {listed} hold{'' if len(held) > 1 else 's'} a context on GPU {index}, "
+            f"where {'they do' if len(held) > 1 else 'it does'} not train",
+            f"{_gb(sum(reserved for _, reserved in held))} are reserved there for tensors, on {host}; each context "
+            "takes some hundred MB more",
+            "Begin with torch.cuda.set_device(local_rank), before anything touches a GPU; load checkpoints with "
+            "torch.load(path, map_location=f'cuda:{local_rank}'): a plain torch.load, and .cuda(), go to the GPU that "
+            "was saved from, or to the first.",
+            None,
+        )
+
+
+def memory_imbalance(o: Observed) -> Iterator[Finding]:
+    """One accelerator, or one process on its host, holds much more than the others."""
+    devices = devices_of_job(o.memory)
+    outliers = _outliers(devices) or _outliers(processes_of_job(o.memory))
+    for holder, usual in outliers[:1]:
+        on_device = holder.device is not None
+        what = f"GPU {holder.device}" if on_device else f"Rank {holder.ranks[0]}"
+        listed = ", ".join(map(str, holder.ranks[:8]))
+        yield Finding(
+            "memory-imbalance",
+            f"{what} holds {_gb(holder.num_bytes - usual)} more than the others",
+            f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory, the others "
+            f"{_gb(usual)} (median)" + (f"; rank{'s' if len(holder.ranks) > 1 else ''} {listed} on {holder.host}"),
+            _advice(o, holder),
+            None,
+        )
+
+
+def _outliers(holders: Sequence[Holder]) -> list[tuple[Holder, float]]:
+    """Those that hold much more than the median of the others, most first."""
+    found = []
+    for index, holder in enumerate(holders):
+        others = [other.num_bytes for position, other in enumerate(holders) if position != index]
+        usual = median(others) if others else None
+        if usual is not None and holder.num_bytes - usual >= max(_MUCH_BYTES, _MUCH * usual):
+            found.append((holder, usual))
+    return sorted(found, key=lambda one: one[0].num_bytes - one[1], reverse=True)
+
+
+def _advice(o: Observed, holder: Holder) -> str:
+    if o.data_parallel_devices or o.data_parallel is not None:
+        return "DataParallel gathers outputs, and keeps the optimizer's state, on one device: DistributedDataParallel."
+    if holder.device is not None and len(holder.ranks) > 1:
+        return "One device for each rank: torch.cuda.set_device(local_rank), before anything touches a GPU."
+    return (
+        "Look for what only this rank keeps: losses collected with their graph (use loss.item() or .detach()), a "
+        "second copy of the model (EMA, evaluation), gathered predictions, a cached data set."
+    )

@@ -1,0 +1,97 @@
+"""How much memory does this process hold? Read from the operating system and from torch's allocator.
+
+Nothing here makes a CUDA context, resets a peak or waits for a device.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_NOT_TOLD = (RuntimeError, KeyError)
+"""from a device in trouble, or an allocator that counts nothing: the rest of the record is worth keeping"""
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+class MemoryNotes:
+    def __init__(self) -> None:
+        self._own: set[int] = set()
+
+    def owns(self, devices: Iterable[torch.device]) -> None:
+        """The process trains on these."""
+        self._own.update(device.index for device in devices if device.type == "cuda" and device.index is not None)
+
+    def sample(self) -> dict[str, Any]:
+        """The process's memory, and that of its own devices, now and at most so far."""
+        rss, peak = resident_bytes(), peak_resident_bytes()
+        if rss is not None and peak is not None:
+            peak = max(rss, peak)  # the system brings its peak up to date only now and then
+        return {"rss": rss, "peak_rss": peak, "devices": self._own_devices()}
+
+    def _own_devices(self) -> list[list[int]]:
+        try:
+            return [[device, *_allocated(device)] for device in sorted(self._own)]
+        except _NOT_TOLD:
+            return []
+
+    def facts(self) -> dict[str, Any]:
+        """Every device on which the process holds memory or a context."""
+        if not torch.cuda.is_initialized():
+            return {}
+        try:
+            held = [device for device in range(torch.cuda.device_count()) if device in self._own or _holds(device)]
+            return {"devices": [_describe(device, device in self._own) for device in held]}
+        except _NOT_TOLD:
+            return {}
+
+
+def resident_bytes() -> int | None:
+    """``None`` where the system does not say."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def peak_resident_bytes() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * _MAXRSS_UNIT
+
+
+def _allocated(device: int) -> tuple[int, int, int]:
+    """Bytes in tensors, at most so far, and reserved by the allocator."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return allocated["current"], allocated["peak"], reserved["current"]
+
+
+def _holds(device: int) -> bool:
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if has_context is not None:
+        return bool(has_context(device))
+    return _allocated(device)[2] > 0
+
+
+def _describe(device: int, is_own: bool) -> dict[str, Any]:
+    allocated, peak, reserved = _allocated(device)
+    properties = torch.cuda.get_device_properties(device)
+    uuid = getattr(properties, "uuid", None)
+    return {
+        "index": device,
+        "is_own": is_own,
+        "uuid": None if uuid is None else str(uuid),
+        "allocated_bytes": allocated,
+        "peak_bytes": peak,
+        "reserved_bytes": reserved,
+        "total_bytes": properties.total_memory,
+    }

@@ -1,0 +1,42 @@
+"""Memory of real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jobs import QUICK, Run
+
+MORE_BYTES = 300 * 10**6
+
+KEEPS = f"""
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DDP(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = torch.ones({MORE_BYTES} // 4) if dist.get_rank() == 1 else None
+for step in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+dist.barrier()
+time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_keeps_more_is_named(tmp_path: Path, ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> None:
+    (tmp_path / "keeps.py").write_text(KEEPS)
+    done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, "--nproc-per-node=2", "--standalone", "keeps.py")
+    assert done.returncode == 0, done.stderr
+    shown = report("run")
+    first, second = shown["memory"]
+    assert (first["rank"], second["rank"], first["devices"], second["devices"]) == (0, 1, [], [])
+    for memory in (first, second):
+        assert 10**8 < memory["steady_rss_bytes"] <= memory["peak_rss_bytes"] < 4 * 10**9
+    assert abs(second["steady_rss_bytes"] - first["steady_rss_bytes"] - MORE_BYTES) < 0.1 * MORE_BYTES
+    (finding,) = [finding for finding in shown["findings"] if finding["rule"] == "memory-imbalance"]
+    assert finding["title"].startswith("Rank 1 holds 0.")
