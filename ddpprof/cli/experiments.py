@@ -43,8 +43,8 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
         add(
             "--sizes",
             choices=["share", "total"],
-            help="what is varied first is each process's share, and compared at equal totals (default for a name with "
-            "'batch' in it), or is the total",
+            help="what is varied first counts work: each process's share, compared at equal totals (default for a name "
+            "with 'batch' in it), or that of all; then times are fitted by constant + slope × size",
         )
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="in all trials: likewise, with one value")
     add("--rounds", type=positive, default=rounds, metavar="N", help="how often each variant is run (%(default)s)")
@@ -169,7 +169,7 @@ def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]
     by_nproc = [vary(variant, options.vary, command) for variant in nprocs]
     variants = [variant for of_one_value in zip(*by_nproc, strict=True) for variant in of_one_value]
     is_share = options.sizes == "share" or (options.sizes is None and "batch" in variants[0].varied)
-    return [replace(variant, is_share=is_share) for variant in variants]
+    return [replace(v, is_share=is_share, is_work=is_share or options.sizes is not None) for v in variants]
 
 
 def _run_trials(directory: Path, experiment: Experiment) -> bool:
@@ -230,11 +230,17 @@ def _wipe() -> None:
 
 def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bool) -> None:
     from ddpprof.cli.show import read_experiment
+    from ddpprof.render.plot import can_plot, plot
     from ddpprof.render.sections.experiments import experiment_sections
+    from ddpprof.render.sections.layout import Picture
     from ddpprof.render.terminal import render_terminal
 
     report = read_experiment(directory)
+    shown = list(experiment_sections(report))
+    if can_plot(report):
+        plot(report, directory / "plot.png")
+        shown.append(Picture(str(directory / "plot.png"), "the experiment"))
     print()
-    render_terminal(experiment_sections(report), sys.stdout)
+    render_terminal(shown, sys.stdout)
     if not interrupted:
         print(f"\nWrote {directory} ({experiment.num_trials} trials). See it again with: ddpprof report {directory}")

@@ -44,6 +44,8 @@ class Variant:
     """the value of what is varied first, where it is a number"""
     is_share: bool = False
     """`size` is each process's share of a total"""
+    is_work: bool = False
+    """`size` counts work, a batch say: times may be a straight line over it, and rates make sense"""
     varied: str = ""
     """the name of what is varied first"""
     configuration: str = ""

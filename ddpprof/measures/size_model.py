@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import isclose, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +118,7 @@ def _line(x: _Values, y: _Values) -> tuple[float, float]:
 
 
 def _meet(a: SizeModel, b: SizeModel) -> float | None:
-    if a.slope == b.slope:
+    if isclose(a.slope, b.slope, rel_tol=1e-6):
         return None
     size = (b.constant - a.constant) / (a.slope - b.slope)
     return size if size > 0 else None

@@ -22,7 +22,7 @@ class SweepPoint:
     configuration: str
     nproc: int
     size: float | None
-    """of all processes together; ``None`` where what is varied is no number"""
+    """work of all processes together; ``None`` where what is varied counts none"""
     step_ns: float
     rounds_ns: tuple[float, ...]
     """medians of the rounds"""
@@ -108,7 +108,8 @@ def sweep_report(
 def _point(variant: Variant, step_ns: float, rounds_ns: tuple[float, ...]) -> SweepPoint:
     processes = "1 process" if variant.nproc == 1 else f"{variant.nproc} processes"
     configuration = ", ".join(filter(None, (variant.configuration, processes)))
-    return SweepPoint(variant.label, configuration, variant.nproc, variant.total_size, step_ns, rounds_ns)
+    size = variant.total_size if variant.is_work else None
+    return SweepPoint(variant.label, configuration, variant.nproc, size, step_ns, rounds_ns)
 
 
 def _configuration(point: SweepPoint) -> str | None:

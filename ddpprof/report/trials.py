@@ -114,7 +114,8 @@ def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[st
         for result in results
         if result.problem is not None
     ]
-    undone = experiment.num_trials - len(results)
+    failed, known = {r.trial.variant for r in results if r.problem is not None}, {r.trial for r in results}
+    undone = sum(trial not in known and trial.variant not in failed for trial in experiment.trials())
     return (*said, *([f"{undone} of {experiment.num_trials} trials have not been run"] if undone else []))
 
 

@@ -28,7 +28,7 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
             yield Table(title, tuple(map(Column, _COLUMNS)), tuple(map(_row, points)))
             yield _losses(points)
     yield Line(
-        "speed-up: work per second over that of one process without DDP; in brackets the 95 % interval. Lost: the step "
+        "speed-up: work per second over that of one process without DDP. Lost: the step "
         "less the ideal step. Slower compute: shared cores and memory, smaller batches; slowed by comm: where kernels "
         "beside communication could be compared with the same ones alone.",
         is_aside=True,

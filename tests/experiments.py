@@ -1,0 +1,99 @@
+"""Experiments made by hand: a plan, and what its trials gave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ddpprof.experiment.plan import Experiment, Kind, Trial, Variant
+from ddpprof.report.experiments import ExperimentReport, build_experiment
+from ddpprof.report.tree import Job
+from ddpprof.report.trials import StepParts, TrialResult, WrapperParts
+
+MS = 1_000_000
+
+PLAN = Experiment(
+    format=1,
+    kind=Kind.SWEEP,
+    command=("train.py", "--lr", "0.1"),
+    as_module=False,
+    is_wrapped=False,
+    variants=(
+        Variant(1, "a=1", 1.0, True, True, "a", "b=2", ("a",), {"x": "y"}, {"V": "w"}, {"dim": 1}, True, 5, 2),
+        Variant(2),
+    ),
+    rounds=2,
+    skip_first=5,
+    timed_steps=20,
+)  # fmt: skip
+
+
+def planned(kind: Kind, *variants: Variant, **changes: Any) -> Experiment:
+    return replace(PLAN, kind=kind, variants=variants, **changes)
+
+
+def job(world_size: int = 1, **changes: Any) -> Job:
+    given: dict[str, Any] = {
+        "name": "run", "command": ("train.py",), "num_ranks_read": world_size, "hosts": ("node",), "device": "cpu",
+        "backend": "gloo", "torch": "2.13", "modules": (), **changes,
+    }  # fmt: skip
+    return Job(world_size=world_size, **given)
+
+
+def result(variant: int, number: int, *blocks_ms: tuple[float, ...], **changes: Any) -> TrialResult:
+    """Of a variant in a round: blocks of step times."""
+    blocks = tuple(tuple(ms * MS for ms in block) for block in blocks_ms)
+    return TrialResult(Trial(variant, number), blocks, job=job(), **changes)
+
+
+def parts(
+    wrapper: float = 0, transfer: float = 0, waiting: float = 0, data: float = 0, compute: float = 0
+) -> StepParts:
+    """In ms."""
+    return StepParts(*(ms * MS for ms in (wrapper, transfer, waiting, data, compute)))
+
+
+def overhead_report(**changes: Any) -> ExperimentReport:
+    """With DDP 12 ms, without 10; 1.5 ms of it explained."""
+    without = {"without_ddp_ns": ((10 * MS, 10 * MS), (10 * MS,))}
+    wrapper = WrapperParts(*(ms * MS for ms in (0.25, 0, 0.5, 0.125, 0.25, 0.125)))
+    given = {"parts": parts(wrapper=1.25, transfer=0.25, compute=10.5), "wrapper": wrapper, **without, **changes}
+    results = [result(0, number, (12, 12), (12,), **given) for number in range(2)]
+    report = build_experiment(planned(Kind.OVERHEAD, Variant(1, ddp_blocks=2)), results)
+    assert report is not None
+    return report
+
+
+def scaling_report() -> ExperimentReport:
+    """Alone 10 ms. Two processes: weak 14 ms, strong 8 of which 5 would be ideal."""
+    shared = "--batch-size=64 in all"
+    variants = (Variant(1, without_ddp=True), Variant(2), Variant(1, shared, without_ddp=True), Variant(2, shared))
+    times = (10, 14, 10, 8)
+    made = (
+        parts(compute=9, data=1),
+        parts(wrapper=1, transfer=1.5, waiting=0.5, data=1, compute=10),
+        parts(compute=9, data=1),
+        parts(wrapper=0.5, transfer=1, waiting=0.25, data=0.5, compute=5.75),
+    )
+    results = [
+        result(variant, number, (times[variant],) * 3, parts=made[variant], slowdown_ns=0.5 * MS if variant else None)
+        for number in range(3)
+        for variant in range(4)
+    ]
+    results = [replace(one, job=job(variants[one.trial.variant].nproc)) for one in results]
+    report = build_experiment(planned(Kind.SCALE, *variants, rounds=3), results)
+    assert report is not None
+    return report
+
+
+def sweep_report(varied: str = "--batch-size", is_work: bool = True) -> ExperimentReport:
+    """One process: 4 ms + 1 ms per sample; two: 12 ms + 0.5 ms, so that they cross at 16 samples."""
+    variants, results = [], []
+    for size in (4, 8, 16, 32):
+        for nproc, constant, slope in ((1, 4.0, 1.0), (2, 12.0, 0.5)):
+            results += [result(len(variants), number, (constant + slope * size * nproc,) * 3) for number in range(2)]
+            label = f"{varied}={size}"
+            variants.append(Variant(nproc, label, float(size), is_share=is_work, is_work=is_work, varied=varied))
+    report = build_experiment(planned(Kind.SWEEP, *variants), results)
+    assert report is not None
+    return report

@@ -1,0 +1,85 @@
+"""Experiments in words, as JSON and as pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from experiments import overhead_report, scaling_report, sweep_report
+from reports import GOLDEN, HOSTILE
+
+from ddpprof.render.json import render_json, schema
+from ddpprof.render.markdown import render_markdown
+from ddpprof.render.plot import can_plot, plot
+from ddpprof.render.sections.experiments import experiment_sections
+from ddpprof.render.terminal import render_terminal
+from ddpprof.report.experiments import ExperimentReport
+from ddpprof.report.overhead import OverheadReport
+
+CHECKOUT = Path(__file__).parents[3]
+REPORTS = {"overhead": overhead_report(), "scaling": scaling_report(), "sweep": sweep_report()}
+each = pytest.mark.parametrize("name", REPORTS)
+
+
+def drawn(report: ExperimentReport, width: int = 80) -> str:
+    file = io.StringIO()
+    render_terminal(experiment_sections(report), file, width)
+    return file.getvalue()
+
+
+@each
+def test_terminal(expect_golden: Callable[[Path, str], None], name: str) -> None:
+    expect_golden(GOLDEN / f"{name}.txt", drawn(REPORTS[name]))
+
+
+def test_markdown(expect_golden: Callable[[Path, str], None]) -> None:
+    expect_golden(GOLDEN / "scaling.md", render_markdown("scaling", experiment_sections(REPORTS["scaling"])))
+
+
+@each
+def test_the_schemas_are_those_of_the_code(expect_golden: Callable[[Path, str], None], name: str) -> None:
+    of = schema(type(REPORTS[name]))
+    expect_golden(
+        CHECKOUT / "ddpprof" / "render" / f"{name}.schema.json", json.dumps(of, indent=2, sort_keys=True) + "\n"
+    )
+    jsonschema.Draft202012Validator(of).validate(json.loads(render_json(REPORTS[name])))
+
+
+def test_an_interval_that_holds_1_is_no_overhead() -> None:
+    report = overhead_report()
+    assert isinstance(report, OverheadReport)
+    unsure = replace(report, ratio=replace(report.ratio, low=0.9, high=1.4))
+    assert "as long as without, as far as" in drawn(unsure)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_stay_text(name: str) -> None:
+    report = replace(sweep_report(varied=f"--{name}"), missing=(name,))
+    shown = drawn(report, 120)
+    assert "\x1b" not in shown
+    assert "\r" not in shown
+    for line in render_markdown("sweep", experiment_sections(report)).splitlines():
+        assert "<script" not in line
+
+
+@pytest.mark.parametrize("name", ["scaling", "sweep"])
+def test_pictures_are_drawn(tmp_path: Path, name: str) -> None:
+    report = replace(REPORTS[name], missing=())
+    assert can_plot(report)
+    plot(report, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "$x_", r"\frac{"])
+def test_no_name_is_mathematics(tmp_path: Path, name: str) -> None:
+    plot(sweep_report(varied=f"--{name}"), tmp_path / "plot.png")
+
+
+def test_there_is_no_picture_of_an_overhead() -> None:
+    assert not can_plot(REPORTS["overhead"])
+    assert not can_plot(sweep_report("bucket_cap_mb", is_work=False))

@@ -1,0 +1,148 @@
+"""Reports of experiments: overhead, scaling, sweep."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import tables
+from experiments import MS, overhead_report, parts, planned, result, scaling_report, sweep_report
+from tables import recorded
+
+from ddpprof.events import Rank, RecordedStep
+from ddpprof.experiment.plan import Kind, Trial, Variant
+from ddpprof.report.experiments import build_experiment
+from ddpprof.report.overhead import OverheadReport
+from ddpprof.report.scaling import Scaling, ScalingReport
+from ddpprof.report.sweep import SweepReport
+from ddpprof.report.trials import trial_result
+
+
+def test_overhead_is_the_ratio_and_its_parts_explain_it() -> None:
+    report = overhead_report()
+    assert isinstance(report, OverheadReport)
+    assert (report.ratio.ratio, report.ratio.num_pairs) == (pytest.approx(1.2), 4)
+    assert report.overhead_ns == pytest.approx(2 * MS)
+    assert report.explained_ns == pytest.approx(1.5 * MS)
+    assert [(one.with_ns, one.without_ns, one.num_pairs) for one in report.rounds] == [(12 * MS, 10 * MS, 2)] * 2
+
+
+def test_on_an_accelerator_host_work_explains_nothing_by_itself() -> None:
+    report = overhead_report()
+    assert isinstance(report, OverheadReport)
+    assert replace(report, job=replace(report.job, device="gpu")).explained_ns is None
+
+
+def test_jobs_apart_are_paired_by_round() -> None:
+    experiment = planned(Kind.OVERHEAD, Variant(1), Variant(1, without_ddp=True), rounds=3)
+    times = {(0, 0): 12, (1, 0): 10, (0, 1): 36, (1, 1): 30, (0, 2): 99}  # round 2 lacks its second job
+    report = build_experiment(experiment, [result(v, r, (ms,)) for (v, r), ms in times.items()])
+    assert isinstance(report, OverheadReport)
+    assert (report.ratio.ratio, len(report.rounds)) == (pytest.approx(1.2), 2)
+    assert report.missing == ("1 of 6 trials have not been run",)
+
+
+def test_scaling_against_one_process_without_ddp() -> None:
+    report = scaling_report()
+    assert isinstance(report, ScalingReport)
+    weak, strong = report.points
+    assert (weak.scaling, strong.scaling) == (Scaling.WEAK, Scaling.STRONG)
+    assert (weak.ideal_ns, weak.lost_ns) == (10 * MS, 4 * MS)
+    assert (weak.speedup.ratio, weak.efficiency) == (pytest.approx(20 / 14), pytest.approx(10 / 14))
+    assert (strong.ideal_ns, strong.lost_ns) == (5 * MS, 3 * MS)
+    assert (strong.speedup.ratio, strong.efficiency) == (pytest.approx(10 / 8), pytest.approx(10 / 16))
+
+
+def test_the_parts_of_the_lost_time_add_up_to_it() -> None:
+    report = scaling_report()
+    assert isinstance(report, ScalingReport)
+    for point in report.points:
+        assert point.lost is not None
+        assert sum(getattr(point.lost, part.name) for part in fields(point.lost)) == pytest.approx(point.lost_ns)
+
+
+def test_each_part_of_the_lost_time_is_less_what_the_ideal_has_of_it() -> None:
+    report = scaling_report()
+    assert isinstance(report, ScalingReport)
+    weak, strong = (
+        [getattr(point.lost, part.name) / MS for part in fields(point.lost)] for point in report.points if point.lost
+    )
+    # wrapper, transfer, waiting, slowdown, data, compute
+    assert weak == pytest.approx([1, 1.5, 0.5, 0.5, 0, 0.5])
+    assert strong == pytest.approx([0.5, 1, 0.25, 0.5, 0, 0.75])
+
+
+def test_slowdown_is_never_more_than_the_slower_computation() -> None:
+    experiment = planned(Kind.SCALE, Variant(1, without_ddp=True), Variant(2), rounds=1)
+    results = [
+        result(0, 0, (10,), parts=parts(compute=10)),
+        result(1, 0, (12,), parts=parts(transfer=2, compute=10), slowdown_ns=3.0 * MS),
+    ]
+    report = build_experiment(experiment, results)
+    assert isinstance(report, ScalingReport)
+    assert report.points[0].lost is not None
+    assert report.points[0].lost.slowdown_ns == 0
+
+
+def test_without_the_single_process_there_is_no_scaling() -> None:
+    experiment = planned(Kind.SCALE, Variant(1, without_ddp=True), Variant(2), rounds=1)
+    assert build_experiment(experiment, [result(1, 0, (12,))]) is None
+
+
+def test_a_sweep_is_compared_at_equal_totals() -> None:
+    report = sweep_report()
+    assert isinstance(report, SweepReport)
+    assert [curve.configuration for curve in report.curves] == ["1 process", "2 processes"]
+    assert [[point.size for point in curve.points] for curve in report.curves] == [[4, 8, 16, 32], [8, 16, 32, 64]]
+    (found,) = report.crossovers
+    assert (found.below, found.above) == ("1 process", "2 processes")
+    assert (found.crossover.size, found.is_measured) == (pytest.approx(16), True)
+    assert report.points[0].per_second == pytest.approx(500)
+
+
+def test_what_counts_no_work_has_no_model() -> None:
+    report = sweep_report("bucket_cap_mb", is_work=False)
+    assert isinstance(report, SweepReport)
+    assert (report.curves, report.crossovers) == ((), ())
+    assert len(report.points) == 8
+
+
+def test_a_crossover_outside_the_sizes_is_not_measured() -> None:
+    variants = [
+        Variant(1, f"b={size}", float(size), varied="b", configuration=name, is_work=True)
+        for name in ("p", "q")
+        for size in (1, 2, 3)
+    ]
+    times = [1 + 1 * size for size in (1, 2, 3)] + [9 + 0.5 * size for size in (1, 2, 3)]
+    results = [result(number, 0, (ms,)) for number, ms in enumerate(times)]
+    report = build_experiment(planned(Kind.SWEEP, *variants, rounds=1), results)
+    assert isinstance(report, SweepReport)
+    assert [(one.crossover.size, one.is_measured) for one in report.crossovers] == [(pytest.approx(16), False)]
+
+
+def test_a_variant_that_fails_is_named_and_its_further_rounds_are_not_missed() -> None:
+    experiment = planned(Kind.SWEEP, Variant(1, "a=1"), Variant(1, "a=2"))
+    results = [result(0, 0, (5,)), result(0, 1, (5,)), result(1, 0, problem="exit code 1: boom")]
+    report = build_experiment(experiment, results)
+    assert report is not None
+    assert report.missing == ("a=2, 1 process, round 1: exit code 1: boom",)
+
+
+def test_of_nothing_there_is_no_report() -> None:
+    for kind, variants in ((Kind.SWEEP, [Variant(1)]), (Kind.OVERHEAD, [Variant(1, ddp_blocks=1)])):
+        assert build_experiment(planned(kind, *variants), []) is None
+
+
+def test_a_trial_gives_its_blocks_and_the_parts_of_its_profiled_steps() -> None:
+    timed = [RecordedStep(number, "off", 0, 50 + number) for number in (3, 4)]
+    bare = [RecordedStep(5, "without_ddp", 0, 40)]
+    ranks = [Rank(0, tables.trace(), tables.record(steps=[*timed, recorded(number=10), *bare]))]
+    made = trial_result(Trial(0, 0), tables.run(*ranks))
+    assert (made.blocks_ns, made.without_ddp_ns, made.problem) == (((53, 54),), ((40,),), None)
+    assert made.parts is not None
+    assert made.parts.step_ns == pytest.approx(53.5)  # scaled to the timed steps
+
+
+def test_a_trial_without_timed_steps_says_so() -> None:
+    made = trial_result(Trial(0, 0), tables.run(Rank(0, None, tables.record(steps=[recorded(mode="light")]))))
+    assert made.problem == "the training ended before a step was timed"
