@@ -342,6 +342,21 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class RpcCall:
+    """One call through ``torch.distributed.rpc``, by the host's clock since 1970. Bytes are those of its tensors."""
+
+    callee: str
+    function: str
+    kind: str
+    """``"sync"`` or ``"async"``"""
+    start_ns: int
+    end_ns: int | None
+    """``None``: not answered within the step"""
+    request_bytes: int
+    reply_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedStep:
     """One step as the light recorder saw it. Times are nanoseconds since 1970."""
 
@@ -362,6 +377,9 @@ class RecordedStep:
     torch_stats: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """per module, times from torch's ``_get_ddp_logging_data()``: those of the iteration *before* this step's last"""
     memory: Memory | None = None
+    rpc: tuple[RpcCall, ...] = ()
+    rpc_left_out: int = 0
+    """calls beyond those that a step keeps"""
 
 
 @dataclass(frozen=True, slots=True)

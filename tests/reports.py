@@ -20,6 +20,7 @@ from ddpprof.measures.late_gradients import LateGradient
 from ddpprof.measures.memory import DeviceUse, RankMemory
 from ddpprof.measures.outside import OutsideCalls, Place, Purpose
 from ddpprof.measures.recorded import RecordedBreakdown
+from ddpprof.measures.rpc import RankRpc, RpcCalls
 from ddpprof.measures.stragglers import Part, RankLateness, Straggler, Stragglers
 from ddpprof.measures.wrapper import WrapperCost
 from ddpprof.report import DeviceWork, Job, LightStepReport, Module, RankReport, Report, StepReport
@@ -177,9 +178,14 @@ def light_report() -> Report:
     parts = RecordedBreakdown(12_000_000, 40_000_000, 1_000_000, 200_000, 3_000_000)
     steps = tuple(LightStepReport(number, "light", 56_200_000, parts) for number in (4, 6))
     off = LightStepReport(5, "off", 56_000_000, None)
+    calls = (
+        RpcCalls("server", "lookup", "sync", 8, 1_100 * US, 64, 512),
+        RpcCalls("server", "push", "async", 1, None, 576, None),
+    )
+    rpc = RankRpc(0, 8, 9_000 * US, 1_500 * US, 9_500 * US, 3, calls)
     return report(
         ranks=(rank(0, light_steps=(*steps, off), whole=None),), buckets=(), findings=(), missing=("rank 1 is absent",),
-        across=None, kernels=(),
+        across=None, kernels=(), rpc=(rpc,),
     )  # fmt: skip
 
 

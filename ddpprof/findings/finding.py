@@ -12,6 +12,7 @@ from ddpprof.measures.devices import DeviceLoad
 from ddpprof.measures.late_gradients import LateGradient
 from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
+from ddpprof.measures.rpc import RankRpc
 from ddpprof.measures.stragglers import Straggler
 
 _WORTH_SAYING = 0.01
@@ -65,6 +66,7 @@ class Observed:
     device_loads: tuple[DeviceLoad, ...] = ()
     """of the rank whose several devices differ most"""
     memory: tuple[RankMemory, ...] = ()
+    rpc: tuple[RankRpc, ...] = ()
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from ddpprof.events import (
     Parameter,
     Record,
     RecordedStep,
+    RpcCall,
 )
 from ddpprof.rundir import FORMAT, facts_file, steps_file
 
@@ -88,6 +89,16 @@ class _Memory(msgspec.Struct):
     devices: list[tuple[int, int, int, int]] = []
 
 
+class _RpcCall(msgspec.Struct, array_like=True):
+    callee: str
+    function: str
+    kind: str
+    start_ns: int
+    end_ns: int | None
+    request_bytes: int
+    reply_bytes: int | None
+
+
 class _Step(msgspec.Struct):
     number: int
     mode: str
@@ -100,6 +111,8 @@ class _Step(msgspec.Struct):
     buckets: list[_Bucket] = []
     torch_stats: dict[int, dict[str, int]] = {}
     memory: _Memory | None = None
+    rpc: list[_RpcCall] = []
+    rpc_left_out: int = 0
 
 
 _decode_facts = msgspec.json.Decoder(_Facts).decode
@@ -193,6 +206,8 @@ def _step(step: _Step) -> RecordedStep:
         buckets=tuple(BucketTimes(*msgspec.structs.astuple(bucket)) for bucket in step.buckets),
         torch_stats=step.torch_stats,
         memory=None if step.memory is None else _memory(step.memory),
+        rpc=tuple(RpcCall(*msgspec.structs.astuple(call)) for call in step.rpc),
+        rpc_left_out=step.rpc_left_out,
     )
 
 

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.record.data_parallel import DataParallelNotes
 from ddpprof.record.memory import MemoryNotes
 from ddpprof.record.modules import RecordedModule
+from ddpprof.record.rpc import RpcNotes
 from ddpprof.record.schedule import Mode
 from ddpprof.record.surroundings import Surroundings
 
@@ -24,6 +25,7 @@ class StepNotes:
         self.surroundings = Surroundings()
         self.data_parallel = DataParallelNotes()
         self.memory = MemoryNotes()
+        self.rpc = RpcNotes()
         self.recording = False
         self._forwards: list[list[Any]] = []
         self._optimizers: list[list[int]] = []
@@ -59,6 +61,7 @@ class StepNotes:
     def end_step(self) -> None:
         """Forget the step."""
         self._forwards, self._optimizers = [], []
+        self.rpc.end_step()
         trained = self.data_parallel.end_step()
         self.surroundings.end_step(trained=trained or any(module.synchronised for module in self.modules))
 
@@ -104,7 +107,7 @@ class StepNotes:
         fields["buckets"] = [row for module in self.modules for row in module.bucket_rows()]
         fields["torch_stats"] = {str(m.index): times for m in self.modules if (times := m.torch_times())}
         fields["memory"] = self.memory.sample()
-        return fields
+        return {**fields, **self.rpc.fields()}
 
     def look_for_unused(self) -> None:
         for module in self.modules:

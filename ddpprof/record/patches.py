@@ -72,7 +72,7 @@ def _forget_in_forked_children() -> None:
 
 
 def install_around_training() -> None:
-    """Wrap what lies outside DDP, once torch is imported: data loading, checkpoints, the user's own profiler."""
+    """Wrap what lies outside DDP, once torch is imported: data loading, checkpoints, RPC, the user's own profiler."""
     import torch
     from torch.autograd.profiler import profile
     from torch.utils.data import DataLoader
@@ -87,6 +87,9 @@ def install_around_training() -> None:
     _wrap(profile, "_prepare_trace", _prepare_trace)
     _wrap(torch.serialization, "save", _save)
     _originals.append((torch, "save", torch.save))
+    rpc = sys.modules.get("torch.distributed.rpc.api")
+    if hasattr(rpc, "_invoke_rpc"):
+        _wrap(rpc, "_invoke_rpc", _invoke_rpc)
     torch.save = torch.serialization.save  # one object under both names, or it could not be pickled
 
 
@@ -227,6 +230,12 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(obj, f, *args, **kwargs)
 
     return save
+
+
+def _invoke_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
+    from ddpprof.record.rpc import wrap_invoke
+
+    return wrap_invoke(original, active)
 
 
 def _set_epoch(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -203,6 +203,12 @@ class Session:
             return True
         return False
 
+    def rpc_invoked(
+        self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any
+    ) -> None:
+        if self._notes.recording:
+            self._note(self._notes.rpc.invoked, began_ns, future, to, func, rpc_type.value, args, kwargs)
+
     @_harmless
     def another_profiler_starts(self, inner: Any) -> None:
         if self._profiler.running and not self._profiler.owns(inner):
@@ -404,5 +410,7 @@ def _keep_out_of_compiled_graphs() -> None:
         "steps",
         "profiler",
         "data_parallel",
+        "memory",
+        "rpc",
     ):
         rules.add(f"ddpprof.record.{name}")

@@ -11,6 +11,7 @@ from ddpprof.events import DdpModule, Rank, Run
 from ddpprof.findings import find
 from ddpprof.measures.bucket_table import BucketSummary, as_row, summarise_buckets
 from ddpprof.measures.memory import memory_of_ranks
+from ddpprof.measures.rpc import measure_rpc
 from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, trace_buckets
 from ddpprof.report.across import across_ranks
 from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
@@ -28,7 +29,9 @@ def build_report(run: Run) -> Report:
     across, mismatches = across_ranks(run.ranks, modules, run.world_size)
     slowdown = slowdown_report(run.ranks)
     outside, data_parallel = outside_ddp(run.ranks, modules), data_parallel_report(run.ranks)
-    memory = memory_of_ranks([rank.record for rank in run.ranks if rank.record])
+    records = [rank.record for rank in run.ranks if rank.record]
+    memory = memory_of_ranks(records)
+    rpc = tuple(one for record in records if (one := measure_rpc(record)) is not None)
     job = _job(run, modules)
     return Report(
         format=REPORT_FORMAT,
@@ -38,7 +41,7 @@ def build_report(run: Run) -> Report:
         ranks=ranks,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
         findings=find(
-            observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel, memory)
+            observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel, memory, rpc)
         ),
         kernels=kernels_of_first_rank(run.ranks),
         slowdown=slowdown,
@@ -46,6 +49,7 @@ def build_report(run: Run) -> Report:
         outside=outside,
         data_parallel=data_parallel,
         memory=memory,
+        rpc=rpc,
     )
 
 

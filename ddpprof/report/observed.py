@@ -11,6 +11,7 @@ from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.measures.devices import imbalance_ns
 from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
+from ddpprof.measures.rpc import RankRpc
 from ddpprof.report.ranks import training_steps
 from ddpprof.report.tree import AcrossRanks, DataParallelReport, RankReport, SlowdownReport, StepReport
 
@@ -26,6 +27,7 @@ def observe(
     outside: tuple[OutsideCalls, ...] | None,
     data_parallel: DataParallelReport | None,
     memory: tuple[RankMemory, ...],
+    rpc: tuple[RankRpc, ...],
 ) -> Observed:
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Median over steps, of the rank where it is least: the others' surplus is waiting for a slower rank."""
@@ -63,6 +65,7 @@ def observe(
         late_gradients={late.rank: late.gradients for late in across.late_gradients},
         outside=outside or (),
         memory=memory,
+        rpc=rpc,
         data_parallel=data_parallel.step if data_parallel else None,
         data_parallel_devices=tuple(len(m.device_ids) for m in data_parallel.modules) if data_parallel else (),
         device_loads=max((rank.devices for rank in ranks), key=imbalance_ns, default=()),

@@ -25,6 +25,7 @@ from ddpprof.measures.late_gradients import LateGradient
 from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.recorded import RecordedBreakdown
+from ddpprof.measures.rpc import RankRpc
 from ddpprof.measures.stragglers import Stragglers
 from ddpprof.measures.torch_times import TorchTimes
 from ddpprof.measures.wrapper import WrapperCost
@@ -221,3 +222,5 @@ class Report:
     """collectives beside DDP, per step: medians, of the rank that exposes least"""
     data_parallel: DataParallelReport | None = None
     memory: tuple[RankMemory, ...] = ()
+    rpc: tuple[RankRpc, ...] = ()
+    """ranks that call others through ``torch.distributed.rpc``"""

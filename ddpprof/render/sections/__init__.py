@@ -13,6 +13,7 @@ from ddpprof.render.sections.layout import Section
 from ddpprof.render.sections.memory import memory_table
 from ddpprof.render.sections.outside import outside_table
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
+from ddpprof.render.sections.rpc import rpc_table
 from ddpprof.render.sections.several_devices import data_parallel_lines, data_parallel_table, device_table
 from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
@@ -31,6 +32,7 @@ _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
     bucket_tables,
     collective_table,
     outside_table,
+    rpc_table,
     straggler_table,
     waiting_table,
     slowdown_section,

@@ -16,6 +16,7 @@ from ddpprof.events import (
     Memory,
     Parameter,
     RecordedStep,
+    RpcCall,
 )
 from ddpprof.load.record import BadRecordError, load_record
 
@@ -84,6 +85,19 @@ def test_memory_is_typed(tmp_path: Path) -> None:
     assert record is not None
     assert record.devices == (DeviceMemory(0, 1, 2, 3, False, "gpu-a", 4),)
     assert [step.memory for step in record.steps] == [Memory(7, None, (DeviceMemory(1, 10, 20, 30),)), None]
+
+
+def test_rpcs_are_typed(tmp_path: Path) -> None:
+    calls = [["ps", "lookup", "sync", 11, 19, 8, 64], ["ps", "push", "async", 12, None, 0, None]]
+    write(tmp_path, lines=json.dumps({**STEP, "rpc": calls, "rpc_left_out": 3}) + "\n")
+    record = load_record(tmp_path, 1)
+    assert record is not None
+    (step,) = record.steps
+    assert step.rpc == (
+        RpcCall("ps", "lookup", "sync", 11, 19, 8, 64),
+        RpcCall("ps", "push", "async", 12, None, 0, None),
+    )
+    assert step.rpc_left_out == 3
 
 
 def test_steps_are_typed(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Rules about calls through ``torch.distributed.rpc``, of the rank that loses most by them: the others wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpprof.findings.finding import Finding, Observed, ms, size
+from ddpprof.measures.rpc import RankRpc, RpcCalls
+
+_MANY = 8
+"""calls of one function per step"""
+_SMALL_BYTES = 64 * 1024
+"""of a call: up to it, latency is what it costs"""
+
+
+def many_small_calls(o: Observed) -> Iterator[Finding]:
+    """One function is called again and again, with little data each time."""
+    found = [(rank, calls) for rank in o.rpc for calls in rank.calls if _is_chatty(calls)]
+    if not found:
+        return
+    rank, calls = max(found, key=lambda one: _time_ns(one[1]))
+    gain = min(_time_ns(calls) - (calls.latency_ns or 0), rank.waited_ns) if calls.kind == "sync" else None
+    if not o.worth(_time_ns(calls) if gain is None else gain):
+        return
+    moved = calls.request_bytes + (calls.reply_bytes or 0)
+    yield Finding(
+        "many-small-rpcs",
+        f"Rank {rank.rank} calls {calls.function} on {calls.callee} {calls.num_calls} times per step",
+        f"each call takes {ms(calls.latency_ns or 0)} and moves {size(moved / calls.num_calls)} of tensors on average",
+        f"Send them together: one call that takes all inputs of {calls.function} of a step and returns all results; or "
+        "collect them on the callee with @rpc.functions.async_execution.",
+        gain,
+    )
+
+
+def _is_chatty(calls: RpcCalls) -> bool:
+    moved = calls.request_bytes + (calls.reply_bytes or 0)
+    return calls.num_calls >= _MANY and moved <= _SMALL_BYTES * calls.num_calls
+
+
+def _time_ns(calls: RpcCalls) -> int:
+    return calls.num_calls * (calls.latency_ns or 0)
+
+
+def calls_in_a_row(o: Observed) -> Iterator[Finding]:
+    """Synchronous calls, each of which waits for its answer before the next is sent."""
+    rank = max(o.rpc, key=_gain_ns, default=None)
+    if rank is None or rank.num_sync_calls < 2 or not o.worth(_gain_ns(rank)):
+        return
+    yield Finding(
+        "rpcs-in-a-row",
+        f"Rank {rank.rank} waits {ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after the other",
+        f"the longest takes {ms(rank.longest_wait_ns)}; this is beside DDP's own communication",
+        "Where they do not need each other's answers: rpc.rpc_async for all of them, torch.futures.wait_all(futures) "
+        "where the answers are needed; fetch the next batch's during this one's backward pass.",
+        _gain_ns(rank),
+    )
+
+
+def _gain_ns(rank: RankRpc) -> int:
+    return rank.waited_ns - rank.longest_wait_ns

@@ -1,0 +1,96 @@
+"""Calls through ``torch.distributed.rpc`` in the current step: whom, what, how long, how many bytes of tensors.
+
+A profiler's trace does not have them: it loses marks that end in another thread than they began in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_MOST_CALLS = 2000
+"""kept of one step; further ones are only counted"""
+_MOST_THINGS = 1000
+"""looked at for tensors in one call"""
+_PROXIED = ("_local_invoke", "_local_invoke_async_execution")
+"""torch's functions behind ``rref.rpc_sync().method()``; their second argument is the method"""
+
+
+class RpcNotes:
+    def __init__(self) -> None:
+        self._calls: list[list[Any]] = []
+        self._num_left_out = 0
+
+    def end_step(self) -> None:
+        """Forget the step. Calls still under way go on in rows that nobody reads."""
+        self._calls, self._num_left_out = [], 0
+
+    def fields(self) -> dict[str, Any]:
+        """Part of the step's line in ``steps.jsonl``: nothing where it has no call."""
+        if not self._calls:
+            return {}
+        return {"rpc": [list(call) for call in self._calls], "rpc_left_out": self._num_left_out}
+
+    def invoked(self, began_ns: int, future: Any, to: Any, func: Any, kind: str, args: Any, kwargs: Any) -> None:
+        """A call was sent; its future completes with the answer."""
+        if len(self._calls) >= _MOST_CALLS:
+            self._num_left_out += 1
+            return
+        call = [_worker(to), _name(func, args), kind, began_ns, None, tensor_bytes((args, kwargs)), None]
+        self._calls.append(call)
+
+        def answered(done: Any) -> None:
+            call[4] = time.time_ns()
+            try:
+                call[6] = tensor_bytes(done.value())
+            except Exception:
+                return  # the call failed; that is the script's to see
+
+        future.add_done_callback(answered)
+
+
+def wrap_invoke(original: Callable[..., Any], active: Callable[[], Any]) -> Callable[..., Any]:
+    """For ``torch.distributed.rpc.api._invoke_rpc``, through which ``rpc_sync`` and ``rpc_async`` go."""
+
+    def invoke_rpc(
+        to: Any, func: Any, rpc_type: Any, args: Any = None, kwargs: Any = None, *rest: Any, **named: Any
+    ) -> Any:
+        session = active()
+        if session is None:
+            return original(to, func, rpc_type, args, kwargs, *rest, **named)
+        began = time.time_ns()
+        future = original(to, func, rpc_type, args, kwargs, *rest, **named)
+        session.rpc_invoked(began, future, to, func, rpc_type, args, kwargs)
+        return future
+
+    return invoke_rpc
+
+
+def _worker(to: Any) -> str:
+    """A call names its callee by name, number or ``WorkerInfo``."""
+    if isinstance(to, str):
+        return to
+    return str(to.name) if hasattr(to, "name") else f"worker {to}"
+
+
+def _name(func: Any, args: Any) -> str:
+    name = getattr(func, "__qualname__", None) or getattr(func, "__name__", None) or type(func).__name__
+    return str(args[1]) if name in _PROXIED and args and len(args) > 1 else str(name)
+
+
+def tensor_bytes(thing: Any) -> int:
+    """Of all tensors in tuples, lists and dictionaries."""
+    total, todo, num_seen = 0, [thing], 0
+    while todo and num_seen < _MOST_THINGS:
+        one = todo.pop()
+        num_seen += 1
+        if isinstance(one, torch.Tensor):
+            total += one.numel() * one.element_size()
+        elif isinstance(one, dict):
+            todo.extend(one.values())
+        elif isinstance(one, list | tuple):
+            todo.extend(one)
+    return total
