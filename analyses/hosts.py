@@ -55,9 +55,18 @@ class Hosts:
                 raise RuntimeError(f"rank {host} ended with {rank.returncode}:\n{said[host]}")
 
 
+def limit_own_link(rate: str, burst: str) -> None:
+    """Of the host that the caller runs on: its link may change its rate while a job runs."""
+    _run(f"tc qdisc replace dev eth0 root tbf rate {rate} burst {burst} latency 50ms")
+
+
 @contextmanager
-def linked_hosts(num_hosts: int, rate: str, burst: str = "256kb") -> Iterator[Hosts]:
-    """`rate` and `burst` as ``tc`` writes them: ``1gbit``, of each host's outgoing traffic. Raises `NoHosts`."""
+def linked_hosts(num_hosts: int, rate: str, burst: str = "256kb", both_ends: bool = False) -> Iterator[Hosts]:
+    """`rate` and `burst` as ``tc`` writes them: ``1gbit``. Raises `NoHosts`.
+
+    Of each host's outgoing traffic; with `both_ends` the switch sends to a host at that rate, too, so that several
+    hosts that send to one share its link.
+    """
     if os.geteuid() != 0:
         raise NoHosts("network namespaces need root")
     for tool in ("ip", "tc", "unshare"):
@@ -79,6 +88,9 @@ def linked_hosts(num_hosts: int, rate: str, burst: str = "256kb") -> Iterator[Ho
                 _run(f"ip -n {name} link set lo up")
                 _run(f"ip -n {switch} link set port{host} master br0 up")
                 _run(f"ip netns exec {name} tc qdisc add dev eth0 root tbf rate {rate} burst {burst} latency 50ms")
+                if both_ends:
+                    limit = f"root tbf rate {rate} burst {burst} latency 50ms"
+                    _run(f"ip netns exec {switch} tc qdisc add dev port{host} {limit}")
         except subprocess.CalledProcessError as error:
             raise NoHosts(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from error
         yield hosts

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,10 @@ class Case:
     widths: Sequence[int]
     batch: int
     ddp: Mapping[str, Any] = field(default_factory=dict)
+    hook: Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]] | None = None
+    """in place of the reducer's all-reduce"""
+    reduces: bool = True
+    """``False``: under ``no_sync()``, so that nothing is sent and the ranks drift apart"""
 
 
 class Training:
@@ -38,36 +42,45 @@ class Training:
         pairs = zip(case.widths, [*case.widths[1:], case.widths[-1]], strict=True)
         layers = [nn.Linear(width, following, bias=False) for width, following in pairs]
         self.model = DistributedDataParallel(nn.Sequential(*layers), **case.ddp)
+        if case.hook is not None:
+            self.model.register_comm_hook(None, case.hook)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self.x = torch.randn(case.batch, case.widths[0])
 
     def step(self) -> None:
         self.optimizer.zero_grad()
-        self.model(self.x).square().mean().backward()
+        with nullcontext() if self.case.reduces else self.model.no_sync():
+            self.model(self.x).square().mean().backward()
         self.optimizer.step()
 
     def recorded(self, out: str, **options: Any) -> None:
         """`steps` of them, into the run directory `out`."""
-        before = options["skip_first"] + options["cost_steps"] + options["warmup"]
+        num_steps = sum(options[kind] for kind in ("skip_first", "cost_steps", "timed_steps", "warmup", "steps"))
         with ddpprof.profile(out, **options):
-            for _ in range(before + options["steps"]):
+            for _ in range(num_steps):
                 self.step()
 
 
-def train_interleaved(cases: Sequence[Case], out: str, rounds: int, steps: int, **options: Any) -> None:
-    """Every round trains each case for a few steps, in an order of its own, and records them as ``OUT/CASE-ROUND``."""
+@contextmanager
+def job(cases: Sequence[Case]) -> Iterator[list[Training]]:
+    """One rank of it, which its environment describes, with every case ready to train."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    options = {"skip_first": 1, "cost_steps": 0, "warmup": 1, **options}
     trainings = [Training(case) for case in cases]
     for training in trainings:
         for _ in range(SETTLE):
             training.step()
-    for number in range(rounds):
-        for training in random.Random(number).sample(trainings, len(trainings)):  # the same order on every rank
-            training.recorded(f"{out}/{training.case.name}-{number}", steps=steps, **options)
+    yield trainings
     dist.barrier()
     time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
-    with contextlib.suppress(RuntimeError):
-        dist.destroy_process_group()
+    dist.destroy_process_group()
+
+
+def record_in_turn(trainings: Sequence[Training], out: str, rounds: int, **options: Any) -> None:
+    """Every round trains each for a few steps, in an order of its own, and records them as ``OUT/CASE-ROUND``."""
+    warmup = int(options.get("profiler", True))
+    options = {"skip_first": 1, "cost_steps": 0, "timed_steps": 0, "warmup": warmup, **options}
+    for number in range(rounds):
+        for training in random.Random(number).sample(trainings, len(trainings)):  # the same order on every rank
+            training.recorded(f"{out}/{training.case.name}-{number}", **options)

@@ -25,8 +25,6 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's, which colour-blind readers tell apart"""
 
 MIB = 2**20
-TCP_PAYLOAD = 1448 / 1514
-"""Of an Ethernet frame of 1500 bytes and its header, what is left to the data of TCP with timestamps."""
 
 
 def publish(

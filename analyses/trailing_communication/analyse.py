@@ -14,23 +14,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from study import COLOURS, MIB, TCP_PAYLOAD, median_ms, ms, publish, spread_ms
+from links import left_by_queue_ns, transfer_ns
+from study import COLOURS, MIB, median_ms, ms, publish, spread_ms
 
 import ddpprof
 
-BYTES_PER_S = 125e6 * TCP_PAYLOAD
-"""of a link of 1 Gbit/s"""
-
-
-def transfer_ns(num_bytes: int) -> float:
-    return num_bytes / BYTES_PER_S * 1e9
-
-
-def left_by_queue_ns(buckets: Any) -> float:
-    free_at = 0.0
-    for bucket in buckets:
-        free_at = max(free_at, bucket.ready_ns) + transfer_ns(bucket.num_bytes)
-    return free_at - max(bucket.ready_ns for bucket in buckets)
+GBIT_PER_S = 1
 
 
 def measure(recordings: Path) -> dict[str, Any]:
@@ -55,8 +44,8 @@ def _measure_cap(cap: int, reports: list[Any]) -> dict[str, Any]:
         "steps": len(trailing),
         "trailing_ms": median_ms(trailing),
         "middle_half_ms": spread_ms(trailing),
-        "by_last_bucket_ms": ms(transfer_ns(sizes[-1])),
-        "by_queue_ms": median_ms([left_by_queue_ns(report.buckets) for report in reports]),
+        "by_last_bucket_ms": ms(transfer_ns(sizes[-1], GBIT_PER_S)),
+        "by_queue_ms": median_ms([left_by_queue_ns(report.buckets, GBIT_PER_S) for report in reports]),
     }
 
 

@@ -20,10 +20,11 @@ NUM_LAYERS, WIDTH, BATCH = 8, 512, 1280
 
 
 def train() -> None:
-    from interleaved import Case, train_interleaved
+    from interleaved import Case, job, record_in_turn
 
     cases = [Case(f"cap-{cap}", [WIDTH] * NUM_LAYERS, BATCH, {"bucket_cap_mb": cap}) for cap in CAPS_MIB]
-    train_interleaved(cases, RECORDINGS, rounds=3, steps=2)
+    with job(cases) as trainings:
+        record_in_turn(trainings, RECORDINGS, rounds=3, steps=2)
 
 
 def main() -> None:
