@@ -3,8 +3,8 @@ r"""Which collectives does the script itself ask for, beside DDP, and what do th
     outside DDP = communication that was launched neither in a backward pass nor by DDP's own forward
     exposed     = |outside \ (compute OR DDP's communication)|
 
-DDP's own forward broadcasts buffers, and SyncBatchNorm's collectives are part of the model. A collective whose launch
-the trace does not show is nobody's.
+DDP's own forward broadcasts buffers and, under ``join()``, asks who still trains; SyncBatchNorm's collectives are part
+of the model. A collective whose launch the trace does not show is nobody's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import UNKNOWN, CollectiveKind, Collectives, Int64Column, Mark, Phase, Trace
+from ddpprof.events import UNKNOWN, CollectiveKind, Collectives, Int64Column, Mark, Phase, RecordedStep, Trace
 from ddpprof.intervals import Spans, merge, subtract, union
 
 SMALL_BYTES = 64 * 1024
@@ -77,15 +77,19 @@ class _Calls:
     num_bytes: list[int]
 
 
-def measure_outside(trace: Trace, step: int, parameters: Sequence[Sequence[int]]) -> tuple[OutsideCalls, ...] | None:
-    """Of the step with index `step`; `parameters`: the sizes of each DDP module's, where they are known.
+def measure_outside(
+    trace: Trace, step: int, parameters: Sequence[Sequence[int]], recorded: RecordedStep | None = None
+) -> tuple[OutsideCalls, ...] | None:
+    """Of the step with index `step`, in ddpprof's record `recorded`.
+
+    `parameters`: the sizes of each DDP module's, where they are known.
 
     ``None`` where no DDP forward is in the trace: nothing is then beside it.
     """
     host, comm = trace.host_spans, trace.collectives
     if not (host.mark == Mark.FORWARD).any():
         return None
-    calls = _calls(trace, step)
+    calls = _calls(trace, step, _ddps_own(trace, recorded))
     purposes = _purposes(calls, parameters, _gradient_bytes(comm, step))
     groups: dict[tuple[Purpose, Place, CollectiveKind], list[int]] = {}
     for index, key in enumerate(zip(purposes, calls.place, calls.kind, strict=True)):
@@ -103,11 +107,20 @@ def measure_outside(trace: Trace, step: int, parameters: Sequence[Sequence[int]]
     return tuple(made)
 
 
-def _calls(trace: Trace, step: int) -> _Calls:
+def _ddps_own(trace: Trace, recorded: RecordedStep | None) -> Spans:
+    """When DDP itself worked around the forwards of its modules."""
+    forwards = recorded.forwards if recorded is not None and trace.epoch_ns is not None else ()
+    times = [times for f in forwards for times in ((f.start_ns, f.inner_start_ns), (f.inner_end_ns, f.end_ns))]
+    spans = np.array(times, np.int64).reshape(-1, 2) - (trace.epoch_ns or 0)
+    return union(spans[:, 0], spans[:, 1])
+
+
+def _calls(trace: Trace, step: int, ddps_own: Spans) -> _Calls:
     host, comm = trace.host_spans, trace.collectives
     own = host.mark == Mark.SYNC_BATCH_NORM
     of_model = union(host.start_ns[own], host.end_ns[own]).contains(comm.launched_ns)
-    is_ddps = (comm.phase == Phase.FORWARD) & ((comm.kind == CollectiveKind.BROADCAST) | of_model)
+    of_ddp = ddps_own.contains(comm.launched_ns) | (comm.kind == CollectiveKind.BROADCAST)
+    is_ddps = (comm.phase == Phase.FORWARD) & (of_ddp | of_model)
     in_backward = np.isin(comm.phase, (Phase.BACKWARD, Phase.FINALIZE))
     known = comm.launched_ns != UNKNOWN
     rows = np.flatnonzero((comm.step == step) & known & ~in_backward & ~is_ddps)

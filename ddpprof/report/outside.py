@@ -20,4 +20,6 @@ def _steps(rank: Rank, parameters: Sequence[Sequence[int]]) -> list[tuple[Outsid
         return []
     left_out = set(baseline_steps(rank))
     steps = [step for step in whole_steps(rank.trace, training_steps(rank.record)) if step not in left_out]
-    return [measure_outside(rank.trace, step, parameters) for step in steps]
+    recorded = {step.number: step for step in training_steps(rank.record)}
+    numbers = rank.trace.steps
+    return [measure_outside(rank.trace, step, parameters, recorded.get(numbers[step].number)) for step in steps]

@@ -44,3 +44,11 @@ def test_without_shapes_they_are_told_by_their_number(beside: Callable[..., set[
 @pytest.mark.slow
 def test_ddps_own_are_not_among_them(beside: Callable[..., set[Row]]) -> None:
     assert beside() == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["join", "powersgd_hook", "no_sync"])
+def test_nor_are_those_of_its_other_ways(variant: str, ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> None:
+    done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *script("variants.py", "--variant", variant))
+    assert done.returncode == 0, done.stderr
+    assert report("run")["outside"] == []

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tables import collective, marks, trace
+from tables import collective, forward, marks, recorded, trace
 
 from ddpprof.events import UNKNOWN, CollectiveKind, Mark, Phase, Trace
 from ddpprof.measures.outside import OutsideCalls, Place, Purpose, measure_outside, summarise_outside
@@ -66,6 +66,14 @@ def test_the_place_is_where_it_was_launched(launched: int, phase: Phase, place: 
 )  # fmt: skip
 def test_what_is_ddps_or_nobodys(row: dict[str, int], host: Any) -> None:
     assert measure_outside(step(row, host=host), 0, SIZES) == ()
+
+
+@pytest.mark.parametrize(("launched", "is_ddps"), [(11, True), (29, True), (30, False), (89, False), (95, True)])
+def test_what_ddp_does_around_the_modules_forward_is_its_own(launched: int, is_ddps: bool) -> None:
+    made = step(call(96, 99, launched=launched, phase=Phase.FORWARD), epoch=1000)
+    known = recorded(forwards=(forward(1010, 1030, 1090, 1100),))
+    assert measure_outside(made, 0, SIZES) != ()
+    assert (measure_outside(made, 0, SIZES, known) == ()) is is_ddps
 
 
 def test_without_a_ddp_forward_nothing_is_beside_it() -> None:
