@@ -239,7 +239,7 @@ def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bo
     shown = list(experiment_sections(report))
     if can_plot(report):
         plot(report, directory / "plot.png")
-        shown.append(Picture(str(directory / "plot.png"), "the experiment"))
+        shown.append(Picture(str(directory / "plot.png"), "step times"))
     print()
     render_terminal(shown, sys.stdout)
     if not interrupted:

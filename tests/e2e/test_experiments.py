@@ -1,0 +1,170 @@
+"""``ddpprof overhead``, ``scale`` and ``sweep`` on real training."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import DDPPROF, Run, environment, script
+
+from ddpprof.load.record import load_record
+
+QUICK = ["--skip-first", "2", "--timed-steps", "4"]
+
+
+def as_json(ddpprof: Run, directory: str) -> dict[str, Any]:
+    shown = ddpprof("report", directory, "--format", "json")
+    assert shown.returncode == 0, shown.stderr
+    content: dict[str, Any] = json.loads(shown.stdout)
+    return content
+
+
+def test_overhead_takes_turns_and_saves_nothing(ddpprof: Run, tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_text("the user's own")
+    arguments = script("uses_ddp.py", "--steps", "100000", "--checkpoint", "model.pt")
+    ended = ddpprof("overhead", "--rounds", "2", "--blocks", "3", *QUICK, "--out", "o", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    assert "[2/2] 1 process: " in ended.stdout
+    assert "explained by these" in ended.stdout
+    assert ended.stdout.rstrip().endswith("See it again with: ddpprof report o")
+    report = as_json(ddpprof, "o")
+    assert report["ratio"]["num_pairs"] == 6
+    assert report["ratio"]["low"] <= report["ratio"]["ratio"] <= report["ratio"]["high"]
+    assert report["wrapper"]["copy_in_ns"] > 0
+    assert (tmp_path / "model.pt").read_text() == "the user's own"
+
+
+@pytest.mark.slow
+def test_overhead_of_a_compiled_module_needs_jobs_apart(ddpprof: Run) -> None:
+    arguments = script("uses_ddp.py", "--steps", "100000", "--compile")
+    ended = ddpprof("overhead", "--rounds", "1", "--blocks", "1", *QUICK, *arguments)
+    assert "Use: ddpprof overhead --apart" in ended.stdout + ended.stderr
+    ended = ddpprof("overhead", "--apart", "--rounds", "1", *QUICK, "--out", "a", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    assert "[2/2] without DDP, 1 process: " in ended.stdout
+    assert as_json(ddpprof, "a")["ratio"]["ratio"] > 0
+
+
+def test_sweep_replaces_arguments_of_ddp_and_adds_those_of_the_script(ddpprof: Run, tmp_path: Path) -> None:
+    varied = ["--vary", "bucket_cap_mb=1,0.25", "--vary", "--width=16,32", "--rounds", "1", *QUICK]
+    ended = ddpprof("sweep", "--out", "w", "-m", *varied, "ddpprof.demo.train_convnet", "--batch-size", "2")
+    assert ended.returncode == 0, ended.stderr
+    caps, sizes = [], []
+    for variant in range(4):
+        record = load_record(tmp_path / "w" / f"trial-{variant}-0", 0)
+        assert record is not None
+        caps.append(record.modules[0].settings["bucket_cap_mb"])
+        sizes.append(sum(parameter.num_bytes for parameter in record.modules[0].parameters))
+    assert caps == [1.0, 1.0, 0.25, 0.25]
+    assert sizes[0] == sizes[2] < sizes[1] == sizes[3]
+    assert "Fastest step: " in ended.stdout
+
+
+@pytest.mark.slow
+def test_sweep_over_batches_and_processes(ddpprof: Run, tmp_path: Path) -> None:
+    ended = ddpprof(
+        "sweep", "-m", *QUICK, "--out", "w", "ddpprof.demo.train_convnet", "--vary", "--batch-size=1,2,4",
+        "--nproc=1,2", "--workers", "0", timeout=240,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    report = as_json(ddpprof, "w")
+    assert [(p["nproc"], p["size"]) for p in report["points"]] == [(1, 1), (2, 2), (1, 2), (2, 4), (1, 4), (2, 8)]
+    assert [curve["model"] is not None for curve in report["curves"]] == [True, True]
+    assert (tmp_path / "w" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    shown = ddpprof("report", "w", "--out", "w.md")
+    assert shown.returncode == 0, shown.stderr
+    assert "![step times](<w.png>)" in (tmp_path / "w.md").read_text()
+    assert (tmp_path / "w.png").exists()
+
+
+@pytest.mark.slow
+def test_a_variant_that_fails_does_not_end_the_sweep(ddpprof: Run) -> None:
+    ended = ddpprof("sweep", *QUICK, "--rounds", "2", "--vary", "--steps=40,x", "--out", "f", *script("uses_ddp.py"))
+    assert ended.returncode == 0, ended.stderr
+    assert "--steps=x, 1 process: exit code 2" in ended.stdout
+    assert "invalid int value: 'x'" in ended.stdout
+    assert len(as_json(ddpprof, "f")["points"]) == 1
+
+
+@pytest.mark.slow
+def test_scale_divides_the_lost_time(ddpprof: Run) -> None:
+    ended = ddpprof(
+        "scale", "--rounds", "1", *QUICK, "-m", "--out", "s", "ddpprof.demo.train_convnet", "--steps", "60",
+        "--nproc", "1,2", "--strong", "--batch-size=8", timeout=240,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    report = as_json(ddpprof, "s")
+    assert [(p["scaling"], p["nproc"]) for p in report["points"]] == [
+        ("weak", 1),
+        ("weak", 2),
+        ("strong", 1),
+        ("strong", 2),
+    ]
+    for point in report["points"]:
+        assert sum(point["lost"].values()) == pytest.approx(point["step_ns"] - point["ideal_ns"])
+    assert report["points"][1]["lost"]["wrapper_ns"] > 0
+    assert report["job"]["world_size"] == 2
+
+
+@pytest.mark.slow
+def test_a_command_that_starts_its_own_ranks_is_told_how_many(ddpprof: Run, tmp_path: Path) -> None:
+    ended = ddpprof(
+        "sweep", "--rounds", "1", *QUICK, "--out", "w", "--nproc", "1,3", "--vary", "batch=2", "--",
+        "python", "-m", "ddpprof.demo.train_convnet", "--ranks={nproc}", "--batch-size={batch}", timeout=240,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    record = load_record(tmp_path / "w" / "trial-1-0", 0)
+    assert record is not None
+    assert (record.world_size, record.loaders[0].batch_size) == (3, 2)
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(ddpprof: Run, tmp_path: Path) -> None:
+    arguments = ["--rounds", "3", "--blocks", "2", *QUICK, "--out", "o", *script("uses_ddp.py", "--steps", "100000")]
+    job = subprocess.Popen(
+        [*DDPPROF, "overhead", *arguments], cwd=tmp_path, env=environment(), text=True, stdout=subprocess.PIPE
+    )
+    assert job.stdout is not None
+    for line in job.stdout:
+        if line.startswith("[1/3]"):
+            break
+    while not (tmp_path / "o" / "trial-0-1" / "output.txt").exists():
+        time.sleep(0.05)
+    time.sleep(1)
+    job.send_signal(signal.SIGINT)
+    rest, _ = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert "Note: 2 of 3 trials have not been run" in rest
+    assert rest.rstrip().endswith("Stopped. Go on with: ddpprof overhead --resume o")
+    first = (tmp_path / "o" / "trial-0-0" / "rank-0.steps.jsonl").read_bytes()
+    ended = ddpprof("overhead", "--resume", "o")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("2 trials in o\n[2/3]")
+    assert (tmp_path / "o" / "trial-0-0" / "rank-0.steps.jsonl").read_bytes() == first
+    assert as_json(ddpprof, "o")["ratio"]["num_pairs"] == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        pytest.param(["overhead"], "nothing to run", id="no-script"),
+        pytest.param(["overhead", "absent.py"], "there is no script absent.py", id="no-such-script"),
+        pytest.param(["sweep", "train.py"], "say what to vary", id="nothing-to-vary"),
+        pytest.param(["sweep", "train.py", "--vary", "x"], "no choice of values", id="no-values"),
+        pytest.param(["scale", "--nproc", "0,1", "train.py"], "must be at least 1", id="no-process"),
+        pytest.param(["scale", "--no-weak", "train.py"], "nothing to measure", id="neither-weak-nor-strong"),
+        pytest.param(["scale", "--", "mpirun", "train"], "where the number of processes goes", id="no-place"),
+        pytest.param(["overhead", "--resume", "absent"], "holds no experiment", id="nothing-to-resume"),
+        pytest.param(["overhead", "--such", "train.py"], "unrecognized arguments: --such", id="no-such-option"),
+    ],
+)
+def test_a_mistake_is_one_line(ddpprof: Run, arguments: list[str], complaint: str) -> None:
+    ended = ddpprof(*arguments)
+    assert ended.returncode == 2
+    assert complaint in ended.stderr
+    assert ended.stderr.count("\n") == 1
