@@ -12,6 +12,9 @@ from ddpprof.measures.bucket_table import BucketSummary
 _CUT = 0.8
 """A smaller cap that leaves a bucket above this part of its size is no advice: one parameter makes up the bucket."""
 
+_NEARLY_ALL = 0.6
+"""of the bytes: a bucket with more than that decides when communication starts and ends"""
+
 
 def _gradient_buckets(observed: Observed) -> Iterator[tuple[DdpModule, tuple[BucketSummary, ...]]]:
     for index, module in enumerate(observed.modules):
@@ -33,13 +36,15 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         ready = [b.ready_ns for b in buckets if b.ready_ns is not None]
         if len(transfers) < len(buckets) or len(ready) < len(buckets):
             continue
-        comm, window, last = sum(transfers), max(ready) - min(ready), buckets[-1]
+        comm, window, last = _link_ns(buckets), max(ready) - _first_gradient_ns(buckets), buckets[-1]
+        if _waits_for_a_large_one(buckets, o.trailing_ns) and comm - transfers[-1] <= window:
+            continue  # `buckets_too_large` says that
         cap = smaller_cap(module, buckets)
         left = buckets_under(module, [cap])[-1] / max(last.num_bytes, 1)
         evidence = (
             f"{ms(o.trailing_ns)} of gradient communication per step runs after the last backward op on every rank; "
             f"all buckets ({len(buckets)}) need {ms(comm)} of transfer, and {ms(window)} of backward were left to "
-            "hide it once the first was ready"
+            "hide it once the first gradient was there"
         )
         if len(buckets) > 1 and comm - transfers[-1] > window:
             if _total_bytes(buckets) < len(buckets) * MIB:
@@ -66,6 +71,32 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             yield Finding("trailing-communication", title, evidence, advice, gain)
 
 
+def _link_ns(buckets: Sequence[BucketSummary]) -> int:
+    """How long the buckets keep the link busy: those on it at once share it, where their ends are known."""
+    spans = [(b.finished_ns - b.transfer_ns, b.finished_ns) for b in buckets if b.finished_ns and b.transfer_ns]
+    if len(spans) < len(buckets):
+        return sum(b.transfer_ns or 0 for b in buckets)
+    busy_ns, free_at = 0, min(spans)[0]
+    for start, end in sorted(spans):
+        busy_ns += max(0, end - max(start, free_at))
+        free_at = max(end, free_at)
+    return busy_ns
+
+
+def _first_gradient_ns(buckets: Sequence[BucketSummary]) -> int:
+    """When smaller buckets could begin to be sent."""
+    times = [b.ready_ns if b.first_ready_ns is None else b.first_ready_ns for b in buckets]
+    return min(time for time in times if time is not None)
+
+
+def _waits_for_a_large_one(buckets: Sequence[BucketSummary], trailing_ns: int) -> bool:
+    """What trails is mostly an earlier bucket that holds nearly everything, and could be cut."""
+    large, last = max(buckets, key=lambda b: b.num_bytes), buckets[-1]
+    if large is last or large.num_bytes < _NEARLY_ALL * _total_bytes(buckets) or large.num_parameters < 2:
+        return False
+    return (large.finished_ns or 0) - (last.ready_ns or 0) > trailing_ns // 2
+
+
 def _fewer_bytes(o: Observed, module: DdpModule) -> str:
     accumulate = "accumulate gradients over several batches under ddp.no_sync()"
     if module.comm_hook is not None:
@@ -84,7 +115,7 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
     for module, buckets in _gradient_buckets(o):
         largest = max(buckets, key=lambda b: b.num_bytes)
         total = _total_bytes(buckets)
-        if largest.num_bytes < 0.6 * total or total < 2 * MIB or largest.num_parameters < 2:
+        if largest.num_bytes < _NEARLY_ALL * total or total < 2 * MIB or largest.num_parameters < 2:
             continue
         if len(buckets) > 1 and largest is buckets[-1]:
             continue  # `trailing_communication` says that

@@ -121,6 +121,30 @@ def test_no_trailing_communication(o: Observed) -> None:
     assert find(o) == ()
 
 
+# Eight layers of 1 MiB, a gradient every 10 ms, 9 ms each on the link: 7 + 1 in flight together from 80 ms on.
+SEVEN_AND_ONE = [
+    {"first_ready_ns": 10 * MS, "ready_ns": 70 * MS, "transfer_ns": 72 * MS, "finished_ns": 142 * MS},
+    {"first_ready_ns": 80 * MS, "ready_ns": 80 * MS, "transfer_ns": 18 * MS, "finished_ns": 98 * MS},
+]
+
+
+def test_what_trails_behind_a_small_last_bucket_is_the_large_one_before_it() -> None:
+    module = of_mib([1] * 7, [1])
+    found = find(observed(module, SEVEN_AND_ONE, trailing_ns=62 * MS, exposed_ns=62 * MS))
+    assert "trailing-communication" not in [finding.rule for finding in found]
+    (cut,) = [finding for finding in found if finding.rule == "buckets-too-large"]
+    assert cut.gain_ns == round(72 * MS * (1 - 2 / 7))
+
+
+def test_a_large_bucket_is_no_excuse_for_a_slow_link() -> None:
+    """144 ms on the link, of which 18 ms are shared, do not fit into 70 ms of backward whatever the buckets."""
+    slow = [{**SEVEN_AND_ONE[0], "transfer_ns": 144 * MS, "finished_ns": 214 * MS}, SEVEN_AND_ONE[1]]
+    found = find(observed(of_mib([1] * 7, [1]), slow, trailing_ns=134 * MS, exposed_ns=134 * MS))
+    (link,) = [finding for finding in found if finding.rule == "trailing-communication"]
+    assert link.title.startswith("The link is the bottleneck")
+    assert "need 144.00 ms of transfer, and 70.00 ms of backward" in link.evidence
+
+
 LARGE = {"first_ready_ns": 10 * MS, "ready_ns": 60 * MS, "transfer_ns": 20 * MS}
 
 
