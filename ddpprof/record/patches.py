@@ -140,10 +140,16 @@ def _data_parallel_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _data_parallel_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torch._compile import _disable_dynamo
+
+    @_disable_dynamo
+    def begins(session: Session, model: Any) -> None:
+        session.data_parallel_forward_begins(model)
+
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         session = _active
         if session is not None:
-            session.data_parallel_forward_begins(self)
+            begins(session, self)
         return original(self, *inputs, **kwargs)
 
     return _untraced(forward)

@@ -27,6 +27,15 @@ def test_it_is_recorded_and_not_changed(start: Run, ddpprof: Run, report: Callab
 
 
 @pytest.mark.slow
+def test_the_compiler_does_not_look_into_the_recorder(start: Run, ddpprof: Run, tmp_path: Path) -> None:
+    bare = start(sys.executable, *script("data_parallel.py", "--compile"))
+    done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *script("data_parallel.py", "--compile"))
+    assert (done.returncode, done.stdout) == (0, bare.stdout)
+    assert "Dynamo does not know" not in done.stderr
+    assert (tmp_path / "run" / "rank-0.trace.json.gz").exists()
+
+
+@pytest.mark.slow
 def test_in_a_with_block(tmp_path: Path, start: Run, report: Callable[[str], dict[str, Any]]) -> None:
     (tmp_path / "inside.py").write_text("""
 import ddpprof, torch

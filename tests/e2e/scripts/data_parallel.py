@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -22,6 +23,8 @@ def main():
     x = torch.randn(32 * args.steps, 64)
     loader = DataLoader(TensorDataset(x, x.sum(dim=1, keepdim=True)), batch_size=32, shuffle=True)
     model = nn.DataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1)).to(device))
+    if args.compile:
+        model = torch.compile(model, backend="eager")
     optimizer = torch.optim.Adam(model.parameters())
     for inputs, targets in loader:
         optimizer.zero_grad()
