@@ -61,12 +61,17 @@ class Training:
                 self.step()
 
 
-@contextmanager
-def job(cases: Sequence[Case]) -> Iterator[list[Training]]:
-    """One rank of it, which its environment describes, with every case ready to train."""
+def join() -> None:
+    """Become the rank that the environment describes."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@contextmanager
+def job(cases: Sequence[Case]) -> Iterator[list[Training]]:
+    """One rank of it, which its environment describes, with every case ready to train."""
+    join()
     trainings = [Training(case) for case in cases]
     for training in trainings:
         for _ in range(SETTLE):
