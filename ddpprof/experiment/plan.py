@@ -10,6 +10,7 @@ Every round runs each variant once, in order, so that a slow minute of the machi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -120,7 +121,7 @@ class Ended:
 
 
 def is_experiment(directory: Path) -> bool:
-    return (directory / EXPERIMENT_FILE).is_file()
+    return os.path.isfile(directory / EXPERIMENT_FILE)  # noqa: PTH113 (Path.is_file raises for a name that is too long)
 
 
 def write_plan(directory: Path, experiment: Experiment) -> None:

@@ -127,4 +127,5 @@ def _notes(run: Run) -> list[str]:
     """What the traces lack; said once for all ranks that lack it."""
     counts = Counter(note for rank in run.ranks if rank.trace for note in rank.trace.notes)
     of_all = len(run.ranks)
-    return [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]
+    notes = [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]
+    return ["DDP was taken away: a trial to compare with", *notes] if run.settings.get("without_ddp") else notes

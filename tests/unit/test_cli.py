@@ -246,7 +246,7 @@ def test_a_timeline_of_another_tool_is_refused_in_one_line(output: Out) -> None:
     ],
 )
 def test_where_the_command_begins(arguments: str, own: str, command: str) -> None:
-    assert split(arguments.split(), _parsers()[1]) == (own.split(), command.split())
+    assert split(arguments.split(), _parsers()[1]["trace"]) == (own.split(), command.split())
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_where_the_command_begins(arguments: str, own: str, command: str) -> Non
     ],
 )
 def test_torchruns_options_are_passed_on_as_given(arguments: str, torchrun: list[str] | None) -> None:
-    assert _parsers()[1].parse_args(arguments.split()).torchrun == torchrun
+    assert _parsers()[1]["trace"].parse_args(arguments.split()).torchrun == torchrun
 
 
 @pytest.mark.parametrize(

@@ -256,3 +256,8 @@ def test_data_parallel_as_recorded_and_as_traced() -> None:
     assert light.data_parallel is not None
     assert (light.data_parallel.step, light.ranks[0].devices) == (None, ())
     assert [f.rule for f in light.findings] == ["data-parallel"]
+
+
+def test_a_trial_without_ddp_says_so() -> None:
+    report = build_report(run(Rank(0, trace(), record()), settings={"without_ddp": True}))
+    assert "DDP was taken away: a trial to compare with" in report.missing

@@ -1,0 +1,82 @@
+"""The words of ``ddpprof overhead``, ``scale`` and ``sweep``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from ddpprof.cli import main
+from ddpprof.cli.experiments import add_experiment_options, plan, split_experiment
+
+
+def experiment_parser(kind: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_experiment_options(parser, kind, rounds=3)
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "command", "is_wrapped"),
+    [
+        pytest.param("train.py --lr 1", "", "train.py --lr 1", False, id="only-the-script"),
+        pytest.param("--rounds 2 train.py --rounds 9", "--rounds=2", "train.py --rounds 9", False, id="same-name"),
+        pytest.param("train.py --nproc 1,2 --lr 1", "--nproc=1,2", "train.py --lr 1", False, id="behind-the-script"),
+        pytest.param("train.py --nproc=1,2 x", "--nproc=1,2", "train.py x", False, id="joined"),
+        pytest.param("--vary --batch=1,2 train.py", "--vary=--batch=1,2", "train.py", False, id="value-like-an-option"),
+        pytest.param("-m pkg.train x", "-m", "pkg.train x", False, id="module"),
+        pytest.param("train.py -- --nproc 3", "", "train.py --nproc 3", False, id="the-scripts-own"),
+        pytest.param("--nproc 2 -- mpirun -n 2 --nproc x", "--nproc=2", "mpirun -n 2 --nproc x", True, id="wrapped"),
+        pytest.param("--resume runs/a", "--resume=runs/a", "", False, id="no-script"),
+        pytest.param("--vary", "--vary", "", False, id="without-its-value"),
+    ],
+)
+def test_where_an_experiments_command_begins(arguments: str, own: str, command: str, is_wrapped: bool) -> None:
+    found = split_experiment(arguments.split(), experiment_parser("sweep"))
+    assert found == (own.split(), command.split(), is_wrapped)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "titles"),
+    [
+        pytest.param("overhead", [], ["1 process"], id="overhead"),
+        pytest.param("overhead", ["--apart"], ["1 process", "without DDP, 1 process"], id="apart"),
+        pytest.param("scale", [], ["without DDP, 1 process", "1 process", "2 processes"], id="weak"),
+        pytest.param(
+            "scale",
+            ["--no-weak", "--nproc=4", "--strong=--b=8"],
+            ["--b=8 in all, without DDP, 1 process", "--b=8 in all, 4 processes"],
+            id="strong",
+        ),
+        pytest.param(
+            "sweep",
+            ["--nproc=1,2", "--vary=--b=1,2"],
+            ["--b=1, 1 process", "--b=1, 2 processes", "--b=2, 1 process", "--b=2, 2 processes"],
+            id="sweep",
+        ),
+    ],
+)
+def test_what_an_experiment_runs(kind: str, arguments: list[str], titles: list[str]) -> None:
+    planned = plan(experiment_parser(kind).parse_args(arguments), ["train.py"], is_wrapped=False)
+    assert [variant.title for variant in planned.variants] == titles
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_share", "is_work"),
+    [
+        pytest.param(["--vary=--batch-size=1,2"], True, True, id="batch"),
+        pytest.param(["--vary=--batch-size=1,2", "--sizes=total"], False, True, id="batch-of-all"),
+        pytest.param(["--vary=bucket_cap_mb=1,2"], False, False, id="no-work"),
+        pytest.param(["--vary=--samples=1,2", "--sizes=share"], True, True, id="as-said"),
+    ],
+)
+def test_whether_sizes_count_work(arguments: list[str], is_share: bool, is_work: bool) -> None:
+    planned = plan(experiment_parser("sweep").parse_args(arguments), ["train.py"], is_wrapped=False)
+    assert {(variant.is_share, variant.is_work) for variant in planned.variants} == {(is_share, is_work)}
+
+
+def test_a_table_of_times_gives_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text("batch,one,two\n" + "".join(f"{n},{10 + 3 * n},{50 + n}\n" for n in (4, 8, 16, 32)))
+    assert main(["report", str(tmp_path / "t.csv")]) == 0
+    assert "two overtakes one at batch 20" in capsys.readouterr().out
