@@ -1,0 +1,104 @@
+"""What is known of a run, read-only: ``Run > Rank > Trace and Record``.
+
+tables.py   a trace as numpy columns
+record.py   what ddpprof recorded beside it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddpprof.events.record import (
+    BucketTimes,
+    DataParallelModule,
+    DdpModule,
+    DeviceMemory,
+    Forward,
+    Loader,
+    Memory,
+    Parameter,
+    Record,
+    RecordedStep,
+    RpcCall,
+)
+from ddpprof.events.tables import (
+    NO_STEP,
+    UNKNOWN,
+    CollectiveKind,
+    Collectives,
+    HostSpans,
+    Int32Column,
+    Int64Column,
+    Kernel,
+    Mark,
+    Phase,
+    ProcessGroup,
+    Step,
+    Trace,
+    Work,
+)
+
+__all__ = [
+    "NO_STEP",
+    "UNKNOWN",
+    "BucketTimes",
+    "CollectiveKind",
+    "Collectives",
+    "DataParallelModule",
+    "DdpModule",
+    "DeviceMemory",
+    "Forward",
+    "HostSpans",
+    "Int32Column",
+    "Int64Column",
+    "Kernel",
+    "Loader",
+    "Mark",
+    "Memory",
+    "Parameter",
+    "Phase",
+    "ProcessGroup",
+    "Rank",
+    "Record",
+    "RecordedStep",
+    "RpcCall",
+    "Run",
+    "Step",
+    "TimesTable",
+    "Trace",
+    "Work",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank: its trace, its record, or both."""
+
+    rank: int
+    trace: Trace | None
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Every rank that could be read, in order, and what could not."""
+
+    name: str
+    command: tuple[str, ...]
+    world_size: int | None
+    ranks: tuple[Rank, ...]
+    missing: tuple[str, ...] = ()
+    """what should be there and is not, in words for the report"""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """the recorder's settings; empty for traces that ddpprof did not record"""
+
+
+@dataclass(frozen=True, slots=True)
+class TimesTable:
+    """Times that were measured elsewhere."""
+
+    varied: str
+    """what the sizes are"""
+    times_ns: Mapping[str, Mapping[float, tuple[float, ...]]]
+    """configuration → size → one time or more"""
