@@ -289,12 +289,12 @@ class Session:
         if mode is Mode.PROFILED and before is Mode.WARMUP and self._job.vetoed():
             self._profiler.stop(None)
             self._do_without_profiler("the profiler does not start on every rank")
+        for module in self._notes.modules if self._settings.ddp_blocks else ():
+            ddp_variants.switch(module.ddp, on=not self._schedule.is_without_ddp(self._step))
         if mode is Mode.DONE and before is not Mode.DONE:
             self._finish_window()
         elif before in (Mode.PROFILED, Mode.BASELINE) and mode not in (Mode.PROFILED, Mode.BASELINE):
             self._write_trace()
-        for module in self._notes.modules if self._settings.ddp_blocks else ():
-            ddp_variants.switch(module.ddp, on=not self._schedule.is_without_ddp(self._step))
         if self._mode in (Mode.PROFILED, Mode.BASELINE):
             self._profiler.begin_step(self._step)
         self._step_start_ns = time.time_ns()

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Run, script
+from jobs import TORCHRUN, Run, script
 
+import ddpprof.record
 from ddpprof.load.record import load_record
 from ddpprof.record.settings import Settings
 
 BLOCKS = {"skip_first": 2, "cost_steps": 0, "steps": 3, "warmup": 1, "ddp_blocks": 3, "block_steps": 4}
 WHOLE = {"skip_first": 2, "cost_steps": 0, "steps": 0, "profiler": False, "timed_steps": 20}
+INJECT = str(Path(ddpprof.record.__file__).parent / "inject")
 WAYS = {"by-turns": BLOCKS, "for-good": {**WHOLE, "without_ddp": True}}
 
 
@@ -29,15 +31,12 @@ def trained(output: str) -> str:
 @pytest.fixture
 def run_with(start: Run, tmp_path: Path) -> Any:
     """One process of a script under settings of ddpprof, which let it train to its end."""
-    import ddpprof.record
-
-    inject = Path(ddpprof.record.__file__).parent / "inject"
 
     def run(settings: dict[str, Any], *arguments: str) -> str:
         variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         if settings:
             variables |= Settings(str(tmp_path / "run"), force=True, **settings).to_environment()
-            variables["PYTHONPATH"] = os.pathsep.join([str(inject), os.environ.get("PYTHONPATH", "")])
+            variables["PYTHONPATH"] = os.pathsep.join([INJECT, os.environ.get("PYTHONPATH", "")])
         ended = start(sys.executable, *script("uses_ddp.py", *arguments), **variables)
         assert ended.returncode == 0, ended.stderr
         assert "Recording stopped" not in ended.stderr
@@ -88,3 +87,35 @@ def test_arguments_of_ddp_are_replaced_however_the_script_gives_them(run_with: A
     assert record is not None
     settings = record.modules[0].settings
     assert (settings["bucket_cap_mb"], settings["gradient_as_bucket_view"]) == (3.0, True)
+
+
+def test_after_the_last_block_ddp_is_back(start: Run, tmp_path: Path) -> None:
+    """Two ranks on different data: their parameters are the same again only if gradients were averaged to the end."""
+    train = """
+import sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+torch.manual_seed(dist.get_rank())
+model = DDP(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+for step in range(40):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    if step == 39:
+        gradients = [torch.empty_like(model.module.weight.grad) for _ in range(2)]
+        dist.all_gather(gradients, model.module.weight.grad)
+        print("averaged" if torch.equal(*gradients) else "apart", flush=True)
+    optimizer.step()
+time.sleep(0.2)
+dist.destroy_process_group()
+"""
+    (tmp_path / "train.py").write_text(train)
+    settings = Settings(str(tmp_path / "run"), profiler=False, **{**BLOCKS, "steps": 0, "block_steps": 2})
+    variables = {**settings.to_environment(), "PYTHONPATH": os.pathsep.join([INJECT, os.environ.get("PYTHONPATH", "")])}
+    ended = start(*TORCHRUN, "--standalone", "--nproc-per-node=2", "train.py", **variables)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["averaged", "averaged"]
+    record = load_record(tmp_path / "run", 0)
+    assert record is not None
+    assert [step.mode for step in record.steps].count("without_ddp") == 6
