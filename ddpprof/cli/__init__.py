@@ -20,15 +20,15 @@ from ddpprof.errors import DdpprofError
 _DESCRIPTION = """\
 What does DistributedDataParallel cost, and which knob to turn?
 
-  ddpprof demo                                     trace a small training that comes with ddpprof
-  ddpprof trace train.py --epochs 1                the script starts its own ranks
-  ddpprof trace --nproc-per-node 2 train.py        the script expects torchrun
-  ddpprof trace -- accelerate launch train.py      any other command
-  ddpprof overhead train.py                        with DDP, and without: what does the wrapper cost?
-  ddpprof scale --nproc 1,2,4 train.py             how much faster are more processes?
-  ddpprof sweep --vary --batch-size=32,64 train.py
-  ddpprof report runs/train-20260101-120000        show a run again
-  ddpprof compare runs/before runs/after           two runs side by side
+  ddpprof demo                                        trace a small training that comes with ddpprof
+  ddpprof trace train.py --epochs 1                   the script starts its own ranks
+  ddpprof trace --nproc-per-node 2 train.py           the script expects torchrun
+  ddpprof trace -- accelerate launch train.py         any other command
+  ddpprof overhead train.py                           with DDP, and without: what does the wrapper cost?
+  ddpprof scale --nproc 1,2,4 train.py                how much faster are more processes?
+  ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py  the step time over values of any option
+  ddpprof report runs/train-20260101-120000           show a run again
+  ddpprof compare runs/before runs/after              two runs side by side
 """
 
 

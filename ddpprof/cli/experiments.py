@@ -21,6 +21,11 @@ _AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
 
 _PROFILED_STEPS = 5
 
+_VARY = (
+    "an option of the script (--batch-size=32,64), an argument of DDP (bucket_cap_mb=5,25), or, in capitals, an "
+    "environment variable; several are combined"
+)
+
 
 def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> None:
     parser.set_defaults(kind=kind)
@@ -39,14 +44,14 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
         add("--strong", metavar="OPTION=TOTAL", help="also with a batch that all processes share: '--batch-size=256'")
         add("--no-weak", action="store_true", help="leave out the batch that each process has for itself")
     if kind == "sweep":
-        add("--vary", action="append", metavar="NAME=VALUES", help="'--batch-size=32,64' or bucket_cap_mb=5,25; again")
+        add("--vary", action="append", metavar="NAME=VALUES", help=_VARY)
         add(
             "--sizes",
             choices=["share", "total"],
             help="what is varied first counts work: each process's share, compared at equal totals (default for a name "
             "with 'batch' in it), or that of all; then times are fitted by constant + slope × size",
         )
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="in all trials: likewise, with one value")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="in all trials, named as for sweep's --vary")
     add("--rounds", type=positive, default=rounds, metavar="N", help="how often each variant is run (%(default)s)")
     add("--skip-first", type=count, default=5, metavar="N", help="steps of a trial that do not count (%(default)s)")
     timed = 5 if kind == "overhead" else 20
