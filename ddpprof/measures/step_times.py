@@ -14,7 +14,8 @@ Steps = tuple[float, ...]
 def timed_blocks(ranks: Sequence[Record], mode: str = "off") -> tuple[Steps, ...]:
     """Runs of consecutive steps: of each that every rank has, the mean over the ranks.
 
-    Under DDP the ranks keep pace. Without it each goes its own, so that waiting for the slowest counts as DDP's.
+    Under DDP the ranks keep pace. Without it each goes its own, so that waiting for the slowest counts as DDP's. With
+    an accelerator, of which the host is ahead, only a block's ends are known: it counts as one step of mean length.
     """
     of_ranks = [
         {step.number: step.end_ns - step.start_ns for step in rank.steps if step.mode == mode} for rank in ranks
@@ -25,6 +26,8 @@ def timed_blocks(ranks: Sequence[Record], mode: str = "off") -> tuple[Steps, ...
         if number - 1 not in common:
             blocks.append([])
         blocks[-1].append(fmean(steps[number] for steps in of_ranks))
+    if any(rank.device != "cpu" for rank in ranks):
+        return tuple((fmean(block),) for block in blocks)
     return tuple(map(tuple, blocks))
 
 

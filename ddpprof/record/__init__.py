@@ -10,6 +10,7 @@ patches.py       the few methods of torch that are wrapped, and nothing else
 ddp_variants.py  DDP under other arguments, or without what it does, for trials
 
 session.py       what happens in one training process, from the first DDP forward to the end
+window.py        the recorded steps: their modes, the profiler over them, what is written
 schedule.py      which step is skipped, timed, recorded, profiled
 steps.py         where a training step ends
 notes.py         what happens inside the current step

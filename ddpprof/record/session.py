@@ -1,6 +1,6 @@
 """What happens in one training process, from its first DDP forward to its end.
 
-Events come from `patches`; the session finds the steps, switches between the modes of the schedule, and writes.
+Events come from `patches`; the session finds the steps, and `Window` records them.
 Whatever goes wrong in here is said once on stderr, and training goes on.
 """
 
@@ -22,16 +22,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import DdpprofError
-from ddpprof.record import ddp_variants, patches
+from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
 from ddpprof.record.buckets import BucketTimes, timed_hook
 from ddpprof.record.job import Job
-from ddpprof.record.notes import RECORDING, StepNotes
-from ddpprof.record.profiler import StepProfiler
-from ddpprof.record.schedule import Mode, Schedule
+from ddpprof.record.notes import StepNotes
+from ddpprof.record.schedule import Mode
 from ddpprof.record.settings import Settings
-from ddpprof.record.signals import deferred_signals
 from ddpprof.record.steps import StepFinder
+from ddpprof.record.window import Window
 
 _P = ParamSpec("_P")
 
@@ -56,19 +55,14 @@ class Session:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._schedule = Schedule(settings)
         self._finder = StepFinder(_any_optimizer_alive)
-        self._profiler = StepProfiler(settings)
         self._notes = StepNotes()
         self._baseline = Baseline()
         self._job = Job(settings)
+        self._window = Window(settings, self._job, self._notes, self._warn_for_all)
         self._handles: list[Any] = []
         self._training_thread = 0
-        self._step = 0
-        self._mode = Mode.SKIP
-        self._step_start_ns = 0
         self._step_is_over = False
-        self._stopping = False
         self._closed = False
 
     def begin(self) -> None:
@@ -86,9 +80,9 @@ class Session:
     @_harmless
     def ddp_forward_begins(self, ddp: DistributedDataParallel) -> None:
         """Before the profiler's mark of the forward, so that a step that begins here holds the whole of it."""
-        if self._stopping:
+        if self._window.stopping:
             raise SystemExit(0)
-        if self._mode is Mode.DONE or not torch.is_grad_enabled():
+        if self._window.mode is Mode.DONE or not torch.is_grad_enabled():
             return
         if not self._job.attached:
             self._attach(ddp)
@@ -103,9 +97,13 @@ class Session:
     @_harmless
     def data_parallel_forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
         """`nn.DataParallel`: all of the job is one process. In a job with a process group DDP is what counts."""
-        if self._stopping:
+        if self._window.stopping:
             raise SystemExit(0)
-        if self._mode is Mode.DONE or not torch.is_grad_enabled() or (dist.is_available() and dist.is_initialized()):
+        if (
+            self._window.mode is Mode.DONE
+            or not torch.is_grad_enabled()
+            or (dist.is_available() and dist.is_initialized())
+        ):
             return
         if not self._job.attached:
             if self._settings.baseline_steps:
@@ -118,7 +116,7 @@ class Session:
 
     def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, inputs: Any, kwargs: Any) -> Any:
         start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
-        if self._mode is Mode.BASELINE:
+        if self._window.mode is Mode.BASELINE:
             self._note(self._baseline.forward_begins, ddp)
         try:
             result = original(ddp, *inputs, **kwargs)
@@ -163,7 +161,7 @@ class Session:
 
     @_harmless
     def optimizer_ends(self, optimizer: Any) -> None:
-        if self._mode is Mode.DONE:
+        if self._window.mode is Mode.DONE:
             return
         if self._notes.recording:
             self._notes.optimizer_ends()
@@ -174,7 +172,7 @@ class Session:
                 self._step_is_over = True
 
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
-        if self._mode is Mode.DONE:
+        if self._window.mode is Mode.DONE:
             return original(iterator)
         training_waits = threading.get_ident() == self._training_thread
         if training_waits:
@@ -197,7 +195,7 @@ class Session:
         self._note(self._notes.surroundings.saves, target)
         if self._baseline.has_begun:
             self._warn(f"not saved: {target}: the steps since the profiled ones were without gradient communication.")
-        elif self._settings.trial and self._step:
+        elif self._settings.trial and self._window.step:
             self._warn(f"not saved: {target}: this is a trial.")
         else:
             return True
@@ -211,8 +209,9 @@ class Session:
 
     @_harmless
     def another_profiler_starts(self, inner: Any) -> None:
-        if self._profiler.running and not self._profiler.owns(inner):
-            self._profiler.stop(None)
+        profiler = self._window.profiler
+        if profiler.running and not profiler.owns(inner):
+            profiler.stop(None)
             raise DdpprofError("the script started a profiler of its own in the profiled steps")
 
     @_harmless
@@ -241,7 +240,7 @@ class Session:
         _keep_out_of_compiled_graphs()
         self._training_thread = threading.get_ident()
         attach()
-        self._step_start_ns = time.time_ns()
+        self._window.begin()
 
     def _between_backward_passes(self) -> bool:
         """The reducer may be touched: it holds its lock during a backward pass, and waits for other threads there."""
@@ -254,22 +253,11 @@ class Session:
             self._end_step()
 
     def _end_step(self) -> None:
-        """What recording costs between two steps falls in one of them, but for the profiler's start and end."""
-        number, mode = self._step, self._mode
-        self._profiler.end_step()
-        if mode is Mode.PROFILED or number == self._schedule.num_steps - 1:
-            self._notes.look_for_unused()
-        if self._job.files is not None and mode in (Mode.OFF, Mode.WITHOUT_DDP, *RECORDING):
-            self._job.files.append_step(self._notes.fields(number, mode), self._step_start_ns)
-        self._notes.end_step()
-        self._step = number + 1
-        if self._step == self._schedule.num_skipped:
+        self._window.end_step()
+        if self._window.is_to_open:
             self._open_files()
-        if self._job.files is not None:
-            self._enter(self._schedule.mode(self._step))
-        else:
-            self._step_start_ns = time.time_ns()
-        if self._stopping and threading.current_thread() is threading.main_thread():
+        self._window.begin_step()
+        if self._window.stopping and threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
 
     def _open_files(self) -> None:
@@ -278,47 +266,8 @@ class Session:
             self._retire()
             return
         if not self._job.everyone_records:
-            self._do_without_profiler("not every rank runs under ddpprof, so the profiler would slow only some")
-        self._write_facts(None)
-
-    def _enter(self, mode: Mode) -> None:
-        """Switch to the mode of the step that begins."""
-        before, self._mode = self._mode, mode
-        if mode in (Mode.WARMUP, Mode.PROFILED) and not self._profiler.running:
-            self._start_profiler()
-        if mode is Mode.PROFILED and before is Mode.WARMUP and self._job.vetoed():
-            self._profiler.stop(None)
-            self._do_without_profiler("the profiler does not start on every rank")
-        for module in self._notes.modules if self._settings.ddp_blocks else ():
-            ddp_variants.switch(module.ddp, on=not self._schedule.is_without_ddp(self._step))
-        if mode is Mode.DONE and before is not Mode.DONE:
-            self._finish_window()
-        elif before in (Mode.PROFILED, Mode.BASELINE) and mode not in (Mode.PROFILED, Mode.BASELINE):
-            self._write_trace()
-        if self._mode in (Mode.PROFILED, Mode.BASELINE):
-            self._profiler.begin_step(self._step)
-        self._step_start_ns = time.time_ns()
-        self._notes.begin_step(self._mode)
-
-    def _start_profiler(self) -> None:
-        try:
-            self._profiler.prepare()
-        except RuntimeError as error:
-            self._job.veto()
-            self._do_without_profiler(f"the profiler does not start ({error})")
-
-    def _do_without_profiler(self, why: str) -> None:
-        self._warn_for_all(f"{why}: recording without it")
-        self._schedule.without_profiler()
-        self._mode = self._schedule.mode(self._step)
-
-    def _finish_window(self) -> None:
-        self._notes.begin_step(Mode.DONE)
-        self._notes.release_modules()
-        with deferred_signals():
-            self._write_trace()
-            self._write_facts(None)
-        self._stopping = self._settings.stop_after
+            self._window.do_without_profiler("not every rank runs under ddpprof, so the profiler would slow only some")
+        self._window.write_facts(None)
 
     # The end.
 
@@ -336,46 +285,25 @@ class Session:
             return
         self._closed = True
         self._stop_listening()
-        if self._job.files is None:
-            return
-        with deferred_signals():
-            self._write_trace()
-            self._write_facts("stopped" if self._stopping and ended == "finished" else ended)
-            self._job.files.compress_trace()
-            self._job.files.close()
-        self._notes.release_modules()
+        self._window.close(ended)
 
     def give_up(self, error: Exception) -> None:
         """Recording ends here, training does not, unless it is a trial."""
         self._warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
         with suppress(Exception):  # it was said already, and training must go on
-            self._profiler.stop(None)
+            self._window.profiler.stop(None)
         with suppress(Exception):
-            self._write_facts(f"stopped recording: {_one_line(error)}")
+            self._window.write_facts(f"stopped recording: {_one_line(error)}")
         if self._settings.trial:  # whatever it trains from here on is for nothing
             raise SystemExit(1)
 
     def _retire(self) -> None:
         self._closed = True
-        self._mode = Mode.DONE
+        self._window.mode = Mode.DONE
         self._stop_listening()
         if self._between_backward_passes():
             self._notes.begin_step(Mode.DONE)
-
-    def _write_trace(self) -> None:
-        files = self._job.files
-        if not self._profiler.running or files is None:
-            return
-        try:
-            self._profiler.stop(files.trace_part)
-            if files.trace_part.exists():
-                files.keep_trace()
-        finally:
-            files.discard_part()
-
-    def _write_facts(self, ended: str | None) -> None:
-        self._job.write_facts(self._notes.facts(), self._profiler.pause_ns, ended)
 
     def _warn(self, message: str) -> None:
         with suppress(Exception):  # stderr may be closed, or its disk full
@@ -408,6 +336,7 @@ def _keep_out_of_compiled_graphs() -> None:
         "surroundings",
         "buckets",
         "steps",
+        "window",
         "profiler",
         "data_parallel",
         "memory",

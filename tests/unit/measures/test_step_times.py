@@ -30,3 +30,10 @@ def test_of_several_ranks_the_mean_of_the_steps_that_all_have() -> None:
 def test_without_ranks_or_timed_steps_there_are_none() -> None:
     assert timed_blocks([]) == ()
     assert timed_steps([replace(record(), steps=(step(1, 5, "light"),))]) == ()
+
+
+def test_of_an_accelerators_steps_only_the_block_is_known() -> None:
+    steps = (step(3, 1), step(4, 1), step(5, 28), step(9, 7, "without_ddp"), step(10, 9, "without_ddp"))
+    rank = replace(record(device="cuda"), steps=steps)
+    assert timed_blocks([rank]) == ((10,),)
+    assert timed_blocks([rank], "without_ddp") == ((8,),)

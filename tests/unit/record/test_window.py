@@ -1,0 +1,68 @@
+"""The recorded steps: when a trial waits for the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ddpprof.record.settings import Settings
+from ddpprof.record.window import Window
+
+
+class Files:
+    """Stands for the run directory: keeps what happens in order."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.seen = seen
+
+    def append_step(self, fields: dict[str, Any], _start_ns: int) -> None:
+        self.seen.append(fields["mode"])
+
+
+class Job:
+    def __init__(self, seen: list[str]) -> None:
+        self.files = Files(seen)
+
+    def write_facts(self, *facts: object) -> None:
+        pass
+
+
+class Notes:
+    modules: tuple[Any, ...] = ()
+
+    def fields(self, _number: int, mode: Any) -> dict[str, Any]:
+        return {"mode": mode.value}
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def begin_step(self, mode: object) -> None:
+        pass
+
+    def end_step(self) -> None:
+        pass
+
+    look_for_unused = release_modules = end_step
+
+
+@pytest.mark.parametrize(
+    ("is_trial", "expected"),
+    [
+        (True, "wait off wait off wait without_ddp wait without_ddp"),  # a step is written when its wait is over
+        (False, "off off without_ddp without_ddp"),
+    ],
+)
+def test_a_trial_waits_for_an_accelerator_at_both_ends_of_a_block(
+    monkeypatch: pytest.MonkeyPatch, is_trial: bool, expected: str
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: seen.append("wait"))
+    blocks = {"skip_first": 1, "cost_steps": 0, "steps": 0, "profiler": False, "ddp_blocks": 1, "block_steps": 2}
+    window = Window(Settings("run", trial=is_trial, **blocks), Job(seen), Notes(), seen.append)  # type: ignore[arg-type]
+    for _ in range(11):
+        window.end_step()
+        window.begin_step()
+    assert " ".join(seen) == expected
