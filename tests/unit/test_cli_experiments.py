@@ -80,3 +80,9 @@ def test_a_table_of_times_gives_a_report(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "t.csv").write_text("batch,one,two\n" + "".join(f"{n},{10 + 3 * n},{50 + n}\n" for n in (4, 8, 16, 32)))
     assert main(["report", str(tmp_path / "t.csv")]) == 0
     assert "two overtakes one at batch 20" in capsys.readouterr().out
+
+
+def test_an_experiment_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "experiment.json").touch()
+    assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
+    assert "trial-0-0" in capsys.readouterr().err
