@@ -92,7 +92,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     of_jobs: dict[str, argparse.ArgumentParser] = {"trace": trace}
     report = commands.add_parser("report", help="show a run, or torch.profiler traces that ddpprof did not record")
     report.add_argument(
-        "path", type=Path, help="a run, traces of torch.profiler, an experiment, or a CSV table of times"
+        "path",
+        type=Path,
+        help="a run, traces of torch.profiler, a Horovod timeline, an experiment, or a CSV table of times",
     )
     add_output_options(report)
     report.set_defaults(run=run_report)

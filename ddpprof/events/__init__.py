@@ -2,6 +2,7 @@
 
 tables.py   a trace as numpy columns
 record.py   what ddpprof recorded beside it
+horovod.py  a timeline of Horovod, which is no trace
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ddpprof.events.horovod import HorovodTimeline
 from ddpprof.events.record import (
     BucketTimes,
     DataParallelModule,
@@ -49,6 +51,7 @@ __all__ = [
     "DdpModule",
     "DeviceMemory",
     "Forward",
+    "HorovodTimeline",
     "HostSpans",
     "Int32Column",
     "Int64Column",
@@ -92,6 +95,8 @@ class Run:
     """what should be there and is not, in words for the report"""
     settings: Mapping[str, object] = field(default_factory=dict)
     """the recorder's settings; empty for traces that ddpprof did not record"""
+    horovod: HorovodTimeline | None = None
+    """instead of ranks"""
 
 
 @dataclass(frozen=True, slots=True)

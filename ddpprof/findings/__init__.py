@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ddpprof.findings import buckets, collectives, data, device, memory, ranks, rpc, several_devices, wrapper
+from ddpprof.findings import buckets, collectives, data, device, horovod, memory, ranks, rpc, several_devices, wrapper
 from ddpprof.findings.finding import Finding, Observed
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
@@ -43,6 +43,9 @@ RULES: tuple[Rule, ...] = (
     memory.memory_imbalance,
     rpc.many_small_calls,
     rpc.calls_in_a_row,
+    horovod.negotiation,
+    horovod.not_fused,
+    horovod.fusion_copies,
     collectives.parameter_averaging,
     collectives.metrics_every_step,
     collectives.barrier_in_loop,

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpprof.events import DdpModule, Loader
+from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.measures.data_parallel import DataParallelStep
 from ddpprof.measures.devices import DeviceLoad
+from ddpprof.measures.horovod import HorovodSummary
 from ddpprof.measures.late_gradients import LateGradient
 from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
@@ -67,6 +69,9 @@ class Observed:
     """of the rank whose several devices differ most"""
     memory: tuple[RankMemory, ...] = ()
     rpc: tuple[RankRpc, ...] = ()
+    horovod: HorovodSummary | None = None
+    horovod_waiting: tuple[RankWaiting, ...] = ()
+    """without the first step; where the timeline says which rank was late"""
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from pathlib import Path
 from ddpprof.errors import BadTrace
 from ddpprof.events import Trace
 from ddpprof.load.cycles import join_cycles
+from ddpprof.load.horovod import is_horovod_timeline
 from ddpprof.load.kineto import read_trace
 from ddpprof.load.tables import build_trace
 
@@ -51,7 +52,8 @@ def load_traces(paths: Sequence[Path]) -> LoadedTraces:
         try:
             files.append(_File(path.name, load_trace(path)))
         except BadTrace as error:
-            missing.append(f"skipped: {error}")
+            why = f"{path} is a Horovod timeline; give it alone" if is_horovod_timeline(path) else str(error)
+            missing.append(f"skipped: {why}")
     ranks: dict[int, list[_File]] = {}
     nameless = []
     for file in files:

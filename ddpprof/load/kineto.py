@@ -32,7 +32,7 @@ from ddpprof.load.columns import (
 from ddpprof.load.mend import mend
 
 _open_gzip: Callable[..., Any]
-_GZIP_ERRORS: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+GZIP_ERRORS: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
 try:
     from isal import igzip
     from isal.igzip_lib import IsalError
@@ -40,7 +40,7 @@ except ImportError:  # no wheel for this machine
     _open_gzip = gzip.open
 else:
     _open_gzip = igzip.open
-    _GZIP_ERRORS = (*_GZIP_ERRORS, cast("type[Exception]", IsalError))  # its stub calls it an instance
+    GZIP_ERRORS = (*GZIP_ERRORS, cast("type[Exception]", IsalError))  # its stub calls it an instance
 
 BATCH_BYTES = 1_000_000
 """Larger batches are slower: they leave the processor's cache."""
@@ -114,12 +114,12 @@ def read_trace(path: Path) -> tuple[Header, Columns]:
     """The header of a trace file and the events that the tables need. Raises `BadTrace`."""
     try:
         try:
-            with _opened(path) as stream:
+            with opened(path) as stream:
                 header, columns = _read_in_batches(stream)
         except _OddLayoutError:
-            with _opened(path) as stream:
+            with opened(path) as stream:
                 header, columns = _read_whole(stream)
-    except _GZIP_ERRORS as error:
+    except GZIP_ERRORS as error:
         what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
         raise BadTrace(f"{path} {what}: its gzip data does not end well. {_ADVICE}") from error
     except OSError as error:
@@ -158,7 +158,7 @@ def _explain(error: Exception) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[_Stream]:
+def opened(path: Path) -> Iterator[_Stream]:
     """The file's bytes, inflated where they are gzip's, whatever its name says."""
     with path.open("rb") as file:
         magic = file.read(2)

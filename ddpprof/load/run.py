@@ -12,6 +12,7 @@ import msgspec
 from ddpprof.errors import BadTrace, NotARun
 from ddpprof.events import Rank, Record, Run
 from ddpprof.load.folder import assumed_rank, load_trace, load_traces, rank_of_name
+from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.rundir import FORMAT, RUN_FILE, is_run, ranks_in, trace_path
 
@@ -107,6 +108,9 @@ def _read_run_file(directory: Path) -> _RunFile:
 
 
 def _run_of_file(path: Path) -> Run:
+    if is_horovod_timeline(path):
+        timeline = load_horovod(path)
+        return Run(_name(path), (), timeline.world_size, (), horovod=timeline)
     trace = load_trace(path)
     known = trace.rank if trace.rank is not None else rank_of_name(path.name, num_files=1)
     rank = 0 if known is None else known

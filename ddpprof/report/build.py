@@ -14,6 +14,7 @@ from ddpprof.measures.memory import memory_of_ranks
 from ddpprof.measures.rpc import measure_rpc
 from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, trace_buckets
 from ddpprof.report.across import across_ranks
+from ddpprof.report.horovod import horovod_report
 from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
 from ddpprof.report.observed import observe
 from ddpprof.report.outside import outside_ddp
@@ -23,6 +24,8 @@ from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
 
 def build_report(run: Run) -> Report:
+    if run.horovod is not None:
+        return horovod_report(_text(run.name), run, run.horovod)
     modules = _modules(run)
     ranks = tuple(replace(rank_report(rank, modules), devices=device_loads(rank)) for rank in run.ranks)
     buckets, traced = _buckets(run, modules)

@@ -19,6 +19,7 @@ from ddpprof.measures.collective_table import CollectiveSummary
 from ddpprof.measures.cost import RecordingCost
 from ddpprof.measures.data_parallel import DataParallelStep
 from ddpprof.measures.devices import DeviceLoad
+from ddpprof.measures.horovod import HorovodSummary
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.measures.late_gradients import LateGradient
@@ -224,3 +225,5 @@ class Report:
     memory: tuple[RankMemory, ...] = ()
     rpc: tuple[RankRpc, ...] = ()
     """ranks that call others through ``torch.distributed.rpc``"""
+    horovod: HorovodSummary | None = None
+    """of a Horovod timeline, which tells nothing else"""

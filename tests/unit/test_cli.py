@@ -216,8 +216,18 @@ def test_a_folder_of_real_traces_gives_a_report(output: Out) -> None:
 
 
 @pytest.mark.skipif(not TRACES, reason="the traces of others are not part of the project: no ../shared")
-def test_a_timeline_of_another_tool_is_refused_in_one_line(output: Out) -> None:
-    assert main(["report", str(SHARED / "traces" / "horovod_timeline_2ranks.json")]) == 2
+def test_a_timeline_of_horovod_gives_a_report(output: Out) -> None:
+    assert main(["report", str(SHARED / "traces" / "horovod_timeline_2ranks.json")]) == 0
+    text, error = output()
+    assert error == ""
+    assert "Horovod timeline" in text
+    assert "median  36.83" in text
+
+
+def test_a_timeline_of_another_tool_is_refused_in_one_line(tmp_path: Path, output: Out) -> None:
+    path = tmp_path / "timeline.json"
+    path.write_text('[{"name": "step", "ph": "B", "ts": 1, "pid": 1}, {"ph": "E", "ts": 5, "pid": 1}]')
+    assert main(["report", str(path)]) == 2
     text, error = output()
     assert text == ""
     assert "no op, kernel or step of torch.profiler" in error

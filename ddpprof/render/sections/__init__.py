@@ -8,6 +8,7 @@ from ddpprof.render.sections.buckets import bucket_tables
 from ddpprof.render.sections.collectives import collective_table
 from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line, wrapper_table
 from ddpprof.render.sections.findings import finding_list
+from ddpprof.render.sections.horovod import horovod_tables
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.layout import Section
 from ddpprof.render.sections.memory import memory_table
@@ -29,6 +30,7 @@ _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
     idle_table,
     data_parallel_table,
     device_table,
+    horovod_tables,
     bucket_tables,
     collective_table,
     outside_table,

@@ -21,7 +21,10 @@ def finding_list(report: Report) -> Iterable[Section]:
         for number, f in enumerate(report.findings, 1)
     )
     profiled = any(rank.steps for rank in report.ranks)
-    otherwise = _NOT_RECORDED if not report.job.modules else _NOTHING if profiled else _NOT_PROFILED
+    if report.horovod is not None:
+        otherwise = _NOTHING
+    else:
+        otherwise = _NOT_RECORDED if not report.job.modules else _NOTHING if profiled else _NOT_PROFILED
     yield FindingList("Findings", texts, otherwise)
 
 

@@ -19,6 +19,7 @@ def job_lines(report: Report) -> Iterable[Section]:
         *([count(len(job.hosts), "host")] if job.hosts else []),
         *(clean(word) for word in (job.backend, job.device) if word),
         *([f"torch {clean(job.torch)}"] if job.torch else []),
+        *(["Horovod timeline"] if report.horovod is not None else []),
         count(steps, "profiled step") if steps else f"{count(light, 'step')} without the profiler",
     ]
     yield Line(" · ".join(words))
