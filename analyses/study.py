@@ -12,6 +12,8 @@ import math
 import platform
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -46,6 +48,14 @@ def publish(
     figure = Figure(figsize=(7.2, 3.8), layout="constrained", facecolor="white")
     draw(results, figure)
     figure.savefig(study / PICTURE, dpi=100, metadata={"Software": None})
+
+
+def report_json(path: Path) -> dict[str, Any]:
+    """What ``ddpprof report`` says of an experiment, or of a table of times."""
+    command = [sys.executable, "-m", "ddpprof", "report", str(path), "--format", "json"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    report: dict[str, Any] = json.loads(said)
+    return report
 
 
 def as_json(results: dict[str, Any]) -> str:
