@@ -4,6 +4,7 @@
     rank-0.facts.json      rank 0: host, versions, DDP modules and their buckets, data loaders, how it ended
     rank-0.steps.jsonl     rank 0: one line per recorded step, appended while training runs
     rank-0.trace.json.gz   rank 0: the profiler's trace of the profiled steps
+    attempt-1/             the same of the job's next attempt, where torchrun started all ranks again
 
 Files appear whole: they are written beside and renamed. Only ``steps.jsonl`` grows, a line at a time, so that a rank
 that is killed leaves every line that it wrote.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,21 @@ FORMAT = 1
 
 RUN_FILE = "run.json"
 _RANK_FILE = re.compile(r"^rank-(\d+)\.(facts\.json|steps\.jsonl|trace\.json(?:\.gz)?)$")
+
+
+_ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
+
+
+def attempt_path(directory: Path, number: int) -> Path:
+    """Where the attempt of that number stands; the first one is the run directory itself."""
+    return directory / f"attempt-{number}" if number else directory
+
+
+def attempts_in(directory: Path) -> dict[int, Path]:
+    """Every attempt that was recorded, by its number, in order; of most runs only the first."""
+    matches = (_ATTEMPT.match(name) for name in os.listdir(directory))
+    numbers = sorted({0, *(int(match.group(1)) for match in matches if match)})
+    return {number: path for number in numbers if is_run(path := attempt_path(directory, number))}
 
 
 def facts_file(rank: int) -> str:
@@ -70,7 +87,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def remove_run(directory: Path) -> None:
-    """Delete the files of an earlier run, and nothing else that stands in the folder."""
+    """Delete the files of an earlier run, those of its further attempts too, and nothing else in the folder."""
+    for number, attempt in attempts_in(directory).items():
+        if number:
+            remove_run(attempt)
+            with suppress(OSError):  # something else stands in it
+                attempt.rmdir()
     for name in os.listdir(directory):
         if name == RUN_FILE or _RANK_FILE.match(name):
             (directory / name).unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import signal
 import sys
@@ -109,6 +110,7 @@ def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[s
 
 def run_trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command: list[str]) -> int:
     from ddpprof.record import launch
+    from ddpprof.record.attempts import agent_of_this_process
     from ddpprof.record.settings import Settings
 
     wrapped = command[:1] == ["--"]
@@ -136,8 +138,10 @@ def run_trace(parser: argparse.ArgumentParser, options: argparse.Namespace, comm
         force=options.force,
     )
     inside = options.torchrun is None and launch.inside_job(os.environ)
+    if inside:
+        settings = dataclasses.replace(settings, agent=agent_of_this_process())
     if launch.is_first_rank(os.environ) if inside else not _is_further_node(options.torchrun):
-        settings = launch.clear_out(settings)
+        settings = launch.clear_out(settings, inside)
     job = words if wrapped else launch.script_command(words, options.module, options.torchrun)
     outcome = launch.run_job(job, settings, explain_rank=not inside)
     if outcome.needs_rank:
@@ -182,7 +186,8 @@ def _after_trace(out: Path, inside: bool, interrupted: bool) -> None:
         if is_first_rank(os.environ):
             print(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
         return
-    if not rundir.is_run(out) or not rundir.ranks_in(out):
+    attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
+    if not any(rundir.ranks_in(path) for path in attempts.values()):
         print(
             "ddpprof: nothing was recorded: no DistributedDataParallel module finished a training step.",
             file=sys.stderr,

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from ddpprof import __version__
 from ddpprof.comparison.kernels import KernelChange, compare_kernels
-from ddpprof.comparison.shift import Shift, shift_between
 from ddpprof.measures.bucket_table import BucketRow
+from ddpprof.measures.shift import Shift, shift_between
 from ddpprof.measures.wrapper import WrapperCost
 from ddpprof.report import LightStepReport, Report, StepReport
 

@@ -44,6 +44,7 @@ from ddpprof.events.tables import (
 __all__ = [
     "NO_STEP",
     "UNKNOWN",
+    "Attempt",
     "BucketTimes",
     "CollectiveKind",
     "Collectives",
@@ -84,6 +85,21 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of all ranks of a job by torchrun, without traces."""
+
+    number: int
+    """0 is the first one that set up DDP"""
+    restarts: int | None
+    """how often torchrun had restarted the ranks for a failure"""
+    created_unix_s: float | None
+    world_size: int | None
+    records: tuple[Record, ...]
+    is_shown: bool
+    """`Run.ranks` are those of this attempt"""
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Every rank that could be read, in order, and what could not."""
 
@@ -97,6 +113,8 @@ class Run:
     """the recorder's settings; empty for traces that ddpprof did not record"""
     horovod: HorovodTimeline | None = None
     """instead of ranks"""
+    attempts: tuple[Attempt, ...] = ()
+    """of a job that torchrun started more than once: all, in order"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import msgspec
 
 from ddpprof.errors import BadTrace, NotARun
 from ddpprof.events import Rank, Record, Run
+from ddpprof.load.attempts import load_attempts, shown_attempt
 from ddpprof.load.folder import assumed_rank, load_trace, load_traces, rank_of_name
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.rundir import FORMAT, RUN_FILE, is_run, ranks_in, trace_path
+from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, trace_path
 
 
 class _RunFile(msgspec.Struct):
@@ -37,9 +38,14 @@ def load_run(path: Path) -> Run:
     """Everything that can be read of a run. Raises `NotARun`, and `BadTrace` where the path is one bad trace file."""
     if path.is_file():
         return _run_of_file(path)
+    if path.name == "attempt-0" and not path.exists() and is_run(path.parent):
+        return _recorded_run(path.parent)
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. {_how_to_record(path)}")
-    return _recorded_run(path) if is_run(path) else _run_of_traces(path)
+    if not is_run(path):
+        return _run_of_traces(path)
+    attempts = attempts_in(path)
+    return _last_attempt(path, attempts) if len(attempts) > 1 else _recorded_run(path)
 
 
 def load_rank(directory: Path, rank: int, expects_trace: bool = True) -> LoadedRank:
@@ -68,6 +74,14 @@ def _why_no_trace(record: Record | None) -> str:
     if record.ended == "finished":
         return "training finished before the profiled steps did"
     return f"it {record.ended}"
+
+
+def _last_attempt(directory: Path, attempts: Mapping[int, Path]) -> Run:
+    """With what all attempts left. ``attempt-0`` in `directory` is the first one alone."""
+    number = shown_attempt(attempts)
+    run = _recorded_run(attempts[number])
+    loaded, missing = load_attempts(attempts, number)
+    return replace(run, name=_name(directory), missing=(*run.missing, *missing), attempts=loaded)
 
 
 def _recorded_run(directory: Path) -> Run:

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 
 from ddpprof import rundir
 from ddpprof.errors import CannotRecord
+from ddpprof.record import attempts
 from ddpprof.record.output import refuse_earlier_run
 from ddpprof.record.settings import Settings
 
@@ -81,12 +82,16 @@ def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[st
     return [sys.executable, "-m", "torch.distributed.run", *torchrun, *module, *script]
 
 
-def clear_out(settings: Settings) -> Settings:
+def clear_out(settings: Settings, inside: bool = False) -> Settings:
     """Before anything is started: make room for the run, once, so that a second job of the command cannot take it away.
+
+    `inside`: torchrun has started this process, perhaps not for the first time.
 
     Raises ``RunExists`` where an earlier run is to be kept.
     """
     directory = Path(settings.out)
+    if inside and attempts.is_restart(directory, settings):
+        return dataclasses.replace(settings, force=False)
     refuse_earlier_run(directory, settings.force)
     if settings.force and directory.is_dir():
         try:
@@ -116,6 +121,7 @@ def run_job(
         raise CannotRecord(f"there is no command {command[0]}")
     with tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
         note = Path(scratch) / "needs-rank"
+        settings = dataclasses.replace(settings, launched_unix_s=time.time())
         environment = {**_environment(settings, note if explain_rank else None), **variables}
         streams: dict[str, Any] = {}
         if output is not None:

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from ddpprof import __version__, rundir
 from ddpprof.errors import RunExists
+from ddpprof.record import attempts
 from ddpprof.record.settings import Settings
 
 _gzip_open: Any
@@ -22,13 +23,24 @@ except ImportError:
     _gzip_open = gzip.open
 
 
+_NOT_SHOWN = ("out", "command", "launched_unix_s", "agent")
+
+
 def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
-    """Create the run directory with its ``run.json``. Called by rank 0. Raises ``OSError`` and ``RunExists``."""
+    """Create the run directory, or that of a further attempt in it, with its ``run.json``. Called by rank 0.
+
+    Raises ``OSError`` and ``RunExists``.
+    """
     directory = Path(settings.out).absolute()
     directory.mkdir(parents=True, exist_ok=True)
-    refuse_earlier_run(directory, settings.force)
-    rundir.remove_run(directory)
-    shown = {key: value for key, value in dataclasses.asdict(settings).items() if key not in ("out", "command")}
+    attempt = attempts.next_attempt(directory, settings)
+    if attempt:
+        directory = rundir.attempt_path(directory, attempt)
+        directory.mkdir(exist_ok=True)
+    else:
+        refuse_earlier_run(directory, settings.force)
+        rundir.remove_run(directory)
+    shown = {key: value for key, value in dataclasses.asdict(settings).items() if key not in _NOT_SHOWN}
     content = {
         "format": rundir.FORMAT,
         "run_id": run_id,
@@ -37,6 +49,8 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
         "command": list(settings.command),
         "world_size": world_size,
         "settings": shown,
+        "attempt": attempt,
+        "elastic": attempts.describe(settings),
     }
     rundir.write_json(directory / rundir.RUN_FILE, content)
     return directory

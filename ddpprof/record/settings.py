@@ -52,6 +52,11 @@ class Settings:
     block_steps: int = 0
     """timed steps of a block"""
 
+    launched_unix_s: float | None = None
+    """when the launcher started the job; what was recorded later is the job's own"""
+    agent: str | None = None
+    """of torchrun, where ddpprof stands between it and the rank"""
+
     def to_environment(self) -> dict[str, str]:
         return {ENVIRONMENT_VARIABLE: json.dumps(dataclasses.asdict(self))}
 

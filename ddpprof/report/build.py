@@ -9,6 +9,7 @@ from dataclasses import replace
 from ddpprof import __version__
 from ddpprof.events import DdpModule, Rank, Run
 from ddpprof.findings import find
+from ddpprof.measures.attempts import summarise_attempts
 from ddpprof.measures.bucket_table import BucketSummary, as_row, summarise_buckets
 from ddpprof.measures.memory import memory_of_ranks
 from ddpprof.measures.rpc import measure_rpc
@@ -53,6 +54,7 @@ def build_report(run: Run) -> Report:
         data_parallel=data_parallel,
         memory=memory,
         rpc=rpc,
+        attempts=summarise_attempts(run.attempts),
     )
 
 

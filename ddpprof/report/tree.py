@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ddpprof.events import DataParallelModule, Kernel
 from ddpprof.findings import Finding
 from ddpprof.measures.arrivals import RankWaiting
+from ddpprof.measures.attempts import AttemptSummary
 from ddpprof.measures.breakdown import Breakdown
 from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.clock import HostClock, RankClock
@@ -227,3 +228,5 @@ class Report:
     """ranks that call others through ``torch.distributed.rpc``"""
     horovod: HorovodSummary | None = None
     """of a Horovod timeline, which tells nothing else"""
+    attempts: tuple[AttemptSummary, ...] = ()
+    """where torchrun started the job more than once; the rest is of one of them"""

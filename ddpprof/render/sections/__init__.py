@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.buckets import bucket_tables
 from ddpprof.render.sections.collectives import collective_table
 from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line, wrapper_table
@@ -21,6 +22,7 @@ from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
 from ddpprof.report import Report
 
 _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
+    attempt_table,
     job_lines,
     data_parallel_lines,
     missing_lines,

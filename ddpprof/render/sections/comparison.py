@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from ddpprof.comparison.compare import BucketChange, Comparison, MetricChange
 from ddpprof.comparison.gate import Verdict
 from ddpprof.comparison.kernels import KernelChange
-from ddpprof.comparison.shift import Shift
 from ddpprof.measures.bucket_table import BucketRow
+from ddpprof.measures.shift import Shift
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, megabytes, ms
 from ddpprof.render.sections.slowdown import kernel_name
 

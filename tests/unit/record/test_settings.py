@@ -28,6 +28,8 @@ OTHER = Settings(
     without_ddp=True,
     ddp_blocks=6,
     block_steps=7,
+    launched_unix_s=8.5,
+    agent="run@host:9",
 )
 
 

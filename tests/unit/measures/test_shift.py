@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpprof.comparison.shift import Shift, _outside, shift_between
+from ddpprof.measures.shift import Shift, _outside, shift_between
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_count_of_orders_is_that_of_all_orders() -> None:
 
 
 def test_large_samples_agree_with_the_exact_count() -> None:
-    from ddpprof.comparison import shift
+    from ddpprof.measures import shift
 
     exact = _outside(20, 20)
     assert exact is not None

@@ -1,0 +1,71 @@
+"""The attempts of one job, where torchrun started its ranks again: which of them a report shows, and what all left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpprof.events import Attempt
+from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.rundir import RUN_FILE, ranks_in, steps_file
+
+
+class _Elastic(msgspec.Struct):
+    restarts: int | None = None
+
+
+class _About(msgspec.Struct):
+    created_unix_s: float | None = None
+    world_size: int | None = None
+    elastic: _Elastic | None = None
+
+
+def shown_attempt(attempts: Mapping[int, Path]) -> int:
+    """The last one that recorded steps; else the last one of which a rank left a file."""
+    with_steps = [number for number, path in attempts.items() if _has_steps(path)]
+    with_ranks = [number for number, path in attempts.items() if ranks_in(path)]
+    return max(with_steps or with_ranks, default=0)
+
+
+def load_attempts(attempts: Mapping[int, Path], shown: int) -> tuple[tuple[Attempt, ...], tuple[str, ...]]:
+    """All of them without their traces, and what of them cannot be read, in words."""
+    loaded, missing = [], []
+    for number, path in attempts.items():
+        records = []
+        for rank in ranks_in(path):
+            try:
+                record = load_record(path, rank)
+            except BadRecordError as error:
+                if number != shown:  # else it is said with the rest of the run
+                    missing.append(f"attempt {number}, rank {rank}: {error}")
+                continue
+            if record is not None:
+                records.append(record)
+        about = _about(path)
+        loaded.append(
+            Attempt(
+                number=number,
+                restarts=about.elastic.restarts if about.elastic is not None else None,
+                created_unix_s=about.created_unix_s,
+                world_size=about.world_size,
+                records=tuple(records),
+                is_shown=number == shown,
+            )
+        )
+    return tuple(loaded), tuple(missing)
+
+
+def _has_steps(path: Path) -> bool:
+    return any(
+        (path / steps_file(rank)).is_file() and (path / steps_file(rank)).stat().st_size for rank in ranks_in(path)
+    )
+
+
+def _about(path: Path) -> Any:
+    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode((path / RUN_FILE).read_bytes(), type=_About)
+    return _About()

@@ -1,0 +1,156 @@
+"""A job that torchrun started several times: how long did each attempt last, how did it end, what changed after it?
+
+Steps are compared with those of the attempt before that has steps of the same kind: with recording off where both have
+such, else under light recording, else under the profiler. A step's length is the mean over its ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from ddpprof.events import Attempt, DdpModule, Record
+from ddpprof.measures.shift import Shift, shift_between
+
+_KINDS = ("off", "light", "profiled")
+_OF_A_LOST_PEER = re.compile(
+    r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
+    r"timed out|Timed out|SignalException",
+)
+"""errors with which a rank ends because another one did"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    rank: int
+    host: str
+    ended: str | None
+    """``"finished"``, ``"failed: …"`` or ``None`` where the process never got to say: it was killed"""
+    is_consequence: bool
+    """it failed because it lost another rank"""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is different from the attempt before."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSummary:
+    """Times are ns."""
+
+    attempt: int
+    restarts: int | None
+    """how often torchrun had restarted its ranks for a failure; a change of nodes does not count"""
+    after_first_ns: int | None
+    """when it set up DDP, after the first attempt did"""
+    world_size: int | None
+    hosts: tuple[str, ...]
+    num_steps: int
+    """recorded, with recording off too"""
+    step_ns: int | None
+    """median, of `step_kind`"""
+    step_kind: str | None
+    ends: tuple[RankEnd, ...]
+    changes: tuple[Change, ...]
+    step_change: Shift | None
+    """ns; ``None`` without steps of the same kind in both"""
+    is_shown: bool
+    """the rest of the report is of this one"""
+
+
+def summarise_attempts(attempts: Sequence[Attempt]) -> tuple[AttemptSummary, ...]:
+    return tuple(_summarise(attempts, index) for index in range(len(attempts)))
+
+
+def _summarise(attempts: Sequence[Attempt], index: int) -> AttemptSummary:
+    one, first = attempts[index], attempts[0]
+    before = next((other for other in reversed(attempts[:index]) if other.records), None)
+    kind = next((kind for kind in _KINDS if _step_times(one, kind)), None)
+    times = _step_times(one, kind) if kind is not None else []
+    after = None
+    if one.created_unix_s is not None and first.created_unix_s is not None:
+        after = round((one.created_unix_s - first.created_unix_s) * 1e9)
+    return AttemptSummary(
+        attempt=one.number,
+        restarts=one.restarts,
+        after_first_ns=after,
+        world_size=one.world_size,
+        hosts=_hosts(one),
+        num_steps=max((len(record.steps) for record in one.records), default=0),
+        step_ns=round(median(times)) if times else None,
+        step_kind=kind,
+        ends=tuple(_end(record) for record in one.records),
+        changes=_changes(before, one) if before is not None and one.records else (),
+        step_change=_step_change(attempts[:index], one),
+        is_shown=one.is_shown,
+    )
+
+
+def _end(record: Record) -> RankEnd:
+    lost = bool(record.ended and record.ended.startswith("failed") and _OF_A_LOST_PEER.search(record.ended))
+    return RankEnd(record.rank, record.host, record.ended, lost)
+
+
+def _step_times(attempt: Attempt, kind: str) -> list[float]:
+    """Of every step that a rank recorded so."""
+    found: dict[int, list[int]] = {}
+    for record in attempt.records:
+        for step in record.steps:
+            if step.mode == kind:
+                found.setdefault(step.number, []).append(step.end_ns - step.start_ns)
+    return [fmean(lengths) for lengths in found.values()]
+
+
+def _step_change(before: Sequence[Attempt], one: Attempt) -> Shift | None:
+    for other in reversed(before):
+        for kind in _KINDS:
+            shift = shift_between(_step_times(other, kind), _step_times(one, kind))
+            if shift is not None:
+                return shift
+    return None
+
+
+def _hosts(attempt: Attempt) -> tuple[str, ...]:
+    return tuple(sorted({record.host for record in attempt.records}))
+
+
+def _changes(before: Attempt, after: Attempt) -> tuple[Change, ...]:
+    old, new = _facts(before), _facts(after)
+    names = dict.fromkeys((*old, *new))
+    return tuple(
+        Change(name, old.get(name, "-"), new.get(name, "-")) for name in names if old.get(name) != new.get(name)
+    )
+
+
+def _facts(attempt: Attempt) -> dict[str, str]:
+    first = attempt.records[0]
+    ranks = attempt.world_size if attempt.world_size is not None else first.world_size
+    facts = {
+        "ranks": str(ranks),
+        "hosts": ", ".join(_hosts(attempt)),
+        "backend": first.backend,
+        "device": first.device,
+        "torch": first.torch,
+    }
+    modules = next((record.modules for record in attempt.records if record.modules), ())
+    for index, module in enumerate(modules):
+        facts |= _module_facts(module, f"module {index}: " if len(modules) > 1 else "")
+    return facts
+
+
+def _module_facts(module: DdpModule, of: str) -> dict[str, str]:
+    sizes = [sum(module.parameters[index].num_bytes for index in bucket) for bucket in module.buckets]
+    return {
+        f"{of}model": module.name,
+        f"{of}parameters": str(len(module.parameters)),
+        f"{of}buckets": f"{len(sizes)} ({', '.join(str(size) for size in sizes)} bytes)",
+        **({f"{of}comm hook": module.comm_hook} if module.comm_hook else {}),
+        **{f"{of}{name}": str(value) for name, value in module.settings.items()},
+    }

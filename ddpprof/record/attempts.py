@@ -1,0 +1,85 @@
+"""Which runs are attempts of one job: torchrun starts all ranks again when one fails, or when nodes come and go.
+
+The first attempt that gets as far as a DDP forward records into the run directory, the next ones into folders of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ddpprof import rundir
+from ddpprof.record.settings import Settings
+
+_RUN_ID, _RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
+_NO_ID = ("", "none")
+"""run ids that torchrun gives to every job"""
+
+
+def agent_of_this_process(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Torchrun's process that started this one, where it did: it lives through all attempts of its node."""
+    run_id = environment.get(_RUN_ID)
+    return None if run_id is None else f"{run_id}@{socket.gethostname()}:{os.getppid()}"
+
+
+def describe(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+    """What ``run.json`` says of the job, so that a later attempt knows it again; ``None`` without torchrun."""
+    run_id, restarts = environment.get(_RUN_ID), environment.get(_RESTARTS, "")
+    if run_id is None:
+        return None
+    return {
+        "agent": settings.agent or agent_of_this_process(environment),
+        "run_id": None if run_id in _NO_ID else run_id,
+        "restarts": int(restarts) if restarts.isdecimal() else None,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+
+
+def next_attempt(directory: Path, settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
+    """The number under which this process records: 0 where `directory` holds no attempt of its job."""
+    if not rundir.is_run(directory):
+        return 0
+    last, path = list(rundir.attempts_in(directory).items())[-1]
+    return last + 1 if _is_of_this_job(path, describe(settings, environment), settings) else 0
+
+
+def is_restart(directory: Path, settings: Settings, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun has started the job before; then a refusal would end what an earlier attempt began."""
+    restarts = environment.get(_RESTARTS, "0")
+    return restarts not in ("", "0") or next_attempt(directory, settings, environment) > 0
+
+
+def _is_of_this_job(directory: Path, mine: dict[str, Any] | None, settings: Settings) -> bool:
+    about: Any = None
+    with suppress(OSError, ValueError):
+        about = json.loads((directory / rundir.RUN_FILE).read_text(encoding="utf-8"))
+    found = about.get("elastic") if isinstance(about, dict) else None
+    if mine is None or not isinstance(found, dict):
+        return False
+    if found.get("host") == mine["host"] and found.get("pid") in _this_and_ancestors():
+        return False  # another recording of the same process, or of one that it started
+    if found.get("agent") == mine["agent"]:
+        return True
+    # Rank 0 has moved to another node. An id that the user chose may also be that of an earlier job.
+    created = about.get("created_unix_s")
+    began = settings.launched_unix_s
+    is_later = isinstance(created, int | float) and began is not None and created >= began
+    return is_later and mine["run_id"] is not None and found.get("run_id") == mine["run_id"]
+
+
+def _this_and_ancestors() -> list[int]:
+    found = [os.getpid(), os.getppid()]
+    with suppress(OSError, ValueError, IndexError):
+        while found[-1] > 1:
+            # pid (name) state ppid …; the name may hold anything
+            words = (
+                Path(f"/proc/{found[-1]}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            )
+            found.append(int(words[1]))
+    return found

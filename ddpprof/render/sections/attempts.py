@@ -1,0 +1,91 @@
+"""A job that torchrun started several times: its attempts, and what changed between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ddpprof.measures.attempts import AttemptSummary, RankEnd
+from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
+from ddpprof.report import Report
+
+_MAX_ATTEMPTS = 24
+_MAX_RANKS_NAMED = 8
+
+
+def attempt_table(report: Report) -> Iterable[Section]:
+    attempts = report.attempts[-_MAX_ATTEMPTS:]
+    if not attempts:
+        return
+    shown = next((one.attempt for one in attempts if one.is_shown), None)
+    names = ("attempt", "after s", "ranks", "hosts", "steps", "step ms", "change ms")
+    yield Table(
+        "Attempts: torchrun started the ranks again",
+        (*map(Column, names), Column("ended", is_number=False)),
+        tuple(map(_row, attempts)),
+        notes(
+            "after: the first attempt; steps: recorded",
+            "change: of the step, to the attempt before, with its 95 % interval",
+            cut_off(len(report.attempts), _MAX_ATTEMPTS, "attempts"),
+        ),
+    )
+    rows = tuple(
+        (str(one.attempt), clean(change.name, most=40), clean(change.before, most=60), clean(change.after, most=60))
+        for one in attempts
+        for change in one.changes
+    )
+    if rows:
+        yield Table(
+            "What changed between attempts",
+            (Column("attempt"), *(Column(name, is_number=False) for name in ("what", "before", "after"))),
+            rows,
+        )
+    if shown is not None:
+        yield Line(f"What follows is of attempt {shown}, the last one with steps.", is_aside=True)
+
+
+def _row(one: AttemptSummary) -> tuple[str, ...]:
+    change = ABSENT
+    if one.step_change is not None:
+        change = f"{one.step_change.shift / 1e6:+.2f}"
+        if one.step_change.low is not None and one.step_change.high is not None:
+            change += f" ({one.step_change.low / 1e6:+.2f} to {one.step_change.high / 1e6:+.2f})"
+    return (
+        str(one.attempt),
+        ABSENT if one.after_first_ns is None else f"{one.after_first_ns / 1e9:.1f}",
+        ABSENT if one.world_size is None else str(one.world_size),
+        str(len(one.hosts)),
+        str(one.num_steps),
+        ms(one.step_ns),
+        change,
+        how_it_ended(one.ends),
+    )
+
+
+def how_it_ended(ends: Sequence[RankEnd]) -> str:
+    """The cause first: an error of its own, then ranks that were killed, then those that lost another one."""
+    if not ends:
+        return "before any rank recorded"
+    if all(end.ended == "finished" for end in ends):
+        return "finished"
+    own = [end for end in ends if _failed(end) and not end.is_consequence]
+    lost = [end for end in ends if _failed(end) and end.is_consequence]
+    killed = [end for end in ends if end.ended is None]
+    # Killed ranks are those that torchrun ended, where another rank failed first.
+    parts = [f"rank {end.rank} {clean(end.ended or '', most=120)}" for end in own[:_MAX_RANKS_NAMED]]
+    if killed:
+        parts.append(f"{_ranks(killed)} killed")
+    if lost:
+        parts.append(f"{_ranks(lost)} lost the others")
+    rest = [end for end in ends if end.ended is not None and not _failed(end)]
+    parts += sorted({f"{_ranks([e for e in rest if e.ended == end.ended])} {clean(end.ended or '')}" for end in rest})
+    return "; ".join(parts)
+
+
+def _failed(end: RankEnd) -> bool:
+    return end.ended is not None and end.ended.startswith("failed")
+
+
+def _ranks(ends: Sequence[RankEnd]) -> str:
+    numbers = ", ".join(str(end.rank) for end in ends[:_MAX_RANKS_NAMED])
+    more = "" if len(ends) <= _MAX_RANKS_NAMED else f" and {len(ends) - _MAX_RANKS_NAMED} more"
+    return f"rank{'s' if len(ends) > 1 else ''} {numbers}{more}"

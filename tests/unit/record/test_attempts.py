@@ -1,0 +1,132 @@
+"""Which runs in one directory are attempts of one job, and where the next one goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpprof import rundir
+from ddpprof.errors import RunExists
+from ddpprof.record.attempts import agent_of_this_process, describe, is_restart, next_attempt
+from ddpprof.record.launch import clear_out
+from ddpprof.record.output import open_run
+from ddpprof.record.settings import Settings
+
+HOST = socket.gethostname()
+JOB = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "1"}
+NAMELESS = {**JOB, "TORCHELASTIC_RUN_ID": "none"}
+GONE = 1 << 22
+"""a process id that Linux gives to nobody"""
+
+
+def recorded(directory: Path, created: float = 100.0, **elastic: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    found = {
+        "agent": f"job@{HOST}:{os.getppid()}",
+        "run_id": "job",
+        "restarts": 0,
+        "host": HOST,
+        "pid": GONE,
+        **elastic,
+    }
+    (directory / "run.json").write_text(json.dumps({"created_unix_s": created, "elastic": found}))
+    (directory / "rank-0.facts.json").write_text("{}")
+    return directory
+
+
+def settings(out: Path, launched: float | None = None, **more: Any) -> Settings:
+    return Settings(str(out), launched_unix_s=launched, **more)
+
+
+def test_what_a_run_says_of_its_job(tmp_path: Path) -> None:
+    assert describe(settings(tmp_path), {}) is None
+    assert agent_of_this_process({}) is None
+    agent = f"job@{HOST}:{os.getppid()}"
+    assert describe(settings(tmp_path), JOB) == {
+        "agent": agent, "run_id": "job", "restarts": 1, "host": HOST, "pid": os.getpid(),
+    }  # fmt: skip
+    nameless = describe(settings(tmp_path, agent="given"), NAMELESS)
+    assert nameless is not None
+    assert (nameless["agent"], nameless["run_id"]) == ("given", None)
+
+
+@pytest.mark.parametrize(
+    ("elastic", "launched", "environment", "number"),
+    [
+        pytest.param({}, None, JOB, 1, id="the-same-agent"),
+        pytest.param({}, None, {}, 0, id="no-torchrun"),
+        pytest.param({"pid": os.getpid()}, None, JOB, 0, id="the-same-process"),
+        pytest.param({"pid": os.getppid()}, None, JOB, 0, id="a-process-that-started-this-one"),
+        pytest.param({"pid": os.getpid(), "host": "another"}, None, JOB, 1, id="the-same-number-elsewhere"),
+        pytest.param({"agent": "job@another:7"}, None, JOB, 0, id="another-agent"),
+        pytest.param({"agent": "job@another:7"}, 99.0, JOB, 1, id="rank-0-moved"),
+        pytest.param({"agent": "job@another:7"}, 101.0, JOB, 0, id="an-earlier-job-of-the-same-name"),
+        pytest.param({"agent": "x@another:7", "run_id": "x"}, 99.0, JOB, 0, id="another-job-beside-it"),
+        pytest.param({"agent": "none@another:7", "run_id": None}, 99.0, NAMELESS, 0, id="jobs-without-a-name"),
+    ],
+)
+def test_whose_attempt_it_is(
+    elastic: dict[str, Any], launched: float | None, environment: Mapping[str, str], number: int, tmp_path: Path
+) -> None:
+    recorded(tmp_path, **elastic)
+    assert next_attempt(tmp_path, settings(tmp_path, launched), environment) == number
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"elastic": 3}', '{"elastic": {}}', "{"])
+def test_files_of_others_are_no_attempts(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert next_attempt(tmp_path, settings(tmp_path, 1.0), JOB) == 0
+
+
+def test_the_latest_attempt_counts(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    recorded(tmp_path / "attempt-3")
+    (tmp_path / "attempt-7").mkdir()
+    recorded(tmp_path / "attempt-x")
+    assert next_attempt(tmp_path, settings(tmp_path), JOB) == 4
+    recorded(tmp_path / "attempt-3", pid=os.getpid())
+    assert next_attempt(tmp_path, settings(tmp_path), JOB) == 0
+
+
+def test_attempts_stand_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = recorded(tmp_path / "run")
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    assert open_run(settings(out), "id", 2) == out / "attempt-1"
+    about = json.loads((out / "attempt-1" / "run.json").read_text())
+    assert (about["attempt"], about["elastic"]["restarts"], about["world_size"]) == (1, 1, 2)
+    assert not {"agent", "launched_unix_s"} & set(about["settings"])
+    assert (out / "rank-0.facts.json").exists()
+    with pytest.raises(RunExists):  # a second recording of this process
+        open_run(settings(out), "id", 2)
+
+
+def test_force_replaces_all_attempts_of_another_job(tmp_path: Path) -> None:
+    out = recorded(tmp_path / "run")
+    recorded(out / "attempt-1")
+    recorded(out / "attempt-2")
+    (out / "attempt-2" / "notes.txt").write_text("mine")
+    assert open_run(settings(out, force=True), "id", 2) == out
+    assert list(rundir.attempts_in(out)) == [0]
+    assert sorted(os.listdir(out)) == ["attempt-2", "run.json"]
+    assert os.listdir(out / "attempt-2") == ["notes.txt"]
+
+
+def test_a_launcher_inside_a_restarted_job_does_not_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = recorded(tmp_path / "run", agent="job@another:7")
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    assert is_restart(out, settings(out))
+    assert clear_out(settings(out, force=True), inside=True) == settings(out)
+    assert (out / "rank-0.facts.json").exists()
+    with pytest.raises(RunExists):
+        clear_out(settings(out))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert not is_restart(out, settings(out))
+    assert is_restart(recorded(tmp_path / "other"), settings(tmp_path / "other")), "a change of nodes is no restart"
