@@ -75,12 +75,18 @@ def assert_recorded(shown: dict[str, Any]) -> None:
     "body",
     [
         pytest.param(PLAIN, id="steps-found"),
-        pytest.param("with ddpprof.profile('run', **WINDOW):\n    build()\n    train(20)\n", id="ddp-made-inside"),
+        pytest.param(
+            "with ddpprof.profile('run', **WINDOW):\n    build()\n    train(20)\n",
+            id="ddp-made-inside",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "build()\nwith ddpprof.profile('run', **WINDOW) as prof:\n    train(20, prof.step)\n", id="steps-marked"
         ),
         pytest.param(
-            "build()\ntrain(5)\nwith ddpprof.profile('run', **WINDOW):\n    train(20)\ntrain(5)\n", id="in-the-middle"
+            "build()\ntrain(5)\nwith ddpprof.profile('run', **WINDOW):\n    train(20)\ntrain(5)\n",
+            id="in-the-middle",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -50,6 +50,7 @@ def test_overhead_of_a_compiled_module_needs_jobs_apart(ddpprof: Run) -> None:
     assert as_json(ddpprof, "a")["ratio"]["ratio"] > 0
 
 
+@pytest.mark.slow
 def test_sweep_replaces_arguments_of_ddp_and_adds_those_of_the_script(ddpprof: Run, tmp_path: Path) -> None:
     varied = ["--vary", "bucket_cap_mb=1,0.25", "--vary", "--width=16,32", "--rounds", "1", *QUICK]
     ended = ddpprof("sweep", "--out", "w", "-m", *varied, "ddpprof.demo.train_convnet", "--batch-size", "2")

@@ -174,8 +174,15 @@ def session_is_empty(leader: int) -> bool:
     return not listed.stdout.split()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("to", ["ddpprof", "everyone"])
+@pytest.mark.parametrize(
+    ("number", "to"),
+    [
+        (signal.SIGINT, "everyone"),
+        (signal.SIGTERM, "ddpprof"),
+        pytest.param(signal.SIGINT, "ddpprof", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "everyone", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_ends_everything_and_leaves_a_run(
     number: signal.Signals, to: str, endless: Callable[..., subprocess.Popen[str]], report: Report
 ) -> None:

@@ -45,7 +45,7 @@ def run_with(start: Run, tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["by-turns", pytest.param("for-good", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -81,6 +81,7 @@ def test_without_ddp_no_gradient_is_communicated(run_with: Any, tmp_path: Path) 
     assert len(trace.collectives) == 0
 
 
+@pytest.mark.slow
 def test_arguments_of_ddp_are_replaced_however_the_script_gives_them(run_with: Any, tmp_path: Path) -> None:
     run_with({**WHOLE, "ddp": {"static_graph": True, "bucket_cap_mb": 3, "gradient_as_bucket_view": True}})
     record = load_record(tmp_path / "run", 0)
