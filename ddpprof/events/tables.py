@@ -68,6 +68,10 @@ class Mark(IntEnum):
     """``Gather``: DataParallel brings the output to one device"""
     REDUCE_GRADIENTS = 13
     """``ReduceAddCoalesced``: DataParallel adds up the gradients of its devices"""
+    SHARDED = 14
+    """FSDP, which reduces shards instead of buckets"""
+    FLATTEN = 15
+    """many tensors are made one, or one many: what Apex does with gradients before and after their all-reduce"""
 
 
 class CollectiveKind(IntEnum):

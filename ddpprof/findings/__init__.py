@@ -9,7 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ddpprof.findings import buckets, collectives, data, device, horovod, memory, ranks, rpc, several_devices, wrapper
+from ddpprof.findings import (
+    buckets,
+    collectives,
+    data,
+    device,
+    horovod,
+    memory,
+    own_reduction,
+    ranks,
+    rpc,
+    several_devices,
+    wrapper,
+)
 from ddpprof.findings.finding import Finding, Observed
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
@@ -43,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     memory.memory_imbalance,
     rpc.many_small_calls,
     rpc.calls_in_a_row,
+    own_reduction.own_reduction,
     horovod.negotiation,
     horovod.not_fused,
     horovod.fusion_copies,

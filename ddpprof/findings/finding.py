@@ -14,6 +14,7 @@ from ddpprof.measures.horovod import HorovodSummary
 from ddpprof.measures.late_gradients import LateGradient
 from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
+from ddpprof.measures.own_reduction import OwnReduction
 from ddpprof.measures.rpc import RankRpc
 from ddpprof.measures.stragglers import Straggler
 
@@ -69,6 +70,8 @@ class Observed:
     """of the rank whose several devices differ most"""
     memory: tuple[RankMemory, ...] = ()
     rpc: tuple[RankRpc, ...] = ()
+    own_reduction: OwnReduction | None = None
+    """gradients reduced without torch's DDP"""
     horovod: HorovodSummary | None = None
     horovod_waiting: tuple[RankWaiting, ...] = ()
     """without the first step; where the timeline says which rank was late"""

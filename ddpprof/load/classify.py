@@ -76,12 +76,16 @@ _MARKS_BY_NAME = {
     "Scatter": Mark.SCATTER,
     "Gather": Mark.GATHER,
     "ReduceAddCoalesced": Mark.REDUCE_GRADIENTS,
+    "aten::flatten_dense_tensors": Mark.FLATTEN,
+    "aten::unflatten_dense_tensors": Mark.FLATTEN,
 }
 _MARKS_BY_PREFIX = (
     ("autograd::engine::evaluate_function", Mark.BACKWARD),
     ("Optimizer.step#", Mark.OPTIMIZER),
     ("enumerate(DataLoader)#", Mark.DATA),
     ("c10d::", Mark.COLLECTIVE_CALL),
+    ("FullyShardedDataParallel.", Mark.SHARDED),
+    ("FSDP::", Mark.SHARDED),
 )
 
 # ncclKernel_…, ncclDevKernel_…, ncclSymk…, rccl…, msccl… (RCCL's), oneccl…, Hccl…, also mangled; then torch's own:

@@ -1,18 +1,13 @@
 """Which buckets does a trace show without ddpprof's record? One gradient all-reduce each, in the order of launch.
 
-DDP's reducer launches a bucket from the hook of the gradient that completed it, inside autograd's ``AccumulateGrad``
-node, which tells its all-reduces from those of SyncBatchNorm and of tensor parallelism. Where a trace names no such
-node, every all-reduce of the backward pass counts. One of 32-bit integers, by its kernel's name, is no bucket but DDP's
-map of used parameters; where the name does not tell, the map passes for a last bucket.
-
 The layout is the one that most steps share, over all ranks: sizes in the order of launch, an unknown size fits any.
 Steps with another layout are left out; DDP rebuilds its buckets after the first iteration. Modules cannot be told
-apart: all buckets are those of module 0. Times count from the end of the last DDP forward before the first bucket.
+apart: all buckets are those of module 0. Times count from the end of the last DDP forward before the first bucket;
+where the script reduces gradients without DDP, from the beginning of the backward pass.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,16 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import UNKNOWN, CollectiveKind, Mark, Phase, Trace
-from ddpprof.intervals import union
+from ddpprof.events import UNKNOWN, Int64Column, Mark, Trace
 from ddpprof.measures.bucket_table import BucketRow, summarise_times
 from ddpprof.measures.buckets import BucketStep
+from ddpprof.measures.gradient_reduces import gradient_all_reduces, reduces_without_ddp
 
 _Sizes = tuple[int, ...]
-
-_HOOK = "AccumulateGrad"
-_OF_32_BIT_INTEGERS = re.compile(r"_(?:u?int|[iu])32(?:_t)?(?![a-z0-9])", re.IGNORECASE)
-"""ncclKernel_AllReduce_RING_LL_Sum_int32_t(…), ncclDevKernel_AllReduce_Sum_u32_RING_LL(…)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,39 +74,29 @@ def trace_buckets(traces: Mapping[int, Trace], one_clock: bool) -> TracedBuckets
 
 
 def _passes(rank: int, trace: Trace) -> list[_Pass]:
-    """Those of the steps that reduced gradients after a DDP forward."""
-    comm, marks = trace.collectives, trace.host_spans
-    forward_ends = np.sort(marks.end_ns[marks.mark == Mark.FORWARD])
-    gradients = _gradient_all_reduces(trace)
+    """Those of the steps that reduced gradients after a DDP forward, or without DDP."""
+    comm, origins = trace.collectives, _origins(trace)
+    gradients = gradient_all_reduces(trace)
     found = []
     for step in range(len(trace.steps)):
         rows = gradients[comm.step[gradients] == step]
-        ended = np.searchsorted(forward_ends, comm.launched_ns[rows], side="right")
+        ended = np.searchsorted(origins, comm.launched_ns[rows], side="right")
         if not len(rows) or not ended[0]:
             continue
-        origin = int(forward_ends[ended[0] - 1])
+        origin = int(origins[ended[0] - 1])
         sizes = tuple(comm.num_bytes[rows].tolist())
         found.append(_Pass(rank, step, rows, sizes, origin, bool(ended[-1] > ended[0])))
     return found
 
 
-def _gradient_all_reduces(trace: Trace) -> NDArray[np.int64]:
-    """Rows of the collectives that carried buckets, in the order of launch."""
-    comm, marks = trace.collectives, trace.host_spans
-    is_integer = np.array([bool(_OF_32_BIT_INTEGERS.search(name)) for name in trace.names], np.bool_)
-    is_hook = np.array([name.endswith(_HOOK) for name in trace.names], np.bool_)
-    hooks = np.flatnonzero((marks.mark == Mark.BACKWARD) & is_hook[marks.name]) if len(marks) else np.empty(0, np.int64)
-    chosen = (
-        (comm.kind == CollectiveKind.ALL_REDUCE)
-        & (comm.phase == Phase.BACKWARD)
-        & (comm.launched_ns != UNKNOWN)
-    )  # fmt: skip
-    if len(comm):
-        chosen &= ~is_integer[comm.name]
-    if len(hooks):
-        chosen &= union(marks.start_ns[hooks], marks.end_ns[hooks]).contains(comm.launched_ns)
-    rows = np.flatnonzero(chosen)
-    return rows[np.argsort(comm.launched_ns[rows], kind="stable")]
+def _origins(trace: Trace) -> Int64Column:
+    """From which each step's times may count, sorted."""
+    marks = trace.host_spans
+    if not reduces_without_ddp(trace):
+        return np.sort(marks.end_ns[marks.mark == Mark.FORWARD])
+    rows = np.flatnonzero((marks.mark == Mark.BACKWARD) & (marks.step >= 0))
+    _, first = np.unique(marks.step[rows], return_index=True)  # rows are sorted by start
+    return np.sort(marks.start_ns[rows[first]])
 
 
 def _layout(passes: list[_Pass]) -> _Sizes:

@@ -19,6 +19,7 @@ from ddpprof.report.horovod import horovod_report
 from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
 from ddpprof.report.observed import observe
 from ddpprof.report.outside import outside_ddp
+from ddpprof.report.own_reduction import own_reduction
 from ddpprof.report.ranks import bucket_steps, rank_report
 from ddpprof.report.several_devices import data_parallel_report, device_loads
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
@@ -36,7 +37,8 @@ def build_report(run: Run) -> Report:
     records = [rank.record for rank in run.ranks if rank.record]
     memory = memory_of_ranks(records)
     rpc = tuple(one for record in records if (one := measure_rpc(record)) is not None)
-    job = _job(run, modules)
+    job, own = _job(run, modules), own_reduction(run.ranks)
+    observed = observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel, memory, rpc)
     return Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
@@ -44,9 +46,7 @@ def build_report(run: Run) -> Report:
         missing=(*run.missing, *_notes(run), *_idle_steps(ranks), *traced.notes, *mismatches),
         ranks=ranks,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
-        findings=find(
-            observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel, memory, rpc)
-        ),
+        findings=find(replace(observed, own_reduction=own)),
         kernels=kernels_of_first_rank(run.ranks),
         slowdown=slowdown,
         across=across,
@@ -55,6 +55,7 @@ def build_report(run: Run) -> Report:
         memory=memory,
         rpc=rpc,
         attempts=summarise_attempts(run.attempts),
+        own_reduction=own,
     )
 
 

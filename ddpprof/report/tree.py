@@ -26,6 +26,7 @@ from ddpprof.measures.kernels import KernelSummary
 from ddpprof.measures.late_gradients import LateGradient
 from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
+from ddpprof.measures.own_reduction import OwnReduction
 from ddpprof.measures.recorded import RecordedBreakdown
 from ddpprof.measures.rpc import RankRpc
 from ddpprof.measures.stragglers import Stragglers
@@ -230,3 +231,5 @@ class Report:
     """of a Horovod timeline, which tells nothing else"""
     attempts: tuple[AttemptSummary, ...] = ()
     """where torchrun started the job more than once; the rest is of one of them"""
+    own_reduction: OwnReduction | None = None
+    """gradients that hooks of the script reduce, without torch's DDP: per step, of the rank that exposes least"""

@@ -14,6 +14,7 @@ from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.layout import Section
 from ddpprof.render.sections.memory import memory_table
 from ddpprof.render.sections.outside import outside_table
+from ddpprof.render.sections.own_reduction import own_reduction_line
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
 from ddpprof.render.sections.rpc import rpc_table
 from ddpprof.render.sections.several_devices import data_parallel_lines, data_parallel_table, device_table
@@ -25,6 +26,7 @@ _MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
     attempt_table,
     job_lines,
     data_parallel_lines,
+    own_reduction_line,
     missing_lines,
     unusual_steps_line,
     step_bars,

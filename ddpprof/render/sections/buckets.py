@@ -14,6 +14,7 @@ _WHAT_THE_COLUMNS_MEAN = (
     "ready: all its gradients are there; late: the rank that launches it last in most steps, and how long after the "
     "first"
 )
+_NOT_OF_DDP = "found in the trace by order and size; those that are sent after the backward pass are not among them"
 _FROM_A_TRACE_ALONE = (
     "found in the trace by order and size; which parameters are in them and when they were ready, only a recording "
     "tells: ddpprof trace train.py"
@@ -26,12 +27,14 @@ def bucket_tables(report: Report) -> Iterable[Section]:
         return
     note = cut_off(len(report.buckets), _MAX_BUCKETS, "buckets")
     recorded = any(bucket.first_parameter is not None for bucket in buckets)
+    alone = _FROM_A_TRACE_ALONE if report.own_reduction is None else _NOT_OF_DDP
+    since = "the end of the forward" if report.own_reduction is None else "the backward pass began"
     names = ("bucket", "MB", "params", "ready", "launched", "started", "finished", "late")
     yield Table(
-        "Gradient buckets, ms after the end of the forward (medians)",
+        f"Gradient buckets, ms after {since} (medians)",
         tuple(Column(name, name != "late") for name in names),
         tuple(_times(report, bucket) for bucket in buckets),
-        _WHAT_THE_COLUMNS_MEAN if recorded else notes(_FROM_A_TRACE_ALONE, note),
+        _WHAT_THE_COLUMNS_MEAN if recorded else notes(alone, note),
     )
     if recorded:
         of_parameters = ("first parameter", "last parameter", "slowest gradient")
