@@ -30,7 +30,8 @@ test-slow: $(TEST)/wheel ## the tests that take minutes
 lint: $(TEST)/linted
 
 bench: $(TEST)/wheel ## what recording and starting cost
-	$(OUTSIDE) $(CHECKOUT)/analyses/recording_cost/run.py $(BENCH)
+	$(OUTSIDE) $(CHECKOUT)/analyses/recording_cost/collect.py --rounds 40 --out $(CHECKOUT)/bench-results $(BENCH)
+	$(OUTSIDE) $(CHECKOUT)/analyses/recording_cost/analyse.py $(CHECKOUT)/bench-results
 
 studies: $(TEST)/wheel ## numbers and pictures of analyses/ from its recordings. COLLECT=1: record anew; STUDY=NAME: one
 	@set -e; for study in $(STUDY); do \

@@ -1,10 +1,10 @@
-"""What does ddpprof cost while it records, while it does not, and when it starts?
+"""Time steps with and without ddpprof, in turn, and the start of its commands.
 
-    make bench                     all of it, a few minutes
-    python run.py --rounds 5       quicker, noisier
+python analyses/recording_cost/collect.py                              thirty rounds, five minutes or more
+python analyses/recording_cost/collect.py --rounds 40 --out FOLDER     leave the committed times alone
 
-Every ratio is measured within one run: conditions alternate block by block in the same processes, so that a slow minute
-of the machine hits all of them. A second block without ddpprof (`bare again`) shows how far from 1 mere noise gets.
+Conditions alternate block by block in the same processes, so that a slow minute of the machine hits all of them. A
+second block without ddpprof (`bare again`) shows how far from 1 mere noise gets.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from study import RECORDINGS, as_json
+
+HERE = Path(__file__).resolve().parent
+CASES = ("default buckets", "fifty tiny buckets")
 STEPS_PER_BLOCK = 8
 SETTLE = 3
 """Steps at the start of a block that are not counted: ddpprof attaches in the first."""
-TARGETS = {
-    ("default buckets", "light"): 1.01,
-    ("fifty tiny buckets", "light"): 1.03,
-    ("default buckets", "outside"): 1.01,
-}
 CONDITIONS = ("bare", "bare again", "outside", "light")
 
 
@@ -104,20 +104,7 @@ def measure_training(case: str, world_size: int, rounds: int) -> dict[str, objec
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(train, args=(world_size, port, case, rounds, folder), nprocs=world_size)
         result = json.loads(Path(folder, "result.json").read_text())
-    bare = result["means"]["bare"]
-    ratios = {}
-    for condition in CONDITIONS[1:]:
-        pairs = [with_it / without for with_it, without in zip(result["means"][condition], bare, strict=True)]
-        low, high = bootstrap(pairs)
-        ratios[condition] = {"ratio": statistics.median(pairs), "low": low, "high": high}
-    return {"step_ms": statistics.median(bare) * 1e3, "buckets": result["buckets"], "rounds": rounds, "ratios": ratios}
-
-
-def bootstrap(values: list[float]) -> tuple[float, float]:
-    """95 % interval of the median."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
-    return medians[50], medians[1949]
+    return {"buckets": result["buckets"], "mean_step_s": result["means"]}
 
 
 def seconds(command: list[str]) -> float:
@@ -126,8 +113,8 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - began
 
 
-def measure_start(rounds: int) -> dict[str, float]:
-    """Start-up, interleaved. Milliseconds."""
+def measure_start(rounds: int) -> dict[str, list[float]]:
+    """Seconds of each start, in turn."""
     sample = next(Path(__file__).resolve().parents[2].glob("sample_traces/*-2ranks"))
     commands = {
         "bare python": [sys.executable, "-c", ""],
@@ -138,39 +125,24 @@ def measure_start(rounds: int) -> dict[str, float]:
     for _ in range(rounds):
         for name, command in commands.items():
             times[name].append(seconds(command))
-    return {name: statistics.median(values) * 1e3 for name, values in times.items()}
-
-
-def show(case: str, world_size: int, found: dict[str, object]) -> None:
-    print(f"\n{case}, {world_size} rank(s): {found['buckets']} buckets, step {found['step_ms']:.1f} ms")
-    for condition, ratio in found["ratios"].items():  # type: ignore[attr-defined]
-        target = TARGETS.get((case, condition))
-        verdict = f"  target {target}: {'met' if ratio['ratio'] <= target else 'missed'}" if target else ""
-        interval = f"[{ratio['low']:.4f}, {ratio['high']:.4f}]"
-        print(f"  {condition:<11} {ratio['ratio']:.4f}  95 % {interval}{verdict}", flush=True)
+    return times
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--out", type=Path, help="write the numbers to this file, as JSON")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=HERE / RECORDINGS, help="the folder for times.json")
     options = parser.parse_args()
-    start = measure_start(max(3, options.rounds // 2))
-    print(
-        f"start-up: bare python {start['bare python']:.0f} ms, --help +{start['--help'] - start['bare python']:.0f} ms"
-    )
-    print(f"          ddpprof report on a small run {start['report']:.0f} ms", flush=True)
+    starts = measure_start(max(3, options.rounds // 2))
     training = {}
     for world_size in (1, 2):
-        for case in ("default buckets", "fifty tiny buckets"):
-            found = measure_training(case, world_size, options.rounds)
-            training[f"{case}, {world_size} rank{'s' if world_size > 1 else ''}"] = found
-            show(case, world_size, found)
-    if options.out:
-        import torch
-
-        about = {"python": platform.python_version(), "torch": torch.__version__, "cores": os.cpu_count()}
-        options.out.write_text(json.dumps({"machine": about, "start_ms": start, "training": training}, indent=1) + "\n")
+        for case in CASES:
+            name = f"{case}, {world_size} rank{'s' if world_size > 1 else ''}"
+            print(f"{name}: {options.rounds} rounds", flush=True)
+            training[name] = measure_training(case, world_size, options.rounds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    content = {"python": platform.python_version(), "cores": os.cpu_count(), "start_s": starts, "training": training}
+    (options.out / "times.json").write_text(as_json(content), encoding="utf-8")
 
 
 if __name__ == "__main__":
