@@ -30,8 +30,8 @@ def _of_curve(curve: dict[str, Any]) -> dict[str, Any]:
     return {
         "hosts": points[0]["nproc"],
         "points": [{"batch": round(point["size"]), "step_ms": ms(point["step_ns"])} for point in points],
-        "constant_ms": ms(model["constant"]),
-        "slope_us": round(model["slope"] / 1e3, 2),
+        "constant_ms": ms(model["constant_ns"]),
+        "slope_us": round(model["slope_ns"] / 1e3, 2),
         "error": round(model["relative_error"], 3),
     }
 

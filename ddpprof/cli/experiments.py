@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.trace import count, default_out, positive
@@ -179,6 +177,9 @@ def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]
 
 def _run_trials(directory: Path, experiment: Experiment) -> bool:
     """Whether it was interrupted."""
+    from datetime import timedelta
+    from statistics import median
+
     from ddpprof.experiment.conduct import conduct, remaining
 
     trials = remaining(directory, experiment)
@@ -204,6 +205,8 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
 
 
 def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Ended) -> str:
+    from statistics import median
+
     from ddpprof.load.record import load_record
     from ddpprof.measures.step_times import timed_steps
     from ddpprof.rundir import ranks_in

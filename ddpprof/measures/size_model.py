@@ -1,6 +1,6 @@
 """How does a time grow with a size, and from which size on is one configuration faster than another?
 
-    time      = constant + slope × size, but never below `floor_time`
+    time      = constant + slope × size, but never below a floor
     crossover = (constant_b - constant_a) / (slope_a - slope_b)
 
 Small sizes may all take the same time: launching the work takes longer than doing it. Where that describes the times
@@ -28,19 +28,18 @@ _Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SizeModel:
-    """Times in the unit in which they were given."""
-
-    constant: float
-    slope: float
-    floor_time: float | None
+    constant_ns: float
+    slope_ns: float
+    """per unit of size"""
+    floor_ns: float | None
     """``None`` where the line holds from the smallest size on"""
     floor_until: float | None
     """the largest size of the floor"""
     relative_error: float
     """root mean square over the points, as a fraction of the time"""
 
-    def time(self, size: float) -> float:
-        return max(self.constant + self.slope * size, self.floor_time or 0.0)
+    def time_ns(self, size: float) -> float:
+        return max(self.constant_ns + self.slope_ns * size, self.floor_ns or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,9 @@ class Crossover:
     """slope of the one that is faster below, over that of the one that is faster above"""
 
 
-def fit_size_model(sizes: Sequence[float], times: Sequence[float]) -> SizeModel | None:
+def fit_size_model(sizes: Sequence[float], times_ns: Sequence[float]) -> SizeModel | None:
     """A size may come several times. ``None`` for fewer than three sizes."""
-    x, y = _sorted(sizes, times)
+    x, y = _sorted(sizes, times_ns)
     return _fit(x, y) if len(np.unique(x)) >= _LEAST_ON_LINE else None
 
 
@@ -72,7 +71,7 @@ def find_crossover(
     size = _meet(*models)
     if size is None:
         return None
-    steep, flat = sorted((model.slope for model in models), reverse=True)
+    steep, flat = sorted((model.slope_ns for model in models), reverse=True)
     random = np.random.default_rng(0)
     drawn = [_redrawn(x, y, model, random) for (x, y), model in zip(points, models, strict=True)]
     sides = [_side(one, two) for one, two in zip(*drawn, strict=True)]
@@ -80,8 +79,8 @@ def find_crossover(
     return Crossover(size, float(low) if low > 0 else None, float(high) if np.isfinite(high) else None, steep / flat)
 
 
-def _sorted(sizes: Sequence[float], times: Sequence[float]) -> tuple[_Values, _Values]:
-    x, y = np.asarray(sizes, np.float64), np.asarray(times, np.float64)
+def _sorted(sizes: Sequence[float], times_ns: Sequence[float]) -> tuple[_Values, _Values]:
+    x, y = np.asarray(sizes, np.float64), np.asarray(times_ns, np.float64)
     order = np.argsort(x, kind="stable")
     return x[order], y[order]
 
@@ -118,9 +117,9 @@ def _line(x: _Values, y: _Values) -> tuple[float, float]:
 
 
 def _meet(a: SizeModel, b: SizeModel) -> float | None:
-    if isclose(a.slope, b.slope, rel_tol=1e-6):
+    if isclose(a.slope_ns, b.slope_ns, rel_tol=1e-6):
         return None
-    size = (b.constant - a.constant) / (a.slope - b.slope)
+    size = (b.constant_ns - a.constant_ns) / (a.slope_ns - b.slope_ns)
     return size if size > 0 else None
 
 
@@ -129,12 +128,12 @@ def _side(a: SizeModel, b: SizeModel) -> float:
     size = _meet(a, b)
     if size is not None:
         return size
-    steep, flat = (a, b) if a.slope > b.slope else (b, a)
-    return 0.0 if steep.constant >= flat.constant else float("inf")
+    steep, flat = (a, b) if a.slope_ns > b.slope_ns else (b, a)
+    return 0.0 if steep.constant_ns >= flat.constant_ns else float("inf")
 
 
 def _redrawn(x: _Values, y: _Values, model: SizeModel, random: np.random.Generator) -> list[SizeModel]:
-    fitted = np.array([model.time(size) for size in x])
-    num_parameters = 2 if model.floor_time is None else 4
+    fitted = np.array([model.time_ns(size) for size in x])
+    num_parameters = 2 if model.floor_ns is None else 4
     residuals = (y / fitted - 1) * sqrt(len(x) / max(1, len(x) - num_parameters))
     return [_fit(x, fitted * (1 + random.choice(residuals, len(x)))) for _ in range(_DRAWS)]

@@ -52,7 +52,7 @@ def _sweep(axes: Any, report: SweepReport) -> None:
         if curve.model is not None:
             sizes = [point.size for point in curve.points if point.size is not None]
             x = np.geomspace(min(sizes), max(sizes), 200)
-            axes.plot(x, [curve.model.time(size) / 1e6 for size in x], "-", color=colour, linewidth=1.2)
+            axes.plot(x, [curve.model.time_ns(size) / 1e6 for size in x], "-", color=colour, linewidth=1.2)
     for found in report.crossovers:
         axes.axvline(found.crossover.size, color="#666666", linewidth=1, linestyle="--")
         if found.crossover.low is not None and found.crossover.high is not None:

@@ -131,7 +131,7 @@ def _crossover(a: SweepCurve, b: SweepCurve) -> SweepCrossover | None:
     found = find_crossover(_times(a.points), _times(b.points))
     if found is None or a.model is None or b.model is None:
         return None
-    below, above = (a, b) if a.model.slope > b.model.slope else (b, a)
+    below, above = (a, b) if a.model.slope_ns > b.model.slope_ns else (b, a)
     ranges = [[point.size for point in curve.points if point.size is not None] for curve in (a, b)]
     inside = all(min(sizes) <= found.size <= max(sizes) for sizes in ranges)
     return SweepCrossover(below.configuration, above.configuration, found, inside)

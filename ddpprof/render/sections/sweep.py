@@ -22,7 +22,7 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
                 Column("error"),
             ),
             tuple(
-                (clean(name), ms(m.constant), f"{m.slope / 1e6:.4g}", ms(m.floor_time), f"{m.relative_error:.1%}")
+                (clean(name), ms(m.constant_ns), f"{m.slope_ns / 1e6:.4g}", ms(m.floor_ns), f"{m.relative_error:.1%}")
                 for name, m in models
             ),
             "error: root mean square of what the model misses, of the time",

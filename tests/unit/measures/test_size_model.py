@@ -23,18 +23,18 @@ def line(constant: float, slope: float, floor: float = 0.0) -> list[float]:
 def test_a_straight_line_is_found() -> None:
     model = fit_size_model(SIZES, line(10, 3))
     assert model is not None
-    assert (model.constant, model.slope) == (pytest.approx(10), pytest.approx(3))
-    assert model.floor_time is None
+    assert (model.constant_ns, model.slope_ns) == (pytest.approx(10), pytest.approx(3))
+    assert model.floor_ns is None
     assert model.relative_error == pytest.approx(0, abs=1e-9)
-    assert model.time(100) == pytest.approx(310)
+    assert model.time_ns(100) == pytest.approx(310)
 
 
 def test_a_floor_is_found() -> None:
     model = fit_size_model(SIZES, line(10, 3, floor=40))
     assert model is not None
-    assert (model.constant, model.slope) == (pytest.approx(10), pytest.approx(3))
-    assert (model.floor_time, model.floor_until) == (pytest.approx(40), 8.0)
-    assert model.time(1) == pytest.approx(40)
+    assert (model.constant_ns, model.slope_ns) == (pytest.approx(10), pytest.approx(3))
+    assert (model.floor_ns, model.floor_until) == (pytest.approx(40), 8.0)
+    assert model.time_ns(1) == pytest.approx(40)
 
 
 def test_the_order_of_the_points_is_of_no_account() -> None:
