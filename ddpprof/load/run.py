@@ -88,7 +88,9 @@ def _recorded_run(directory: Path) -> Run:
     about = _read_run_file(directory)
     present = ranks_in(directory)
     if not present:
-        raise NotARun(f"{directory} holds no rank: the job ended before DDP was set up. {_how_to_record(directory)}")
+        raise NotARun(
+            f"{directory} holds no rank: the job ended before DDP had averaged gradients in a few steps. {_how_to_record(directory)}"
+        )
     expects_trace = about.settings.get("profiler") is not False
     loaded = [load_rank(directory, rank, expects_trace) for rank in present]
     ranks = tuple(one.rank for one in loaded if one.rank is not None)
