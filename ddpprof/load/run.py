@@ -89,7 +89,8 @@ def _recorded_run(directory: Path) -> Run:
     present = ranks_in(directory)
     if not present:
         raise NotARun(
-            f"{directory} holds no rank: the job ended before DDP had averaged gradients in a few steps. {_how_to_record(directory)}"
+            f"{directory} holds no rank: the job ended before DDP had averaged gradients in a few steps. "
+            f"{_how_to_record(directory)}"
         )
     expects_trace = about.settings.get("profiler") is not False
     loaded = [load_rank(directory, rank, expects_trace) for rank in present]
