@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from ddpprof.findings.finding import Finding, Observed
+from ddpprof.findings.finding import Finding, Observed, names
 from ddpprof.measures.memory import Holder, RankMemory, devices_of_job, processes_of_job
 
 _MUCH_BYTES = 256 * 2**20
 _MUCH = 0.25
 """above the others"""
+_MOST_LISTED = 8
+"""ranks"""
 
 
 def _gb(num_bytes: float) -> str:
@@ -25,7 +27,7 @@ def memory_of_others(o: Observed) -> Iterator[Finding]:
             if not use.is_own:
                 strangers.setdefault((rank.host, use.index), []).append((rank, use.reserved_bytes))
     for (host, index), held in strangers.items():
-        listed = ", ".join(str(rank.rank) for rank, _ in held[:8]) + (" …" if len(held) > 8 else "")
+        listed = names([str(rank.rank) for rank, _ in held], _MOST_LISTED)
         yield Finding(
             "memory-of-others",
             f"Rank{'s' if len(held) > 1 else ''} {listed} hold{'' if len(held) > 1 else 's'} a context on GPU {index}, "
@@ -46,12 +48,12 @@ def memory_imbalance(o: Observed) -> Iterator[Finding]:
     for holder, usual in outliers[:1]:
         on_device = holder.device is not None
         what = f"GPU {holder.device}" if on_device else f"Rank {holder.ranks[0]}"
-        listed = ", ".join(map(str, holder.ranks[:8]))
+        listed = names([*map(str, holder.ranks)], _MOST_LISTED)
         yield Finding(
             "memory-imbalance",
             f"{what} holds {_gb(holder.num_bytes - usual)} more than the others",
             f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory, the others "
-            f"{_gb(usual)} (median)" + (f"; rank{'s' if len(holder.ranks) > 1 else ''} {listed} on {holder.host}"),
+            f"{_gb(usual)} (median); rank{'s' if len(holder.ranks) > 1 else ''} {listed} on {holder.host}",
             _advice(o, holder),
             None,
         )

@@ -103,14 +103,15 @@ class Holder:
 
 
 def devices_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
-    """Each accelerator once, whatever index the ranks see it under, with what all of them have reserved on it.
+    """Each accelerator on which a rank trains, once, with what all ranks have reserved on it.
 
     Without identities an index means the same device to every rank of a host.
     """
+    uses = [(rank, use, (rank.host, use.uuid or use.index)) for rank in ranks for use in rank.devices]
+    trained_on = {key for _, use, key in uses if use.is_own}
     found: dict[tuple[str, str | int], Holder] = {}
-    for rank in ranks:
-        for use in rank.devices:
-            key = (rank.host, use.uuid if use.uuid is not None else use.index)
+    for rank, use, key in uses:
+        if key in trained_on:
             before = found.get(key, Holder(rank.host, use.index, (), 0))
             found[key] = Holder(
                 rank.host, before.device, (*before.ranks, rank.rank), before.num_bytes + use.reserved_bytes

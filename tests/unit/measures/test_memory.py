@@ -63,8 +63,8 @@ def rank(number: int, *devices: DeviceUse, **changes: Any) -> RankMemory:
     return RankMemory(rank=number, devices=devices, **given)
 
 
-def use(index: int, reserved: int, uuid: str | None = None) -> DeviceUse:
-    return DeviceUse(index, True, reserved, reserved, reserved, None, uuid)
+def use(index: int, reserved: int, uuid: str | None = None, is_own: bool = True) -> DeviceUse:
+    return DeviceUse(index, is_own, reserved, reserved, reserved, None, uuid)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,11 @@ def use(index: int, reserved: int, uuid: str | None = None) -> DeviceUse:
             [rank(0, use(0, 5), host="a"), rank(1, use(0, 6), host="b")],
             [Holder("a", 0, (0,), 5), Holder("b", 0, (1,), 6)],
             id="two-hosts",
+        ),
+        pytest.param(
+            [rank(0, use(0, 0, is_own=False), use(1, 5)), rank(1, use(1, 1, is_own=False), use(2, 5))],
+            [Holder("node", 1, (0, 1), 6), Holder("node", 2, (1,), 5)],
+            id="not-where-nobody-trains",
         ),
     ],
 )
