@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddpprof.events import DdpModule, Rank
 from ddpprof.measures.outside import OutsideCalls, measure_outside, summarise_outside
-from ddpprof.report.ranks import baseline_steps, training_steps, whole_steps
+from ddpprof.report.ranks import training_steps, whole_steps
 
 
 def outside_ddp(ranks: Sequence[Rank], modules: Sequence[DdpModule]) -> tuple[OutsideCalls, ...] | None:
@@ -18,8 +18,9 @@ def outside_ddp(ranks: Sequence[Rank], modules: Sequence[DdpModule]) -> tuple[Ou
 def _steps(rank: Rank, parameters: Sequence[Sequence[int]]) -> list[tuple[OutsideCalls, ...] | None]:
     if rank.trace is None:
         return []
-    left_out = set(baseline_steps(rank))
-    steps = [step for step in whole_steps(rank.trace, training_steps(rank.record)) if step not in left_out]
-    recorded = {step.number: step for step in training_steps(rank.record)}
-    numbers = rank.trace.steps
-    return [measure_outside(rank.trace, step, parameters, recorded.get(numbers[step].number)) for step in steps]
+    recorded, numbers = training_steps(rank.record), rank.trace.steps
+    by_number = {step.number: step for step in recorded}
+    return [
+        measure_outside(rank.trace, step, parameters, by_number.get(numbers[step].number))
+        for step in whole_steps(rank.trace, recorded)
+    ]

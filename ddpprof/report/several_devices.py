@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpprof.events import Rank, Trace
-from ddpprof.measures.data_parallel import measure_data_parallel, median_data_parallel
+from ddpprof.events import Rank
+from ddpprof.measures.data_parallel import DataParallelStep, measure_data_parallel, median_data_parallel
 from ddpprof.measures.devices import DeviceLoad, measure_devices, median_load
-from ddpprof.report.ranks import baseline_steps, training_steps, whole_steps
+from ddpprof.report.ranks import training_steps, whole_steps
 from ddpprof.report.tree import DataParallelReport
 
 
@@ -15,8 +15,7 @@ def data_parallel_report(ranks: Sequence[Rank]) -> DataParallelReport | None:
     """Of the first rank that uses it: there is no other, but where each host runs a job of its own."""
     for rank in ranks:
         modules = rank.record.data_parallel if rank.record is not None else ()
-        trace, steps = rank.trace, _steps(rank)
-        measured = median_data_parallel([measure_data_parallel(trace, step) for step in steps]) if trace else None
+        measured = _measured(rank)
         if modules or measured is not None:
             return DataParallelReport(rank.rank, modules, measured)
     return None
@@ -26,12 +25,12 @@ def device_loads(rank: Rank) -> tuple[DeviceLoad, ...]:
     """Medians over the rank's steps; empty where it has one device."""
     if rank.trace is None:
         return ()
-    trace: Trace = rank.trace
-    return median_load([measure_devices(trace, step) for step in _steps(rank)])
+    steps = whole_steps(rank.trace, training_steps(rank.record))
+    return median_load([measure_devices(rank.trace, step) for step in steps])
 
 
-def _steps(rank: Rank) -> list[int]:
+def _measured(rank: Rank) -> DataParallelStep | None:
     if rank.trace is None:
-        return []
-    left_out = set(baseline_steps(rank))
-    return [step for step in whole_steps(rank.trace, training_steps(rank.record)) if step not in left_out]
+        return None
+    steps = whole_steps(rank.trace, training_steps(rank.record))
+    return median_data_parallel([measure_data_parallel(rank.trace, step) for step in steps])
