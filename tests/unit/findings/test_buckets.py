@@ -1,0 +1,203 @@
+"""Rules about buckets: each fires with the exact gain, and not below its threshold."""
+
+from typing import Any
+
+import pytest
+from observations import HELD, LATE, MS, observed, of_mib, only
+
+from ddpprof.events import DdpModule
+from ddpprof.findings import Observed, find
+
+# Two buckets; the last one (8 MiB in 8 parameters) is ready 40 ms after the first.
+SPLIT = of_mib([1], [1] * 8)
+
+
+TIMES = [{"ready_ns": 10 * MS, "transfer_ns": 2 * MS}, {"ready_ns": 50 * MS, "transfer_ns": 16 * MS}]
+
+
+@pytest.mark.parametrize(
+    ("o", "gain_ns", "advice"),
+    [
+        pytest.param(
+            observed(SPLIT, TIMES, trailing_ns=12 * MS), 21 * MS // 2, "bucket_cap_mb=2) leaves 1.0 MB",
+            id="smaller-last-bucket",
+        ),
+        pytest.param(
+            observed(of_mib([1], [8]), TIMES, trailing_ns=12 * MS), 8 * MS, "fp16_compress_hook",
+            id="one-parameter-cannot-be-cut",
+        ),
+        pytest.param(
+            observed(of_mib([8]), TIMES[1:], trailing_ns=5 * MS), 5 * MS, "fp16_compress_hook", id="the-only-parameter"
+        ),
+        pytest.param(
+            observed(of_mib([30], [30], [30]), [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)],
+                     trailing_ns=70 * MS),
+            45 * MS, "fp16_compress_hook", id="the-link-is-the-bottleneck",
+        ),
+        pytest.param(
+            observed(of_mib([30], [30], [30]), [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)],
+                     trailing_ns=70 * MS, backend="nccl"),
+            45 * MS, "bf16_compress_hook", id="the-link-is-the-bottleneck-nccl",
+        ),
+        pytest.param(
+            observed(of_mib([30], [30], [30], comm_hook="powerSGD_hook"),
+                     [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)], trailing_ns=20 * MS),
+            20 * MS, "Send fewer bytes: accumulate", id="no-second-hook",
+        ),
+    ],
+)  # fmt: skip
+def test_trailing_communication(o: Observed, gain_ns: int, advice: str) -> None:
+    finding = only(o)
+    assert (finding.rule, finding.gain_ns) == ("trailing-communication", gain_ns)
+    assert advice in finding.advice
+
+
+@pytest.mark.parametrize(
+    "o",
+    [
+        pytest.param(observed(SPLIT, TIMES, trailing_ns=1_142_856), id="gain-below-one-percent"),
+        pytest.param(observed(SPLIT, TIMES, trailing_ns=None), id="not-measured"),
+        pytest.param(observed(SPLIT, TIMES, trailing_ns=12 * MS, step_ns=None), id="step-not-measured"),
+        pytest.param(observed(SPLIT, [{}, {}], trailing_ns=12 * MS), id="buckets-not-paired"),
+        pytest.param(observed(trailing_ns=12 * MS), id="no-record"),
+        pytest.param(
+            observed(
+                of_mib(*[[0.9]] * 3),
+                [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)],
+                trailing_ns=70 * MS,
+            ),
+            id="latency-is-no-matter-of-bytes",
+        ),
+        pytest.param(observed(of_mib([0.5]), TIMES[1:], trailing_ns=12 * MS), id="nothing-to-halve"),
+    ],
+)
+def test_no_trailing_communication(o: Observed) -> None:
+    assert find(o) == ()
+
+
+# Eight layers of 1 MiB, a gradient every 10 ms, 9 ms each on the link: 7 + 1 in flight together from 80 ms on.
+SEVEN_AND_ONE = [
+    {"first_ready_ns": 10 * MS, "ready_ns": 70 * MS, "transfer_ns": 72 * MS, "finished_ns": 142 * MS},
+    {"first_ready_ns": 80 * MS, "ready_ns": 80 * MS, "transfer_ns": 18 * MS, "finished_ns": 98 * MS},
+]
+
+
+def test_what_trails_behind_a_small_last_bucket_is_the_large_one_before_it() -> None:
+    module = of_mib([1] * 7, [1])
+    found = find(observed(module, SEVEN_AND_ONE, trailing_ns=62 * MS, exposed_ns=62 * MS))
+    assert "trailing-communication" not in [finding.rule for finding in found]
+    (cut,) = [finding for finding in found if finding.rule == "buckets-too-large"]
+    assert cut.gain_ns == round(72 * MS * (1 - 2 / 7))
+
+
+def test_a_large_bucket_is_no_excuse_for_a_slow_link() -> None:
+    """144 ms on the link, of which 18 ms are shared, do not fit into 70 ms of backward whatever the buckets."""
+    slow = [{**SEVEN_AND_ONE[0], "transfer_ns": 144 * MS, "finished_ns": 214 * MS}, SEVEN_AND_ONE[1]]
+    found = find(observed(of_mib([1] * 7, [1]), slow, trailing_ns=134 * MS, exposed_ns=134 * MS))
+    (link,) = [finding for finding in found if finding.rule == "trailing-communication"]
+    assert link.title.startswith("The link is the bottleneck")
+    assert "need 144.00 ms of transfer, and 70.00 ms of backward" in link.evidence
+
+
+LARGE = {"first_ready_ns": 10 * MS, "ready_ns": 60 * MS, "transfer_ns": 20 * MS}
+
+
+@pytest.mark.parametrize(
+    ("module", "known", "exposed_ns", "gain_ns"),
+    [
+        pytest.param(of_mib([1] * 8), [LARGE], 30 * MS, 15 * MS, id="a-quarter-is-left-of-the-transfer"),
+        pytest.param(of_mib([1] * 8), [LARGE], 9 * MS, 9 * MS, id="never-more-than-is-exposed"),
+        pytest.param(
+            of_mib([1] * 8), [{**LARGE, "ready_ns": 17 * MS}], 30 * MS, 7 * MS, id="never-more-than-it-starts-late"
+        ),
+        pytest.param(of_mib([4] + [1] * 4), [LARGE], 30 * MS, 10 * MS, id="down-to-its-largest-parameter"),
+        pytest.param(of_mib([1] * 8, [1] * 2), [LARGE, {}], 30 * MS, 15 * MS, id="the-first-of-two"),
+        pytest.param(of_mib([1] * 8, [1] * 2), [LARGE, {}], MS - 1, None, id="exposed-below-one-percent"),
+        pytest.param(of_mib([1] * 8), [LARGE], None, None, id="exposed-not-measured"),
+        pytest.param(of_mib([1] * 8), [{}], 30 * MS, None, id="bucket-not-timed"),
+        pytest.param(of_mib([0.5] * 3), [LARGE], 30 * MS, None, id="little"),
+        pytest.param(of_mib([7, 0.5, 0.5]), [LARGE], 30 * MS, None, id="one-parameter-cannot-be-cut"),
+        pytest.param(of_mib([1] * 5, [1] * 5), [LARGE, {}], 30 * MS, None, id="half-of-all"),
+    ],
+)
+def test_buckets_too_large(module: DdpModule, known: Any, exposed_ns: int | None, gain_ns: int | None) -> None:
+    findings = [f for f in find(observed(module, known, exposed_ns=exposed_ns)) if f.rule == "buckets-too-large"]
+    assert [f.gain_ns for f in findings] == ([] if gain_ns is None else [gain_ns])
+
+
+TINY = of_mib(*[[0.25]] * 6, bucket_cap_mb=0.1)
+
+
+@pytest.mark.parametrize(
+    ("module", "transfer_ns", "exposed_ns", "gain_ns"),
+    [
+        pytest.param(TINY, MS, 9 * MS, 4 * MS, id="all-but-two-that-ddp-would-make"),
+        pytest.param(TINY, MS, 3 * MS, 3 * MS, id="never-more-than-is-exposed"),
+        pytest.param(TINY, MS // 4, 9 * MS, MS, id="exactly-one-percent"),
+        pytest.param(TINY, MS // 4 - 1, 9 * MS, None, id="below-one-percent"),
+        pytest.param(TINY, None, 9 * MS, None, id="transfer-not-measured"),
+        pytest.param(TINY, MS, None, None, id="exposed-not-measured"),
+        pytest.param(of_mib(*[[0.25]] * 3), MS, 9 * MS, None, id="three"),
+        pytest.param(of_mib(*[[1]] * 6), MS, 9 * MS, None, id="large-enough"),
+    ],
+)
+def test_buckets_too_small(
+    module: DdpModule, transfer_ns: int | None, exposed_ns: int | None, gain_ns: int | None
+) -> None:
+    known = [{"transfer_ns": transfer_ns}] * len(module.buckets)
+    findings = find(observed(module, known, exposed_ns=exposed_ns))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([] if gain_ns is None else [("buckets-too-small", gain_ns)])
+
+
+FIRST = [{"first_ready_ns": 10 * MS, "ready_ns": 30 * MS}, {"ready_ns": 50 * MS}]
+
+
+@pytest.mark.parametrize(
+    ("module", "known", "advice"),
+    [
+        pytest.param(of_mib([1] * 8, [1] * 8, bucket_cap_mb=8.0), FIRST, "bucket_cap_mb_list=[1, 8]", id="cap-of-8"),
+        pytest.param(of_mib([1] * 25, [1] * 8), FIRST, "leave bucket_cap_mb out", id="default-cap-given-by-hand"),
+        pytest.param(
+            of_mib([1] * 25, [1] * 8, has_bucket_cap_mb_list=True), FIRST, "bucket_cap_mb_list=[1, 25]", id="cap-list"
+        ),
+        pytest.param(of_mib([8, 0.1], [1] * 8), FIRST, None, id="one-parameter-cannot-be-cut"),
+        pytest.param(of_mib([1] * 2, [1] * 8), FIRST, None, id="small-already"),
+        pytest.param(of_mib([1] * 25), FIRST[:1], None, id="the-only-bucket"),
+        pytest.param(of_mib([1] * 8, [1] * 8), [{**FIRST[0], "ready_ns": 20 * MS}, FIRST[1]], None, id="fills-soon"),
+        pytest.param(of_mib([1] * 8, [1] * 8), [{}, {}], None, id="not-timed"),
+        pytest.param(
+            of_mib([1] * 8, [1] * 8, find_unused_parameters=True),
+            FIRST,
+            None,
+            id="not-without-rebuild",
+        ),
+    ],
+)
+def test_first_bucket_late(module: DdpModule, known: Any, advice: str | None) -> None:
+    findings = find(observed(module, known, exposed_ns=15 * MS))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([("first-bucket-late", 15 * MS)] if advice else [])
+    assert all(advice in f.advice for f in findings if advice)
+
+
+@pytest.mark.parametrize(
+    ("known", "exposed_ns", "gain_ns"),
+    [
+        pytest.param(LATE, 30 * MS, 16 * MS, id="what-the-next-bucket-waited"),
+        pytest.param([{**LATE[0], "slowest_parameter_delay_ns": 7 * MS}, *LATE[1:]], 30 * MS, 7 * MS, id="its-delay"),
+        pytest.param(LATE, 5 * MS, 5 * MS, id="never-more-than-is-exposed"),
+        pytest.param(LATE, MS - 1, None, id="below-one-percent"),
+        pytest.param(LATE, None, None, id="exposed-not-measured"),
+        pytest.param([LATE[0], {**LATE[1], "ready_ns": 40 * MS}, LATE[2]], 30 * MS, None, id="nobody-waited"),
+        pytest.param([{**LATE[0], "slowest_parameter_delay_ns": None}, *LATE[1:]], 30 * MS, None, id="delay-not-known"),
+    ],
+)
+def test_late_parameter(known: Any, exposed_ns: int | None, gain_ns: int | None) -> None:
+    findings = find(observed(HELD, known, exposed_ns=exposed_ns))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([] if gain_ns is None else [("late-parameter", gain_ns)])
+    assert all(f.title == "p1 holds back 2 buckets" for f in findings)
+
+
+def test_the_advice_on_a_late_parameter_depends_on_how_ddp_orders_buckets() -> None:
+    assert "rank 0's first backward pass" in only(observed(HELD, LATE, exposed_ns=30 * MS)).advice
+    searching = of_mib([1, 1], [2], [2], find_unused_parameters=True)
+    assert "Define p1 earlier" in only(observed(searching, LATE, exposed_ns=30 * MS)).advice

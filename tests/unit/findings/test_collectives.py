@@ -1,0 +1,64 @@
+"""Rules about collectives beside DDP."""
+
+from typing import Any
+
+import pytest
+from observations import MS, observed, only
+
+from ddpprof.findings import find
+from ddpprof.measures.outside import OutsideCalls, Place, Purpose
+
+
+def beside(purpose: Purpose, exposed_ns: int, **changes: Any) -> OutsideCalls:
+    given = {"place": Place.AFTER_OPTIMIZER, "kind": "all_reduce", "num_calls": 1, "num_bytes": 8, **changes}
+    return OutsideCalls(purpose=purpose, time_ns=2 * exposed_ns, exposed_ns=exposed_ns, **given)
+
+
+@pytest.mark.parametrize(
+    ("calls", "rule", "gain_ns", "says"),
+    [
+        pytest.param(
+            [beside(Purpose.PARAMETERS, 2 * MS, num_calls=6, num_bytes=400_000)], "parameter-averaging", 2 * MS,
+            "6 × all-reduce of 0.4 MB in all, between the optimizer and the next forward: 2.00 ms per step",
+            id="parameters",
+        ),
+        pytest.param(
+            [beside(Purpose.PARAMETERS, 2 * MS, place=Place.AFTER_BACKWARD)], "gradient-averaging", 2 * MS,
+            "averages already", id="gradients",
+        ),
+        pytest.param(
+            [beside(Purpose.FEW_NUMBERS, MS), beside(Purpose.FEW_NUMBERS, 2 * MS, kind="all_gather")],
+            "metrics-every-step", 3 * MS, "2 collectives of a few numbers in every step", id="metrics",
+        ),
+        pytest.param(
+            [beside(Purpose.OTHER, MS, num_bytes=None)], "metrics-every-step", MS, "--record-shapes",
+            id="of-unknown-size",
+        ),
+        pytest.param(
+            [beside(Purpose.BARRIER, MS, kind="barrier", num_bytes=None)], "barrier-in-loop", MS,
+            "A barrier stands in the training loop", id="barrier",
+        ),
+        pytest.param(
+            [beside(Purpose.BARRIER, MS, kind="barrier", num_calls=2, num_bytes=None)], "barrier-in-loop", MS,
+            "2 barriers stand in the training loop", id="two-barriers",
+        ),
+    ],
+)  # fmt: skip
+def test_collectives_beside_ddp(calls: list[OutsideCalls], rule: str, gain_ns: int, says: str) -> None:
+    finding = only(observed(outside=tuple(calls)))
+    assert (finding.rule, finding.gain_ns) == (rule, gain_ns)
+    assert says in finding.title + finding.evidence + finding.advice
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(beside(Purpose.PARAMETERS, MS - 1), id="below-one-percent"),
+        pytest.param(beside(Purpose.BARRIER, MS - 1), id="a-short-barrier"),
+        pytest.param(beside(Purpose.FEW_NUMBERS, MS, place=Place.FORWARD), id="the-models-own"),
+        pytest.param(beside(Purpose.OTHER, MS, num_bytes=1 << 20), id="large-for-what-nobody-knows"),
+        pytest.param(beside(Purpose.OTHER, MS, num_bytes=None, kind="all_to_all"), id="exchanges-data"),
+    ],
+)
+def test_collectives_beside_ddp_that_are_no_mistake(one: OutsideCalls) -> None:
+    assert find(observed(outside=(one,))) == ()

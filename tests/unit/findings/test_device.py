@@ -1,0 +1,37 @@
+"""Rules about the device."""
+
+import pytest
+from observations import MS, observed
+
+from ddpprof.findings import find
+
+
+@pytest.mark.parametrize(
+    ("lost_ns", "share", "backend", "advice"),
+    [
+        pytest.param(2 * MS, 0.5, "nccl", "NCCL_MAX_CTAS=8", id="nccl"),
+        pytest.param(2 * MS, 0.5, "gloo", "OMP_NUM_THREADS", id="gloo"),
+        pytest.param(2 * MS, 0.5, None, "fewer of the device's resources", id="other"),
+        pytest.param(2 * MS, 0.1, "nccl", None, id="hardly-known"),
+        pytest.param(MS // 2, 0.5, "nccl", None, id="small"),
+        pytest.param(-2 * MS, 0.5, "nccl", None, id="faster"),
+        pytest.param(None, None, "nccl", None, id="unknown"),
+    ],
+)
+def test_overlap_slowdown(lost_ns: int | None, share: float | None, backend: str | None, advice: str | None) -> None:
+    o = observed(slowdown_lost_ns=lost_ns, slowdown_ratio=1.25, slowdown_known_share=share, backend=backend)
+    assert [(f.rule, f.gain_ns) for f in find(o)] == ([("overlap-slowdown", lost_ns)] if advice else [])
+    assert all(advice in f.advice and "1.25 ×" in f.title for f in find(o) if advice)
+
+
+@pytest.mark.parametrize(("control", "fires"), [(None, True), (1.0, True), (1.2, True), (1.25, False), (0.7, False)])
+def test_no_slowdown_is_claimed_that_the_machine_may_have_made(control: float | None, fires: bool) -> None:
+    o = observed(slowdown_lost_ns=2 * MS, slowdown_ratio=1.25, slowdown_known_share=0.5, slowdown_control=control)
+    assert bool(find(o)) is fires
+
+
+@pytest.mark.parametrize(("ns", "fires"), [(5 * MS, True), (5 * MS - 1, False), (0, False), (None, False)])
+def test_launch_bound(ns: int | None, fires: bool) -> None:
+    assert [(f.rule, f.gain_ns) for f in find(observed(launch_bound_ns=ns))] == (
+        [("launch-bound", ns)] if fires else []
+    )

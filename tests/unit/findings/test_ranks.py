@@ -1,0 +1,38 @@
+"""Rules about single ranks."""
+
+import pytest
+from observations import MS, observed, only
+
+from ddpprof.measures.late_gradients import LateGradient
+from ddpprof.measures.stragglers import Part, Straggler
+
+
+def late(rank: int, late_ns: int, part: Part | None = Part.BACKWARD, since_step: int | None = None) -> Straggler:
+    return Straggler(rank, late_ns, part, late_ns, num_last=9, num_steps=10, since_step=since_step, p_value=1e-6)
+
+
+def test_a_straggler_costs_what_it_is_later_than_the_next() -> None:
+    gradients = {1: (LateGradient(0, "c.weight", "d.weight", 190 * MS, 190 * MS, 10),)}
+    finding = only(observed(stragglers=(late(1, 200 * MS, since_step=7), late(3, 150 * MS)), late_gradients=gradients))
+    assert (finding.rule, finding.gain_ns) == ("straggler", 50 * MS)
+    assert finding.title == "All ranks wait for rank 1: 200.00 ms per step, in its backward"
+    assert finding.evidence == (
+        "it was the last in 9 of 10 steps since step 7; the gradient of c.weight comes 190.00 ms late, after that of "
+        "d.weight; also late, by less: rank 3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "title", "advice"),
+    [
+        (Part.DATA, "waiting for its data", "DataLoader workers"),
+        (Part.OTHER, "between its steps", "logging"),
+        (Part.FORWARD, "in its forward", "clocks and temperature"),
+        (None, "per step", "clocks and temperature"),
+    ],
+)
+def test_what_to_look_at_depends_on_where_a_rank_is_late(part: Part | None, title: str, advice: str) -> None:
+    finding = only(observed(stragglers=(late(1, 20 * MS, part),)))
+    assert finding.title.endswith(title)
+    assert advice in finding.advice
+    assert finding.gain_ns == 20 * MS

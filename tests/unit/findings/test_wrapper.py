@@ -1,0 +1,100 @@
+"""Rules about what DDP does beside communicating."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from observations import BUFFERS, MS, observed, only
+from tables import ddp_module
+
+from ddpprof.findings import find
+
+SEARCHING = {"find_unused_parameters": True}
+
+
+@pytest.mark.parametrize(
+    ("module", "search_ns", "expected"),
+    [
+        pytest.param({**SEARCHING, "unused": None}, 2 * MS, [], id="not-observed"),
+        pytest.param({"unused": ()}, None, [], id="all-used"),
+        pytest.param(
+            {**SEARCHING, "unused": ()}, 2 * MS, [("find-unused-for-nothing", 2 * MS)], id="none"
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": ()}, None, [("find-unused-for-nothing", None)], id="not-timed"
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": (), "static_graph": True}, None, [], id="static-graph"
+        ),
+        pytest.param(
+            {"unused": ("p0",), "static_graph": True}, None, [("unused-parameters", None)], id="in-a-static-graph"
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": ("p0",), "graph_is_static": False}, 2 * MS,
+            [("unused-parameters", None)], id="unused-and-changing",
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": ("p0",), "graph_is_static": True}, 2 * MS,
+            [("static-graph", 2 * MS), ("unused-parameters", None)], id="unused-and-static",
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": ("p0",), "graph_is_static": True}, MS - 1,
+            [("unused-parameters", None)], id="the-search-is-cheap",
+        ),
+    ],
+)  # fmt: skip
+def test_unused_parameters(
+    module: dict[str, Any], search_ns: int | None, expected: list[tuple[str, int | None]]
+) -> None:
+    findings = find(observed(ddp_module(**module), unused_search_ns=search_ns))
+    assert [(f.rule, f.gain_ns) for f in findings] == expected
+
+
+def test_unused_parameters_are_named_with_their_bytes() -> None:
+    names = tuple(f"p{i}" for i in range(7))
+    finding = only(observed(ddp_module([1000] * 10, [range(10)], unused=names)))
+    assert finding.title == "7 parameters never get a gradient: p0, p1, p2, p3, p4 and 2 more"
+    assert finding.evidence == "they are 7.0 kB of 10.0 kB, all-reduced for nothing"
+    skipped = only(observed(ddp_module([1000] * 10, [range(10)], unused=names, skip_all_reduce_unused_params=True)))
+    assert skipped.evidence == "they are 7.0 kB of 10.0 kB"
+
+
+@pytest.mark.parametrize(
+    ("module", "sync_ns", "fires"),
+    [
+        pytest.param({**BUFFERS, "broadcast_buffers": True}, MS, True, id="exactly-one-percent"),
+        pytest.param({**BUFFERS, "broadcast_buffers": True}, MS - 1, False, id="below-one-percent"),
+        pytest.param({**BUFFERS, "broadcast_buffers": True}, None, False, id="not-measured"),
+        pytest.param({**BUFFERS, "broadcast_buffers": False}, MS, False, id="switched-off"),
+        pytest.param({"broadcast_buffers": True}, MS, False, id="no-buffers"),
+    ],
+)
+def test_buffers_broadcast(module: dict[str, Any], sync_ns: int | None, fires: bool) -> None:
+    findings = find(observed(ddp_module(**module), buffer_sync_ns=sync_ns))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([("buffers-broadcast", MS)] if fires else [])
+    assert all("forward_sync_buffers=False" in f.advice and "from rank 0" in f.advice for f in findings)
+
+
+def test_buffers_that_are_no_statistics_may_matter_to_training() -> None:
+    module = ddp_module(**{**BUFFERS, "num_batch_norms": 0}, broadcast_buffers=True)
+    assert "Only if the forward does not change them" in only(observed(module, buffer_sync_ns=MS)).advice
+
+
+@pytest.mark.parametrize(
+    ("views", "copy_out_ns", "fires"),
+    [
+        pytest.param(False, MS, True, id="exactly-one-percent"),
+        pytest.param(False, MS - 1, False, id="below-one-percent"),
+        pytest.param(False, None, False, id="not-measured"),
+        pytest.param(True, MS, False, id="views"),
+    ],
+)
+def test_gradient_copies(views: bool, copy_out_ns: int | None, fires: bool) -> None:
+    findings = find(observed(ddp_module(gradient_as_bucket_view=views), copy_out_ns=copy_out_ns))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([("gradient-copies", MS)] if fires else [])
+
+
+@pytest.mark.parametrize("measure", ["buffer_sync_ns", "copy_out_ns"])
+def test_what_is_measured_for_all_modules_is_said_once(measure: str) -> None:
+    module = ddp_module(**BUFFERS, broadcast_buffers=True)
+    assert only(replace(observed(**{measure: MS}), modules=(module, module))).gain_ns == MS
