@@ -1,7 +1,7 @@
 """How does a time grow with a size, and from which size on is one configuration faster than another?
 
     time      = constant + slope × size, but never below a floor
-    crossover = (constant_b - constant_a) / (slope_a - slope_b)
+    crossover = the largest size at which both take the same time
 
 Small sizes may all take the same time: launching the work takes longer than doing it. Where that describes the times
 better (by Schwarz's criterion, BIC), the smallest sizes make the floor and the others the line. Both are least squares
@@ -117,10 +117,19 @@ def _line(x: _Values, y: _Values) -> tuple[float, float]:
 
 
 def _meet(a: SizeModel, b: SizeModel) -> float | None:
-    if isclose(a.slope_ns, b.slope_ns, rel_tol=1e-6):
+    """Where their lines cross, or the line of one the floor of the other, unless a floor lies above that."""
+    if _are_parallel(a, b):
         return None
-    size = (b.constant_ns - a.constant_ns) / (a.slope_ns - b.slope_ns)
-    return size if size > 0 else None
+    sizes = [(b.constant_ns - a.constant_ns) / (a.slope_ns - b.slope_ns)]
+    for one, other in ((a, b), (b, a)):
+        if one.floor_ns is not None and other.slope_ns:
+            sizes.append((one.floor_ns - other.constant_ns) / other.slope_ns)
+    met = [size for size in sizes if size > 0 and isclose(a.time_ns(size), b.time_ns(size), rel_tol=1e-9)]
+    return max(met, default=None)
+
+
+def _are_parallel(a: SizeModel, b: SizeModel) -> bool:
+    return isclose(a.slope_ns, b.slope_ns, rel_tol=1e-6)
 
 
 def _side(a: SizeModel, b: SizeModel) -> float:
@@ -129,7 +138,7 @@ def _side(a: SizeModel, b: SizeModel) -> float:
     if size is not None:
         return size
     steep, flat = (a, b) if a.slope_ns > b.slope_ns else (b, a)
-    return 0.0 if steep.constant_ns >= flat.constant_ns else float("inf")
+    return 0.0 if not _are_parallel(a, b) or steep.constant_ns >= flat.constant_ns else float("inf")
 
 
 def _redrawn(x: _Values, y: _Values, model: SizeModel, random: np.random.Generator) -> list[SizeModel]:

@@ -73,6 +73,19 @@ def test_where_one_is_faster_at_every_size_nothing_crosses(constant: float, slop
     assert find_crossover((SIZES, line(10, 3)), (SIZES, line(constant, slope))) is None
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "crossover"),
+    [
+        pytest.param((10, 3, 40), (30, 2), 20, id="beyond-the-floor"),
+        pytest.param((0, 3, 40), (5, 2), None, id="lines-cross-below-the-floor"),
+        pytest.param((0, 3, 40), (8, 4), 8, id="a-line-through-the-others-floor"),
+    ],
+)
+def test_a_floor_counts_where_two_cross(a: tuple[float, ...], b: tuple[float, ...], crossover: float | None) -> None:
+    found = find_crossover((SIZES, line(*a)), (SIZES, line(*b)))
+    assert (None if found is None else found.size) == (None if crossover is None else pytest.approx(crossover))
+
+
 def test_noise_widens_the_interval_around_the_truth() -> None:
     random = np.random.default_rng(2)
     noisy = [
