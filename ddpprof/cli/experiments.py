@@ -104,8 +104,12 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         directory = Path(options.out or default_out(command).replace("runs/", f"runs/{options.kind}-", 1))
         open_experiment(directory, experiment, options.force)
     interrupted = _run_trials(directory, experiment)
-    if not interrupted or any(folder.is_dir() for folder in directory.glob("trial-*")):
+    try:
         _show_what_there_is(directory, experiment, interrupted)
+    except DdpprofError as nothing_yet:
+        if not interrupted:
+            raise
+        print(nothing_yet)
     if interrupted:
         print(f"\nStopped. Go on with: ddpprof {experiment.kind} --resume {directory}", flush=True)
         return 130

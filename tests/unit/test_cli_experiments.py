@@ -76,6 +76,16 @@ def test_whether_sizes_count_work(arguments: list[str], is_share: bool, is_work:
     assert {(variant.is_share, variant.is_work) for variant in planned.variants} == {(is_share, is_work)}
 
 
+def test_one_that_is_stopped_before_there_is_anything_to_show_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpprof.cli.experiments._run_trials", lambda *_: True)
+    assert main(["overhead", "--out", str(tmp_path / "o"), "train.py"]) == 130
+    said = capsys.readouterr().out
+    assert "nothing to compare yet" in said
+    assert said.rstrip().endswith(f"Stopped. Go on with: ddpprof overhead --resume {tmp_path / 'o'}")
+
+
 def test_a_table_of_times_gives_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.csv").write_text("batch,one,two\n" + "".join(f"{n},{10 + 3 * n},{50 + n}\n" for n in (4, 8, 16, 32)))
     assert main(["report", str(tmp_path / "t.csv")]) == 0
