@@ -27,7 +27,10 @@ from ddpprof.record.settings import Settings
 
 
 def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
-    """Make `directory`, or go on in it where it holds the same plan. Raises `RunExists` and `CannotRecord`."""
+    """Make `directory`, or go on in it where it holds the same plan. Raises `RunExists` and `CannotRecord`.
+
+    A folder that has a trial's name and is none is the user's, and stays.
+    """
     try:
         if is_experiment(directory):
             if not force:
@@ -40,6 +43,9 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
         elif rundir.is_run(directory):
             raise RunExists(f"{directory} holds a run. Choose another --out.")
         directory.mkdir(parents=True, exist_ok=True)
+        for folder in (trial.folder(directory) for trial in experiment.trials()):
+            if folder.exists():
+                raise RunExists(f"{folder} stands where a trial would be written. Choose another --out.")
         write_plan(directory, experiment)
     except OSError as error:
         raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error

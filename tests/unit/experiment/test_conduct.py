@@ -88,6 +88,13 @@ def test_another_plan_replaces_an_experiment_only_where_that_is_wanted(tmp_path:
     assert (tmp_path / "mine.txt").exists()
 
 
+def test_a_folder_of_the_user_does_not_become_a_trial(tmp_path: Path) -> None:
+    Trial(0, 0).folder(tmp_path).mkdir()
+    with pytest.raises(RunExists, match="stands where a trial would be written"):
+        open_experiment(tmp_path, PLAN, force=True)
+    assert not (tmp_path / "experiment.json").exists()
+
+
 def test_a_run_is_not_replaced_by_an_experiment(tmp_path: Path) -> None:
     (tmp_path / "run.json").touch()
     with pytest.raises(RunExists, match="holds a run"):
