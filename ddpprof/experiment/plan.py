@@ -42,7 +42,7 @@ class Variant:
     label: str = ""
     """what it differs in, beside the number of processes: ``--batch-size=64``"""
     size: float | None = None
-    """the value of what is varied first, where it is a number"""
+    """the value of what is varied first, where it is a number above 0"""
     is_share: bool = False
     """`size` is each process's share of a total"""
     is_work: bool = False

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
+from math import isfinite
 from typing import Any
 
 from ddpprof.errors import DdpprofError
@@ -77,7 +78,7 @@ def _changed(variant: Variant, combination: Sequence[tuple[str, str]], command: 
         variant = _with(variant, name, value, command)
     words = [f"{name}={value}" for name, value in combination]
     name, value = combination[0]
-    return replace(variant, label=" ".join(words), configuration=" ".join(words[1:]), varied=name, size=_number(value))
+    return replace(variant, label=" ".join(words), configuration=" ".join(words[1:]), varied=name, size=_size(value))
 
 
 def _with(variant: Variant, name: str, value: str, command: Sequence[str]) -> Variant:
@@ -107,8 +108,9 @@ def _literal(value: str) -> Any:
         return value
 
 
-def _number(value: str) -> float | None:
+def _size(value: str) -> float | None:
     try:
-        return float(value)
+        size = float(value)
     except ValueError:
         return None
+    return size if isfinite(size) and size > 0 else None

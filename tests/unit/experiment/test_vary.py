@@ -66,8 +66,9 @@ def test_several_choices_are_combined_and_the_first_is_the_size() -> None:
     ]
 
 
-def test_a_value_that_is_no_number_has_no_size() -> None:
-    assert [variant.size for variant in vary(ONE, ["--model=small,large"], SCRIPT)] == [None, None]
+@pytest.mark.parametrize("values", ["small,large", "0,-1", "nan,inf"])
+def test_a_value_that_is_no_number_above_0_has_no_size(values: str) -> None:
+    assert [variant.size for variant in vary(ONE, [f"--model={values}"], SCRIPT)] == [None, None]
 
 
 def test_settings_hold_for_all_and_stand_in_no_label() -> None:
