@@ -1,9 +1,5 @@
 """What does a Horovod timeline tell of a step: how long until all gradients are reduced, and with what does it pass?
 
-A step is one reduction of every gradient: the n-th time that each of the tensors that are reduced most often is reduced
-belongs to step n, other all-reduces to the step in which they begin. It lasts from the first tensor's announcement to
-that of the next step, so the last step has no length; it is left out where the timeline ends in it.
-
     reduction = first gradient announced → last one reduced
               = collectives + copies + other work + waiting for ranks + nothing to do      each without those before it
     trailing  = the part of it after rank 0 has announced its last gradient: its backward pass is over by then
@@ -15,7 +11,7 @@ waits up to `HOROVOD_CYCLE_TIME` too. What computation hides is not known: a tim
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -25,6 +21,16 @@ from ddpprof.events import CollectiveKind
 from ddpprof.events.horovod import ActivityKind, HorovodTimeline, TensorOp
 from ddpprof.intervals import Spans, clip, merge, subtract, union
 from ddpprof.measures.collective_table import bus_factor
+from ddpprof.measures.horovod_steps import (
+    StepOps,
+    activities_of,
+    announced_ns,
+    by_group,
+    comm_spans,
+    find_horovod_steps,
+    negotiation_of,
+    op_spans,
+)
 
 _COPIES = (ActivityKind.COPY_IN, ActivityKind.COPY_OUT)
 
@@ -131,19 +137,10 @@ class HorovodSummary:
     """of them, those for which the timeline says when each rank had the tensor"""
 
 
-@dataclass(frozen=True, slots=True)
-class StepOps:
-    """The tensors that one step reduces."""
-
-    ops: tuple[TensorOp, ...]
-    start_ns: int
-    end_ns: int | None
-
-
 def summarise_horovod(timeline: HorovodTimeline) -> HorovodSummary:
     steps = find_horovod_steps(timeline)
     in_steps = {id(op) for step in steps for op in step.ops}
-    worked = _spans(timeline.ops, lambda op: [(op.start_ns, op.end_ns)])
+    worked = op_spans(timeline.ops, lambda op: [(op.start_ns, op.end_ns)])
     cycles = np.diff(np.array(timeline.cycles_ns, np.int64))
     return HorovodSummary(
         backend=timeline.backend,
@@ -157,68 +154,15 @@ def summarise_horovod(timeline: HorovodTimeline) -> HorovodSummary:
     )
 
 
-def find_horovod_steps(timeline: HorovodTimeline) -> list[StepOps]:
-    """Empty where no tensor is reduced twice."""
-    counts = Counter(op.tensor for op in timeline.ops if op.kind is CollectiveKind.ALL_REDUCE)
-    most = max(counts.values(), default=0)
-    if most < 2:
-        return []
-    recurring = {tensor for tensor, number in counts.items() if number == most}
-    steps: list[list[TensorOp]] = [[] for _ in range(most)]
-    seen: Counter[str] = Counter()
-    for op in timeline.ops:
-        if op.tensor in recurring:
-            steps[seen[op.tensor]].append(op)
-            seen[op.tensor] += 1
-    starts = [min(map(announced_ns, ops)) for ops in steps]
-    for op in timeline.ops:
-        if op.tensor not in recurring:
-            step = int(np.searchsorted(starts, announced_ns(op), side="right")) - 1
-            if step >= 0 and op.kind is CollectiveKind.ALL_REDUCE:
-                steps[step].append(op)
-    ends: list[int | None] = [*starts[1:], None]
-    found = [
-        StepOps(tuple(sorted(ops, key=announced_ns)), start, end)
-        for ops, start, end in zip(steps, starts, ends, strict=True)
-    ]
-    return found[:-1] if _is_cut_short(steps) else found
-
-
-def _is_cut_short(steps: Sequence[Sequence[TensorOp]]) -> bool:
-    """The timeline ends in the last step: it lacks what all others have."""
-    tensors = [{op.tensor for op in ops} for ops in steps]
-    return bool(set.intersection(*tensors[:-1]) - tensors[-1])
-
-
-def announced_ns(op: TensorOp) -> int:
-    """When the first rank is known to have the tensor."""
-    return op.start_ns if op.negotiated_from_ns is None else op.negotiated_from_ns
-
-
 def _own_announcement_ns(op: TensorOp) -> int:
     """When rank 0 had it."""
     return op.ready_ns.get(0, announced_ns(op))
 
 
-def _spans(ops: Iterable[TensorOp], spans: Callable[[TensorOp], Iterable[tuple[int, int]]]) -> Spans:
-    rows = np.array([span for op in ops for span in spans(op)], np.int64).reshape(-1, 2)
-    return union(rows[:, 0], rows[:, 1])
-
-
-def _of(op: TensorOp, *kinds: ActivityKind) -> list[tuple[int, int]]:
-    return [(one.start_ns, one.end_ns) for one in op.activities if one.kind in kinds]
-
-
-def _negotiation(op: TensorOp) -> list[tuple[int, int]]:
-    if op.negotiated_from_ns is None or op.negotiated_ns is None:
-        return []
-    return [(op.negotiated_from_ns, op.negotiated_ns)]
-
-
 def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
     ops = step.ops
-    groups = list(_by_group(ops).values())
-    alone = [_spans(group, lambda op: _of(op, ActivityKind.COLLECTIVE)).total_ns for group in groups if len(group) == 1]
+    groups = list(by_group(ops).values())
+    alone = [comm_spans(group).total_ns for group in groups if len(group) == 1]
     end = max(op.end_ns for op in ops)
     sizes = [op.num_bytes for op in ops]
     last = max(map(_own_announcement_ns, ops))
@@ -241,23 +185,16 @@ def _parts(ops: Sequence[TensorOp], worked: Spans, start: int, end: int) -> Redu
     taken = clip(union(np.empty(0, np.int64), np.empty(0, np.int64)), start, end)
     lengths: list[int] = []
     for kind in (
-        _spans(ops, lambda op: _of(op, ActivityKind.COLLECTIVE)),
-        _spans(ops, lambda op: _of(op, *_COPIES)),
+        comm_spans(ops),
+        op_spans(ops, lambda op: activities_of(op, *_COPIES)),
         worked,
-        _spans(ops, _negotiation),
+        op_spans(ops, negotiation_of),
     ):
         part = subtract(clip(kind, start, end), taken)
         lengths.append(part.total_ns)
         taken = merge(taken, part)
     collective, copies, other, waiting = lengths
     return ReductionParts(collective, copies, other, waiting, end - start - sum(lengths))
-
-
-def _by_group(ops: Iterable[TensorOp]) -> dict[int, list[TensorOp]]:
-    groups: dict[int, list[TensorOp]] = {}
-    for op in ops:
-        groups.setdefault(op.group, []).append(op)
-    return groups
 
 
 def _tensors(steps: Sequence[StepOps], worked: Spans) -> tuple[HorovodTensor, ...]:
@@ -271,42 +208,42 @@ def _tensors(steps: Sequence[StepOps], worked: Spans) -> tuple[HorovodTensor, ..
 
 def _tensor(name: str, rows: Sequence[tuple[StepOps, TensorOp, int]], worked: Spans) -> HorovodTensor:
     ops = [op for _, op, _ in rows]
-    negotiations = [span for op in ops for span in _negotiation(op)]
+    negotiations = [span for op in ops for span in negotiation_of(op)]
     return HorovodTensor(
         tensor=name,
         kind=ops[0].kind.name.lower(),
         num_bytes=next((op.num_bytes for op in ops if op.num_bytes is not None), None),
         num_steps=len(rows),
-        announced_ns=_median([announced_ns(op) - step.start_ns for step, op, _ in rows if _negotiation(op)]),
+        announced_ns=_median([announced_ns(op) - step.start_ns for step, op, _ in rows if negotiation_of(op)]),
         negotiation_ns=_median([end - start for start, end in negotiations]),
         waiting_ns=_median([_length([span]) - clip(worked, *span).total_ns for span in negotiations]),
         queue_ns=_median([_queue_ns(op) for op in ops]) or 0,
-        copy_ns=_median([_length(_of(op, *_COPIES)) for op in ops]) or 0,
-        collective_ns=_median([_length(_of(op, ActivityKind.COLLECTIVE)) for op in ops]) or 0,
+        copy_ns=_median([_length(activities_of(op, *_COPIES)) for op in ops]) or 0,
+        collective_ns=_median([_length(activities_of(op, ActivityKind.COLLECTIVE)) for op in ops]) or 0,
         num_fused=_median([members for _, _, members in rows]) or 1,
     )
 
 
 def _queue_ns(op: TensorOp) -> int:
-    begins = [start for start, _ in _of(op, ActivityKind.COLLECTIVE)]
+    begins = [start for start, _ in activities_of(op, ActivityKind.COLLECTIVE)]
     ready = op.start_ns if op.negotiated_ns is None else op.negotiated_ns
     if not begins:
         return 0
-    copies = [(start, end) for start, end in _of(op, *_COPIES) if end <= min(begins)]
+    copies = [(start, end) for start, end in activities_of(op, *_COPIES) if end <= min(begins)]
     return max(0, min(begins) - ready - _length(copies))
 
 
 def _groups(steps: Sequence[StepOps], world_size: int | None) -> tuple[FusedGroup, ...]:
     found: dict[tuple[str, ...], list[tuple[int, list[TensorOp]]]] = {}
     for step in steps:
-        for ops in _by_group(step.ops).values():
+        for ops in by_group(step.ops).values():
             found.setdefault(tuple(op.tensor for op in ops), []).append((step.start_ns, ops))
     groups = [_group(tensors, rows, world_size) for tensors, rows in found.items()]
     return tuple(sorted(groups, key=lambda group: (-group.num_steps, group.started_ns)))
 
 
 def _group(tensors: tuple[str, ...], rows: Sequence[tuple[int, list[TensorOp]]], world_size: int | None) -> FusedGroup:
-    spans = [_spans(ops, lambda op: _of(op, ActivityKind.COLLECTIVE)) for _, ops in rows]
+    spans = [comm_spans(ops) for _, ops in rows]
     sizes = [op.num_bytes for op in rows[0][1]]
     num_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
     collective_ns = _median([one.total_ns for one in spans]) or 0
@@ -317,7 +254,7 @@ def _group(tensors: tuple[str, ...], rows: Sequence[tuple[int, list[TensorOp]]],
         num_steps=len(rows),
         num_bytes=num_bytes,
         started_ns=_median([min(op.start_ns for op in ops) - start for start, ops in rows]) or 0,
-        copy_ns=_median([_spans(ops, lambda op: _of(op, *_COPIES)).total_ns for _, ops in rows]) or 0,
+        copy_ns=_median([op_spans(ops, lambda op: activities_of(op, *_COPIES)).total_ns for _, ops in rows]) or 0,
         collective_ns=collective_ns,
         algbw_bytes_per_s=algbw,
         busbw_bytes_per_s=algbw * factor if algbw is not None and factor is not None else None,
@@ -330,7 +267,9 @@ def _others(ops: Sequence[TensorOp]) -> tuple[BetweenSteps, ...]:
         found.setdefault(op.kind, []).append(op)
     return tuple(
         BetweenSteps(
-            kind.name.lower(), len(_by_group(of)), _spans(of, lambda op: _of(op, ActivityKind.COLLECTIVE)).total_ns
+            kind.name.lower(),
+            len(by_group(of)),
+            comm_spans(of).total_ns,
         )
         for kind, of in sorted(found.items())
     )

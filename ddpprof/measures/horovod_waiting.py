@@ -19,7 +19,7 @@ import numpy as np
 from ddpprof.events.horovod import TensorOp
 from ddpprof.intervals import union
 from ddpprof.measures.arrivals import RankWaiting
-from ddpprof.measures.horovod import StepOps
+from ddpprof.measures.horovod_steps import StepOps
 
 _ONE_CYCLE_NS = 500_000
 """half of Horovod's default cycle"""

@@ -10,7 +10,8 @@ from ddpprof.events.horovod import HorovodTimeline
 from ddpprof.findings import find
 from ddpprof.findings.finding import Observed
 from ddpprof.measures.arrivals import RankWaiting
-from ddpprof.measures.horovod import HorovodSummary, find_horovod_steps, summarise_horovod
+from ddpprof.measures.horovod import HorovodSummary, summarise_horovod
+from ddpprof.measures.horovod_steps import find_horovod_steps
 from ddpprof.measures.horovod_waiting import summarise_tick_waiting
 from ddpprof.report.tree import REPORT_FORMAT, AcrossRanks, Job, LightStepReport, RankReport, Report
 

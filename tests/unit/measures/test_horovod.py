@@ -8,7 +8,8 @@ import pytest
 from ddpprof.events import CollectiveKind, HorovodTimeline
 from ddpprof.events.horovod import Activity, ActivityKind, TensorOp
 from ddpprof.load.horovod import load_horovod
-from ddpprof.measures.horovod import ReductionParts, find_horovod_steps, summarise_horovod
+from ddpprof.measures.horovod import ReductionParts, summarise_horovod
+from ddpprof.measures.horovod_steps import find_horovod_steps
 from ddpprof.measures.horovod_waiting import last_rank, summarise_tick_waiting
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "traces" / "horovod_timeline_2ranks.json"
