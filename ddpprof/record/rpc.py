@@ -34,12 +34,12 @@ class RpcNotes:
             return {}
         return {"rpc": [list(call) for call in self._calls], "rpc_left_out": self._num_left_out}
 
-    def invoked(self, began_ns: int, future: Any, to: Any, func: Any, kind: str, args: Any, kwargs: Any) -> None:
+    def invoked(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
         """A call was sent; its future completes with the answer."""
         if len(self._calls) >= _MOST_CALLS:
             self._num_left_out += 1
             return
-        call = [_worker(to), _name(func, args), kind, began_ns, None, tensor_bytes((args, kwargs)), None]
+        call = [_worker(to), _name(func, args), rpc_type.value, began_ns, None, tensor_bytes((args, kwargs)), None]
         self._calls.append(call)
 
         def answered(done: Any) -> None:

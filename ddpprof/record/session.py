@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import os
 import sys
 import threading
 import time
@@ -191,8 +192,13 @@ class Session:
         self._note(self._notes.surroundings.sets_epoch, sampler)
 
     def saves(self, target: Any) -> bool:
-        """Whether to go on and save: not what a trial, or the ranks' diverged parameters, would overwrite."""
+        """Whether to go on and save: not what a trial, or the ranks' diverged parameters, would overwrite.
+
+        What goes into a buffer or an open file is the script's to write: cut off, it would leave an empty file there.
+        """
         self._note(self._notes.surroundings.saves, target)
+        if not isinstance(target, str | os.PathLike):
+            return True
         if self._baseline.has_begun:
             self._warn(f"not saved: {target}: the steps since the profiled ones were without gradient communication.")
         elif self._settings.trial and self._window.step:
@@ -201,11 +207,9 @@ class Session:
             return True
         return False
 
-    def rpc_invoked(
-        self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any
-    ) -> None:
+    def rpc_invoked(self, *call: Any) -> None:
         if self._notes.recording:
-            self._note(self._notes.rpc.invoked, began_ns, future, to, func, rpc_type.value, args, kwargs)
+            self._note(self._notes.rpc.invoked, *call)
 
     @_harmless
     def another_profiler_starts(self, inner: Any) -> None:

@@ -42,7 +42,7 @@ class Settings:
     force: bool = False
     """replace an earlier run in ``out``"""
     trial: bool = False
-    """one of several short runs of an experiment: nothing is saved once training has begun"""
+    """one of several short runs of an experiment: `torch.save` to a path writes nothing once training has begun"""
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """arguments of DDP's constructor that replace the script's"""
     without_ddp: bool = False

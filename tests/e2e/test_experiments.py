@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jobs import DDPPROF, Run, environment, script
 
 from ddpprof.load.record import load_record
@@ -24,7 +25,7 @@ def as_json(ddpprof: Run, directory: str) -> dict[str, Any]:
     return content
 
 
-def test_overhead_takes_turns_and_saves_nothing(ddpprof: Run, tmp_path: Path) -> None:
+def test_overhead_takes_turns_and_overwrites_no_checkpoint(ddpprof: Run, tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_text("the user's own")
     arguments = script("uses_ddp.py", "--steps", "100000", "--checkpoint", "model.pt")
     ended = ddpprof("overhead", "--rounds", "2", "--blocks", "3", *QUICK, "--out", "o", *arguments)
@@ -37,6 +38,8 @@ def test_overhead_takes_turns_and_saves_nothing(ddpprof: Run, tmp_path: Path) ->
     assert report["ratio"]["low"] <= report["ratio"]["ratio"] <= report["ratio"]["high"]
     assert report["wrapper"]["copy_in_ns"] > 0
     assert (tmp_path / "model.pt").read_text() == "the user's own"
+    assert "not saved: model.pt" in (tmp_path / "o" / "trial-0-0" / "output.txt").read_text()
+    assert torch.load(tmp_path / "model.pt.buffer"), "a buffer that the script writes itself is whole"
 
 
 @pytest.mark.slow

@@ -3,8 +3,10 @@
 import argparse
 import copy
 import hashlib
+import io
 import os
 import pickle
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -51,8 +53,11 @@ def train():
                     run(torch.randn(16, 32, generator=generator)).square().mean().backward()
         run(torch.randn(16, 32, generator=generator)).square().mean().backward()
         optimizer.step()
-        if args.checkpoint and step == args.steps // 2:
+        if args.checkpoint and step == 10:
             torch.save(model.state_dict(), args.checkpoint)
+            buffer = io.BytesIO()
+            torch.save(model.state_dict(), buffer)
+            Path(f"{args.checkpoint}.buffer").write_bytes(buffer.getvalue())
 
 
 if args.without_ddp or args.static_graph:

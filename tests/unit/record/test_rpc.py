@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.rpc.internal import RPCExecMode
 
 from ddpprof.record.rpc import RpcNotes, tensor_bytes, wrap_invoke
 
@@ -17,7 +18,7 @@ def lookup(indices: torch.Tensor) -> torch.Tensor:
 
 def row(to: Any = "ps", func: Any = lookup, args: Any = (), answer: Any = None) -> list[Any]:
     notes, future = RpcNotes(), torch.futures.Future[Any]()
-    notes.invoked(5, future, to, func, "sync", args, {})
+    notes.invoked(5, future, to, func, RPCExecMode.SYNC, args, {})
     if isinstance(answer, Exception):
         future.set_exception(answer)
     elif answer is not None:
@@ -58,7 +59,7 @@ def test_bytes_of_tensors_in_what_a_call_carries() -> None:
 def test_only_so_many_calls_are_kept() -> None:
     notes = RpcNotes()
     for _ in range(2003):
-        notes.invoked(0, torch.futures.Future[Any](), "ps", lookup, "async", (), {})
+        notes.invoked(0, torch.futures.Future[Any](), "ps", lookup, RPCExecMode.ASYNC, (), {})
     fields = notes.fields()
     assert (len(fields["rpc"]), fields["rpc_left_out"]) == (2000, 3)
     notes.end_step()
