@@ -14,6 +14,7 @@ from typing import Any
 
 from ddpprof.events import DdpModule
 from ddpprof.measures.buckets import BucketStep
+from ddpprof.measures.medians import median_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +94,17 @@ def summarise_times(
     return {
         "module": key[0],
         "index": key[1],
-        "first_ready_ns": _median([row.first_ready_ns for row in rows]),
-        "ready_ns": _median([row.ready_ns for row in rows]),
-        "launched_ns": _median([row.launched_ns for row in rows]),
-        "started_ns": _median([row.started_ns for row in rows]),
-        "finished_ns": _median([row.finished_ns for row in rows]),
+        "first_ready_ns": median_known([row.first_ready_ns for row in rows]),
+        "ready_ns": median_known([row.ready_ns for row in rows]),
+        "launched_ns": median_known([row.launched_ns for row in rows]),
+        "started_ns": median_known([row.started_ns for row in rows]),
+        "finished_ns": median_known([row.finished_ns for row in rows]),
         "transfer_ns": _transfer(mine),
         "slowest_parameter": parameters[slowest[0][0]] if slowest else None,
-        "slowest_parameter_delay_ns": _median(delays),
+        "slowest_parameter_delay_ns": median_known(delays),
         "late_rank": late_rank,
         "late_by_ns": late_by,
     }
-
-
-def _median(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return round(median(known)) if known else None
 
 
 def _by_step(ranks: Mapping[int, Sequence[BucketStep]]) -> dict[int, dict[int, BucketStep]]:

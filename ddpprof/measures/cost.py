@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import median
 
 from ddpprof.events import RecordedStep
+from ddpprof.measures.medians import median_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,11 @@ def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int
     off_steps = durations["off"]
     typical = median(off_steps) if len(off_steps) > 1 else 0
     return RecordingCost(
-        off_ns=_median(off_steps),
-        light_ns=_median(durations["light"]),
-        profiled_ns=_median(durations["profiled"]),
+        off_ns=median_known(off_steps),
+        light_ns=median_known(durations["light"]),
+        profiled_ns=median_known(durations["profiled"]),
         light_ratio=median(pairs) if pairs else None,
         num_pairs=len(pairs),
         spread=(max(off_steps) - min(off_steps)) / typical if typical else None,
         profiler_pause_ns=profiler_pause_ns,
     )
-
-
-def _median(values: Sequence[int]) -> int | None:
-    return round(median(values)) if values else None

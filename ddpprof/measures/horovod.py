@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from ddpprof.measures.horovod_steps import (
     negotiation_of,
     op_spans,
 )
+from ddpprof.measures.medians import median_known
 
 _COPIES = (ActivityKind.COPY_IN, ActivityKind.COPY_OUT)
 
@@ -214,13 +214,13 @@ def _tensor(name: str, rows: Sequence[tuple[StepOps, TensorOp, int]], worked: Sp
         kind=ops[0].kind.name.lower(),
         num_bytes=next((op.num_bytes for op in ops if op.num_bytes is not None), None),
         num_steps=len(rows),
-        announced_ns=_median([announced_ns(op) - step.start_ns for step, op, _ in rows if negotiation_of(op)]),
-        negotiation_ns=_median([end - start for start, end in negotiations]),
-        waiting_ns=_median([_length([span]) - clip(worked, *span).total_ns for span in negotiations]),
-        queue_ns=_median([_queue_ns(op) for op in ops]) or 0,
-        copy_ns=_median([_length(activities_of(op, *_COPIES)) for op in ops]) or 0,
-        collective_ns=_median([_length(activities_of(op, ActivityKind.COLLECTIVE)) for op in ops]) or 0,
-        num_fused=_median([members for _, _, members in rows]) or 1,
+        announced_ns=median_known([announced_ns(op) - step.start_ns for step, op, _ in rows if negotiation_of(op)]),
+        negotiation_ns=median_known([end - start for start, end in negotiations]),
+        waiting_ns=median_known([_length([span]) - clip(worked, *span).total_ns for span in negotiations]),
+        queue_ns=median_known([_queue_ns(op) for op in ops]) or 0,
+        copy_ns=median_known([_length(activities_of(op, *_COPIES)) for op in ops]) or 0,
+        collective_ns=median_known([_length(activities_of(op, ActivityKind.COLLECTIVE)) for op in ops]) or 0,
+        num_fused=median_known([members for _, _, members in rows]) or 1,
     )
 
 
@@ -246,15 +246,15 @@ def _group(tensors: tuple[str, ...], rows: Sequence[tuple[int, list[TensorOp]]],
     spans = [comm_spans(ops) for _, ops in rows]
     sizes = [op.num_bytes for op in rows[0][1]]
     num_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
-    collective_ns = _median([one.total_ns for one in spans]) or 0
+    collective_ns = median_known([one.total_ns for one in spans]) or 0
     algbw = num_bytes / collective_ns * 1e9 if num_bytes is not None and collective_ns else None
     factor = bus_factor(rows[0][1][0].kind, world_size)
     return FusedGroup(
         tensors=tensors,
         num_steps=len(rows),
         num_bytes=num_bytes,
-        started_ns=_median([min(op.start_ns for op in ops) - start for start, ops in rows]) or 0,
-        copy_ns=_median([op_spans(ops, lambda op: activities_of(op, *_COPIES)).total_ns for _, ops in rows]) or 0,
+        started_ns=median_known([min(op.start_ns for op in ops) - start for start, ops in rows]) or 0,
+        copy_ns=median_known([op_spans(ops, lambda op: activities_of(op, *_COPIES)).total_ns for _, ops in rows]) or 0,
         collective_ns=collective_ns,
         algbw_bytes_per_s=algbw,
         busbw_bytes_per_s=algbw * factor if algbw is not None and factor is not None else None,
@@ -277,7 +277,3 @@ def _others(ops: Sequence[TensorOp]) -> tuple[BetweenSteps, ...]:
 
 def _length(spans: Iterable[tuple[int, int]]) -> int:
     return sum(end - start for start, end in spans)
-
-
-def _median(values: Sequence[int]) -> int | None:
-    return round(median(values)) if values else None

@@ -8,11 +8,11 @@ Steps of light recording count where there are any: the profiler's buffers are p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from ddpprof.events import DeviceMemory, Memory, Record
+from ddpprof.measures.medians import median_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def measure_memory(record: Record) -> RankMemory | None:
     return RankMemory(
         rank=record.rank,
         host=record.host,
-        steady_rss_bytes=_median(sample.rss_bytes for sample in samples),
+        steady_rss_bytes=median_known(sample.rss_bytes for sample in samples),
         peak_rss_bytes=samples[-1].peak_rss_bytes if samples else None,
         devices=_devices(samples, record.devices),
     )
@@ -71,7 +71,7 @@ def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tupl
         last, fact = sampled.get(index), known.get(index)
         newest = last or fact
         assert newest is not None
-        steady = _median(d.allocated_bytes for sample in samples for d in sample.devices if d.index == index)
+        steady = median_known(d.allocated_bytes for sample in samples for d in sample.devices if d.index == index)
         made.append(
             DeviceUse(
                 index=index,
@@ -84,11 +84,6 @@ def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tupl
             )
         )
     return tuple(made)
-
-
-def _median(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return round(median(known)) if known else None
 
 
 @dataclass(frozen=True, slots=True)

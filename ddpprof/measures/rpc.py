@@ -10,14 +10,14 @@ are any: the profiler slows both ends of a call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 
 from ddpprof.events import Record, RecordedStep, RpcCall
 from ddpprof.intervals import union
+from ddpprof.measures.medians import median_known
 
 Key = tuple[str, str, str]
 
@@ -62,11 +62,11 @@ def measure_rpc(record: Record) -> RankRpc | None:
     sync = [[call for call in step.rpc if call.kind == "sync"] for step in steps]
     return RankRpc(
         rank=record.rank,
-        num_sync_calls=_median(len(calls) for calls in sync) or 0,
-        waited_ns=_median(_length(calls) for calls in sync) or 0,
-        longest_wait_ns=_median(max((_length([call]) for call in calls), default=0) for calls in sync) or 0,
-        in_flight_ns=_median(_length(step.rpc) for step in steps) or 0,
-        num_left_out=_median(step.rpc_left_out for step in steps) or 0,
+        num_sync_calls=median_known(len(calls) for calls in sync) or 0,
+        waited_ns=median_known(_length(calls) for calls in sync) or 0,
+        longest_wait_ns=median_known(max((_length([call]) for call in calls), default=0) for calls in sync) or 0,
+        in_flight_ns=median_known(_length(step.rpc) for step in steps) or 0,
+        num_left_out=median_known(step.rpc_left_out for step in steps) or 0,
         calls=_groups(steps),
     )
 
@@ -99,13 +99,8 @@ def _group(key: Key, steps: Sequence[Sequence[RpcCall]]) -> RpcCalls:
         callee=callee,
         function=function,
         kind=kind,
-        num_calls=_median(len(calls) for calls in steps) or 0,
-        latency_ns=_median(answered),
-        request_bytes=_median(sum(call.request_bytes for call in calls) for calls in steps) or 0,
-        reply_bytes=_median(sum(sizes) for sizes in replies) if any(replies) else None,
+        num_calls=median_known(len(calls) for calls in steps) or 0,
+        latency_ns=median_known(answered),
+        request_bytes=median_known(sum(call.request_bytes for call in calls) for calls in steps) or 0,
+        reply_bytes=median_known(sum(sizes) for sizes in replies) if any(replies) else None,
     )
-
-
-def _median(values: Iterable[int]) -> int | None:
-    known = list(values)
-    return round(median(known)) if known else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from statistics import median
+from collections.abc import Callable, Sequence
 
 from ddpprof.events import DdpModule, RecordedStep, Run
 from ddpprof.findings import Observed
 from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.measures.devices import imbalance_ns
+from ddpprof.measures.medians import median_known
 from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.rpc import RankRpc
@@ -31,16 +31,16 @@ def observe(
 ) -> Observed:
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Median over steps, of the rank where it is least: the others' surplus is waiting for a slower rank."""
-        medians = [_median(value(step) for step in rank.measured_steps) for rank in ranks if rank.measured_steps]
+        medians = [median_known(value(step) for step in rank.measured_steps) for rank in ranks if rank.measured_steps]
         return min((m for m in medians if m is not None), default=None)
 
     records = [rank.record for rank in run.ranks if rank.record]
 
     def least_recorded(value: Callable[[RecordedStep], int | None]) -> int | None:
-        medians = [_median(value(step) for step in training_steps(record) if step.forwards) for record in records]
+        medians = [median_known(value(step) for step in training_steps(record) if step.forwards) for record in records]
         return min((m for m in medians if m is not None), default=None)
 
-    light = [_median(s.duration_ns for s in rank.light_steps) for rank in ranks]
+    light = [median_known(s.duration_ns for s in rank.light_steps) for rank in ranks]
     data = least(lambda s: s.parts.data_ns if s.parts else None)
     return Observed(
         world_size=run.world_size,
@@ -72,8 +72,3 @@ def observe(
         loaders={record.rank: record.loaders for record in records},
         checkpoints={record.rank: (record.host, record.checkpoints) for record in records},
     )
-
-
-def _median(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return round(median(known)) if known else None

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import TypeVar
+
+from ddpprof.measures.medians import median_known
 
 _T = TypeVar("_T")
 
@@ -115,5 +116,4 @@ def count(number: int, noun: str) -> str:
 
 
 def median_of(things: Iterable[_T], value: Callable[[_T], int | None]) -> int | None:
-    known = [v for v in map(value, things) if v is not None]
-    return round(median(known)) if known else None
+    return median_known(map(value, things))
