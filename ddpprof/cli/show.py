@@ -75,13 +75,13 @@ def _report_on_experiment(options: argparse.Namespace) -> int:
 
 def read_experiment(path: Path) -> ExperimentReport:
     """An experiment's directory, or a table of times that were measured elsewhere. Raises `DdpprofError`."""
-    from ddpprof.experiment.plan import read_end, read_plan
+    from ddpprof.experiment.plan import is_experiment, read_end, read_plan
     from ddpprof.load.run import load_run
     from ddpprof.load.times_table import load_times
     from ddpprof.report.experiments import build_experiment, sweep_of_table
     from ddpprof.report.trials import TrialResult, trial_result
 
-    if path.is_file():
+    if not is_experiment(path):
         return sweep_of_table(load_times(path))
     experiment, results = read_plan(path), []
     for trial in experiment.trials():

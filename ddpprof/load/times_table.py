@@ -22,8 +22,10 @@ def load_times(path: Path) -> TimesTable:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadTrace(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise BadTrace(f"{path} cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadTrace(f"{path} cannot be read: {error}.") from error
     if len(rows) < 2 or len(rows[0]) < 2:
         raise BadTrace(f"{path} is no table of times: it needs a line of names, a column of sizes and one of seconds.")
     varied, *names = (name.strip() for name in rows[0])

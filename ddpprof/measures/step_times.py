@@ -20,9 +20,9 @@ def timed_blocks(ranks: Sequence[Record], mode: str = "off") -> tuple[Steps, ...
     of_ranks = [
         {step.number: step.end_ns - step.start_ns for step in rank.steps if step.mode == mode} for rank in ranks
     ]
-    common = sorted(set.intersection(*map(set, of_ranks))) if of_ranks else []
+    common = set.intersection(*map(set, of_ranks)) if of_ranks else set()
     blocks: list[list[float]] = []
-    for number in common:
+    for number in sorted(common):
         if number - 1 not in common:
             blocks.append([])
         blocks[-1].append(fmean(steps[number] for steps in of_ranks))

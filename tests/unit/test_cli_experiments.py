@@ -92,6 +92,11 @@ def test_a_table_of_times_gives_a_report(tmp_path: Path, capsys: pytest.CaptureF
     assert "two overtakes one at batch 20" in capsys.readouterr().out
 
 
+def test_a_table_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path / "t.csv")]) == 2
+    assert capsys.readouterr().err == f"ddpprof: {tmp_path / 't.csv'} cannot be read: No such file or directory.\n"
+
+
 def test_an_experiment_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "experiment.json").touch()
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
