@@ -15,6 +15,7 @@ from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.record import output
 from ddpprof.record.agreement import Agreement
+from ddpprof.record.launch import is_first_rank, rank_given
 from ddpprof.record.settings import Settings
 
 _session_numbers = iter(range(1 << 30))
@@ -52,7 +53,14 @@ class Job:
         self._agreement.join()
 
     def attach_alone(self) -> None:
-        """Instead of `attach`, where there is no process group: this process agrees with itself."""
+        """Instead of `attach`, where there is no process group: this process agrees with itself.
+
+        Raises `DdpprofError` in all but the first of several that a launcher started: each is a job of its own, and all
+        of them would record into one directory.
+        """
+        if not is_first_rank(os.environ):
+            self.rank = int(rank_given(os.environ) or 0)
+            raise DdpprofError("each of the launcher's processes trains on its own: only the first is recorded.")
         self.alone = True
         self._agreement = Agreement(dist.HashStore(), 1, self._number)
         self._agreement.offer(*self._open_run())

@@ -59,10 +59,13 @@ def inside_job(environment: Mapping[str, str]) -> bool:
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
     """Of the processes inside a job: the one that may speak for all."""
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
-        if name in environment:
-            return environment[name] == "0"
-    return True
+    return rank_given(environment) in (None, "0")
+
+
+def rank_given(environment: Mapping[str, str]) -> str | None:
+    """The process's number by its launcher."""
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+    return next((environment[name] for name in names if name in environment), None)
 
 
 def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[str] | None) -> list[str]:
