@@ -185,11 +185,12 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
     from statistics import median
 
     from ddpprof.experiment.conduct import conduct, remaining
+    from ddpprof.render.sections.layout import count as number_of
 
     trials = remaining(directory, experiment)
     total, seconds = experiment.num_trials, []
     if trials:
-        print(f"{len(trials)} trials in {directory}", flush=True)
+        print(f"{number_of(len(trials), 'trial')} in {directory}", flush=True)
     _announce(experiment, trials[0] if trials else None, total - len(trials), "")
     try:
         for index, (trial, ended) in enumerate(conduct(directory, experiment, trials), 1):
@@ -245,6 +246,7 @@ def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bo
     from ddpprof.render.plot import can_plot, plot
     from ddpprof.render.sections.experiments import experiment_sections
     from ddpprof.render.sections.layout import Picture
+    from ddpprof.render.sections.layout import count as number_of
     from ddpprof.render.terminal import render_terminal
 
     report = read_experiment(directory)
@@ -255,4 +257,5 @@ def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bo
     print()
     render_terminal(shown, sys.stdout)
     if not interrupted:
-        print(f"\nWrote {directory} ({experiment.num_trials} trials). See it again with: ddpprof report {directory}")
+        written = f"{directory} ({number_of(experiment.num_trials, 'trial')})"
+        print(f"\nWrote {written}. See it again with: ddpprof report {directory}")

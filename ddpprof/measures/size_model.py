@@ -50,8 +50,8 @@ class Crossover:
     low: float | None
     high: float | None
     """ends of the interval; ``None``: the data do not bound it on that side"""
-    slope_ratio: float
-    """slope of the one that is faster below, over that of the one that is faster above"""
+    slope_ratio: float | None
+    """slope of the one that is faster below, over that of the one that is faster above; ``None`` where that has none"""
 
 
 def fit_size_model(sizes: Sequence[float], times_ns: Sequence[float]) -> SizeModel | None:
@@ -76,7 +76,8 @@ def find_crossover(
     drawn = [_redrawn(x, y, model, random) for (x, y), model in zip(points, models, strict=True)]
     sides = [_side(one, two) for one, two in zip(*drawn, strict=True)]
     low, high = np.quantile(np.array(sides), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="nearest")
-    return Crossover(size, float(low) if low > 0 else None, float(high) if np.isfinite(high) else None, steep / flat)
+    ends = (float(low) if low > 0 else None, float(high) if np.isfinite(high) else None)
+    return Crossover(size, *ends, steep / flat if flat > 0 else None)
 
 
 def _sorted(sizes: Sequence[float], times_ns: Sequence[float]) -> tuple[_Values, _Values]:

@@ -38,8 +38,7 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
 
 def _size_name(report: SweepReport) -> str:
     name = clean(report.varied.lstrip("-"))
-    is_total = any(str(point.size) != point.label.partition("=")[2] and point.nproc > 1 for point in report.points)
-    return f"{name} of all processes" if is_total else name
+    return f"{name} of all processes" if any(point.nproc > 1 for point in report.points) else name
 
 
 def _points(report: SweepReport) -> Section:
@@ -70,7 +69,8 @@ def _crossover(report: SweepReport, found: SweepCrossover) -> str:
     low = "0" if c.low is None else f"{c.low:.0f}"
     high = "without bound" if c.high is None else f"{c.high:.0f}"
     outside = "" if found.is_measured else "; that lies outside the sizes measured, so it is a guess"
+    grows = "" if c.slope_ratio is None else f" Beyond it, its time grows {c.slope_ratio:.2f} × as slowly."
     return (
         f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {c.size:.0f} "
-        f"(95 % interval {low} – {high}){outside}. Beyond it, its time grows {c.slope_ratio:.2f} × as slowly."
+        f"(95 % interval {low} – {high}){outside}.{grows}"
     )

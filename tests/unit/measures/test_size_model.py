@@ -73,6 +73,14 @@ def test_where_one_is_faster_at_every_size_nothing_crosses(constant: float, slop
     assert find_crossover((SIZES, line(10, 3)), (SIZES, line(constant, slope))) is None
 
 
+@pytest.mark.parametrize("slope", [0.0, -0.25], ids=["none", "falling"])
+def test_a_time_that_does_not_grow_has_no_ratio_of_slopes(slope: float) -> None:
+    found = find_crossover((SIZES, line(10, 3)), (SIZES, line(75, slope)))
+    assert found is not None
+    assert found.size == pytest.approx(65 / (3 - slope))
+    assert found.slope_ratio is None
+
+
 @pytest.mark.parametrize(
     ("a", "b", "crossover"),
     [
