@@ -14,12 +14,13 @@ def overhead_sections(report: OverheadReport) -> Iterable[Section]:
     yield _parts(report)
     yield Table(
         "Rounds: median step, ms",
-        (Column("round"), Column("with DDP"), Column("without"), Column("ratio"), Column("pairs of blocks")),
+        (Column("round"), Column("with DDP"), Column("without"), Column("ratio"), Column("pairs")),
         tuple(
             (str(number), ms(one.with_ns), ms(one.without_ns), f"{one.ratio:.3f}", str(one.num_pairs))
             for number, one in enumerate(report.rounds, 1)
         ),
-        "each round is a start of the job; blocks of steps with DDP and without take turns; ratio: median over pairs",
+        "pairs: a block of steps with DDP, and one without, of the same start of the job; or, with --apart, a job with "
+        "DDP, and one without; ratio: median over them",
     )
 
 
@@ -29,8 +30,8 @@ def _verdict(report: OverheadReport) -> str:
     on = "in one process" if world == 1 else f"on {world} ranks, communication included"
     if ratio.is_beyond_noise is False:
         return (
-            f"With DDP a step takes as long as without, as far as {count(ratio.num_pairs, 'pair')} of blocks can "
-            f"tell, {on}: {interval(ratio)} × ({ms(report.with_ns)} ms to {ms(report.without_ns)} ms)."
+            f"With DDP a step takes as long as without, as far as {count(ratio.num_pairs, 'pair')} can tell, {on}: "
+            f"{interval(ratio)} × ({ms(report.with_ns)} ms to {ms(report.without_ns)} ms)."
         )
     return (
         f"With DDP a step takes {interval(ratio)} × as long as without, {on}: {ms(report.with_ns)} ms to "
