@@ -37,10 +37,9 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         if len(transfers) < len(buckets) or len(ready) < len(buckets):
             continue
         comm, window, last = _link_ns(buckets), max(ready) - _first_gradient_ns(buckets), buckets[-1]
-        if _waits_for_a_large_one(buckets, o.trailing_ns) and comm - transfers[-1] <= window:
-            continue  # `buckets_too_large` says that
-        cap = smaller_cap(module, buckets)
-        left = buckets_under(module, [cap])[-1] / max(last.num_bytes, 1)
+        late, cap = _what_trails(buckets, o.trailing_ns), smaller_cap(module, buckets)
+        cut = buckets_under(module, [cap])
+        left = (cut[-1] if late is last else max(cut)) / max(late.num_bytes, 1)
         evidence = (
             f"{ms(o.trailing_ns)} of gradient communication per step runs after the last backward op on every rank; "
             f"all buckets ({len(buckets)}) need {ms(comm)} of transfer, and {ms(window)} of backward were left to "
@@ -51,6 +50,8 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
                 continue  # latency, not bandwidth: `buckets_too_small` says that
             title = "The link is the bottleneck: gradients take longer to send than the backward pass can hide"
             advice, gain = _fewer_bytes(o, module), min(o.trailing_ns, comm // 2)
+        elif left <= _CUT and late is not last:
+            continue  # `buckets_too_large` says that
         elif len(buckets) > 1 and left <= _CUT:
             title = f"The last bucket ({size(last.num_bytes)}) is sent when nothing is left to hide it"
             evidence += f"; the last bucket alone takes {ms(transfers[-1])}"
@@ -59,12 +60,11 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
                 f"{size(left * last.num_bytes)} in it."
             )
             gain = round(o.trailing_ns * (1 - left))
-        elif left > _CUT and last.num_bytes >= MIB:
-            title = f"The last bucket ({size(last.num_bytes)}) is sent when nothing is left to hide it"
-            evidence += (
-                f"; the last bucket alone takes {ms(transfers[-1])}, and a smaller bucket_cap_mb does not cut it"
-            )
-            advice, gain = _fewer_bytes(o, module), min(o.trailing_ns, transfers[-1] // 2)
+        elif left > _CUT and late.num_bytes >= MIB:
+            name, transfer = "The last bucket" if late is last else f"Bucket {late.index}", late.transfer_ns or 0
+            title = f"{name} ({size(late.num_bytes)}) is sent when nothing is left to hide it"
+            evidence += f"; it alone takes {ms(transfer)}, and a smaller bucket_cap_mb does not cut it"
+            advice, gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
         else:
             continue  # a single bucket that can be cut: `buckets_too_large` says that
         if o.worth(gain):
@@ -89,12 +89,12 @@ def _first_gradient_ns(buckets: Sequence[BucketSummary]) -> int:
     return min(time for time in times if time is not None)
 
 
-def _waits_for_a_large_one(buckets: Sequence[BucketSummary], trailing_ns: int) -> bool:
-    """What trails is mostly an earlier bucket that holds nearly everything, and could be cut."""
+def _what_trails(buckets: Sequence[BucketSummary], trailing_ns: int) -> BucketSummary:
+    """The last bucket, unless it is mostly an earlier one that holds nearly everything."""
     large, last = max(buckets, key=lambda b: b.num_bytes), buckets[-1]
-    if large is last or large.num_bytes < _NEARLY_ALL * _total_bytes(buckets) or large.num_parameters < 2:
-        return False
-    return (large.finished_ns or 0) - (last.ready_ns or 0) > trailing_ns // 2
+    if large.num_bytes < _NEARLY_ALL * _total_bytes(buckets):
+        return last
+    return large if (large.finished_ns or 0) - (last.ready_ns or 0) > trailing_ns // 2 else last
 
 
 def _fewer_bytes(o: Observed, module: DdpModule) -> str:

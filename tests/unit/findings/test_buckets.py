@@ -90,6 +90,14 @@ def test_what_trails_behind_a_small_last_bucket_is_the_large_one_before_it() -> 
     assert cut.gain_ns == round(72 * MS * (1 - 2 / 7))
 
 
+@pytest.mark.parametrize("large", [[7], [6.9, 0.1]], ids=["one-parameter", "one-that-holds-nearly-all"])
+def test_a_large_bucket_that_cannot_be_cut_is_to_be_sent_in_fewer_bytes(large: list[float]) -> None:
+    found = find(observed(of_mib(large, [1]), SEVEN_AND_ONE, trailing_ns=62 * MS, exposed_ns=62 * MS))
+    (late,) = [finding for finding in found if finding.rule == "trailing-communication"]
+    assert late.title.startswith("Bucket 0 (7.3 MB) is sent when nothing is left")
+    assert (late.gain_ns, "fp16_compress_hook" in late.advice) == (36 * MS, True)
+
+
 def test_a_large_bucket_is_no_excuse_for_a_slow_link() -> None:
     """144 ms on the link, of which 18 ms are shared, do not fit into 70 ms of backward whatever the buckets."""
     slow = [{**SEVEN_AND_ONE[0], "transfer_ns": 144 * MS, "finished_ns": 214 * MS}, SEVEN_AND_ONE[1]]
