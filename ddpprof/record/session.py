@@ -197,14 +197,12 @@ class Session:
         What goes into a buffer or an open file is the script's to write: cut off, it would leave an empty file there.
         """
         self._note(self._notes.surroundings.saves, target)
-        if not isinstance(target, str | os.PathLike):
+        trial, apart = self._settings.trial and (self._window.step or self._closed), self._baseline.has_begun
+        if not (trial or apart) or not isinstance(target, str | os.PathLike):
             return True
-        if self._baseline.has_begun:
-            self._warn(f"not saved: {target}: the steps since the profiled ones were without gradient communication.")
-        elif self._settings.trial and self._window.step:
-            self._warn(f"not saved: {target}: this is a trial.")
-        else:
-            return True
+        why = "this is a trial" if trial else "the steps since the profiled ones were without gradient communication"
+        if not (trial and self._closed):  # else it has said what it ends for
+            self._warn(f"not saved: {target}: {why}.")
         return False
 
     def rpc_invoked(self, *call: Any) -> None:
@@ -305,7 +303,8 @@ class Session:
     def _retire(self) -> None:
         self._closed = True
         self._window.mode = Mode.DONE
-        self._stop_listening()
+        if not (self._settings.trial or self._baseline.has_begun):  # else nothing may be saved to the end
+            self._stop_listening()
         if self._between_backward_passes():
             self._notes.begin_step(Mode.DONE)
 

@@ -42,6 +42,28 @@ def test_overhead_takes_turns_and_overwrites_no_checkpoint(ddpprof: Run, tmp_pat
     assert torch.load(tmp_path / "model.pt.buffer"), "a buffer that the script writes itself is whole"
 
 
+def test_a_trial_that_fails_overwrites_no_checkpoint_either(ddpprof: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("""
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+try:
+    for step in range(100):
+        model(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+        if step == 3:  # amid the profiled steps
+            torch.profiler.profile().__enter__()
+finally:
+    torch.save(model.state_dict(), "last.pt")
+""")
+    (tmp_path / "last.pt").write_text("the user's own")
+    ended = ddpprof("overhead", "--rounds", "1", "--blocks", "1", *QUICK, "--out", "o", "train.py")
+    assert "the script started a profiler of its own" in ended.stdout
+    assert (tmp_path / "last.pt").read_text() == "the user's own"
+
+
 @pytest.mark.slow
 def test_overhead_of_a_compiled_module_needs_jobs_apart(ddpprof: Run) -> None:
     arguments = script("uses_ddp.py", "--steps", "100000", "--compile")
