@@ -76,6 +76,15 @@ def is_run(directory: Path) -> bool:
     return (directory / RUN_FILE).is_file()
 
 
+def read_world_size(directory: Path) -> int | None:
+    """How many ranks the job has, as its ``run.json`` says; ``None`` where there is none."""
+    try:
+        size = json.loads((directory / RUN_FILE).read_bytes())["world_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return size if isinstance(size, int) else None
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write beside and rename, so that a reader sees the old file or the whole new one. Raises ``OSError``."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")

@@ -58,8 +58,8 @@ def overhead_report(**changes: Any) -> ExperimentReport:
     without = {"without_ddp_ns": ((10 * MS, 10 * MS), (10 * MS,))}
     wrapper = WrapperParts(*(ms * MS for ms in (0.25, 0, 0.5, 0.125, 0.25, 0.125)))
     given = {"parts": parts(wrapper=1.25, transfer=0.25, compute=10.5), "wrapper": wrapper, **without, **changes}
-    results = [result(0, number, (12, 12), (12,), **given) for number in range(2)]
-    report = build_experiment(planned(Kind.OVERHEAD, Variant(1, ddp_blocks=2)), results)
+    results = [result(0, number, (12, 12), (12,), **given) for number in range(3)]
+    report = build_experiment(planned(Kind.OVERHEAD, Variant(1, ddp_blocks=2), rounds=3), results)
     assert report is not None
     return report
 
@@ -91,7 +91,8 @@ def sweep_report(varied: str = "--batch-size", is_work: bool = True) -> Experime
     variants, results = [], []
     for size in (4, 8, 16, 32):
         for nproc, constant, slope in ((1, 4.0, 1.0), (2, 12.0, 0.5)):
-            results += [result(len(variants), number, (constant + slope * size * nproc,) * 3) for number in range(2)]
+            took = (constant + slope * size * nproc,) * 3
+            results += [replace(result(len(variants), number, took), job=job(nproc)) for number in range(2)]
             label = f"{varied}={size}"
             variants.append(Variant(nproc, label, float(size), is_share=is_work, is_work=is_work, varied=varied))
     report = build_experiment(planned(Kind.SWEEP, *variants), results)

@@ -29,7 +29,7 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
     parser.set_defaults(kind=kind)
     add = parser.add_argument
     if kind == "overhead":
-        add("--nproc", type=positive, default=1, metavar="N", help="processes; more than one adds communication (1)")
+        add("--nproc", type=positive, metavar="N", help="processes; more than one adds communication (1)")
         add(
             "--apart",
             action="store_true",
@@ -37,7 +37,12 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
         )
         add("--blocks", type=positive, default=10, metavar="N", help="pairs of blocks in each round (%(default)s)")
     else:
-        add("--nproc", type=_numbers, metavar="N,N…", help=f"processes ({'1,2' if kind == 'scale' else '1'})")
+        add(
+            "--nproc",
+            type=_numbers,
+            metavar="N,N…",
+            help=f"processes ({'1,2' if kind == 'scale' else '1, or as the script starts'})",
+        )
     if kind == "scale":
         add("--strong", metavar="OPTION=TOTAL", help="also with a batch that all processes share: '--batch-size=256'")
         add("--no-weak", action="store_true", help="leave out the batch that each process has for itself")
@@ -88,7 +93,7 @@ def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) 
 
 
 def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    from ddpprof.experiment.conduct import open_experiment
+    from ddpprof.experiment.conduct import job_of, open_experiment
     from ddpprof.experiment.plan import read_plan
 
     own, command, is_wrapped = split_experiment(arguments, parser)
@@ -101,6 +106,9 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         parser.error("nothing to run: give a script, or a command after --")
     else:
         experiment = plan(options, command, is_wrapped)
+        for variant in experiment.variants:
+            job_of(experiment, variant)  # a script that is not there is said before anything is made
+        _warn_of_options_behind(parser, command)
         directory = Path(options.out or default_out(command).replace("runs/", f"runs/{options.kind}-", 1))
         open_experiment(directory, experiment, options.force)
     interrupted = _run_trials(directory, experiment)
@@ -114,6 +122,13 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         print(f"\nStopped. Go on with: ddpprof {experiment.kind} --resume {directory}", flush=True)
         return 130
     return 0
+
+
+def _warn_of_options_behind(parser: argparse.ArgumentParser, command: Sequence[str]) -> None:
+    own = parser._option_string_actions  # noqa: SLF001 (as above)
+    for word in command[1:]:
+        if word.startswith("--") and word.partition("=")[0] in own:
+            print(f"ddpprof: {word} stands behind the script, so the script gets it", file=sys.stderr)
 
 
 def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
@@ -143,7 +158,8 @@ def _overhead(options: argparse.Namespace, command: Sequence[str]) -> list[Varia
     from ddpprof.experiment.plan import Variant
     from ddpprof.experiment.vary import with_settings
 
-    with_ddp = with_settings(Variant(options.nproc, profiled_steps=_PROFILED_STEPS), options.set, command)
+    plain = Variant(options.nproc or 1, any_number=options.nproc is None, profiled_steps=_PROFILED_STEPS)
+    with_ddp = with_settings(plain, options.set, command)
     if not options.apart:
         return [replace(with_ddp, ddp_blocks=options.blocks)]
     return [with_ddp, replace(with_ddp, without_ddp=True, profiled_steps=0)]
@@ -172,7 +188,8 @@ def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]
 
     if not options.vary:
         raise DdpprofError("say what to vary: --vary '--batch-size=32,64,128' or --vary bucket_cap_mb=5,25")
-    nprocs = [with_settings(Variant(nproc), options.set, command) for nproc in options.nproc or [1]]
+    plain = [Variant(nproc, any_number=options.nproc is None) for nproc in options.nproc or [1]]
+    nprocs = [with_settings(variant, options.set, command) for variant in plain]
     by_nproc = [vary(variant, options.vary, command) for variant in nprocs]
     variants = [variant for of_one_value in zip(*by_nproc, strict=True) for variant in of_one_value]
     is_share = options.sizes == "share" or (options.sizes is None and "batch" in variants[0].varied)
@@ -184,13 +201,14 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
     from datetime import timedelta
     from statistics import median
 
-    from ddpprof.experiment.conduct import conduct, remaining
+    from ddpprof.experiment.conduct import conduct, remaining, steps_of
     from ddpprof.render.sections.layout import count as number_of
 
     trials = remaining(directory, experiment)
     total, seconds = experiment.num_trials, []
     if trials:
-        print(f"{number_of(len(trials), 'trial')} in {directory}", flush=True)
+        steps = max(steps_of(experiment, variant) for variant in experiment.variants)
+        print(f"{number_of(len(trials), 'trial')} of {steps} steps in {directory}", flush=True)
     _announce(experiment, trials[0] if trials else None, total - len(trials), "")
     try:
         for index, (trial, ended) in enumerate(conduct(directory, experiment, trials), 1):

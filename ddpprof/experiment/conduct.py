@@ -23,7 +23,9 @@ from ddpprof.experiment.plan import (
     write_plan,
 )
 from ddpprof.record import launch
+from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
+from ddpprof.rundir import read_world_size
 
 
 def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
@@ -102,7 +104,8 @@ def _run(folder: Path, experiment: Experiment, variant: Variant) -> Ended | None
         )
     if outcome.interrupted:
         return None
-    ended = Ended(outcome.exit_code, time.monotonic() - began, _problem(folder, outcome.exit_code))
+    _refuse_another_number(folder, experiment, variant)
+    ended = Ended(outcome.exit_code, time.monotonic() - began, _problem(folder, experiment, outcome.exit_code))
     write_end(folder, ended)
     return ended
 
@@ -124,6 +127,11 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
         ddp=variant.ddp,
         without_ddp=variant.without_ddp,
     )
+
+
+def steps_of(experiment: Experiment, variant: Variant) -> int:
+    """How many the training has to take for a trial to be whole."""
+    return Schedule(trial_settings(Path(), experiment, variant)).num_steps
 
 
 def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[str, str]]:
@@ -164,11 +172,24 @@ def _one_rank() -> dict[str, str]:
     }
 
 
-def _problem(folder: Path, exit_code: int) -> str | None:
+def _refuse_another_number(folder: Path, experiment: Experiment, variant: Variant) -> None:
+    """A script that starts ranks of its own would be measured under a false name. Raises `CannotRecord`."""
+    started = read_world_size(folder)
+    if started is not None and started != variant.nproc and not variant.any_number:
+        raise CannotRecord(
+            f"{experiment.command[0]} starts {started} ranks itself, where {variant.nproc} was asked for. Say where "
+            f"the number goes: ddpprof {experiment.kind} … {experiment.command[0]} --its-option {{nproc}}"
+        )
+
+
+def _problem(folder: Path, experiment: Experiment, exit_code: int) -> str | None:
     if exit_code:
         return f"exit code {exit_code}: {_last_line(folder / OUTPUT_FILE)}"
     if not rundir.is_run(folder) or not rundir.ranks_in(folder):
-        return "nothing was recorded: no DistributedDataParallel module finished a training step"
+        return (
+            f"nothing was recorded: DistributedDataParallel trained fewer than {experiment.skip_first + 1} steps. Let "
+            "the training take more, or skip fewer (--skip-first)"
+        )
     if not any('"off"' in (folder / rundir.steps_file(rank)).read_text() for rank in rundir.ranks_in(folder)):
         return "the training ended before a step was timed: let it take more steps, or time fewer (--skip-first)"
     return None

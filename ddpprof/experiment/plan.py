@@ -64,6 +64,8 @@ class Variant:
     """after the timed ones; before the blocks"""
     ddp_blocks: int = 0
     """pairs of blocks, of `Experiment.timed_steps` each: with DDP and without"""
+    any_number: bool = False
+    """nobody asked for a number of processes: the job may start as many as it likes"""
 
     @property
     def total_size(self) -> float | None:
@@ -73,7 +75,8 @@ class Variant:
     @property
     def title(self) -> str:
         processes = "1 process" if self.nproc == 1 else f"{self.nproc} processes"
-        return ", ".join(filter(None, (self.label, "without DDP" if self.without_ddp else "", processes)))
+        words = (self.label, "without DDP" if self.without_ddp else "", "" if self.any_number else processes)
+        return ", ".join(filter(None, words)) or "with DDP"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ Where ``{batch-size}`` stands in the command, the value goes there instead.
 from __future__ import annotations
 
 import ast
+import difflib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -90,6 +91,7 @@ def _with(variant: Variant, name: str, value: str, command: Sequence[str]) -> Va
         case _Place.ENVIRONMENT:
             return replace(variant, variables={**variant.variables, name: value})
         case _:
+            _refuse_misspelt(name)
             return replace(variant, words=(*variant.words, f"{name}={value}"))
 
 
@@ -99,6 +101,12 @@ def _place(name: str, command: Sequence[str]) -> _Place:
     if name in DDP_ARGUMENTS:
         return _Place.DDP
     return _Place.ENVIRONMENT if name.isupper() and name.isidentifier() else _Place.ARGUMENT
+
+
+def _refuse_misspelt(name: str) -> None:
+    meant = difflib.get_close_matches(name, DDP_ARGUMENTS, n=1, cutoff=0.75)
+    if meant:
+        raise DdpprofError(f"DDP has no argument {name}: {meant[0]}? An option of the script begins with --")
 
 
 def _literal(value: str) -> Any:

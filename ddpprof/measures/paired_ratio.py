@@ -1,7 +1,9 @@
 """How many times as long does one variant's step take as another's? From pairs of blocks that were run in turn.
 
     ratio    = median over all pairs of (median of a's steps / median of b's steps)
-    interval = 95 % of the ratio's bootstrap: rounds are drawn with replacement, in each its pairs, in these the steps
+    interval = 95 % of the ratio's bootstrap: rounds are drawn with replacement, in each its pairs, in these the steps;
+               its ends are moved away from the ratio, as Student's t is wider than the normal distribution for so few
+               rounds, which a bootstrap alone takes for better known than they are
 
 What slows the machine for a while hits both of a pair, and drops out of its ratio. What differs from one start of a
 process to the next is in the spread over rounds. (Davison and Hinkley, Bootstrap Methods and their Application, 3.8.)
@@ -11,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import NormalDist, median
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.measures.chance import student_tail
+
 CONFIDENCE = 0.95
 _DRAWS = 2000
-_ENOUGH_PAIRS = 3
+_ENOUGH_ROUNDS = 3
 
 Steps = Sequence[float]
 Pair = tuple[Steps, Steps]
@@ -30,7 +34,7 @@ class Ratio:
     ratio: float
     low: float | None
     high: float | None
-    """ends of the interval; ``None`` from fewer than three pairs, which do not show how much they differ"""
+    """ends of the interval; ``None`` from fewer than three rounds, which do not show how much they differ"""
     num_pairs: int
 
     @property
@@ -48,10 +52,21 @@ def paired_ratio(rounds: Sequence[Sequence[Pair]]) -> Ratio | None:
     if not pairs:
         return None
     ratio = median(median(a) / median(b) for a, b in pairs)
-    if len(pairs) < _ENOUGH_PAIRS:
+    if len(rounds) < _ENOUGH_ROUNDS:
         return Ratio(ratio, None, None, len(pairs))
-    low, high = np.quantile(_redrawn(rounds), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    tail = (1 - CONFIDENCE) / 2
+    wider = _student_quantile(tail, len(rounds) - 1) / NormalDist().inv_cdf(1 - tail)
+    low, high = (ratio * (end / ratio) ** wider for end in np.quantile(_redrawn(rounds), [tail, 1 - tail]))
     return Ratio(ratio, float(low), float(high), len(pairs))
+
+
+def _student_quantile(tail: float, degrees: int) -> float:
+    """The t beyond which Student's distribution has `tail`, by halving."""
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, degrees) > tail else (low, middle)
+    return high
 
 
 def _redrawn(rounds: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:

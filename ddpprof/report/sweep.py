@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
 
@@ -74,7 +74,9 @@ class SweepReport:
 def build_sweep(experiment: Experiment, results: Sequence[TrialResult]) -> SweepReport | None:
     """``None`` where no trial has times."""
     points = []
-    for number, variant in enumerate(experiment.variants):
+    started = {r.trial.variant: r.job.world_size for r in results if r.job is not None}
+    for number, planned in enumerate(experiment.variants):
+        variant = replace(planned, nproc=started.get(number) or planned.nproc)
         rounds = rounds_of(results, number, experiment.rounds)
         step_ns = median_step_ns(rounds)
         if step_ns is not None:

@@ -57,6 +57,8 @@ class TrialResult:
     blocks_ns: tuple[Steps, ...] = ()
     """timed steps; more than one block where they take turns with those without DDP"""
     without_ddp_ns: tuple[Steps, ...] = ()
+    num_steps: int | None = None
+    """timed ones, of which `blocks_ns` has one for each block where the job ran on an accelerator"""
     problem: str | None = None
     """why there are no times"""
     job: Job | None = None
@@ -76,6 +78,7 @@ def trial_result(trial: Trial, run: Run) -> TrialResult:
         trial,
         timed_blocks(records),
         timed_blocks(records, "without_ddp"),
+        min((sum(step.mode == "off" for step in record.steps) for record in records), default=0),
         None if steps else "the training ended before a step was timed",
         report.job,
         _parts(report, profiled, scale) if scale is not None else None,
@@ -114,9 +117,24 @@ def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[st
         for result in results
         if result.problem is not None
     ]
+    said += [short for number in range(len(experiment.variants)) if (short := _short(experiment, results, number))]
     failed, known = {r.trial.variant for r in results if r.problem is not None}, {r.trial for r in results}
     undone = sum(trial not in known and trial.variant not in failed for trial in experiment.trials())
     return (*said, *([f"{undone} of {experiment.num_trials} trials have not been run"] if undone else []))
+
+
+def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) -> str | None:
+    """Where a variant's training ended before all was timed."""
+    variant, own = experiment.variants[number], [r for r in results if r.trial.variant == number and r.blocks_ns]
+    if variant.ddp_blocks:
+        what, asked = "pairs of blocks", variant.ddp_blocks
+        timed = min((min(len(r.blocks_ns), len(r.without_ddp_ns)) for r in own), default=asked)
+    else:
+        what, asked = "steps", experiment.timed_steps
+        timed = min((r.num_steps for r in own if r.num_steps is not None), default=asked)
+    if timed >= asked:
+        return None
+    return f"{variant.title}: only {timed} of {asked} {what} were timed before the training ended"
 
 
 def _profiled_ns(ranks: Sequence[RankReport]) -> float:

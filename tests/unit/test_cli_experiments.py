@@ -40,8 +40,10 @@ def test_where_an_experiments_command_begins(arguments: str, own: str, command: 
 @pytest.mark.parametrize(
     ("kind", "arguments", "titles"),
     [
-        pytest.param("overhead", [], ["1 process"], id="overhead"),
-        pytest.param("overhead", ["--apart"], ["1 process", "without DDP, 1 process"], id="apart"),
+        pytest.param("overhead", [], ["with DDP"], id="overhead"),
+        pytest.param("overhead", ["--apart"], ["with DDP", "without DDP"], id="apart"),
+        pytest.param("overhead", ["--nproc=2"], ["2 processes"], id="overhead-of-two"),
+        pytest.param("sweep", ["--vary=--b=1,2"], ["--b=1", "--b=2"], id="as-many-as-the-script-starts"),
         pytest.param("scale", [], ["without DDP, 1 process", "1 process", "2 processes"], id="weak"),
         pytest.param(
             "scale",
@@ -80,7 +82,7 @@ def test_one_that_is_stopped_before_there_is_anything_to_show_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddpprof.cli.experiments._run_trials", lambda *_: True)
-    assert main(["overhead", "--out", str(tmp_path / "o"), "train.py"]) == 130
+    assert main(["overhead", "--out", str(tmp_path / "o"), "-m", "ddpprof.demo.train_convnet"]) == 130
     said = capsys.readouterr().out
     assert "nothing to compare yet" in said
     assert said.rstrip().endswith(f"Stopped. Go on with: ddpprof overhead --resume {tmp_path / 'o'}")

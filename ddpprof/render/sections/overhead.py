@@ -70,7 +70,8 @@ def _parts(report: OverheadReport) -> Section:
         (Column("", is_number=False), Column("ms"), Column("95 % interval")),
         tuple(rows),
         notes(
-            "parts from profiled steps, scaled to the length of unprofiled ones",
+            "measured: the ratio, less 1, of the step without DDP; parts from profiled steps, scaled to the length of "
+            "unprofiled ones",
             "they are the host's time, which the device's work may hide: they need not add up" if on_device else "",
         ),
     )

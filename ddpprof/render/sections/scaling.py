@@ -25,7 +25,9 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
     for scaling, title in _TITLES.items():
         points = [point for point in report.points if point.scaling is scaling]
         if points:
-            yield Table(title, tuple(map(Column, _COLUMNS)), tuple(map(_row, points)))
+            unsure = any(point.speedup.low is None for point in points)
+            note = "an interval needs three rounds or more" if unsure else ""
+            yield Table(title, tuple(map(Column, _COLUMNS)), tuple(map(_row, points)), note)
             yield _losses(points)
     yield Line(
         "speed-up: work per second over that of one process without DDP. Lost: the step "

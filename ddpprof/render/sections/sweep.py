@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, ms
+from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, ms
 from ddpprof.report.sweep import SweepCrossover, SweepPoint, SweepReport
 
 
@@ -31,9 +31,21 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
         yield Line(_crossover(report, found))
     if not report.crossovers and len(models) > 1:
         yield Line("By these models no configuration overtakes another: one is faster at every size.")
-    fastest = min(report.points, key=lambda point: point.step_ns)
     if not models and len(report.points) > 1:
-        yield Line(f"Fastest step: {clean(fastest.label)}, {clean(fastest.configuration)}: {ms(fastest.step_ns)} ms.")
+        yield Line(_fastest(report.points))
+
+
+def _fastest(points: Sequence[SweepPoint]) -> str:
+    """A variant wins where its slowest round is faster than all rounds of the others."""
+    fastest = min(points, key=lambda point: point.step_ns)
+    others = [point for point in points if point is not fastest]
+    said = f"Fastest step: {clean(fastest.label)}, {clean(fastest.configuration)}: {ms(fastest.step_ns)} ms"
+    if len(fastest.rounds_ns) == 1:
+        return f"{said}; one round does not tell how much of that is chance."
+    close = [point for point in others if min(point.rounds_ns) <= max(fastest.rounds_ns)]
+    return (
+        f"{said}, but {count(len(close), 'other')} came as low in some round." if close else f"{said}, in every round."
+    )
 
 
 def _size_name(report: SweepReport) -> str:
@@ -51,7 +63,7 @@ def _points(report: SweepReport) -> Section:
         columns += [Column(f"{clean(name)}: ms"), *([Column("per s")] if has_sizes else [])]
     rows = []
     for label in dict.fromkeys(point.label for point in report.points):
-        row = [clean(label)]
+        row = [clean(label.removeprefix(f"{report.varied}="))]
         for name in configurations:
             row += _cells(cells.get((label, name)), has_sizes)
         rows.append(tuple(row))
@@ -60,17 +72,25 @@ def _points(report: SweepReport) -> Section:
 
 
 def _cells(point: SweepPoint | None, has_sizes: bool) -> list[str]:
-    rate = ABSENT if point is None or point.per_second is None else f"{point.per_second:.4g}"
+    rate = ABSENT if point is None or point.per_second is None else _number(point.per_second)
     return [ms(None if point is None else point.step_ns), *([rate] if has_sizes else [])]
 
 
 def _crossover(report: SweepReport, found: SweepCrossover) -> str:
     c = found.crossover
-    low = "0" if c.low is None else f"{c.low:.0f}"
-    high = "without bound" if c.high is None else f"{c.high:.0f}"
-    outside = "" if found.is_measured else "; that lies outside the sizes measured, so it is a guess"
+    low = "0" if c.low is None else _number(c.low)
+    high = "without bound" if c.high is None else _number(c.high)
+    if not found.is_measured or c.low is None or c.high is None:
+        return (
+            f"Whether {clean(found.above)} overtakes {clean(found.below)} these sizes do not tell: the models cross at "
+            f"{_size_name(report)} {_number(c.size)} (95 % interval {low} – {high})."
+        )
     grows = "" if c.slope_ratio is None else f" Beyond it, its time grows {c.slope_ratio:.2f} × as slowly."
     return (
-        f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {c.size:.0f} "
-        f"(95 % interval {low} – {high}){outside}.{grows}"
+        f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {_number(c.size)} "
+        f"(95 % interval {low} – {high}).{grows}"
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -9,8 +9,8 @@ import pytest
 from experiments import PLAN
 
 from ddpprof.errors import CannotRecord, RunExists
-from ddpprof.experiment.conduct import job_of, open_experiment, remaining, trial_settings
-from ddpprof.experiment.plan import Ended, Trial, Variant, read_plan, write_end
+from ddpprof.experiment.conduct import conduct, job_of, open_experiment, remaining, steps_of, trial_settings
+from ddpprof.experiment.plan import Ended, Kind, Trial, Variant, read_plan, write_end
 
 
 @pytest.fixture
@@ -99,3 +99,27 @@ def test_a_run_is_not_replaced_by_an_experiment(tmp_path: Path) -> None:
     (tmp_path / "run.json").touch()
     with pytest.raises(RunExists, match="holds a run"):
         open_experiment(tmp_path, PLAN, force=True)
+
+
+def test_a_script_that_starts_ranks_of_its_own_is_not_measured_under_another_number(
+    tmp_path: Path, script: str
+) -> None:
+    Path(script).write_text(
+        "import json, os, pathlib\n"
+        "out = pathlib.Path(json.loads(os.environ['DDPPROF_SETTINGS'])['out'])\n"
+        "(out / 'run.json').write_text('{\"world_size\": 2}')\n"
+    )
+    asked = replace(PLAN, kind=Kind.SCALE, command=(script,), variants=(Variant(1),), rounds=1)
+    with pytest.raises(CannotRecord, match="starts 2 ranks itself, where 1 was asked for"):
+        list(conduct(tmp_path / "o", asked, list(asked.trials())))
+    not_asked = replace(asked, variants=(Variant(1, any_number=True),))
+    ((_, ended),) = conduct(tmp_path / "o", not_asked, list(not_asked.trials()))
+    assert ended is not None
+    assert ended.problem is not None
+    assert "trained fewer than 6 steps" in ended.problem
+
+
+def test_how_many_steps_a_trial_takes() -> None:
+    assert steps_of(PLAN, Variant(1)) == 5 + 20
+    assert steps_of(PLAN, Variant(1, profiled_steps=5)) == 5 + 20 + 1 + 5
+    assert steps_of(PLAN, Variant(1, profiled_steps=5, ddp_blocks=2)) == 5 + 1 + 5 + 2 * 2 * (3 + 20)

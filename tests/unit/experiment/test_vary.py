@@ -96,3 +96,8 @@ def test_what_is_no_choice_is_a_mistake(choice: str) -> None:
 def test_the_listed_arguments_are_ddps() -> None:
     given = inspect.signature(DistributedDataParallel.__init__).parameters
     assert [name for name in DDP_ARGUMENTS if name not in given] == []
+
+
+def test_a_misspelt_argument_of_ddp_is_no_argument_of_the_script() -> None:
+    with pytest.raises(DdpprofError, match="no argument bucket_cap: bucket_cap_mb"):
+        vary(ONE, ["bucket_cap=1,25"], SCRIPT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpprof.measures.paired_ratio import paired_ratio
+from ddpprof.measures.paired_ratio import _student_quantile, paired_ratio
 
 
 def test_of_equal_steps_the_interval_is_the_ratio() -> None:
@@ -29,10 +29,15 @@ def test_a_machine_that_slows_down_for_a_while_drops_out() -> None:
     assert ratio.high == pytest.approx(1.1)
 
 
-def test_two_pairs_do_not_show_how_much_they_differ() -> None:
-    ratio = paired_ratio([[([2.0], [1.0])], [([4.0], [1.0])]])
+def test_two_rounds_do_not_show_how_much_they_differ() -> None:
+    ratio = paired_ratio([[([2.0], [1.0])] * 5, [([4.0], [1.0])] * 5])
     assert ratio is not None
-    assert (ratio.ratio, ratio.low, ratio.is_beyond_noise) == (3.0, None, None)
+    assert (ratio.ratio, ratio.low, ratio.is_beyond_noise, ratio.num_pairs) == (3.0, None, None, 10)
+
+
+@pytest.mark.parametrize(("degrees", "expected"), [(1, 12.706), (2, 4.303), (4, 2.776), (30, 2.042)])
+def test_students_quantile_is_that_of_the_tables(degrees: int, expected: float) -> None:
+    assert _student_quantile(0.025, degrees) == pytest.approx(expected, abs=5e-4)
 
 
 @pytest.mark.parametrize("rounds", [[], [[]], [[([], [1.0])], [([1.0], [])]]], ids=["none", "empty", "one-sided"])
@@ -40,14 +45,15 @@ def test_without_a_pair_there_is_no_ratio(rounds: list[list[tuple[list[float], l
     assert paired_ratio(rounds) is None
 
 
+@pytest.mark.parametrize("num_rounds", [3, 5])
 @pytest.mark.parametrize("between_starts", [0.0, 0.04], ids=["alike", "each-start-differs"])
-def test_the_interval_holds_the_truth_as_often_as_it_says(between_starts: float) -> None:
+def test_the_interval_holds_the_truth_as_often_as_it_says(between_starts: float, num_rounds: int) -> None:
     """Steps spread by 5 %, and every start of a process by what is given. Truth: 1.2."""
     random = np.random.default_rng(1)
     hits, tries = 0, 60
     for _ in range(tries):
         rounds = []
-        for _ in range(5):
+        for _ in range(num_rounds):
             start_a, start_b = np.exp(random.normal(0, between_starts, 2))
             pairs = [
                 (

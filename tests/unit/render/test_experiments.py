@@ -20,6 +20,7 @@ from ddpprof.render.sections.experiments import experiment_sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report.experiments import ExperimentReport
 from ddpprof.report.overhead import OverheadReport
+from ddpprof.report.sweep import SweepPoint, SweepReport
 
 CHECKOUT = Path(__file__).parents[3]
 REPORTS = {"overhead": overhead_report(), "scaling": scaling_report(), "sweep": sweep_report()}
@@ -83,3 +84,28 @@ def test_no_name_is_mathematics(tmp_path: Path, name: str) -> None:
 def test_there_is_no_picture_of_an_overhead() -> None:
     assert not can_plot(REPORTS["overhead"])
     assert not can_plot(sweep_report("bucket_cap_mb", is_work=False))
+
+
+@pytest.mark.parametrize(
+    ("rounds_ms", "says"),
+    [
+        pytest.param([(5, 6), (7, 8)], "in every round.", id="clear"),
+        pytest.param([(5, 7), (6, 8)], "1 other came as low", id="not-clear"),
+        pytest.param([(5,), (7,)], "one round does not tell", id="one-round"),
+    ],
+)
+def test_the_fastest_is_named_with_what_rounds_differ_by(rounds_ms: list[tuple[float, ...]], says: str) -> None:
+    points = tuple(
+        SweepPoint(f"a={index}", "1 process", 1, None, rounds[0] * 1e6, tuple(ms * 1e6 for ms in rounds))
+        for index, rounds in enumerate(rounds_ms)
+    )
+    report = replace(sweep_report("bucket_cap_mb", is_work=False), points=points)
+    assert says in drawn(report, 200)
+
+
+def test_a_crossover_that_is_not_bounded_is_none() -> None:
+    report = sweep_report()
+    assert isinstance(report, SweepReport)
+    (found,) = report.crossovers
+    unsure = replace(found, crossover=replace(found.crossover, low=None))
+    assert "these sizes do not tell" in drawn(replace(report, crossovers=(unsure,)), 200)

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 import tables
-from experiments import MS, overhead_report, parts, planned, result, scaling_report, sweep_report
+from experiments import MS, job, overhead_report, parts, planned, result, scaling_report, sweep_report
 from tables import recorded
 
 from ddpprof.events import Rank, RecordedStep
@@ -21,10 +21,10 @@ from ddpprof.report.trials import trial_result
 def test_overhead_is_the_ratio_and_its_parts_explain_it() -> None:
     report = overhead_report()
     assert isinstance(report, OverheadReport)
-    assert (report.ratio.ratio, report.ratio.num_pairs) == (pytest.approx(1.2), 4)
+    assert (report.ratio.ratio, report.ratio.num_pairs) == (pytest.approx(1.2), 6)
     assert report.overhead_ns == pytest.approx(2 * MS)
     assert report.explained_ns == pytest.approx(1.5 * MS)
-    assert [(one.with_ns, one.without_ns, one.num_pairs) for one in report.rounds] == [(12 * MS, 10 * MS, 2)] * 2
+    assert [(one.with_ns, one.without_ns, one.num_pairs) for one in report.rounds] == [(12 * MS, 10 * MS, 2)] * 3
 
 
 def test_on_an_accelerator_host_work_explains_nothing_by_itself() -> None:
@@ -146,3 +146,22 @@ def test_a_trial_gives_its_blocks_and_the_parts_of_its_profiled_steps() -> None:
 def test_a_trial_without_timed_steps_says_so() -> None:
     made = trial_result(Trial(0, 0), tables.run(Rank(0, None, tables.record(steps=[recorded(mode="light")]))))
     assert made.problem == "the training ended before a step was timed"
+
+
+def test_a_variant_whose_training_ended_early_is_named() -> None:
+    experiment = planned(Kind.SWEEP, Variant(1, "a=1"), Variant(1, "a=2"), rounds=1)
+    results = [result(0, 0, (5,) * 20, num_steps=20), result(1, 0, (5,) * 3, num_steps=3)]
+    report = build_experiment(experiment, results)
+    assert report is not None
+    assert report.missing == ("a=2, 1 process: only 3 of 20 steps were timed before the training ended",)
+    blocks = planned(Kind.OVERHEAD, Variant(1, ddp_blocks=4), rounds=1)
+    report = build_experiment(blocks, [result(0, 0, (5,), (5,), without_ddp_ns=((4,),))])
+    assert report is not None
+    assert report.missing == ("1 process: only 1 of 4 pairs of blocks were timed before the training ended",)
+
+
+def test_as_many_processes_as_the_script_started() -> None:
+    experiment = planned(Kind.SWEEP, Variant(1, "a=1", any_number=True), rounds=1)
+    report = build_experiment(experiment, [replace(result(0, 0, (5,)), job=job(3))])
+    assert isinstance(report, SweepReport)
+    assert (report.points[0].configuration, report.points[0].nproc) == ("3 processes", 3)
