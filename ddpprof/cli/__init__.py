@@ -68,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 _EXPERIMENTS = {
-    "overhead": ("measure what DDP costs: the job with it, and with its wrapper taken away", 3),
+    "overhead": ("measure what DDP costs: the job with it, and with its wrapper taken away", 5),
     "scale": ("measure how much faster more processes train, and where the lost time goes", 3),
     "sweep": ("measure the step time over values of an option, of the script's or DDP's", 3),
 }

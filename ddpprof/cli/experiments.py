@@ -66,7 +66,7 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
 
 
 def _numbers(text: str) -> list[int]:
-    return [positive(word) for word in text.split(",")]
+    return list(dict.fromkeys(positive(word) for word in text.split(",")))
 
 
 def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:

@@ -66,7 +66,7 @@ def _report_on_experiment(options: argparse.Namespace) -> int:
         return 0
     shown = list(experiment_sections(report))
     if options.out is not None and can_plot(report):
-        picture = options.out.with_suffix(".png")
+        picture = options.out.with_suffix(".plot.png")  # report.png may be the user's own
         plot(report, picture)
         shown.append(Picture(picture.name, "step times"))
     _show(options, options.path.name, shown)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ddpprof.findings.finding import Finding, Observed, names
-from ddpprof.measures.memory import Holder, RankMemory, devices_of_job, processes_of_job
+from ddpprof.measures.memory import DeviceUse, Holder, RankMemory, devices_of_job, processes_of_job
 
 _MUCH_BYTES = 256 * 2**20
 _MUCH = 0.25
@@ -21,19 +21,20 @@ def _gb(num_bytes: float) -> str:
 
 def memory_of_others(o: Observed) -> Iterator[Finding]:
     """Ranks with memory, or only a context, on a device on which they do not train: usually the first."""
-    strangers: dict[tuple[str, int], list[tuple[RankMemory, int]]] = {}
+    strangers: dict[tuple[str, str | int], list[tuple[RankMemory, DeviceUse]]] = {}
     for rank in o.memory:
         for use in rank.devices:
             if not use.is_own:
-                strangers.setdefault((rank.host, use.index), []).append((rank, use.reserved_bytes))
-    for (host, index), held in strangers.items():
+                device = use.uuid if use.uuid is not None else use.index
+                strangers.setdefault((rank.host, device), []).append((rank, use))
+    for (host, _), held in strangers.items():
+        index, reserved = held[0][1].index, sum(use.reserved_bytes for _, use in held)
         listed = names([str(rank.rank) for rank, _ in held], _MOST_LISTED)
         yield Finding(
             "memory-of-others",
             f"Rank{'s' if len(held) > 1 else ''} {listed} hold{'' if len(held) > 1 else 's'} a context on GPU {index}, "
             f"where {'they do' if len(held) > 1 else 'it does'} not train",
-            f"{_gb(sum(reserved for _, reserved in held))} are reserved there for tensors, on {host}; each context "
-            "takes some hundred MB more",
+            f"{_gb(reserved)} are reserved there for tensors, on {host}; each context takes some hundred MB more",
             "Begin with torch.cuda.set_device(local_rank), before anything touches a GPU; load checkpoints with "
             "torch.load(path, map_location=f'cuda:{local_rank}'): a plain torch.load, and .cuda(), go to the GPU that "
             "was saved from, or to the first.",

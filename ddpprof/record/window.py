@@ -74,7 +74,8 @@ class Window:
         if self.mode is Mode.DONE and before is not Mode.DONE:
             self._finish()
         elif before in _UNDER_THE_PROFILER and self.mode not in _UNDER_THE_PROFILER:
-            self._write_trace()
+            with deferred_signals():
+                self._write_trace()
         if self.mode in _UNDER_THE_PROFILER:
             self.profiler.begin_step(self.step)
         if self.mode in _TIMED and before is not self.mode:

@@ -104,8 +104,8 @@ def test_sweep_over_batches_and_processes(ddpprof: Run, tmp_path: Path) -> None:
     assert (tmp_path / "w" / "plot.png").read_bytes().startswith(b"\x89PNG")
     shown = ddpprof("report", "w", "--out", "w.md")
     assert shown.returncode == 0, shown.stderr
-    assert "![step times](<w.png>)" in (tmp_path / "w.md").read_text()
-    assert (tmp_path / "w.png").exists()
+    assert "![step times](<w.plot.png>)" in (tmp_path / "w.md").read_text()
+    assert (tmp_path / "w.plot.png").exists()
 
 
 @pytest.mark.slow

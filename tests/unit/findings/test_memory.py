@@ -27,6 +27,15 @@ def test_memory_of_ranks_that_do_not_train_there() -> None:
     assert "map_location" in finding.advice
 
 
+def test_a_device_is_the_same_under_whatever_index_its_ranks_see_it() -> None:
+    def on(rank: int, index: int, uuid: str) -> RankMemory:
+        return RankMemory(rank, "node", None, None, (DeviceUse(index, False, None, GB, GB, None, uuid),))
+
+    together = only(observed(memory=(on(0, 1, "a"), on(1, 0, "a"))))
+    assert together.title == "Ranks 0, 1 hold a context on GPU 1, where they do not train"
+    assert len(find(observed(memory=(on(0, 0, "a"), on(1, 0, "b"))))) == 2
+
+
 @pytest.mark.parametrize(
     ("ranks", "title"),
     [
