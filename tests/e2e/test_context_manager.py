@@ -98,6 +98,7 @@ def test_a_block_makes_a_run(body: str, write: Write, torchrun: Run, report: Rep
     assert_recorded(report("run"))
 
 
+@pytest.mark.slow
 def test_the_run_is_laid_out_as_a_traced_one(write: Write, tmp_path: Path, torchrun: Run, ddpprof: Run) -> None:
     assert torchrun(write(PLAIN)).returncode == 0
     bare = write("build()\ntrain(20)\n")
@@ -127,6 +128,7 @@ def test_an_exception_inside_the_block_is_the_scripts(write: Write, torchrun: Ru
         assert [step["step"] for step in rank["steps"]] == [7, 8, 9]
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_middle_of_a_profiled_step(write: Write, torchrun: Run, report: Report) -> None:
     """The script catches it outside the block, and goes on training."""
     body = """
@@ -264,6 +266,7 @@ def test_a_block_without_ddp_records_nothing(write: Write, tmp_path: Path, torch
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_timed_steps_come_before_the_profiled_ones_and_only_their_length_is_kept(
     write: Write, torchrun: Run, report: Report
 ) -> None:

@@ -103,6 +103,7 @@ def test_training_goes_on(case: str, tmp_path: Path, ddpprof: Run) -> None:
         assert "3 profiled steps" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_profiler_of_one_rank_keeps_all_from_profiling(tmp_path: Path, ddpprof: Run, report: Report) -> None:
     (tmp_path / "train.py").write_text(
         f"""{TRAINING}
@@ -176,6 +177,7 @@ def test_nothing_false_is_said(body: str, rule: str, tmp_path: Path, ddpprof: Ru
     assert rule not in {finding["rule"] for finding in report("run")["findings"]}
 
 
+@pytest.mark.slow
 def test_another_ones_trace_is_not_deleted(tmp_path: Path, ddpprof: Run) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "rank-0.trace.json").write_text("mine")

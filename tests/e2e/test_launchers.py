@@ -31,7 +31,7 @@ def test_scripts_that_start_their_own_ranks(name: str, ddpprof: Run, report: Rep
     assert_recorded(report("run"))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_scripts_that_expect_torchrun(ranks: int, ddpprof: Run, report: Report) -> None:
     options = ["--nproc-per-node", str(ranks), "--standalone"]
     done = ddpprof("trace", "--out", "run", *QUICK, *options, *script("torchrun_plain.py"))
@@ -39,7 +39,9 @@ def test_scripts_that_expect_torchrun(ranks: int, ddpprof: Run, report: Report) 
     assert_recorded(report("run"), ranks)
 
 
-@pytest.mark.parametrize("how", ["torchrun", "module", "bash"])
+@pytest.mark.parametrize(
+    "how", ["torchrun", *(pytest.param(how, marks=pytest.mark.slow) for how in ("module", "bash"))]
+)
 def test_any_other_command(how: str, tmp_path: Path, ddpprof: Run, report: Report) -> None:
     (tmp_path / "job.sh").write_text('exec "$@"\n')
     (tmp_path / "pkg.py").write_text(Path(script("spawn_env_inside.py")[0]).read_text())
@@ -71,7 +73,7 @@ def test_inside_a_job_it_only_instruments(tmp_path: Path, report: Report) -> Non
     assert_recorded(report("run"))
 
 
-@pytest.mark.parametrize("name", ["torchrun_plain.py", "gan.py"])
+@pytest.mark.parametrize("name", ["torchrun_plain.py", pytest.param("gan.py", marks=pytest.mark.slow)])
 def test_a_script_without_its_launcher_gets_one_line(name: str, ddpprof: Run) -> None:
     done = ddpprof("trace", "--out", "run", *script(name, "--steps", "5"))
     said = [line for line in done.stderr.splitlines() if line]

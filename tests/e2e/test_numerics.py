@@ -37,7 +37,7 @@ AT_ONE_AND_THREE = [
     "delay_all_reduce",
     "optimizer_in_backward",
 ]
-FAST = [("plain", 1), ("plain", 2), ("plain", 3), ("fp16_hook", 2)]
+FAST = [("plain", 2), ("plain", 3), ("fp16_hook", 2)]
 SLOW = [
     *((variant, 2) for variant in VARIANTS if (variant, 2) not in FAST),
     *((variant, ranks) for ranks in (1, 3) for variant in AT_ONE_AND_THREE if (variant, ranks) not in FAST),

@@ -45,7 +45,9 @@ def times_within(row: dict[str, Any]) -> list[int]:
     ("name", "forwards", "num_optimizer_calls", "last"),
     [
         pytest.param("gan.py", [(0, True), (1, True), (1, True)], 2, 29, id="two-optimizers-and-modules"),
-        pytest.param("accumulation.py", [(0, False)] * 3 + [(0, True)], 1, 29, id="accumulation"),
+        pytest.param(
+            "accumulation.py", [(0, False)] * 3 + [(0, True)], 1, 29, id="accumulation", marks=pytest.mark.slow
+        ),
         # It ends when the next one begins, and behind the last none does.
         pytest.param("manual_sgd.py", [(0, True)], 0, 28, id="no-optimizer"),
     ],
@@ -69,6 +71,7 @@ def test_a_step_is_one_iteration(
             assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_optimizers_that_step_within_the_backward_pass_end_one_step_together(tmp_path: Path, ddpprof: Run) -> None:
     """One optimizer per parameter; as without any, the step ends when the next one begins."""
     num_parameters = 24
@@ -78,6 +81,7 @@ def test_optimizers_that_step_within_the_backward_pass_end_one_step_together(tmp
         assert [shape(row) for row in light] == [(row["number"], [(0, True)], num_parameters) for row in light]
 
 
+@pytest.mark.slow
 def test_evaluation_between_the_steps_is_no_step(tmp_path: Path, ddpprof: Run) -> None:
     (tmp_path / "evaluates.py").write_text("""
 import time, torch, torch.distributed as dist
@@ -125,7 +129,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     ("updates", "first_mark_ends"),
-    [pytest.param(1, 1, id="one-update-each"), pytest.param(3, 3, id="three-updates-each")],
+    [pytest.param(1, 1, id="one-update-each", marks=pytest.mark.slow), pytest.param(3, 3, id="three-updates-each")],
 )
 def test_the_user_marks_the_steps(updates: int, first_mark_ends: int, tmp_path: Path, torchrun: Run) -> None:
     """Until the first mark steps are found as ever: each of the first iteration's updates is one."""
