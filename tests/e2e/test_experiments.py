@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def test_scale_divides_the_lost_time(ddpprof: Run) -> None:
 def test_a_command_that_starts_its_own_ranks_is_told_how_many(ddpprof: Run, tmp_path: Path) -> None:
     ended = ddpprof(
         "sweep", "--rounds", "1", *QUICK, "--out", "w", "--nproc", "1,3", "--vary", "batch=2", "--",
-        "python", "-m", "ddpprof.demo.train_convnet", "--ranks={nproc}", "--batch-size={batch}", timeout=240,
+        sys.executable, "-m", "ddpprof.demo.train_convnet", "--ranks={nproc}", "--batch-size={batch}", timeout=240,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     record = load_record(tmp_path / "w" / "trial-1-0", 0)
