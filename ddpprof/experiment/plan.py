@@ -73,9 +73,13 @@ class Variant:
         return self.size * self.nproc if self.size is not None and self.is_share else self.size
 
     @property
+    def processes(self) -> str:
+        """How many, in words."""
+        return "1 process" if self.nproc == 1 else f"{self.nproc} processes"
+
+    @property
     def title(self) -> str:
-        processes = "1 process" if self.nproc == 1 else f"{self.nproc} processes"
-        words = (self.label, "without DDP" if self.without_ddp else "", "" if self.any_number else processes)
+        words = (self.label, "without DDP" if self.without_ddp else "", "" if self.any_number else self.processes)
         return ", ".join(filter(None, words)) or "with DDP"
 
 

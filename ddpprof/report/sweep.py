@@ -108,8 +108,7 @@ def sweep_report(
 
 
 def _point(variant: Variant, step_ns: float, rounds_ns: tuple[float, ...]) -> SweepPoint:
-    processes = "1 process" if variant.nproc == 1 else f"{variant.nproc} processes"
-    configuration = ", ".join(filter(None, (variant.configuration, processes)))
+    configuration = ", ".join(filter(None, (variant.configuration, variant.processes)))
     size = variant.total_size if variant.is_work else None
     return SweepPoint(variant.label, configuration, variant.nproc, size, step_ns, rounds_ns)
 
