@@ -56,8 +56,8 @@ for step in range(int(sys.argv[1])):
     model(torch.randn(8, 64)).sum().backward()
     optimizer.step()
 time.sleep(0.2)  # gloo's threads may abort a process that ends while they still hold work, with or without ddpprof
-print("out", dist.get_rank())
-print("err", dist.get_rank(), file=sys.stderr)
+sys.stdout.write(f"out {dist.get_rank()}\\n")  # in one write: the ranks share the stream
+sys.stderr.write(f"err {dist.get_rank()}\\n")
 """
 
 

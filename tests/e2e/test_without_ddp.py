@@ -106,7 +106,7 @@ for step in range(40):
     if step == 39:
         gradients = [torch.empty_like(model.module.weight.grad) for _ in range(2)]
         dist.all_gather(gradients, model.module.weight.grad)
-        print("averaged" if torch.equal(*gradients) else "apart", flush=True)
+        print("averaged\\n" if torch.equal(*gradients) else "apart\\n", end="", flush=True)  # in one write
     optimizer.step()
 time.sleep(0.2)
 dist.destroy_process_group()

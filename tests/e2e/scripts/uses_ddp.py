@@ -68,5 +68,5 @@ else:
 digest = hashlib.sha256()
 for parameter in net.parameters():
     digest.update(parameter.detach().numpy().tobytes())
-print(f"rank {os.environ['RANK']} trained {digest.hexdigest()}", flush=True)
+print(f"rank {os.environ['RANK']} trained {digest.hexdigest()}\n", end="", flush=True)  # in one write
 dist.destroy_process_group()
