@@ -85,6 +85,11 @@ def subtract(a: Spans, b: Spans) -> Spans:
     return _covered_by(a, b, depth_of_a=1, depth_of_b=2, depth=1)
 
 
+def shift(spans: Spans, by_ns: int) -> Spans:
+    """All of it that much later."""
+    return Spans(spans.start_ns + by_ns, spans.end_ns + by_ns)
+
+
 def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
     """The part of ``spans`` within ``start_ns <= t < end_ns``."""
     return union(np.maximum(spans.start_ns, start_ns), np.minimum(spans.end_ns, end_ns))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ddpprof.events import UNKNOWN, Int64Column
 from ddpprof.intervals import Spans, subtract, union
 from ddpprof.measures.candidates import RankCollectives
-from ddpprof.measures.clock import CommonClock
+from ddpprof.measures.clock import CommonClock, common_ns
 from ddpprof.measures.matching import MatchedCollectives
 
 _NEVER = np.iinfo(np.int64).max
@@ -106,7 +106,7 @@ def _skew(
     for column, number in enumerate(matched.ranks):
         of_rank = clock.find(number)
         if of_rank is not None:
-            start[:, column] = clock.common_ns(of_rank, start[:, column])
+            start[:, column] = common_ns(clock.at_ns, of_rank, start[:, column])
         elif known[:, column].any():
             return None, None
     last = np.where(known, start, -_NEVER)

@@ -91,10 +91,11 @@ class CommonClock:
                 by_host.setdefault(clock.host, []).append(clock)
         return tuple(_host_clock(host, clocks) for host, clocks in sorted(by_host.items()))
 
-    def common_ns(self, clock: RankClock, times_ns: Int64Column) -> Int64Column:
-        """Times on that rank's clock as times on the reference's."""
-        since = (times_ns - self.at_ns - clock.offset_ns).astype(np.float64)
-        return times_ns - clock.offset_ns - np.rint(since * clock.drift_ppm * 1e-6).astype(np.int64)
+
+def common_ns(at_ns: int, clock: RankClock, times_ns: Int64Column) -> Int64Column:
+    """Times on that rank's clock as times on the reference's. `at_ns`: when the offsets hold, on the reference's."""
+    since = (times_ns - at_ns - clock.offset_ns).astype(np.float64)
+    return times_ns - clock.offset_ns - np.rint(since * clock.drift_ppm * 1e-6).astype(np.int64)
 
 
 def find_common_clock(ranks: Sequence[RankCollectives], matched: MatchedCollectives) -> CommonClock | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ class TracedBuckets:
     buckets: tuple[BucketRow, ...]
     notes: tuple[str, ...]
     """which steps were left out and what could not be told, in words for the report"""
+    ranks: Mapping[int, tuple[BucketStep, ...]] = field(default_factory=dict)
+    """each rank's buckets in every step that was not left out"""
 
 
 NO_BUCKETS = TracedBuckets((), ())
@@ -57,8 +59,10 @@ def trace_buckets(traces: Mapping[int, Trace], one_clock: bool) -> TracedBuckets
     layout = _layout(passes)
     chosen = [one for one in passes if _fits(one.sizes, layout)]
     known = [next((s[i] for one in chosen if (s := one.sizes)[i] != UNKNOWN), None) for i in range(len(layout))]
-    ranks = {rank: [row for one in chosen if one.rank == rank for row in _steps(one, trace)]
-             for rank, trace in traces.items()}  # fmt: skip
+    ranks = {
+        rank: tuple(row for one in chosen if one.rank == rank for row in _steps(one, trace))
+        for rank, trace in traces.items()
+    }
     one_clock = one_clock and len({trace.epoch_ns is None for trace in traces.values()}) == 1
     buckets = tuple(
         BucketRow(
@@ -70,7 +74,7 @@ def trace_buckets(traces: Mapping[int, Trace], one_clock: bool) -> TracedBuckets
         )
         for index, num_bytes in enumerate(known)
     )
-    return TracedBuckets(buckets, tuple(_notes(passes, chosen, traces)))
+    return TracedBuckets(buckets, tuple(_notes(passes, chosen, traces)), ranks)
 
 
 def _passes(rank: int, trace: Trace) -> list[_Pass]:

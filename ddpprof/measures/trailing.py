@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddpprof.events import Phase, Trace
-from ddpprof.intervals import clip, union
+from ddpprof.intervals import Spans, clip, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,31 @@ class Trailing:
 
 def measure_trailing(trace: Trace, step: int) -> Trailing | None:
     """``None`` where the step has no backward compute."""
-    compute, comm = trace.compute, trace.collectives
+    between = _between(trace, step)
+    return None if between is None else Trailing(_gradients(trace, step, *between).total_ns, *between)
+
+
+def trailing_spans(trace: Trace, step: int) -> Spans | None:
+    """When it was; ``None`` likewise."""
+    between = _between(trace, step)
+    return None if between is None else _gradients(trace, step, *between)
+
+
+def _between(trace: Trace, step: int) -> tuple[int, int | None] | None:
+    """End of the last backward compute, and start of the optimizer's first op after it."""
+    compute = trace.compute
     in_step = compute.step == step
     backward = in_step & (compute.phase == Phase.BACKWARD)
     if not backward.any():
         return None
     backward_end = int(compute.end_ns[backward].max())
     optimizer = compute.start_ns[in_step & (compute.phase == Phase.OPTIMIZER) & (compute.start_ns >= backward_end)]
-    optimizer_start = int(optimizer.min()) if len(optimizer) else None
+    return backward_end, int(optimizer.min()) if len(optimizer) else None
+
+
+def _gradients(trace: Trace, step: int, backward_end_ns: int, optimizer_start_ns: int | None) -> Spans:
+    comm = trace.collectives
     gradients = comm.phase == Phase.BACKWARD if trace.device == "cpu" else comm.phase != Phase.FORWARD
     rows = np.flatnonzero((comm.step == step) & gradients)
-    gradient_comm = union(comm.start_ns[rows], comm.end_ns[rows])
-    until = optimizer_start if optimizer_start is not None else np.iinfo(np.int64).max
-    return Trailing(clip(gradient_comm, backward_end, until).total_ns, backward_end, optimizer_start)
+    until = optimizer_start_ns if optimizer_start_ns is not None else np.iinfo(np.int64).max
+    return clip(union(comm.start_ns[rows], comm.end_ns[rows]), backward_end_ns, until)

@@ -20,7 +20,7 @@ from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
 from ddpprof.report.observed import observe
 from ddpprof.report.outside import outside_ddp
 from ddpprof.report.own_reduction import own_reduction
-from ddpprof.report.ranks import bucket_steps, rank_report
+from ddpprof.report.ranks import bucket_steps, modules_of, rank_report
 from ddpprof.report.several_devices import data_parallel_report, device_loads
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
@@ -28,7 +28,7 @@ from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 def build_report(run: Run) -> Report:
     if run.horovod is not None:
         return horovod_report(_text(run.name), run, run.horovod)
-    modules = _modules(run)
+    modules = modules_of(run.ranks)
     ranks = tuple(replace(rank_report(rank, modules), devices=device_loads(rank)) for rank in run.ranks)
     buckets, traced = _buckets(run, modules)
     across, mismatches = across_ranks(run.ranks, modules, run.world_size)
@@ -76,11 +76,6 @@ def _buckets(run: Run, modules: Sequence[DdpModule]) -> tuple[tuple[BucketSummar
     if modules:
         return summarise_buckets(modules, {r.rank: bucket_steps(r, modules) for r in run.ranks}, one_clock), NO_BUCKETS
     return (), trace_buckets({rank.rank: rank.trace for rank in run.ranks if rank.trace is not None}, one_clock)
-
-
-def _modules(run: Run) -> tuple[DdpModule, ...]:
-    """DDP builds the same modules and buckets on every rank: those of the first rank that says so."""
-    return next((rank.record.modules for rank in run.ranks if rank.record and rank.record.modules), ())
 
 
 def _hosts(run: Run) -> tuple[str, ...]:

@@ -17,6 +17,11 @@ from ddpprof.measures.wrapper import measure_wrapper_cost
 from ddpprof.report.tree import DeviceWork, LightStepReport, RankReport, StepReport
 
 
+def modules_of(ranks: Sequence[Rank]) -> tuple[DdpModule, ...]:
+    """DDP builds the same modules and buckets on every rank: those of the first rank that says so."""
+    return next((rank.record.modules for rank in ranks if rank.record and rank.record.modules), ())
+
+
 def rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
     trace, record = rank.trace, rank.record
     recorded = training_steps(record)

@@ -12,7 +12,7 @@ from ranks import call, job, rank, shifted, without
 from ddpprof.events import CollectiveKind
 from ddpprof.load.run import load_run
 from ddpprof.measures.candidates import RankCollectives, rank_collectives
-from ddpprof.measures.clock import CommonClock, HostClock, RankClock, find_common_clock
+from ddpprof.measures.clock import CommonClock, HostClock, RankClock, common_ns, find_common_clock
 from ddpprof.measures.matching import match_collectives
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -99,7 +99,7 @@ def test_a_clock_that_drifts() -> None:
     clock = clock_of(ranks)
     assert clock.ranks[1].drift_ppm == pytest.approx(40, abs=2)
     ends = [one.collectives.end_ns for one in ranks]
-    assert np.abs(clock.common_ns(clock.ranks[1], ends[1]) - ends[0]).max() < 25_000  # of a drift by 80 µs
+    assert np.abs(common_ns(clock.at_ns, clock.ranks[1], ends[1]) - ends[0]).max() < 25_000  # of a drift by 80 µs
 
 
 @pytest.mark.parametrize(
