@@ -14,6 +14,7 @@ from typing import NoReturn
 from ddpprof import __version__
 from ddpprof.cli.experiments import add_experiment_options, run_experiment
 from ddpprof.cli.show import add_compare_options, add_output_options, run_compare, run_report
+from ddpprof.cli.timeline import add_timeline_options
 from ddpprof.cli.trace import add_trace_options, run_trace, split
 from ddpprof.errors import DdpprofError
 
@@ -101,6 +102,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     compare = commands.add_parser("compare", help="show two runs side by side: what became slower, beyond noise")
     add_compare_options(compare)
     compare.set_defaults(run=run_compare)
+    add_timeline_options(
+        commands.add_parser("timeline", help="write a run as one file for Perfetto, all ranks on one clock")
+    )
     for name, (what, rounds) in _EXPERIMENTS.items():
         of_jobs[name] = commands.add_parser(
             name,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.trace import count, default_out, positive
+from ddpprof.cli.arguments import count, positive
+from ddpprof.cli.trace import default_out
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:

@@ -119,8 +119,8 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def _read(path: Path) -> Report:
     """A run, traces, or a report that was written as JSON. Raises `DdpprofError`."""
+    from ddpprof.cli.reading import read_run
     from ddpprof.experiment.plan import is_experiment
-    from ddpprof.load.run import load_run
     from ddpprof.render.json import read_report
     from ddpprof.report import build_report
 
@@ -128,7 +128,7 @@ def _read(path: Path) -> Report:
         raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
     try:
         written = read_report(path) if path.is_file() else None
-        return written if written is not None else build_report(load_run(path))
+        return written if written is not None else build_report(read_run(path))
     except OSError as error:
         raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
 

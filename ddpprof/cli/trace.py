@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
+from ddpprof.cli.arguments import count, positive
+
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
     from ddpprof.record.settings import Settings
@@ -78,21 +80,6 @@ class _Passed(argparse.Action):
     ) -> None:
         given = [option_string or ""] if self.nargs == 0 else [option_string or "", str(values)]
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *given])
-
-
-def count(text: str) -> int:
-    if not text.removeprefix("-").isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return value
-
-
-def positive(text: str) -> int:
-    if not count(text):
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return int(text)
 
 
 def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from ddpprof.comparison.compare import METRICS, Comparison
 from ddpprof.errors import DdpprofError
 
 _CONDITION = re.compile(r"\s*([a-z][a-z ]*?)\s*>\s*(\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s)\s*")
-_NS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
+NANOSECONDS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def _parse(text: str) -> Condition:
         text=text.strip(),
         metric=metric,
         fraction=float(number) / 100 if is_fraction else None,
-        ns=None if is_fraction else float(number) * _NS[unit],
+        ns=None if is_fraction else float(number) * NANOSECONDS[unit],
     )
 
 

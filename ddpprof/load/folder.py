@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,10 +45,11 @@ def load_trace(path: Path) -> Trace:
     return build_trace(*read_trace(path))
 
 
-def load_traces(paths: Sequence[Path]) -> LoadedTraces:
-    """Every trace that can be read of the files, in the order of their names."""
+def load_traces(paths: Sequence[Path], watch: Callable[[Path, int, int], None]) -> LoadedTraces:
+    """Every trace that can be read of the files, in the order of their names. `watch`: see `load_run`."""
     files, missing = [], []
-    for path in sorted(paths):
+    for done, path in enumerate(sorted(paths)):
+        watch(path, done, len(paths))
         try:
             files.append(_File(path.name, load_trace(path)))
         except BadTrace as error:

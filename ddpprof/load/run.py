@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,18 +34,28 @@ class LoadedRank:
     missing: tuple[str, ...]
 
 
-def load_run(path: Path) -> Run:
+Watch = Callable[[Path, int, int], None]
+"""Called before each file is read: which, how many have been read, and of how many."""
+
+
+def load_run(path: Path, watch: Watch | None = None) -> Run:
     """Everything that can be read of a run. Raises `NotARun`, and `BadTrace` where the path is one bad trace file."""
+    watch = watch or _nobody
     if path.is_file():
+        watch(path, 0, 1)
         return _run_of_file(path)
     if path.name == "attempt-0" and not path.exists() and is_run(path.parent):
-        return _recorded_run(path.parent)
+        return _recorded_run(path.parent, watch)
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. {_how_to_record(path)}")
     if not is_run(path):
-        return _run_of_traces(path)
+        return _run_of_traces(path, watch)
     attempts = attempts_in(path)
-    return _last_attempt(path, attempts) if len(attempts) > 1 else _recorded_run(path)
+    return _last_attempt(path, attempts, watch) if len(attempts) > 1 else _recorded_run(path, watch)
+
+
+def _nobody(_path: Path, _done: int, _number: int) -> None:
+    """Nobody wants to know."""
 
 
 def load_rank(directory: Path, rank: int, expects_trace: bool = True) -> LoadedRank:
@@ -76,15 +86,15 @@ def _why_no_trace(record: Record | None) -> str:
     return f"it {record.ended}"
 
 
-def _last_attempt(directory: Path, attempts: Mapping[int, Path]) -> Run:
+def _last_attempt(directory: Path, attempts: Mapping[int, Path], watch: Watch) -> Run:
     """With what all attempts left. ``attempt-0`` in `directory` is the first one alone."""
     number = shown_attempt(attempts)
-    run = _recorded_run(attempts[number])
+    run = _recorded_run(attempts[number], watch)
     loaded, missing = load_attempts(attempts, number)
     return replace(run, name=_name(directory), missing=(*run.missing, *missing), attempts=loaded)
 
 
-def _recorded_run(directory: Path) -> Run:
+def _recorded_run(directory: Path, watch: Watch) -> Run:
     about = _read_run_file(directory)
     present = ranks_in(directory)
     if not present:
@@ -93,7 +103,10 @@ def _recorded_run(directory: Path) -> Run:
             f"{_how_to_record(directory)}"
         )
     expects_trace = about.settings.get("profiler") is not False
-    loaded = [load_rank(directory, rank, expects_trace) for rank in present]
+    loaded = []
+    for done, rank in enumerate(present):
+        watch(trace_path(directory, rank) or directory, done, len(present))
+        loaded.append(load_rank(directory, rank, expects_trace))
     ranks = tuple(one.rank for one in loaded if one.rank is not None)
     world_size = about.world_size or _world_size(ranks)
     return Run(
@@ -143,9 +156,9 @@ def _run_of_file(path: Path) -> Run:
     )
 
 
-def _run_of_traces(directory: Path) -> Run:
+def _run_of_traces(directory: Path, watch: Watch) -> Run:
     files = [file for file in directory.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file()]
-    loaded = load_traces(files)
+    loaded = load_traces(files, watch)
     if not loaded.traces:
         why = loaded.missing[0].removeprefix("skipped: ") if loaded.missing else None
         reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"

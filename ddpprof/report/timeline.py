@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,7 @@ class Timeline:
 
 
 def build_timeline(
-    run: Run, report: Report, steps: Collection[int] | None = None, ranks: Collection[int] | None = None
+    run: Run, report: Report, steps: Container[int] | None = None, ranks: Container[int] | None = None
 ) -> Timeline:
     """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
     chosen = [rank for rank in run.ranks if rank.trace is not None and (ranks is None or rank.rank in ranks)]
@@ -75,7 +75,7 @@ def _of_rank(
     clock: ClockReport | None,
     buckets: _Buckets,
     sizes: dict[tuple[int, int], int | None],
-    steps: Collection[int] | None,
+    steps: Container[int] | None,
 ) -> RankTimeline:
     timelines = []
     for index in whole_steps(trace, training_steps(rank.record)):

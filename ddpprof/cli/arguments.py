@@ -1,0 +1,59 @@
+"""Values of options, from their text. What each raises, argparse says in one line."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentTypeError
+from dataclasses import dataclass
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s)")
+_SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """``0-7,64``: a container, so that a long span costs nothing."""
+
+    spans: tuple[tuple[int, int], ...]
+    """first and last"""
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and any(first <= number <= last for first, last in self.spans)
+
+
+def count(text: str) -> int:
+    if not text.removeprefix("-").isdecimal():
+        raise ArgumentTypeError(f"{text} is not a whole number")
+    value = int(text)
+    if value < 0:
+        raise ArgumentTypeError("must not be negative")
+    return value
+
+
+def positive(text: str) -> int:
+    if not count(text):
+        raise ArgumentTypeError("must be at least 1")
+    return int(text)
+
+
+def numbers(text: str) -> Numbers:
+    spans = []
+    for part in text.split(","):
+        match = _SPAN.fullmatch(part.strip())
+        if match is None:
+            raise ArgumentTypeError(f"{text!r} is no list of numbers; write, say, 0-7,64")
+        first = int(match.group(1))
+        last = int(match.group(2) or first)
+        if last < first:
+            raise ArgumentTypeError(f"{part.strip()} ends before it begins")
+        spans.append((first, last))
+    return Numbers(tuple(spans))
+
+
+def duration_ns(text: str) -> int:
+    from ddpprof.comparison.gate import NANOSECONDS
+
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is no duration; write, say, 10us or 0.1ms")
+    return round(float(match.group(1)) * NANOSECONDS[match.group(2)])

@@ -1,0 +1,78 @@
+"""`ddpprof timeline`: a run as one file for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpprof.cli.arguments import duration_ns, numbers
+from ddpprof.errors import DdpprofError
+
+if TYPE_CHECKING:
+    from ddpprof.report import Report
+
+
+def add_timeline_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", type=Path, metavar="RUN", help="a run, or traces of torch.profiler")
+    add("--out", type=Path, metavar="FILE", help="default: RUN.perfetto.json.gz; without .gz: not compressed")
+    add("--steps", type=numbers, metavar="N-M", help="only steps with these numbers, as in 15-17,19")
+    add("--ranks", type=numbers, metavar="N-M", help="only these ranks, as in 0-7,64")
+    add(
+        "--min-duration",
+        type=duration_ns,
+        default=0,
+        metavar="TIME",
+        help="leave out kernels, copies and ops that are shorter, as in 10us; communication stays",
+    )
+    parser.set_defaults(run=run_timeline)
+
+
+def run_timeline(options: argparse.Namespace) -> int:
+    from ddpprof.cli.reading import read_run
+    from ddpprof.render.perfetto import render_perfetto
+    from ddpprof.render.sections.layout import count
+    from ddpprof.report import build_report
+    from ddpprof.report.timeline import build_timeline
+
+    run = read_run(options.path)
+    report = build_report(run)
+    timeline = build_timeline(run, report, options.steps, options.ranks)
+    steps = {step.step for rank in timeline.ranks for step in rank.steps}
+    if not steps:
+        raise DdpprofError(f"{options.path}: {_why_nothing(report)}")
+    name = run.name.removesuffix(".gz").removesuffix(".json")
+    out = options.out or Path(f"{name}.perfetto.json.gz")
+    num_bytes = _write(out, render_perfetto(timeline, report, options.min_duration))
+    ranks = sum(bool(rank.steps) for rank in timeline.ranks)
+    what = f"{count(ranks, 'rank')}, {count(len(steps), 'step')}, {num_bytes / 1e6:.1f} MB"
+    print(f"Wrote {out} ({what}). Open it in https://ui.perfetto.dev")
+    return 0
+
+
+def _why_nothing(report: Report) -> str:
+    known = sorted({step.step for rank in report.ranks for step in rank.steps})
+    if not known:
+        return "no steps were profiled. Record some with: ddpprof trace train.py"
+    ranks = [rank.rank for rank in report.ranks if rank.steps]
+    return f"no such step of such a rank. It has steps {known[0]}-{known[-1]} of ranks {ranks[0]}-{ranks[-1]}"
+
+
+def _write(path: Path, pieces: Iterable[bytes]) -> int:
+    """Write beside and rename; returns the size. Raises `DdpprofError`."""
+    import gzip
+
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with gzip.open(part, "wb", compresslevel=5) if path.suffix == ".gz" else part.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+        os.replace(part, path)
+        return path.stat().st_size
+    except OSError as error:
+        raise DdpprofError(f"cannot write {path}: {error.strerror}.") from error
+    finally:
+        part.unlink(missing_ok=True)

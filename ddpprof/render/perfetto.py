@@ -1,0 +1,159 @@
+"""A timeline in the JSON that https://ui.perfetto.dev opens: the trace event format of Chrome.
+
+Each rank is a process, each track one of its threads. Slices of a track never overlap: Perfetto drops those that do.
+Times are µs since the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ddpprof.events import UNKNOWN, Collectives, Int64Column, Phase, Work
+from ddpprof.intervals import Spans
+from ddpprof.measures.timeline import BucketSpan, StepTimeline
+from ddpprof.render.perfetto_tracks import Tracks
+from ddpprof.report.timeline import RankTimeline, Timeline
+from ddpprof.report.tree import Report
+
+PARTS = ("forward", "backward", "exposed comm", "optimizer", "data", "other", "idle")
+_Event = dict[str, Any]
+
+
+def render_perfetto(timeline: Timeline, report: Report, shortest_ns: int = 0) -> Iterator[bytes]:
+    """The file in pieces. Kernels, ops and copies shorter than `shortest_ns` are left out; all else stays."""
+    origin = min((_begin(step) for rank in timeline.ranks for step in rank.steps), default=0)
+    hosts = {rank.rank: rank.host for rank in report.ranks}
+    about = {
+        "ddpprof": report.ddpprof,
+        "job": report.job.name,
+        "start_unix_ns": str(origin),  # as a number it would lose its last digits in JavaScript
+        "clock_error_ns": timeline.clock_error_ns,
+    }
+    yield b'{"displayTimeUnit":"ns","otherData":' + msgspec.json.encode(about) + b',"traceEvents":[\n'
+    encode, separator = msgspec.json.Encoder().encode, b""
+    for rank in timeline.ranks:
+        for event in _rank_events(rank, hosts.get(rank.rank), origin, shortest_ns):
+            yield separator + encode(event)
+            separator = b",\n"
+    yield b"\n]}\n"
+
+
+def _rank_events(rank: RankTimeline, host: str | None, origin_ns: int, shortest_ns: int) -> Iterator[_Event]:
+    tracks = Tracks(rank.rank, host, origin_ns)
+    for step in rank.steps:
+        yield from tracks.slices("steps", [step.start_ns], [step.end_ns], [f"step {step.step}"])
+        yield from _step_bar(tracks, step)
+        yield from _kernels(tracks, "compute", rank, step.compute, shortest_ns)
+        yield from _kernels(tracks, "copies", rank, step.copies, shortest_ns)
+        collectives = _collectives(tracks, rank, step)
+        yield from collectives
+        yield from _spans(tracks, "exposed communication", step.exposed, "exposed")
+        if step.trailing is not None:
+            yield from _spans(tracks, "trailing communication", step.trailing, "trailing")
+        for bucket in step.buckets:
+            yield from _bucket(tracks, step, bucket, collectives)
+        yield from _counters(tracks, step)
+    yield from tracks.names()
+
+
+def _begin(step: StepTimeline) -> int:
+    """Of whatever belongs to the step: a bucket may be ready before its first kernel."""
+    rows = (table.start_ns.min() for table in (step.compute, step.copies, step.collectives) if len(table))
+    return min([step.start_ns, *map(int, rows), *(b.ready_ns for b in step.buckets if b.ready_ns is not None)])
+
+
+def _step_bar(tracks: Tracks, step: StepTimeline) -> Iterable[_Event]:
+    parts = [
+        (start, end, name)
+        for name, spans in zip(PARTS, step.parts or (), strict=False)
+        for start, end in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
+    ]
+    return tracks.slices("step bar", *zip(*sorted(parts), strict=True)) if parts else ()
+
+
+def _spans(tracks: Tracks, track: str, spans: Spans, name: str) -> Iterable[_Event]:
+    return tracks.slices(track, spans.start_ns.tolist(), spans.end_ns.tolist(), [name] * len(spans))
+
+
+def _kernels(tracks: Tracks, what: str, rank: RankTimeline, table: Work, shortest_ns: int) -> Iterator[_Event]:
+    lane = "thread" if rank.device == "cpu" else "stream"
+    long_enough = table.end_ns - table.start_ns >= shortest_ns
+    for device in np.unique(table.device).tolist():
+        on = "" if device in (UNKNOWN, 0) else f", device {device}"
+        for number in np.unique(table.lane[table.device == device]).tolist():
+            rows = np.flatnonzero(long_enough & (table.device == device) & (table.lane == number))
+            phases = [{"phase": Phase(phase).name.lower()} for phase in table.phase[rows].tolist()]
+            names = [rank.names[name] for name in table.name[rows].tolist()]
+            track = f"{what}: {lane} {number}{on}"
+            yield from tracks.slices(track, table.start_ns[rows].tolist(), table.end_ns[rows].tolist(), names, phases)
+
+
+def _collectives(tracks: Tracks, rank: RankTimeline, step: StepTimeline) -> list[_Event]:
+    """One for each row of the table, in its order."""
+    comm, lane = step.collectives, "thread" if rank.device == "cpu" else "stream"
+    columns = (comm.start_ns, comm.end_ns, comm.lane, comm.name)
+    return [
+        event
+        for start, end, number, name, num_bytes in zip(*(c.tolist() for c in columns), _sizes(step), strict=True)
+        for event in tracks.slices(
+            f"communication: {lane} {number}", [start], [end], [rank.names[name]], [_about(step, num_bytes)]
+        )
+    ]
+
+
+def _about(step: StepTimeline, num_bytes: int | None) -> dict[str, Any]:
+    return {"step": step.step} if num_bytes is None else {"step": step.step, "bytes": num_bytes}
+
+
+def _sizes(step: StepTimeline) -> list[int | None]:
+    """Bytes of each collective: the trace's, or those of its bucket."""
+    sizes = [None if size == UNKNOWN else int(size) for size in step.collectives.num_bytes]
+    for bucket in step.buckets:
+        row = _row_of(step.collectives, bucket)
+        if row is not None and sizes[row] is None:
+            sizes[row] = bucket.num_bytes
+    return sizes
+
+
+def _row_of(comm: Collectives, bucket: BucketSpan) -> int | None:
+    rows = np.flatnonzero((comm.start_ns == bucket.started_ns) & (comm.end_ns == bucket.finished_ns))
+    return int(rows[0]) if len(rows) else None
+
+
+def _bucket(tracks: Tracks, step: StepTimeline, bucket: BucketSpan, collectives: Sequence[_Event]) -> Iterator[_Event]:
+    """Held back, queued, transferred; with a flow from where it is ready to its collective."""
+    name = f"bucket {bucket.index}" if bucket.module == 0 else f"bucket {bucket.module}.{bucket.index}"
+    times = (bucket.ready_ns, bucket.launched_ns, bucket.started_ns, bucket.finished_ns)
+    points: list[tuple[int, int]] = []
+    for what, start, end in zip(("held back", "queued", "transferred"), times[:-1], times[1:], strict=True):
+        if start is not None and end is not None and end > start:
+            for event in tracks.slices(name, [start], [end], [f"{name} {what}"], [_about(step, bucket.num_bytes)]):
+                points.append((event["tid"], start))
+                yield event
+    row = _row_of(step.collectives, bucket)
+    if row is not None:
+        points.append((collectives[row]["tid"], int(step.collectives.end_ns[row]) - 1))
+    yield from tracks.flow(f"{step.step}.{bucket.module}.{bucket.index}", name, points)
+
+
+def _counters(tracks: Tracks, step: StepTimeline) -> Iterator[_Event]:
+    hidden = step.overlap
+    times = [step.start_ns, *np.column_stack((hidden.start_ns, hidden.end_ns)).ravel().tolist()]
+    yield from tracks.counter("hidden communication", times, [0, *([1, 0] * len(hidden))])
+    sizes = _sizes(step)
+    rows = [row for row, size in enumerate(sizes) if size is not None]
+    if rows:
+        known = np.array([sizes[row] for row in rows], np.int64)
+        begun, ended = step.collectives.start_ns[rows], step.collectives.end_ns[rows]
+        yield from tracks.counter("bytes in flight", *_in_flight(begun, ended, known))
+
+
+def _in_flight(start_ns: Int64Column, end_ns: Int64Column, sizes: Int64Column) -> tuple[Sequence[int], Sequence[int]]:
+    times, at = np.unique(np.concatenate((start_ns, end_ns)), return_inverse=True)
+    changes = np.zeros(len(times), np.int64)
+    np.add.at(changes, at, np.concatenate((sizes, -sizes)))
+    return times.tolist(), np.cumsum(changes).tolist()
