@@ -26,6 +26,16 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to FILE (.json and .md choose their format)")
 
 
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path",
+        type=Path,
+        help="a run, traces of torch.profiler, a Horovod timeline, an experiment, or a CSV table of times",
+    )
+    add_output_options(parser)
+    parser.set_defaults(run=run_report)
+
+
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", type=Path, metavar="RUN_A", help="what to compare with: a run, traces, or a JSON report")
     parser.add_argument("b", type=Path, metavar="RUN_B", help="likewise")
@@ -37,6 +47,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "optimizer, data, other, idle, wrapper; units: %%, s, ms, us",
     )
     add_output_options(parser)
+    parser.set_defaults(run=run_compare)
 
 
 def run_report(options: argparse.Namespace) -> int:

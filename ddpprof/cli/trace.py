@@ -95,7 +95,9 @@ def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[s
     return arguments[:index], arguments[index:]
 
 
-def run_trace(parser: argparse.ArgumentParser, options: argparse.Namespace, command: list[str]) -> int:
+def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    own, command = split(list(arguments), parser)
+    options = parser.parse_args(own)
     from ddpprof.record import launch
     from ddpprof.record.attempts import agent_of_this_process
     from ddpprof.record.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ddpprof.render.sections.layout import Bars, FindingList, Line, Picture, Section, Table, clean
+from ddpprof.render.sections.layout import Bars, Definition, FindingList, Lanes, Line, Picture, Section, Table, clean
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@])")
 
@@ -25,10 +25,14 @@ def _block(section: Section) -> str:
         return _escape(section.text)
     if isinstance(section, Bars):
         return f"## {_escape(section.title)}"  # the table that follows has the numbers
+    if isinstance(section, Lanes):
+        return ""  # a picture of characters needs a terminal
     if isinstance(section, Table):
         return _table(section)
     if isinstance(section, Picture):
         return f"![{_escape(section.what)}](<{section.path}>)"
+    if isinstance(section, Definition):
+        return f"**{_escape(section.term)}**: {_escape(section.text)}"
     return _findings(section)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from math import ceil
 from typing import TextIO
 
 from rich import box
@@ -13,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ddpprof.render.sections.layout import Bars, FindingList, Line, Picture, Section, Table
+from ddpprof.render.sections.layout import Bars, Definition, FindingList, Lane, Lanes, Line, Picture, Section, Table
 from ddpprof.render.sections.steps import PARTS
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
@@ -21,6 +22,8 @@ _GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."
 """Bars tell their parts apart without colour, too."""
 _RECORDED = (0, 1, 3, 4)
 """of `PARTS`, those that stand for the parts of light recording"""
+_TICK = 10
+"""columns between two numbers of an axis, at least"""
 _JOINER = "\N{NO-BREAK SPACE}"
 """keeps words on one line; printed as an ordinary space"""
 
@@ -73,6 +76,53 @@ def _bars(console: Console, section: Section) -> None:
     console.print(legend)
 
 
+def _lanes(console: Console, section: Section) -> None:
+    assert isinstance(section, Lanes)
+    console.print()
+    console.print(Text(section.title, style="bold"))
+    label = max(len(lane.label) for lane in section.lanes) + 1
+    room = max(20, min(console.width, 200) - label - 1)
+    console.print(Text(" " * label + _axis(section.length_ns, room)), overflow="crop", no_wrap=True)
+    for lane in section.lanes:
+        text = Text(lane.label.ljust(label))
+        for what in _cells(lane, section.length_ns, room):
+            if what in section.parts:
+                text.append(*_glyph(console, section.parts, section.parts.index(what)))
+            else:
+                text.append(what)
+        console.print(text, overflow="crop", no_wrap=True)
+    if section.note:
+        console.print(Text(section.note, style="dim"))
+
+
+def _cells(lane: Lane, length_ns: int, room: int) -> list[str]:
+    """For each column what goes on there longest, or a space."""
+    times: list[dict[str, float]] = [{} for _ in range(room)]
+    for span in lane.spans:
+        begin, end = span.start_ns * room / length_ns, span.end_ns * room / length_ns
+        for cell in range(int(begin), min(ceil(end), room)):
+            shared = min(end, cell + 1) - max(begin, cell)
+            times[cell][span.what] = times[cell].get(span.what, 0) + shared
+    return [max(cell, key=lambda what: cell[what]) if cell else " " for cell in times]
+
+
+def _axis(length_ns: int, room: int) -> str:
+    """Milliseconds, at round numbers that have room between them."""
+    step = next(
+        step
+        for exponent in range(3, 19)
+        for step in (10**exponent, 2 * 10**exponent, 5 * 10**exponent)
+        if step * room / length_ns >= _TICK
+    )
+    line = " " * room
+    for time in range(0, length_ns, step):
+        mark = f"{time / 1e6:g}"
+        at = round(time * room / length_ns)
+        if at + len(mark) <= room:
+            line = line[:at] + mark + line[at + len(mark) :]
+    return line
+
+
 def _table(console: Console, section: Section) -> None:
     assert isinstance(section, Table)
     console.print()
@@ -111,10 +161,26 @@ def _findings(console: Console, section: Section) -> None:
         console.print(Padding(Text(f"→ {finding.advice}", style="cyan"), (0, 0, 0, 3)))
 
 
+def _definition(console: Console, section: Section) -> None:
+    assert isinstance(section, Definition)
+    console.print(Text(section.term, style="bold"))
+    console.print(Padding(Text(section.text), (0, 0, 0, 3)))
+    for what, text in section.more:
+        console.print(Padding(Text(f"{what}: {text}", style="dim"), (0, 0, 0, 3)))
+
+
 def _picture(console: Console, section: Section) -> None:
     assert isinstance(section, Picture)
     console.print()
     console.print(Text(f"Plot of {section.what}: {section.path}"))
 
 
-_SECTION = {Line: _line, Bars: _bars, Table: _table, FindingList: _findings, Picture: _picture}
+_SECTION = {
+    Line: _line,
+    Bars: _bars,
+    Lanes: _lanes,
+    Table: _table,
+    FindingList: _findings,
+    Definition: _definition,
+    Picture: _picture,
+}

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.cli import _parsers, main
+from ddpprof.cli import main
+from ddpprof.cli.commands import COMMANDS, GROUPS, parsers
 from ddpprof.cli.trace import default_out, split
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -61,10 +62,12 @@ def loaded_by(*arguments: str) -> set[str]:
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stderr.split()) & {"torch", "numpy", "rich", "msgspec", "isal", "fsspec"}
+    return set(done.stderr.split()) & {"torch", "numpy", "rich", "msgspec", "isal", "fsspec", "shtab"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["trace", "--help"], ["report", "--help"], []])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["trace", "--help"], ["report", "--help"], ["timeline", "--help"], []]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert loaded_by(*arguments) == set()
 
@@ -77,7 +80,32 @@ def test_report_imports_no_torch(trace_file: Path, form: str) -> None:
 def test_help_lists_the_commands(output: Out) -> None:
     assert main([]) == 0
     text, _ = output()
-    assert {"trace", "report", "demo"} <= {line.split()[0] for line in text.splitlines() if line.startswith("    ")}
+    listed = [line.split()[0] for line in text.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert listed == list(COMMANDS)
+    assert [command.name for command in GROUPS[0].commands] == ["trace", "report", "compare"]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_ends_with_an_example(output: Out, name: str) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    text, _ = output()
+    assert text.rstrip().endswith(COMMANDS[name].example)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(["exposed"], "Communication under which nothing is computed", id="by-name"),
+        pytest.param(["Exposed-Comm"], "Communication under which nothing is computed", id="by-a-column"),
+        pytest.param(["DDP's", "own", "work"], "Time of the training thread", id="several-words"),
+        pytest.param([], "busbw\n   Bus bandwidth", id="all"),
+    ],
+)
+def test_explain(output: Out, arguments: list[str], said: str) -> None:
+    assert main(["explain", *arguments]) == 0
+    assert said in output()[0]
 
 
 RUN = {"format": 1, "run_id": "a", "command": [], "world_size": 1, "settings": {}}
@@ -111,6 +139,12 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "not-a-number": (["trace", "--steps", "many", "x.py"], "many is not a whole number"),
         "no-steps": (["trace", "--steps", "0", "x.py"], "must be at least 1"),
         "negative": (["trace", "--warmup", "-1", "x.py"], "must not be negative"),
+        "no-such-term": (["explain", "expsed"], "no term is called 'expsed'. Did you mean exposed?"),
+        "no-such-shell": (["completion", "csh2"], "invalid choice: 'csh2'"),
+        "no-list-of-numbers": (["timeline", good, "--steps", "1-"], "'1-' is no list of numbers; write, say, 0-7,64"),
+        "no-such-step": (["timeline", good, "--steps", "7"], "It has steps 1-1 of ranks 0-0"),
+        "no-duration": (["timeline", good, "--min-duration", "5"], "'5' is no duration; write, say, 10us"),
+        "backwards": (["timeline", good, "--ranks", "3-1"], "3-1 ends before it begins"),
         "torchrun-twice": (["trace", "--nnodes", "2", "--", "torchrun", "x.py"], "go to torchrun itself"),
     }
 
@@ -119,6 +153,7 @@ MISTAKES = (
     "no-such-path", "not-a-run", "newer-format", "bad-trace", "cut-off", "endless-name", "unwritable", "no-path",
     "no-such-format", "no-such-command", "nothing-to-trace", "nothing-after-the-dashes", "no-such-script",
     "no-such-option", "not-a-number", "no-steps", "negative", "torchrun-twice",
+    "no-such-term", "no-such-shell", "no-list-of-numbers", "no-such-step", "no-duration", "backwards",
 )  # fmt: skip
 
 
@@ -256,7 +291,7 @@ def test_a_timeline_of_another_tool_is_refused_in_one_line(tmp_path: Path, outpu
     ],
 )
 def test_where_the_command_begins(arguments: str, own: str, command: str) -> None:
-    assert split(arguments.split(), _parsers()[1]["trace"]) == (own.split(), command.split())
+    assert split(arguments.split(), parsers()[1]["trace"]) == (own.split(), command.split())
 
 
 @pytest.mark.parametrize(
@@ -270,7 +305,7 @@ def test_where_the_command_begins(arguments: str, own: str, command: str) -> Non
     ],
 )
 def test_torchruns_options_are_passed_on_as_given(arguments: str, torchrun: list[str] | None) -> None:
-    assert _parsers()[1]["trace"].parse_args(arguments.split()).torchrun == torchrun
+    assert parsers()[1]["trace"].parse_args(arguments.split()).torchrun == torchrun
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,33 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneSpan:
+    """From the left edge of its picture."""
+
+    start_ns: int
+    end_ns: int
+    what: str
+    """a part of the picture's, or one character to draw"""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    label: str
+    spans: tuple[LaneSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """What went on when, from left to right."""
+
+    title: str
+    length_ns: int
+    parts: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     name: str
     is_number: bool = True
@@ -74,6 +101,14 @@ class FindingList:
 
 
 @dataclass(frozen=True, slots=True)
+class Definition:
+    term: str
+    text: str
+    more: tuple[tuple[str, str], ...]
+    """what it is, and the words"""
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """A file beside the report; a terminal shows where it is."""
 
@@ -81,7 +116,7 @@ class Picture:
     what: str
 
 
-Section = Line | Bars | Table | FindingList | Picture
+Section = Line | Bars | Lanes | Table | FindingList | Definition | Picture
 
 
 def ms(ns: float | None) -> str:

@@ -1,0 +1,33 @@
+"""`ddpprof completion`: a script that makes a shell complete commands, options and file names."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
+
+
+def add_completion_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="which shell is to complete")
+    parser.set_defaults(run=run_completion)
+
+
+def run_completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    from ddpprof.cli.commands import COMMANDS, parsers
+    from ddpprof.render.glossary import TERMS
+
+    root, of_commands = parsers()
+    for name, parser in of_commands.items():
+        if COMMANDS[name].run_job is not None:
+            parser.add_argument("script", nargs=argparse.REMAINDER, type=Path)
+        for action in parser._actions:  # noqa: SLF001 (argparse has no public list of them)
+            if action.type is Path or action.dest == "out":
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+            if action.dest == "term":
+                names = (word for term in TERMS for word in (term.name, *term.aliases))
+                action.choices = sorted({word for word in names if word.isidentifier()})
+    print(shtab.complete(root, shell=options.shell))
+    return 0

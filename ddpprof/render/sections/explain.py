@@ -1,0 +1,25 @@
+"""Definitions of terms, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.render.glossary import Term
+from ddpprof.render.sections.layout import Definition, Section
+
+
+def term_sections(terms: Iterable[Term]) -> Iterable[Section]:
+    for term in terms:
+        yield Definition(
+            term.name,
+            term.definition,
+            tuple(
+                (what, text)
+                for what, text in (
+                    ("formula", term.formula),
+                    ("in the JSON report", term.field),
+                    ("also", ", ".join(term.aliases)),
+                )
+                if text
+            ),
+        )

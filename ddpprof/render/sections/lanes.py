@@ -1,0 +1,71 @@
+"""One step as it went on: what each rank does, and which bucket is on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.measures.timeline import StepTimeline
+from ddpprof.render.sections.layout import Lane, Lanes, LaneSpan, Section, ms, notes
+from ddpprof.render.sections.steps import PARTS
+from ddpprof.report.timeline import RankTimeline, Timeline
+
+_MAX_RANKS = 8
+_OF_BREAKDOWN = (*PARTS[:4], PARTS[4], PARTS[4], PARTS[5])
+"""the part of the step bar that each field of `Breakdown` belongs to"""
+_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
+OTHER_COMM = "+"
+MANY = "*"
+
+
+def step_lanes(timeline: Timeline, number: int) -> Iterable[Section]:
+    """Of the step with that number, where the timeline has it."""
+    found = [(rank, step) for rank in timeline.ranks for step in rank.steps if step.step == number and step.parts]
+    shown = found[:_MAX_RANKS]
+    if not shown:
+        return
+    start = min(_begin(step) for _, step in shown)
+    end = max(_end(step) for _, step in shown)
+    lanes = tuple(lane for rank, step in shown for lane in _lanes(rank, step, start))
+    letters = {span.what for lane in lanes for span in lane.spans}
+    yield Lanes(
+        f"Step {number} as it went on, ms: {_clock(timeline, [rank for rank, _ in shown])}",
+        end - start,
+        PARTS,
+        lanes,
+        notes(
+            "comm: the bucket on its way" if letters & set(_LETTERS) else "",
+            f"{MANY}: a bucket from number {len(_LETTERS)} on" if MANY in letters else "",
+            f"{OTHER_COMM}: other communication" if OTHER_COMM in letters else "",
+            f"{len(found) - _MAX_RANKS} more ranks: see ddpprof timeline" if len(found) > _MAX_RANKS else "",
+        ),
+    )
+
+
+def _clock(timeline: Timeline, shown: list[RankTimeline]) -> str:
+    if len(shown) == 1:
+        return f"rank {shown[0].rank}"
+    if not all(rank.on_common_clock for rank in shown):
+        return "each rank by its own clock"
+    error = "" if timeline.clock_error_ns is None else f", wrong by at most {ms(timeline.clock_error_ns)} ms"
+    return f"all ranks on one clock{error}"
+
+
+def _begin(step: StepTimeline) -> int:
+    return min(step.start_ns, int(step.collectives.start_ns.min(initial=step.start_ns)))
+
+
+def _end(step: StepTimeline) -> int:
+    return max(step.end_ns, int(step.collectives.end_ns.max(initial=step.end_ns)))
+
+
+def _lanes(rank: RankTimeline, step: StepTimeline, origin_ns: int) -> tuple[Lane, ...]:
+    work = (
+        LaneSpan(start - origin_ns, end - origin_ns, part)
+        for part, spans in zip(_OF_BREAKDOWN, step.parts or (), strict=False)
+        for start, end in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
+    )
+    buckets = {(b.started_ns, b.finished_ns): _LETTERS[b.index : b.index + 1] or MANY for b in step.buckets}
+    spans = zip(step.collectives.start_ns.tolist(), step.collectives.end_ns.tolist(), strict=True)
+    comm = (LaneSpan(start - origin_ns, end - origin_ns, buckets.get((start, end), OTHER_COMM)) for start, end in spans)
+    label = f"rank {rank.rank}"
+    return (Lane(label, tuple(work)), Lane("comm".rjust(len(label)), tuple(comm)))
