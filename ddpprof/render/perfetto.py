@@ -7,6 +7,7 @@ Times are µs since the first step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -36,7 +37,8 @@ def render_perfetto(timeline: Timeline, report: Report, shortest_ns: int = 0) ->
     yield b'{"displayTimeUnit":"ns","otherData":' + msgspec.json.encode(about) + b',"traceEvents":[\n'
     encode, separator = msgspec.json.Encoder().encode, b""
     for rank in timeline.ranks:
-        for event in _rank_events(rank, hosts.get(rank.rank), origin, shortest_ns):
+        shown = replace(rank, names=tuple(map(_text, rank.names)))
+        for event in _rank_events(shown, hosts.get(rank.rank), origin, shortest_ns):
             yield separator + encode(event)
             separator = b",\n"
     yield b"\n]}\n"
@@ -58,6 +60,11 @@ def _rank_events(rank: RankTimeline, host: str | None, origin_ns: int, shortest_
             yield from _bucket(tracks, step, bucket, collectives)
         yield from _counters(tracks, step)
     yield from tracks.names()
+
+
+def _text(name: str) -> str:
+    """Names need not be UTF-8; JSON must."""
+    return name.encode("utf-8", "replace").decode()
 
 
 def _begin(step: StepTimeline) -> int:
