@@ -4,6 +4,7 @@
     rank-0.facts.json      rank 0: host, versions, DDP modules and their buckets, data loaders, how it ended
     rank-0.steps.jsonl     rank 0: one line per recorded step, appended while training runs
     rank-0.trace.json.gz   rank 0: the profiler's trace of the profiled steps
+    tensorboard/           what TensorBoard shows of the run, one folder per TensorBoard run; made from the files above
     attempt-1/             the same of the job's next attempt, where torchrun started all ranks again
 
 Files appear whole: they are written beside and renamed. Only ``steps.jsonl`` grows, a line at a time, so that a rank
@@ -27,6 +28,15 @@ _RANK_FILE = re.compile(r"^rank-(\d+)\.(facts\.json|steps\.jsonl|trace\.json(?:\
 
 
 _ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
+
+
+TENSORBOARD_DIRECTORY = "tensorboard"
+TENSORBOARD_OF_RUN = "run"
+"""the TensorBoard run for what is of all ranks"""
+TENSORBOARD_TRACES = "traces"
+"""that of the profiler plugin"""
+_TENSORBOARD_RUN = re.compile(rf"^(?:{TENSORBOARD_OF_RUN}|{TENSORBOARD_TRACES}|rank-\d+)$")
+_TENSORBOARD_FILE = re.compile(r"^events\.out\.tfevents\.\d+\.ddpprof$|\.pt\.trace\.json\.gz$")
 
 
 def attempt_path(directory: Path, number: int) -> Path:
@@ -72,6 +82,11 @@ def trace_path(directory: Path, rank: int) -> Path | None:
     return None
 
 
+def tensorboard_rank(rank: int) -> str:
+    """The name of the rank's TensorBoard run."""
+    return f"rank-{rank}"
+
+
 def is_run(directory: Path) -> bool:
     return (directory / RUN_FILE).is_file()
 
@@ -102,6 +117,22 @@ def remove_run(directory: Path) -> None:
             remove_run(attempt)
             with suppress(OSError):  # something else stands in it
                 attempt.rmdir()
+    remove_tensorboard(directory / TENSORBOARD_DIRECTORY)
     for name in os.listdir(directory):
         if name == RUN_FILE or _RANK_FILE.match(name):
             (directory / name).unlink(missing_ok=True)
+
+
+def remove_tensorboard(directory: Path) -> None:
+    """Delete what ddpprof wrote there for TensorBoard, and nothing else."""
+    if directory.is_symlink() or not directory.is_dir():
+        return
+    for name in os.listdir(directory):
+        if _TENSORBOARD_RUN.match(name):
+            for file in os.listdir(directory / name):
+                if _TENSORBOARD_FILE.search(file):
+                    (directory / name / file).unlink(missing_ok=True)
+            with suppress(OSError):  # something else stands in it
+                (directory / name).rmdir()
+    with suppress(OSError):
+        directory.rmdir()

@@ -226,6 +226,8 @@ class Trace:
     copies: Work
     collectives: Collectives
     host_spans: HostSpans
+    files: tuple[str, ...] = ()
+    """where it was read, in order of time"""
     steps_are_counted: bool = False
     """the trace has no ``ProfilerStep#k``: the steps' numbers count its DDP forwards"""
     notes: tuple[str, ...] = ()

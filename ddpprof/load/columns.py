@@ -131,10 +131,10 @@ class Collector:
             if is_op[identity] and event.args is not None and event.args.input_dims is not NULL:
                 ops.append(event.args)
         exact = isinstance(next(iter(events), None), ExactEvent)
-        starts = _nanoseconds([event.ts or 0 for event in kept], exact=exact)
-        durations = _nanoseconds([event.dur or 0 for event in kept], exact=exact)
+        starts = nanoseconds([event.ts or 0 for event in kept], exact=exact)
+        durations = nanoseconds([event.dur or 0 for event in kept], exact=exact)
         if window_end is not None:
-            self._window_end_ns = int(_nanoseconds([window_end], exact=exact)[0])
+            self._window_end_ns = int(nanoseconds([window_end], exact=exact)[0])
         self.num_events += len(events)
         if ops:
             shapes = [self._shape(bytes(op.input_dims)) for op in ops]
@@ -286,7 +286,7 @@ def _as_column(values: list[object], convert: Callable[[object], int]) -> Int64C
     return np.array([convert(value) for value in values], np.int64)
 
 
-def _nanoseconds(times_us: Sequence[float | Decimal], *, exact: bool) -> Int64Column:
+def nanoseconds(times_us: Sequence[float | Decimal], *, exact: bool) -> Int64Column:
     """Microseconds as whole nanoseconds, to the nearest one."""
     if exact:
         return np.array([_exact_nanoseconds(Decimal(time)) for time in times_us], np.int64)

@@ -115,6 +115,7 @@ def _joined(before: Trace, after: Trace) -> Trace:
         copies=_appended(before.copies, after.copies, index),
         collectives=_appended(before.collectives, after.collectives, index),
         host_spans=_appended(before.host_spans, after.host_spans, index),
+        files=(*before.files, *after.files),
         notes=tuple(dict.fromkeys((*before.notes, *after.notes))),
     )
 

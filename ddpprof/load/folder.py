@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddpprof.errors import BadTrace
@@ -42,7 +42,7 @@ class _File:
 
 def load_trace(path: Path) -> Trace:
     """The tables of one trace file. Raises `BadTrace`."""
-    return build_trace(*read_trace(path))
+    return replace(build_trace(*read_trace(path)), files=(str(path),))
 
 
 def load_traces(paths: Sequence[Path], watch: Callable[[Path, int, int], None]) -> LoadedTraces:

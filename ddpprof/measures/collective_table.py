@@ -85,7 +85,7 @@ def summarise_collectives(
         return ()
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     groups, of_rows = common_groups(ranks)
-    sized = _sizes(ranks, matched, sizes or {})
+    sized = sizes_of_rows(ranks, matched, sizes or {})
     rows = [_rows(*of_rank) for of_rank in zip(ranks, of_rows, sized, strict=True)]
     lines = _lines(matched, arrivals, rows)
     classes = np.unique(np.concatenate([of_rank.key for of_rank in rows]), axis=0)
@@ -128,10 +128,10 @@ def _size_class(num_bytes: Int64Column) -> Int64Column:
     return np.where(num_bytes == UNKNOWN, -1, exponent).astype(np.int64)
 
 
-def _sizes(
+def sizes_of_rows(
     ranks: Sequence[RankCollectives], matched: MatchedCollectives, given: Mapping[int, Mapping[int, int]]
 ) -> list[Int64Column]:
-    """Per rank the size of each row: the trace's, else the given one, else another rank's of the same collective.
+    """Per rank, ascending, the size of each row: the trace's, else the given, else another rank's of the collective.
 
     Where ranks have different sizes, in an all-to-all say, it is the largest for all.
     """

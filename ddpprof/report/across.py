@@ -31,7 +31,7 @@ def across_ranks(
     matched = match_collectives(known)
     clock = find_common_clock(known, matched)
     arrivals = measure_arrivals(known, matched, clock)
-    sizes = {rank.rank: _bucket_sizes(rank, modules) for rank in ranks}
+    sizes = {rank.rank: bucket_sizes(rank, modules) for rank in ranks}
     stragglers = find_stragglers({rank.rank: progress_of_rank(rank) for rank in ranks})
     table = summarise_collectives(known, matched, arrivals, world_size, sizes)
     return (
@@ -61,7 +61,7 @@ def _of_training_steps(rank: Rank) -> RankCollectives | None:
     return replace(one, collectives=Collectives(*(getattr(comm, column.name)[kept] for column in fields(Collectives))))
 
 
-def _bucket_sizes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
+def bucket_sizes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
     """Row → bytes of the gradient all-reduces, whose sizes gloo's spans have only where shapes were recorded."""
     if rank.trace is None or rank.record is None:
         return {}

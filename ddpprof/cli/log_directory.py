@@ -1,0 +1,100 @@
+"""A run as a log directory of TensorBoard: what is written where. Whatever stood there of the run is replaced."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpprof import rundir
+
+if TYPE_CHECKING:
+    from ddpprof.events import Rank, Run
+    from ddpprof.report import Report
+
+_NOT_FOR_NAMES = re.compile(r"[^A-Za-z0-9-]+")
+
+
+def write_native_data(directory: Path, run: Run, report: Report) -> None:
+    """Raises ``OSError``, and `DdpprofError` where TensorBoard is not installed."""
+    from ddpprof.render.tensorboard.native import write_native
+
+    with _replaced(directory) as part:
+        write_native(part, run, report)
+
+
+def write_all(directory: Path, run: Run, report: Report) -> tuple[str, ...]:
+    """Also traces for the profiler plugin. Returns what it cannot show; raises likewise."""
+    from ddpprof.render.tensorboard.native import write_native
+
+    with _replaced(directory) as part:
+        write_native(part, run, report)
+        return _write_plugin_traces(part / rundir.TENSORBOARD_TRACES, run)
+
+
+@contextmanager
+def _replaced(directory: Path) -> Iterator[Path]:
+    """A folder that takes the place of what stood in `directory`, once it is whole.
+
+    Each TensorBoard run in it is moved as a directory: the profiler plugin reads one when it first sees it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".part-", dir=directory))
+    try:
+        yield part
+        rundir.remove_tensorboard(directory)
+        directory.mkdir(exist_ok=True)
+        for made in part.iterdir():
+            made.rename(directory / made.name)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_plugin_traces(directory: Path, run: Run) -> tuple[str, ...]:
+    from ddpprof.load.plugin_trace import write_plugin_trace
+    from ddpprof.render.tensorboard.plugin_view import plugin_views
+
+    modules = next((rank.record.modules for rank in run.ranks if rank.record and rank.record.modules), ())
+    missing: list[str] = []
+    cycles = list(_cycles(run))
+    for number, ranks in enumerate(cycles, 1):
+        directory.mkdir(exist_ok=True)
+        views = plugin_views(ranks, modules)
+        missing += views.missing
+        for rank in ranks:
+            assert rank.trace is not None
+            target = directory / _plugin_file(rank, number if len(cycles) > 1 else None)
+            write_plugin_trace(Path(rank.trace.files[0]), target, rank.trace, views.of_rank[rank.rank])
+    return tuple(dict.fromkeys(missing))
+
+
+def _cycles(run: Run) -> Iterator[Sequence[Rank]]:
+    """The ranks with the first trace of each, with the second of each, …: the profiler wrote one for each window."""
+    from dataclasses import replace
+
+    from ddpprof.load.folder import load_trace
+
+    ranks = [rank for rank in run.ranks if rank.trace is not None]
+    files = {rank.rank: rank.trace.files for rank in ranks if rank.trace is not None}
+    num_cycles = max(map(len, files.values()), default=0)
+    if num_cycles == 1:
+        yield ranks
+        return
+    for number in range(num_cycles):
+        yield [
+            replace(rank, trace=load_trace(Path(files[rank.rank][number])))
+            for rank in ranks
+            if number < len(files[rank.rank])
+        ]
+
+
+def _plugin_file(rank: Rank, cycle: int | None) -> str:
+    """The plugin takes host and process from the name, and a number for one of several windows."""
+    known = rank.record.host if rank.record else rank.trace.host if rank.trace else None
+    host = _NOT_FOR_NAMES.sub("-", known or "")[:60].strip("-") or "host"
+    window = "" if cycle is None else f".{cycle}"
+    return f"{host}_{rank.rank:04}{window}.pt.trace.json.gz"

@@ -1,0 +1,275 @@
+"""A trace, rewritten so that TensorBoard's profiler plugin (torch-tb-profiler 0.4.3) shows what the report says.
+
+The plugin is no longer developed and takes new traces amiss: it knows CUDA's runtime by a category that is no longer
+written, counts collectives twice, and NCCL's kernels as computation. Each function below mends one such thing. What is
+not to count gets a category that the plugin does not know; its trace view shows it all the same.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ddpprof.events import Int64Column, Mark, Trace
+from ddpprof.events.plugin import PluginCollective, PluginView
+from ddpprof.intervals import union
+from ddpprof.load.classify import Identity, Role, classify, step_number
+from ddpprof.load.columns import EXACT_FLOAT_US, nanoseconds
+from ddpprof.load.hostwork import cut_out
+from ddpprof.load.kineto import opened
+from ddpprof.load.mend import mend
+
+_Event = dict[str, Any]
+
+_UNKNOWN_TO_PLUGIN = ", not counted"
+"""Makes of any category one that the plugin passes over."""
+
+_CATEGORIES = {Role.KERNEL: "kernel", Role.LAUNCH: "Runtime"}
+_COLLECTIVE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):")
+_EXTERNAL_ID = "External id"
+_NOTHING = Identity("", Role.UNUSED)
+
+
+def write_plugin_trace(source: Path, target: Path, trace: Trace, view: PluginView) -> None:
+    """`trace`: the tables of `source`; `view`: what of them counts. Raises ``OSError``."""
+    document = _read(source)
+    copy = _Copy(document.pop("traceEvents"))
+    _use_known_categories(copy)
+    _link_kernels_to_launches(copy)
+    _mark_steps(copy, view)
+    if trace.device == "cpu":
+        _take_calls_out_of_ops(copy)
+    _mark_collectives(copy, trace, view)
+    base_ns = _move_to_zero(copy)
+    _number_threads(copy)
+    if isinstance(document.get("baseTimeNanoseconds"), int):
+        document["baseTimeNanoseconds"] += base_ns
+    document["traceEvents"] = copy.events  # the last key: the plugin appends before the file's last bracket
+    with gzip.open(target, "wb", compresslevel=1) as file:
+        file.write(msgspec.json.Encoder(decimal_format="number").encode(document))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with opened(path) as stream:
+        text = b"".join(iter(lambda: stream.read(1 << 24), b""))
+    document = _decode(text, float)
+    if isinstance(document, list):
+        document = {"traceEvents": document}
+    if any(abs(event.get("ts") or 0) >= EXACT_FLOAT_US for event in document["traceEvents"]):
+        exact = _decode(text, Decimal)
+        document = {"traceEvents": exact} if isinstance(exact, list) else exact
+    return dict(document)
+
+
+def _decode(text: bytes, number: type[float | Decimal]) -> Any:
+    decoder = msgspec.json.Decoder(float_hook=None if number is float else number)
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return decoder.decode(mend(text))
+
+
+class _Copy:
+    """The events, what each is, and when; new ones are appended."""
+
+    def __init__(self, events: list[_Event]) -> None:
+        self.events = events
+        self.identities = [self._identity(event) for event in events]
+        times = [event.get("ts") or 0 for event in events]
+        durations = [event.get("dur") or 0 for event in events]
+        exact = any(abs(time) >= EXACT_FLOAT_US for time in times)
+        start_ns = nanoseconds(times, exact=exact)
+        end_ns = start_ns + np.maximum(nanoseconds(durations, exact=exact), 0)
+        self.start_ns, self.end_ns = start_ns.tolist(), end_ns.tolist()
+        self._next_id = 1 + max((_id(event) for event in events), default=0)
+        for event in events:
+            event["name"] = event.get("name") or ""
+            event["args"] = event.get("args") or {}
+
+    @staticmethod
+    def _identity(event: _Event) -> Identity:
+        return classify(event.get("cat") or "", event.get("name") or "") if event.get("ph") == "X" else _NOTHING
+
+    def rows(self, *roles: Role) -> Iterator[int]:
+        return (row for row, identity in enumerate(self.identities) if identity.role in roles)
+
+    def hide(self, row: int) -> None:
+        self.events[row]["cat"] = f"{self.events[row].get('cat')}{_UNKNOWN_TO_PLUGIN}"
+
+    def new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def append(self, like: int, start_ns: int, end_ns: int, **changes: Any) -> None:
+        event = self.events[like]
+        self.events.append({**event, "args": dict(event["args"]), **changes})
+        self.identities.append(_NOTHING)
+        self.start_ns.append(start_ns)
+        self.end_ns.append(end_ns)
+
+
+def _id(event: _Event) -> int:
+    arguments = event.get("args") or {}
+    number = arguments.get("external id", arguments.get(_EXTERNAL_ID))
+    return number if isinstance(number, int) else 0
+
+
+def _set_id(event: _Event, number: int) -> None:
+    event["args"].pop("external id", None)
+    event["args"][_EXTERNAL_ID] = number
+
+
+def _use_known_categories(copy: _Copy) -> None:
+    """Data loaders count as such only where they are ops; annotations of a device are the host's once more."""
+    for row, (event, what) in enumerate(zip(copy.events, copy.identities, strict=True)):
+        category = str(event.get("cat") or "").lower()
+        if event.get("ph") != "X":
+            continue
+        if what.role is Role.COPY:
+            event["cat"] = "gpu_memset" if "memset" in category else "gpu_memcpy"
+        elif what.role in _CATEGORIES:
+            event["cat"] = _CATEGORIES[what.role]
+        elif what.is_op or what.mark is Mark.DATA:
+            event["cat"] = "cpu_op"
+        elif _COLLECTIVE.match(event["name"]) or category in ("gpu_user_annotation", "python"):
+            copy.hide(row)
+        elif category == "operator":
+            event["cat"] = "user_annotation"
+
+
+def _link_kernels_to_launches(copy: _Copy) -> None:
+    """The plugin finds the op of a kernel by the launch's External id, which must be one that an op has."""
+    ops = {_id(event) for event, what in zip(copy.events, copy.identities, strict=True) if what.is_op}
+    of_launch = {}
+    for row in copy.rows(Role.LAUNCH):
+        event = copy.events[row]
+        _set_id(event, _id(event) if _id(event) in ops else 0)
+        of_launch[event["args"].get("correlation")] = _id(event)
+    for row in copy.rows(Role.KERNEL, Role.COPY):
+        event = copy.events[row]
+        _set_id(event, of_launch.get(event["args"].get("correlation"), 0))
+
+
+def _mark_steps(copy: _Copy, view: PluginView) -> None:
+    """The report's steps, and no others; where the trace marks none, those that were counted."""
+    unmarked = {(step.number, step.start_ns): step for step in view.steps}
+    for row in copy.rows(Role.STEP):
+        number = step_number(copy.events[row]["name"])
+        if number is None or unmarked.pop((number, copy.start_ns[row]), None) is None:
+            copy.hide(row)
+        else:
+            copy.events[row].update(name=f"ProfilerStep#{number}", cat="user_annotation")
+    if unmarked:
+        like = next(row for row, what in enumerate(copy.identities) if what.mark in (Mark.FORWARD, Mark.DATA_PARALLEL))
+        for step in unmarked.values():
+            name = f"ProfilerStep#{step.number}"
+            copy.append(like, step.start_ns, step.end_ns, name=name, cat="user_annotation", args={})
+
+
+def _take_calls_out_of_ops(copy: _Copy) -> None:
+    """On CPU ops are compute: those of the training threads, less the ``c10d::`` calls in them."""
+    threads: dict[object, list[int]] = {}
+    training = set()
+    for row, what in enumerate(copy.identities):
+        thread = copy.events[row].get("tid")
+        if what.is_op:
+            threads.setdefault(thread, []).append(row)
+        if what.role is Role.STEP or what.mark in (Mark.FORWARD, Mark.BACKWARD):
+            training.add(thread)
+    for thread, ops in threads.items():
+        if thread in training:
+            _cut_ops(copy, ops)
+        else:
+            for row in ops:
+                copy.hide(row)
+
+
+def _cut_ops(copy: _Copy, ops: list[int]) -> None:
+    calls = [row for row in ops if copy.identities[row].mark is Mark.COLLECTIVE_CALL]
+    holes = union(*_times(copy, calls))
+    start, end, owner = cut_out(*_times(copy, ops), holes)
+    pieces: dict[int, list[tuple[int, int]]] = {}
+    for piece_start, piece_end, index in zip(start.tolist(), end.tolist(), owner.tolist(), strict=True):
+        pieces.setdefault(ops[index], []).append((piece_start, piece_end))
+    for row in ops:
+        if row not in pieces and copy.end_ns[row] > copy.start_ns[row]:
+            copy.hide(row)
+        for number, (piece_start, piece_end) in enumerate(pieces.get(row, [])):
+            if number:
+                copy.append(row, piece_start, piece_end)
+            else:
+                copy.start_ns[row], copy.end_ns[row] = piece_start, piece_end
+
+
+def _times(copy: _Copy, rows: list[int]) -> tuple[Int64Column, Int64Column]:
+    starts, ends = ([times[row] for row in rows] for times in (copy.start_ns, copy.end_ns))
+    return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def _mark_collectives(copy: _Copy, trace: Trace, view: PluginView) -> None:
+    """A host's span is one. Of a kernel an annotation must say so, by an External id that nothing else has."""
+    launches = {copy.events[row]["args"].get("correlation"): row for row in copy.rows(Role.LAUNCH)}
+    for number, row in enumerate(_communication(copy, trace)):
+        event, shown = copy.events[row], view.collectives.get(number)
+        on_device = copy.identities[row].role is Role.KERNEL
+        if shown is None:
+            if on_device:  # a host's span is hidden already
+                copy.hide(row)
+            continue
+        own_id = copy.new_id()
+        arguments = {_EXTERNAL_ID: own_id, **_message(shown)}
+        if not on_device:
+            copy.start_ns[row], copy.end_ns[row] = shown.start_ns, shown.end_ns
+            event.update(name=shown.name, cat="user_annotation", args={**event["args"], **arguments})
+            continue
+        launch = launches.get(event["args"].get("correlation"))
+        for linked in [event] if launch is None else [event, copy.events[launch]]:
+            _set_id(linked, own_id)
+        copy.append(row, shown.start_ns, shown.end_ns, name=shown.name, cat="user_annotation", args=arguments)
+
+
+def _communication(copy: _Copy, trace: Trace) -> list[int]:
+    """The events that are rows of ``trace.collectives``, in its order."""
+    kernels = [
+        row
+        for row in copy.rows(Role.KERNEL)
+        if copy.identities[row].kind is not None or isinstance(copy.events[row]["args"].get("Collective name"), str)
+    ]
+    rows = sorted(kernels or copy.rows(Role.HOST_COLLECTIVE), key=lambda row: copy.start_ns[row])
+    assert [copy.start_ns[row] for row in rows] == trace.collectives.start_ns.tolist(), "other rows than the tables'"
+    return rows
+
+
+def _message(shown: PluginCollective) -> dict[str, Any]:
+    """The plugin takes sizes from the inputs' shapes and types, of which it knows six."""
+    if shown.num_bytes is None:
+        return {"Input Dims": [], "Input type": []}
+    return {"Input Dims": [[shown.num_bytes]], "Input type": ["unsigned char"]}
+
+
+def _move_to_zero(copy: _Copy) -> int:
+    """Times near 0 hold the nanosecond in the plugin's floating point. Returns what was subtracted."""
+    used = [row for row, what in enumerate(copy.identities) if what.role is not Role.UNUSED]
+    base_ns = min((copy.start_ns[row] for row in used), default=0)
+    for event, start_ns, end_ns in zip(copy.events, copy.start_ns, copy.end_ns, strict=True):
+        if event.get("ph") != "M" and event.get("ts") is not None:
+            event["ts"] = (start_ns - base_ns) / 1000
+            if event["ph"] == "X":
+                event["dur"] = (end_ns - start_ns) / 1000
+    return base_ns
+
+
+def _number_threads(copy: _Copy) -> None:
+    """The plugin takes only numbers for threads."""
+    numbers: dict[object, int] = {}
+    for event in copy.events:
+        thread = event.get("tid")
+        if isinstance(thread, str) and not thread.isdecimal():
+            event["tid"] = numbers.setdefault(thread, -1 - len(numbers))

@@ -1,0 +1,55 @@
+"""Settings of DDP and of the job as hyperparameters, medians over steps as metrics: for comparing runs in a table."""
+
+from __future__ import annotations
+
+from ddpprof.comparison.compare import compare
+from ddpprof.render.tensorboard.event_file import EventFile, summary
+from ddpprof.render.tensorboard.scalars import NS_PER_MS
+from ddpprof.report import Report
+
+METRIC = "ddp_run/"
+"""Before the metrics: ``ddp_run/step_ms``, …: each the mean over the ranks, and of that the median over the steps"""
+_MAX_TEXT = 200
+
+
+def write_hparams(file: EventFile, report: Report) -> None:
+    from tensorboard.plugins.hparams import summary_v2 as hparams
+    from tensorboard.plugins.scalar.metadata import create_summary_metadata
+
+    settings, metrics = settings_of(report), metrics_of(report)
+    names = [hparams.HParam(name) for name in settings]
+    shown = [hparams.Metric(tag, display_name=tag.removeprefix(METRIC)) for tag in metrics]
+    file.add(hparams.hparams_config_pb(names, shown))
+    file.add(hparams.hparams_pb(settings, trial_id=report.job.name[:_MAX_TEXT]))
+    for tag, value in metrics.items():
+        file.add(summary(tag, create_summary_metadata("", "median over steps"), simple_value=value))
+
+
+def settings_of(report: Report) -> dict[str, str | int | float]:
+    """What is not known has no entry. DDP's own are those of its first module."""
+    job = report.job
+    known: dict[str, str | int | float | None] = {
+        "world_size": job.world_size,
+        "hosts": len(job.hosts) or None,
+        "backend": job.backend,
+        "device": job.device,
+        "torch": job.torch,
+    }
+    for module in job.modules[:1]:
+        known |= {"comm_hook": module.comm_hook or "none", "buckets": module.num_buckets}
+        known |= module.settings
+    return {name: _short(value) for name, value in known.items() if value is not None}
+
+
+def _short(value: str | float) -> str | int | float:
+    return value[:_MAX_TEXT] if isinstance(value, str) else value
+
+
+def metrics_of(report: Report) -> dict[str, float]:
+    """By tag. They are the numbers that `ddpprof compare` shows of this run."""
+    metrics = compare(report, report).metrics
+    return {
+        f"{METRIC}{metric.metric.replace(' ', '_')}_ms": metric.a_ns / NS_PER_MS
+        for metric in metrics
+        if metric.a_ns is not None
+    }

@@ -1,0 +1,30 @@
+"""All native data of a run: one TensorBoard run per rank, under the same tags, and one for what is of all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddpprof.events import Run
+from ddpprof.render.tensorboard.event_file import EventFile
+from ddpprof.render.tensorboard.heat_map import write_heat_maps
+from ddpprof.render.tensorboard.histograms import write_histograms
+from ddpprof.render.tensorboard.hparams import write_hparams
+from ddpprof.render.tensorboard.layout import write_layout
+from ddpprof.render.tensorboard.scalars import write_scalars
+from ddpprof.render.tensorboard.text import write_report_text
+from ddpprof.report import Report
+from ddpprof.rundir import TENSORBOARD_OF_RUN, tensorboard_rank
+
+
+def write_native(directory: Path, run: Run, report: Report) -> None:
+    """Raises ``OSError``, and `DdpprofError` where TensorBoard is not installed."""
+    with EventFile(directory / TENSORBOARD_OF_RUN) as file:
+        write_report_text(file, report)
+        write_layout(file)
+        write_heat_maps(file, report)
+        write_hparams(file, report)
+    ranks = {rank.rank: rank for rank in run.ranks}
+    for rank in report.ranks:
+        with EventFile(directory / tensorboard_rank(rank.rank)) as file:
+            write_scalars(file, rank)
+            write_histograms(file, ranks[rank.rank])

@@ -1,0 +1,158 @@
+"""What torch-tb-profiler's views are to count, so that they equal the report: steps, and collectives of all ranks.
+
+The plugin takes the i-th collective of a rank, in order of their starts, for the i-th of every other rank, and shows
+nothing where ranks have different numbers of them. What it cannot show is said in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.events import UNKNOWN, CollectiveKind, DdpModule, Rank, Step, Trace
+from ddpprof.events.plugin import PluginCollective, PluginView
+from ddpprof.measures.candidates import RankCollectives, rank_collectives
+from ddpprof.measures.collective_table import sizes_of_rows
+from ddpprof.measures.matching import MatchedCollectives, match_collectives
+from ddpprof.report.across import bucket_sizes
+from ddpprof.report.ranks import training_steps, whole_steps
+
+_NAMES = {
+    CollectiveKind.ALL_REDUCE: "all_reduce",
+    CollectiveKind.BROADCAST: "broadcast",
+    CollectiveKind.ALL_GATHER: "all_gather",
+    CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
+    CollectiveKind.REDUCE: "reduce",
+}
+"""The plugin knows no others."""
+_NAME_OF_OTHERS = "all_reduce"
+_NEGLIGIBLE_NS = 1000
+_HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginViews:
+    """Of one trace of each rank."""
+
+    of_rank: Mapping[int, PluginView]
+    missing: tuple[str, ...]
+    """what the plugin cannot show, in words"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """One rank's collectives, and which of them lie in a step of the report."""
+
+    rank: Rank
+    trace: Trace
+    table: RankCollectives
+    steps: tuple[Step, ...]
+    start_ns: NDArray[np.int64]
+    """cut at the step's ends where the host communicates: there the plugin's steps are the host's"""
+    end_ns: NDArray[np.int64]
+    counts: NDArray[np.bool_]
+
+
+def plugin_views(ranks: Sequence[Rank], modules: Sequence[DdpModule]) -> PluginViews:
+    known = sorted(_with_traces(ranks), key=lambda one: one.rank.rank)
+    tables = [one.table for one in known]
+    matched = match_collectives(tables)
+    sizes = sizes_of_rows(tables, matched, {rank.rank: bucket_sizes(rank, modules) for rank in ranks})
+    lines = _lines(known, matched)
+    starts = _in_common_order(known, lines)
+    views = {
+        one.rank.rank: PluginView(one.steps, _shown(one, lines[:, column], starts[:, column], sizes[column]))
+        for column, one in enumerate(known)
+    }
+    return PluginViews(views, tuple(_missing(known, lines, starts)))
+
+
+def _with_traces(ranks: Sequence[Rank]) -> Iterator[_Rank]:
+    for rank in ranks:
+        trace, table = rank.trace, rank_collectives(rank)
+        if trace is None or table is None:
+            continue
+        comm, steps = trace.collectives, whole_steps(trace, training_steps(rank.record))
+        start_ns, end_ns = comm.start_ns.copy(), comm.end_ns.copy()
+        if _on_host(trace):
+            for index in steps:
+                rows, step = comm.step == index, trace.steps[index]
+                start_ns[rows] = np.clip(start_ns[rows], step.start_ns, step.end_ns)
+                end_ns[rows] = np.clip(end_ns[rows], step.start_ns, step.end_ns)
+        counts = np.isin(comm.step, steps) & (end_ns > start_ns)
+        yield _Rank(rank, trace, table, tuple(trace.steps[index] for index in steps), start_ns, end_ns, counts)
+
+
+def _on_host(trace: Trace) -> bool:
+    return any(trace.names[name].startswith(_HOST_BACKENDS) for name in np.unique(trace.collectives.name).tolist())
+
+
+def _lines(ranks: Sequence[_Rank], matched: MatchedCollectives) -> NDArray[np.int64]:
+    """[n, num_ranks]: rows of the collectives that count on every rank, in their order on the lowest one."""
+    if len(ranks) == 1:
+        return np.flatnonzero(ranks[0].counts)[:, None]
+    rows = matched.rows[(matched.rows != UNKNOWN).all(axis=1)].astype(np.int64)
+    for column, one in enumerate(ranks):
+        rows = rows[one.counts[rows[:, column]]]
+    order = np.argsort(ranks[0].start_ns[rows[:, 0]], kind="stable") if ranks else np.empty(0, np.int64)
+    in_order: NDArray[np.int64] = rows[order]
+    return in_order
+
+
+def _in_common_order(ranks: Sequence[_Rank], lines: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Starts that ascend on every rank: where two collectives began the other way round, one is let begin earlier.
+
+    Backends have several threads or streams, and the plugin would pair what does not belong together.
+    """
+    starts = np.empty(lines.shape, np.int64)
+    places = np.arange(len(lines))
+    for column, one in enumerate(ranks):
+        # The latest starts that ascend by at least 1 ns and are none later than they were.
+        latest = np.minimum.accumulate((one.start_ns[lines[:, column]] - places)[::-1])[::-1]
+        starts[:, column] = latest + places
+    return starts
+
+
+def _shown(
+    one: _Rank, rows: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> dict[int, PluginCollective]:
+    prefix = "gloo" if _on_host(one.trace) else "nccl"
+    comm = one.trace.collectives
+    shown = {}
+    for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
+        name = _NAMES.get(CollectiveKind(comm.kind[row]), _NAME_OF_OTHERS)
+        size = int(sizes[row])
+        # A kernel counts as long as it runs: beside it an annotation without length only brings it into the order.
+        is_moved_kernel = prefix == "nccl" and start != one.start_ns[row]
+        end = start if is_moved_kernel else int(one.end_ns[row])
+        shown[row] = PluginCollective(f"{prefix}:{name}", start, end, None if size == UNKNOWN else size)
+    return shown
+
+
+def _missing(ranks: Sequence[_Rank], lines: NDArray[np.int64], starts: NDArray[np.int64]) -> Iterator[str]:
+    if not any(one.steps for one in ranks):
+        yield "no Distributed view: there are no steps"
+        return
+    if not any(one.counts.any() for one in ranks):
+        yield "no Distributed view: no step has a collective"
+        return
+    left_out = max(int(one.counts.sum()) - len(lines) for one in ranks)
+    if left_out:
+        yield (
+            f"{left_out} collectives of a rank count nowhere: the Distributed view pairs those that all ranks have "
+            f"which were read{'' if len(lines) else ', and there is none'}"
+        )
+    if len(ranks) == 1:
+        yield "one rank was read: the Distributed view takes all of its communication for transfer, none for waiting"
+    unknown, moved_ns = set(), 0
+    for one, rows, start in zip(ranks, lines.T, starts.T, strict=True):
+        unknown |= {CollectiveKind(kind) for kind in one.trace.collectives.kind[rows]} - set(_NAMES)
+        moved_ns = max(moved_ns, int((one.start_ns[rows] - start).max(initial=0)))
+    if unknown:
+        names = ", ".join(sorted(kind.name.lower().replace("_", "-") for kind in unknown))
+        yield f"{names} stand as {_NAME_OF_OTHERS}: the plugin knows five collectives"
+    if moved_ns > _NEGLIGIBLE_NS:
+        yield f"collectives that ranks began in different order begin up to {moved_ns / 1000:.0f} µs early"
