@@ -43,7 +43,7 @@ def build_timeline(
     """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
     chosen = [rank for rank in run.ranks if rank.trace is not None and (ranks is None or rank.rank in ranks)]
     modules = modules_of(run.ranks)
-    buckets = _buckets(run.ranks, modules)
+    buckets = _buckets(run.ranks, modules, chosen, steps)
     clock = report.across.clock if report.across is not None else None
     sizes = {(row.module, row.index): row.num_bytes for row in report.buckets}
     timelines = tuple(_of_rank(rank, rank.trace, clock, buckets, sizes, steps) for rank in chosen if rank.trace)
@@ -54,8 +54,10 @@ _Buckets = dict[tuple[int, int], list[BucketStep]]
 """by rank and step"""
 
 
-def _buckets(ranks: Sequence[Rank], modules: Sequence[DdpModule]) -> _Buckets:
-    """From the recorder's facts; without them, as far as the traces show."""
+def _buckets(
+    ranks: Sequence[Rank], modules: Sequence[DdpModule], chosen: Sequence[Rank], steps: Container[int] | None
+) -> _Buckets:
+    """From the recorder's facts; without them, as far as the traces of all ranks show."""
     found: _Buckets = {}
     if not modules:
         traced = trace_buckets({rank.rank: rank.trace for rank in ranks if rank.trace is not None}, one_clock=False)
@@ -63,9 +65,10 @@ def _buckets(ranks: Sequence[Rank], modules: Sequence[DdpModule]) -> _Buckets:
             for row in rows:
                 found.setdefault((number, row.step), []).append(row)
         return found
-    for rank in ranks:
-        for step in training_steps(rank.record) if rank.trace is not None else ():
-            found[rank.rank, step.number] = list(measure_buckets(modules, step, rank.trace))
+    for rank in chosen:
+        for step in training_steps(rank.record):
+            if steps is None or step.number in steps:
+                found[rank.rank, step.number] = list(measure_buckets(modules, step, rank.trace))
     return found
 
 
