@@ -1,4 +1,4 @@
-"""Pages in headless Chromium, and what they complain about. A plugin of `tests/conftest.py`: no test imports it."""
+"""Pages in headless Chromium, and what they complain about. A plugin: its fixtures need no import."""
 
 from __future__ import annotations
 

@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:
+    from ddpprof.events import Run
     from ddpprof.render.sections.layout import Section
     from ddpprof.report import Report
     from ddpprof.report.experiments import ExperimentReport
 
-_BY_SUFFIX = {".json": "json", ".md": "markdown"}
+_BY_SUFFIX = {".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--format", choices=["terminal", "json", "markdown"], help="default: terminal, or by --out's name"
+        "--format", choices=["terminal", "json", "markdown", "html"], help="default: terminal, or by --out's name"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write to FILE (.json and .md choose their format)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write to FILE (.html, .json and .md choose their format)"
+    )
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +60,24 @@ def run_report(options: argparse.Namespace) -> int:
 
     if is_experiment(options.path) or options.path.suffix == ".csv":
         return _report_on_experiment(options)
-    report = _read(options.path)
+    report, run = _read_both(options.path)
     if _form(options) == "json":
         _write(options, render_json(report))
+    elif _form(options) == "html":
+        _write(options, _page(report, run))
     else:
         _show(options, report.job.name, sections(report))
     return 0
+
+
+def _page(report: Report, run: Run | None) -> str:
+    from ddpprof.render.html.report_page import report_page
+    from ddpprof.render.html.steps import worth_seeing
+    from ddpprof.report.timeline import build_timeline
+
+    if run is None:
+        return report_page(report)
+    return report_page(report, build_timeline(run, report, ranks=worth_seeing(report)))
 
 
 def _report_on_experiment(options: argparse.Namespace) -> int:
@@ -74,6 +89,11 @@ def _report_on_experiment(options: argparse.Namespace) -> int:
     report = read_experiment(options.path)
     if _form(options) == "json":
         _write(options, render_json(report))
+        return 0
+    if _form(options) == "html":
+        from ddpprof.render.html.result_pages import experiment_page
+
+        _write(options, experiment_page(options.path.name, report))
         return 0
     shown = list(experiment_sections(report))
     if options.out is not None and can_plot(report):
@@ -119,6 +139,10 @@ def run_compare(options: argparse.Namespace) -> int:
     verdicts = judge(comparison, conditions)
     if _form(options) == "json":
         _write(options, render_json(ComparisonFile(comparison, verdicts)))
+    elif _form(options) == "html":
+        from ddpprof.render.html.result_pages import comparison_page
+
+        _write(options, comparison_page(comparison, verdicts))
     else:
         _show(options, f"{comparison.a} and {comparison.b}", comparison_sections(comparison, verdicts))
     failed = [verdict for verdict in verdicts if verdict.failed]
@@ -129,7 +153,11 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> Report:
-    """A run, traces, or a report that was written as JSON. Raises `DdpprofError`."""
+    return _read_both(path)[0]
+
+
+def _read_both(path: Path) -> tuple[Report, Run | None]:
+    """Of a run, or traces; of a report that was written as JSON there is no run. Raises `DdpprofError`."""
     from ddpprof.cli.reading import read_run
     from ddpprof.experiment.plan import is_experiment
     from ddpprof.render.json import read_report
@@ -139,7 +167,10 @@ def _read(path: Path) -> Report:
         raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
     try:
         written = read_report(path) if path.is_file() else None
-        return written if written is not None else build_report(read_run(path))
+        if written is not None:
+            return written, None
+        run = read_run(path)
+        return build_report(run), run
     except OSError as error:
         raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
 

@@ -1,8 +1,9 @@
-"""What a report says, in which order and in which words. Terminal and Markdown draw these sections."""
+"""What a report says, in which order and in which words. Terminal, Markdown and pages draw these sections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.buckets import bucket_tables
@@ -22,33 +23,45 @@ from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
 from ddpprof.report import Report
 
-_MAKERS: Sequence[Callable[[Report], Iterable[Section]]] = (
-    attempt_table,
-    job_lines,
-    data_parallel_lines,
-    own_reduction_line,
-    missing_lines,
-    unusual_steps_line,
-    step_bars,
-    overlap_table,
-    idle_table,
-    data_parallel_table,
-    device_table,
-    horovod_tables,
-    bucket_tables,
-    collective_table,
-    outside_table,
-    rpc_table,
-    straggler_table,
-    waiting_table,
-    slowdown_section,
-    wrapper_table,
-    memory_table,
-    recording_cost_line,
-    finding_list,
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Sections about one thing, as a page groups them."""
+
+    name: str
+    """in small letters, as in a link"""
+    title: str
+    sections: tuple[Section, ...]
+
+
+_Maker = Callable[[Report], Iterable[Section]]
+
+_TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
+    (
+        "job",
+        "The job",
+        (attempt_table, job_lines, data_parallel_lines, own_reduction_line, missing_lines, unusual_steps_line),
+    ),
+    (
+        "step",
+        "Where the time of a step goes",
+        (step_bars, overlap_table, idle_table, data_parallel_table, device_table, horovod_tables),
+    ),
+    ("buckets", "Buckets", (bucket_tables,)),
+    ("collectives", "Collectives", (collective_table, outside_table, rpc_table)),
+    ("ranks", "Ranks beside each other", (straggler_table, waiting_table)),
+    ("slowdown", "Slowdown by communication", (slowdown_section,)),
+    ("cost", "What DDP and the recording cost", (wrapper_table, memory_table, recording_cost_line)),
+    ("findings", "What to change", (finding_list,)),
 )
 
 
+def topics(report: Report) -> tuple[Topic, ...]:
+    """Everything that is said about a run. Sections without content are left out, and topics without sections."""
+    found = (Topic(name, title, tuple(s for make in makers for s in make(report))) for name, title, makers in _TOPICS)
+    return tuple(topic for topic in found if topic.sections)
+
+
 def sections(report: Report) -> tuple[Section, ...]:
-    """Everything that is said about a run. Sections without content are left out."""
-    return tuple(section for make in _MAKERS for section in make(report))
+    """The same, one after the other."""
+    return tuple(section for topic in topics(report) for section in topic.sections)

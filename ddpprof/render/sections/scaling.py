@@ -11,7 +11,7 @@ _TITLES = {
     Scaling.WEAK: "Weak scaling: every process keeps its batch",
     Scaling.STRONG: "Strong scaling: all processes share one batch",
 }
-_PARTS = (
+PARTS = (
     ("DDP's own work", "wrapper_ns"),
     ("exposed transfer", "transfer_ns"),
     ("waiting for ranks", "waiting_ns"),
@@ -55,7 +55,7 @@ def _row(point: ScalePoint) -> tuple[str, ...]:
 def _losses(points: Iterable[ScalePoint]) -> Section:
     rows = []
     for point in points:
-        parts = [ms(getattr(point.lost, field)) if point.lost is not None else ms(None) for _, field in _PARTS]
+        parts = [ms(getattr(point.lost, field)) if point.lost is not None else ms(None) for _, field in PARTS]
         rows.append((str(point.nproc), *parts, ms(point.lost_ns)))
-    names = ("processes", *(name for name, _ in _PARTS), "lost")
+    names = ("processes", *(name for name, _ in PARTS), "lost")
     return Table("Where the lost time goes, ms per step", tuple(map(Column, names)), tuple(rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from ddpprof.measures.breakdown import Breakdown
 from ddpprof.render.sections.layout import (
     MAX_RANKS,
     Bar,
@@ -28,7 +29,7 @@ RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 
 
 def step_bars(report: Report) -> Iterable[Section]:
-    number = _typical_step(report)
+    number = typical_step(report)
     bars = [bar for rank in report.ranks if (bar := _bar(rank, number)) is not None]
     if bars:
         yield from _drawn(
@@ -75,7 +76,7 @@ def _drawn(title: str, parts: tuple[str, ...], bars: Sequence[Bar]) -> Iterable[
     yield Table("", (Column("rank"), *map(Column, parts), Column("step")), rows, cut_off(len(bars)))
 
 
-def _typical_step(report: Report) -> int | None:
+def typical_step(report: Report) -> int | None:
     """The number of the profiled step of median length, by the rank that was slowest in it: one step for all ranks."""
     longest: dict[int, int] = {}
     for rank in report.ranks:
@@ -87,11 +88,13 @@ def _typical_step(report: Report) -> int | None:
 
 def _bar(rank: RankReport, number: int | None) -> Bar | None:
     parts = next((step.parts for step in rank.measured_steps if step.step == number), None)
-    if parts is None:
-        return None
+    return None if parts is None else Bar(str(rank.rank), bar_parts_ns(parts))
+
+
+def bar_parts_ns(parts: Breakdown) -> tuple[int, ...]:
+    """Of each of `PARTS`."""
     other = parts.data_ns + parts.other_ns
-    shown = (parts.forward_ns, parts.backward_ns, parts.exposed_comm_ns, parts.optimizer_ns, other, parts.idle_ns)
-    return Bar(str(rank.rank), shown)
+    return (parts.forward_ns, parts.backward_ns, parts.exposed_comm_ns, parts.optimizer_ns, other, parts.idle_ns)
 
 
 def _recorded_bar(rank: RankReport) -> Bar | None:

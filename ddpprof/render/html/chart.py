@@ -1,0 +1,88 @@
+"""A chart: a figure for plotly, without colours.
+
+A trace's ``meta`` names its role; `charts.js` gives each role its colour of the theme, from page.css. Text in figures
+is not markup to us, but plotly reads some of HTML in it: `charts.js` escapes all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from ddpprof.render.html.embed import data_element
+from ddpprof.render.sections.layout import Bars, ms
+
+_BAR, _AROUND = 30, 110
+"""px: of one bar, and of axis and legend"""
+
+ROLES = {
+    "forward": "forward",
+    "backward": "backward",
+    "backward and comm": "backward",
+    "exposed comm": "exposed",
+    "optimizer": "optimizer",
+    "data, other": "other",
+    "idle": "idle",
+}
+"""of the parts of a step"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    title: str
+    traces: Sequence[dict[str, Any]]
+    layout: dict[str, Any]
+    height: int
+    """px"""
+    note: str = ""
+    kind: str = field(default="figure")
+    """what the page's scripts do with it beyond drawing"""
+
+
+def chart_html(chart: Chart, name: str, level: int = 3) -> str:
+    figure = {"data": chart.traces, "layout": {**chart.layout, "height": chart.height}}
+    heading = f'<h{level} id="{name}-title">{escape(chart.title)}</h{level}>'
+    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
+    return (
+        f'{heading}<figure class="chart needs-script" aria-labelledby="{name}-title">'
+        f'<div class="plot" id="{name}" data-kind="{chart.kind}" data-figure="{name}-figure" '
+        f'style="min-height:{chart.height}px"></div>{note}</figure>'
+        f"{data_element(f'{name}-figure', json.dumps(figure, allow_nan=False).encode())}"
+    )
+
+
+def bars_chart(bars: Bars, kind: str = "figure") -> Chart:
+    """One stacked bar for each rank."""
+    labels = [f"rank {bar.label}" for bar in bars.bars]
+    traces = [
+        bar_trace(part, ROLES.get(part, "other"), labels, [bar.parts_ns[index] for bar in bars.bars])
+        for index, part in enumerate(bars.parts)
+    ]
+    return Chart(bars.title, traces, bars_layout("ms"), _AROUND + _BAR * len(labels), kind=kind)
+
+
+def bar_trace(name: str, role: str, labels: Sequence[str], values_ns: Sequence[float]) -> dict[str, Any]:
+    """Horizontal. Its ``customdata`` are the nanoseconds."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": list(labels),
+        "x": [ns / 1e6 for ns in values_ns],
+        "customdata": list(values_ns),
+        "text": [f"{label}: {name} {ms(ns)} ms" for label, ns in zip(labels, values_ns, strict=True)],
+        "hoverinfo": "text",
+        "textposition": "none",
+        "meta": {"role": role},
+    }
+
+
+def bars_layout(unit: str) -> dict[str, Any]:
+    return {
+        "barmode": "relative",
+        "xaxis": {"title": {"text": unit}},
+        "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
+    }

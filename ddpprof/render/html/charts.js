@@ -1,0 +1,120 @@
+"use strict";
+/* Charts: plotly's figures in the colours of the theme. */
+
+const PATTERNS = { exposed: "/", optimizer: ".", data: "x", other: "x", trailing: "\\", held: "-", queued: "|" };
+const NARROW = matchMedia("(max-width: 640px)");
+const drawn = new Map();
+
+/** Plotly reads some HTML in its text: what we show is never markup. */
+function plain(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/** Colours of roles and surfaces as the theme has them now. */
+function palette() {
+  const probe = document.createElement("span");
+  document.body.append(probe);
+  const known = new Map();
+  const find = (variable) => {
+    if (!known.has(variable)) {
+      probe.style.color = `var(${variable})`;
+      known.set(variable, getComputedStyle(probe).color);
+    }
+    return known.get(variable);
+  };
+  const colours = { text: find("--text"), quiet: find("--quiet"), rule: find("--rule"), surface: find("--surface") };
+  colours.role = (role) => find(`--role-${role}`);
+  colours.done = () => probe.remove();
+  return colours;
+}
+
+function short(label) {
+  const most = NARROW.matches ? 20 : 52;
+  return label.length > most ? `${label.slice(0, most - 1)}…` : label;
+}
+
+function withColour(trace, colours) {
+  const role = trace.meta && trace.meta.role;
+  const text = { ...trace, name: plain(trace.name ?? "") };
+  for (const field of ["text", "hovertext"]) if (trace[field]) text[field] = trace[field].map(plain);
+  if (!role) return text;
+  const colour = colours.role(role);
+  text.marker = { ...trace.marker, color: colour };
+  if (trace.type === "bar") {
+    text.marker.line = { width: trace.meta.plain ? 0 : 1, color: colours.surface };
+    const shape = PATTERNS[role];
+    if (shape) text.marker.pattern = { shape, fillmode: "overlay", fgcolor: colours.surface, fgopacity: 0.5, size: 7, solidity: 0.18 };
+    text.textfont = { color: colours.text };
+  }
+  if (trace.line || trace.mode === "lines") text.line = { ...trace.line, color: colour };
+  for (const bars of ["error_x", "error_y"]) if (trace[bars]) text[bars] = { ...trace[bars], color: colour };
+  return text;
+}
+
+function withAxis(axis, colours) {
+  const title = axis.title ? { ...axis.title, text: plain(axis.title.text), font: { size: 12 } } : undefined;
+  const lines = { gridcolor: colours.rule, linecolor: colours.rule, zerolinecolor: colours.rule };
+  return { automargin: true, fixedrange: true, ...lines, ...axis, ...(title ? { title } : {}) };
+}
+
+function withTheme(layout, colours) {
+  const shapes = (layout.shapes ?? []).map((shape) => ({ line: { color: colours.rule, width: 1 }, ...shape }));
+  for (const shape of shapes) if (shape.name === "limit") shape.line = { color: colours.quiet, width: 1.5, dash: "dash" };
+  const notes = (layout.annotations ?? []).map((note) => ({ ...note, text: plain(note.text) }));
+  const axes = {};
+  for (const [name, axis] of Object.entries(layout)) if (/^[xy]axis\d*$/.test(name)) axes[name] = withAxis(axis, colours);
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 8, r: 12, t: 8, b: 8 }, autosize: true,
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.text }, bargap: 0.28,
+    dragmode: false, legend: { orientation: "h", x: 0, y: 1.01, yanchor: "bottom", traceorder: "normal" },
+    hoverlabel: { align: "left", bgcolor: colours.surface, bordercolor: colours.quiet, font: { color: colours.text } },
+    ...layout, ...axes, shapes, annotations: notes,
+  };
+}
+
+/** Labels of a category axis, cut to what has room. */
+function withLabels(figure) {
+  const axis = figure.layout.yaxis;
+  if (axis?.type !== "category") return figure;
+  const labels = [...new Set(figure.data.flatMap((trace) => trace.y))];
+  const ticks = { tickmode: "array", tickvals: labels, ticktext: labels.map((label) => plain(short(label))) };
+  return { ...figure, layout: { ...figure.layout, yaxis: { ...axis, ...ticks } } };
+}
+
+function draw(plot, figure) {
+  drawn.set(plot, figure);
+  const colours = palette();
+  const shown = withLabels(figure);
+  const data = shown.data.map((trace) => withColour(trace, colours));
+  const layout = withTheme(shown.layout, colours);
+  colours.done();
+  plot.style.minHeight = `${layout.height}px`;
+  return Plotly.react(plot, data, layout, { displaylogo: false, responsive: true, displayModeBar: false });
+}
+
+async function drawFigure(plot) {
+  return draw(plot, await readData(plot.dataset.figure));
+}
+
+function redrawAll() {
+  for (const [plot, figure] of drawn) draw(plot, figure);
+}
+
+/** On paper charts are light, and as wide as it is. */
+function setUpPrinting(redrawTimeline) {
+  let before;
+  addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = "light";
+    redrawAll();
+    redrawTimeline();
+    for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(plot, { width: 690, autosize: false });
+  });
+  addEventListener("afterprint", () => {
+    if (before) document.documentElement.dataset.theme = before;
+    else delete document.documentElement.dataset.theme;
+    for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(plot, { width: null, autosize: true });
+    redrawAll();
+    redrawTimeline();
+  });
+}

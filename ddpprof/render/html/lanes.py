@@ -1,0 +1,86 @@
+"""Which spans of a timeline can be told apart? Those too narrow to be seen become one with their neighbours.
+
+A page has room for so many spans. Where there are more, spans narrower than a grain are merged with those of their kind
+that begin in the same grain. What they last stays: a merged span knows the sum of its spans' lengths, how many they
+are, and the name of the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Column = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """Spans, sorted by row and start. Times are ns, `kind` and `name` what the caller means by them."""
+
+    start_ns: _Column
+    end_ns: _Column
+    busy_ns: _Column
+    """sum of the lengths of the spans behind this one"""
+    count: _Column
+    kind: _Column
+    name: _Column
+    row: _Column
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def lane(start_ns: _Column, end_ns: _Column, kind: _Column, name: _Column, most_rows: int = 1) -> Lane:
+    """Spans that overlap stand in rows, `most_rows` at most."""
+    order = np.lexsort((end_ns, start_ns))
+    start, end = start_ns[order].astype(np.int64), end_ns[order].astype(np.int64)
+    row = _rows(start, end, most_rows)
+    by_row = np.argsort(row, kind="stable")
+    order, start, end, row = order[by_row], start[by_row], end[by_row], row[by_row]
+    ones = np.ones(len(start), np.int64)
+    return Lane(start, end, end - start, ones, kind[order].astype(np.int64), name[order].astype(np.int64), row)
+
+
+def _rows(start: _Column, end: _Column, most: int) -> _Column:
+    """Each span in the first row that is free when it starts, or in the last one."""
+    if most == 1:
+        return np.zeros(len(start), np.int64)
+    free = [np.iinfo(np.int64).min] * most
+    rows = np.empty(len(start), np.int64)
+    for index, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        row = next((number for number, at in enumerate(free) if at <= begin), most - 1)
+        free[row] = max(free[row], finish)
+        rows[index] = row
+    return rows
+
+
+def coarsen(fine: Lane, grain_ns: int) -> Lane:
+    """Spans narrower than `grain_ns` merged."""
+    if not len(fine) or grain_ns <= 0:
+        return fine
+    narrow = fine.end_ns - fine.start_ns < grain_ns
+    place = np.stack((fine.start_ns // grain_ns, fine.kind, fine.row))
+    same = (np.diff(place, axis=1) == 0).all(axis=0) & narrow[1:] & narrow[:-1]
+    first = np.flatnonzero(np.concatenate(([True], ~same)))
+    group = np.cumsum(np.concatenate(([True], ~same))) - 1
+    longest = np.lexsort((fine.end_ns - fine.start_ns, group))[np.append(first[1:], len(fine)) - 1]
+    return Lane(
+        fine.start_ns[first],
+        np.maximum.reduceat(fine.end_ns, first),
+        np.add.reduceat(fine.busy_ns, first),
+        np.add.reduceat(fine.count, first),
+        fine.kind[first],
+        fine.name[longest],
+        fine.row[first],
+    )
+
+
+def grain_for(lanes: Sequence[Lane], most: int, length_ns: int) -> int:
+    """The finest grain at which all lanes together have `most` spans or fewer; 0 merges none."""
+    grain_ns, finest = 0, max(1, length_ns >> 14)
+    while sum(len(coarsen(one, grain_ns)) for one in lanes) > most and grain_ns < length_ns:
+        grain_ns = max(finest, 2 * grain_ns)
+    return grain_ns

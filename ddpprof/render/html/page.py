@@ -1,0 +1,91 @@
+"""The skeleton of a page: one file, which may load nothing from anywhere.
+
+Its Content-Security-Policy lets run the scripts that are here embedded, by their hashes, and refuses every request. So
+a name that were taken for markup could do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from ddpprof import __version__
+from ddpprof.errors import DdpprofError
+from ddpprof.render.html.embed import data_element, script_element, script_hash
+from ddpprof.render.sections.layout import clean
+
+_FACTORY, _FACTORY_AT_ONCE = "this, () => {", "this, (() => {"
+"""What all of plotly stands in. Browsers compile a function in parentheses at once; else they read its 5 MB twice."""
+
+_SCRIPTS = ("page.js", "charts.js", "timeline.js", "start.js")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the page that its contents name."""
+
+    name: str
+    """of its link, and in the contents"""
+    title: str
+    html: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    title: str
+    head: str
+    """HTML below the title: what comes first"""
+    parts: Sequence[Part]
+    data: Mapping[str, bytes] = field(default_factory=dict)
+    """JSON by the name under which scripts find it"""
+
+
+def render_page(page: Page) -> str:
+    """Raises `DdpprofError` where plotly is not installed."""
+    title = escape(clean(page.title, most=120))
+    scripts = [plotly_source(), *map(_shipped, _SCRIPTS)]
+    return Template(_shipped("page.html")).substitute(
+        policy=escape(_policy(scripts)),
+        version=__version__,
+        title=title,
+        css=_shipped("page.css"),
+        contents="".join(f'<li><a href="#{part.name}">{part.name.capitalize()}</a></li>' for part in page.parts),
+        head=page.head,
+        parts="\n".join(map(_section, page.parts)),
+        data="\n".join(data_element(f"{name}-data", content) for name, content in page.data.items()),
+        scripts="\n".join(map(script_element, scripts)),
+    )
+
+
+def _section(part: Part) -> str:
+    heading = f'<h2 id="{part.name}-title">{escape(part.title)}</h2>'
+    return f'<section id="{part.name}" aria-labelledby="{part.name}-title">{heading}{part.html}</section>'
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    hashes = " ".join(map(script_hash, scripts))
+    # plotly styles its charts in place, and saves pictures by way of blobs.
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _shipped(name: str) -> str:
+    return files("ddpprof.render.html").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def plotly_source() -> str:
+    """The chart library's JavaScript. Raises `DdpprofError`."""
+    try:
+        source = files("plotly.package_data").joinpath("plotly.min.js").read_text(encoding="utf-8").rstrip()
+    except ModuleNotFoundError:
+        raise DdpprofError("an HTML page needs plotly. Install it with: pip install 'ddpprof[html]'") from None
+    head, found, tail = source.partition(_FACTORY)
+    return f"{head}{_FACTORY_AT_ONCE}{tail[:-3]})));" if found and tail.endswith("}));") else source

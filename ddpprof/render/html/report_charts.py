@@ -1,0 +1,167 @@
+"""Charts of a run's report that only a page has: buckets, collectives, slowed kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ddpprof.measures.bucket_table import BucketRow
+from ddpprof.measures.collective_table import CollectiveSummary
+from ddpprof.render.html.chart import Chart
+from ddpprof.render.sections.layout import clean, megabytes, ms
+from ddpprof.render.sections.slowdown import kernel_name
+from ddpprof.report import Report
+from ddpprof.report.tree import SlowedKernel
+
+_MAX_BUCKETS, _MAX_KERNELS = 40, 15
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "pentagon")
+_STAGES = (("held back", "held"), ("queued", "queued"), ("all-reduce", "comm"))
+"""from ready to launched, to started, to finished: what each is called, and its role"""
+
+
+def bucket_chart(report: Report) -> Iterable[Chart]:
+    rows = [row for row in report.buckets[:_MAX_BUCKETS] if _known(row) >= 2]
+    if not rows:
+        return
+    traces = [_stage(rows, stage) for stage in range(len(_STAGES))]
+    layout = {
+        "barmode": "overlay",
+        "xaxis": {"title": {"text": "ms, medians"}},
+        "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
+    }
+    note = (
+        "held back: from ready to launched, since buckets are launched in order of their index; queued: from launched "
+        "to started; all-reduce: from started to finished"
+    )
+    kept = [trace for trace in traces if trace["x"]]
+    yield Chart("Buckets from ready to finished", kept, layout, 110 + 26 * len(rows), note)
+
+
+def _known(row: BucketRow) -> int:
+    return sum(time is not None for time in _times(row))
+
+
+def _times(row: BucketRow) -> tuple[int | None, ...]:
+    return (row.ready_ns, row.launched_ns, row.started_ns, row.finished_ns)
+
+
+def _span(row: BucketRow, stage: int) -> tuple[int, int] | None:
+    begin, end = _times(row)[stage : stage + 2]
+    return None if begin is None or end is None else (begin, end)
+
+
+def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
+    """Of all buckets of which beginning and end of the stage are known."""
+    name, role = _STAGES[stage]
+    known = [(row, *span) for row in rows if (span := _span(row, stage)) is not None]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [_bucket(row) for row, _, _ in known],
+        "base": [begin / 1e6 for _, begin, _ in known],
+        "x": [(end - begin) / 1e6 for _, begin, end in known],
+        "customdata": [end - begin for _, begin, end in known],
+        "text": [
+            f"{_bucket(row)}: {name} {ms(end - begin)} ms, from {ms(begin)} to {ms(end)} ms"
+            for row, begin, end in known
+        ],
+        "hoverinfo": "text",
+        "textposition": "none",
+        "meta": {"role": role},
+    }
+
+
+def _bucket(row: BucketRow) -> str:
+    module = f"{row.module}/" if row.module else ""
+    return f"bucket {module}{row.index}, {megabytes(row.num_bytes)} MB"
+
+
+def collective_chart(report: Report) -> Iterable[Chart]:
+    """By message size: the link's rate; where only durations are known, these."""
+    rows = report.across.collectives if report.across is not None else ()
+    rated = [row for row in rows if row.num_bytes and row.busbw_bytes_per_s is not None]
+    timed = [row for row in rows if row.num_bytes and row.transfer_ns > 0]
+    if rated:
+        best = max(row.busbw_bytes_per_s or 0 for row in rated) / 1e9
+        traces = _by_kind(rated, [(row.busbw_bytes_per_s or 0) / 1e9 for row in rated], "GB/s")
+        layout = _over_size("busbw, GB/s", {"rangemode": "tozero"})
+        layout["shapes"] = [
+            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": best, "y1": best, "name": "limit"}
+        ]
+        layout["annotations"] = [
+            {
+                "xref": "paper", "x": 0, "y": best, "text": f"the link's rate, at most {best:.3g} GB/s",
+                "showarrow": False, "xanchor": "left", "yanchor": "bottom",
+            }
+        ]  # fmt: skip
+        note = "busbw: what the link carries, comparable for any number of ranks; small messages pay for latency"
+        yield Chart("The link's rate by message size", traces, layout, 340, note)
+    elif timed:
+        traces = _by_kind(timed, [row.transfer_ns / 1e6 for row in timed], "ms")
+        layout = _over_size("duration, ms", {"type": "log", "dtick": 1})
+        note = "not matched between ranks: durations hold waiting for others, so the link's rate is not known"
+        yield Chart("Duration by message size", traces, layout, 340, note)
+
+
+def _over_size(what: str, axis: dict[str, Any]) -> dict[str, Any]:
+    sizes = {"type": "log", "dtick": 1, "title": {"text": "bytes of a message"}, "exponentformat": "SI"}
+    return {"xaxis": sizes, "yaxis": {"title": {"text": what}, **axis}}
+
+
+def _by_kind(rows: Sequence[CollectiveSummary], values: Sequence[float], unit: str) -> list[dict[str, Any]]:
+    traces = []
+    names = [row.kind.replace("_", "-") + (f", group {clean(row.group, most=30)}" if row.group else "") for row in rows]
+    for number, name in enumerate(dict.fromkeys(names)):
+        own = [(row, value) for row, value, of in zip(rows, values, names, strict=True) if of == name]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "x": [(row.num_bytes or 0) / row.num_calls for row, _ in own],
+                "y": [value for _, value in own],
+                "text": [_about(name, row, value, unit) for row, value in own],
+                "hoverinfo": "text",
+                "marker": {"size": 11, "symbol": _SYMBOLS[number % len(_SYMBOLS)]},
+                "meta": {"role": f"series-{number % 6}"},
+            }
+        )
+    return traces
+
+
+def _about(name: str, row: CollectiveSummary, value: float, unit: str) -> str:
+    size = megabytes(round((row.num_bytes or 0) / row.num_calls))
+    return f"{name} of {size} MB: {value:.3g} {unit}; {row.num_calls} calls, transfer {ms(row.transfer_ns)} ms"
+
+
+def slowdown_chart(report: Report) -> Iterable[Chart]:
+    kernels = report.slowdown.kernels if report.slowdown is not None else ()
+    known = [row for row in kernels if row.ratio is not None][:_MAX_KERNELS]
+    if not known:
+        return
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "name": "lost",
+        "y": [f"{number}. {kernel_name(row.kernel)}" for number, row in enumerate(known, 1)],
+        "x": [row.lost_ns / 1e6 for row in known],
+        "customdata": [row.lost_ns for row in known],
+        "text": [f"{row.ratio:.2f} ×" for row in known],
+        "hovertext": list(map(_slowed, known)),
+        "hoverinfo": "text",
+        "textposition": "auto",
+        "meta": {"role": "exposed"},
+    }
+    layout = {
+        "xaxis": {"title": {"text": "lost, ms per step and rank"}},
+        "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
+        "showlegend": False,
+    }
+    note = "on the bars: how many times as long a run takes while communication covers it"
+    yield Chart("Time lost by kernel", (trace,), layout, 90 + 28 * len(known), note)
+
+
+def _slowed(row: SlowedKernel) -> str:
+    name = clean(row.kernel.name, most=120)
+    return f"{name}: {row.ratio:.2f} × as long ({row.num_covered} runs under communication, {row.num_alone} alone)"

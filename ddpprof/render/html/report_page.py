@@ -1,0 +1,159 @@
+"""The page of a run: what it was and what it comes to, then the step, its timeline and the rest, topic by topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+
+from ddpprof.render.html.blocks import Block, blocks_html, column_name
+from ddpprof.render.html.chart import Chart, bars_chart
+from ddpprof.render.html.definitions import definitions
+from ddpprof.render.html.page import Page, Part, render_page
+from ddpprof.render.html.report_charts import bucket_chart, collective_chart, slowdown_chart
+from ddpprof.render.html.steps import steps_json
+from ddpprof.render.html.timeline import timeline_json
+from ddpprof.render.json import render_json
+from ddpprof.render.sections import Topic, topics
+from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, clean, ms
+from ddpprof.render.sections.steps import typical_step
+from ddpprof.render.sections.verdict import verdict
+from ddpprof.report import Report
+from ddpprof.report.timeline import Timeline
+
+_CHARTS: Mapping[str, Callable[[Report], Iterable[Chart]]] = {
+    "buckets": bucket_chart,
+    "collectives": collective_chart,
+    "slowdown": slowdown_chart,
+}
+"""by topic: they come first in it"""
+
+_NO_TIMELINE = "No timeline: it needs the run itself, and this page was made from its JSON report."
+
+
+def report_page(report: Report, timeline: Timeline | None = None) -> str:
+    """A whole HTML file. `timeline`: ``None`` where there is only the report. Raises `DdpprofError`."""
+    said = {topic.name: topic for topic in topics(report)}
+    numbers = steps_json(report)
+    drawn = None if timeline is None else _timeline_json(report, timeline)
+    data = {"report": render_json(report).encode(), "steps": numbers, "timeline": drawn}
+    parts = []
+    for topic in said.values():
+        if topic.name == "job":
+            continue
+        parts.append(_part(topic, report, has_choice=numbers is not None))
+        if topic.name == "step" and numbers is not None:
+            parts.append(Part("timeline", "Timeline", _timeline(timeline, drawn is not None)))
+    job = said["job"].sections
+    return render_page(
+        Page(
+            title=report.job.name,
+            head=_head(report, job, said["findings"].sections),
+            parts=[*parts, definitions()],
+            data={name: content for name, content in data.items() if content is not None},
+        )
+    )
+
+
+def _head(report: Report, job: Iterable[Section], findings: Iterable[Section]) -> str:
+    came = verdict(report)
+    tiles = "".join(
+        f'<li><span class="what">{escape(number.what)}</span><span class="value">{escape(number.value)}</span></li>'
+        for number in came.numbers
+    )
+    note = '<p class="note">Medians over the profiled steps of all ranks.</p>' if len(came.numbers) > 1 else ""
+    lines = [section for section in job if isinstance(section, Line) and not section.is_warning]
+    rest = [section for section in job if section not in lines]
+    return (
+        f'{blocks_html(lines, "job")}<p class="verdict" id="verdict">{escape(came.text)} {_leads(findings)}</p>'
+        f'<ul class="tiles">{tiles}</ul>{note}{blocks_html(rest, "job-notes", level=2)}'
+    )
+
+
+def _leads(findings: Iterable[Section]) -> str:
+    """What would give back most, and where it stands."""
+    found = [one for section in findings if isinstance(section, FindingList) for one in section.findings]
+    if not found:
+        return ""
+    first = found[0]
+    more = f' (<a href="#findings">{len(found) - 1} more</a>)' if len(found) > 1 else ""
+    return f'Change first: <a href="#finding-1">{escape(first.title)}</a>, {escape(first.gain)}{more}.'
+
+
+def _part(topic: Topic, report: Report, *, has_choice: bool) -> Part:
+    charts = _CHARTS.get(topic.name)
+    blocks: list[Block] = [*(charts(report) if charts is not None else ())]
+    chosen = topic.name == "step" and has_choice
+    for section in topic.sections:
+        is_choice = chosen and isinstance(section, Bars)
+        blocks.append(bars_chart(section, kind="steps") if is_choice and isinstance(section, Bars) else section)
+    controls = _step_controls() if chosen else ""
+    return Part(topic.name, topic.title, controls + blocks_html(blocks, topic.name))
+
+
+def _step_controls() -> str:
+    return (
+        '<div class="controls needs-script"><label>Step<select data-choose="step"></select></label>'
+        '<label>Ranks<input data-choose="ranks" autocomplete="off" spellcheck="false" inputmode="text" '
+        'aria-describedby="ranks-problem"></label><p class="problem" id="ranks-problem" role="alert"></p></div>'
+    )
+
+
+_ZOOMS = (
+    ("in", "+", "Zoom in"),
+    ("out", "\N{MINUS SIGN}", "Zoom out"),
+    ("left", "\N{LEFTWARDS ARROW}", "Move left"),
+    ("right", "\N{RIGHTWARDS ARROW}", "Move right"),
+    ("all", "All", "Show the whole step"),
+)
+
+
+def _timeline(timeline: Timeline | None, is_drawn: bool) -> str:
+    if timeline is None or not is_drawn:
+        return f'<p class="note">{_NO_TIMELINE if timeline is None else "No trace has the steps."}</p>'
+    zooms = "".join(
+        f'<button type="button" data-zoom="{name}" aria-label="{label}" title="{label}">{sign}</button>'
+        for name, sign, label in _ZOOMS
+    )
+    columns = "".join(f'<th scope="col" class="number">{column_name(name)}</th>' for name in _NUMBERS)
+    return (
+        '<div class="controls needs-script"><label>Step<select data-choose="step"></select></label>'
+        '<label>Ranks<input data-choose="drawn-ranks" autocomplete="off" spellcheck="false" '
+        'aria-describedby="drawn-ranks-problem"></label>'
+        f'<div class="group" role="group" aria-label="Zoom">{zooms}</div>'
+        '<p class="problem" id="drawn-ranks-problem" role="alert"></p></div>'
+        '<div class="plot needs-script" id="timeline-plot" tabindex="0" role="group" aria-label="Timeline. Plus and '
+        'minus zoom, arrows move, 0 shows the whole step. The table below has its numbers."></div>'
+        f'<p class="note">{_how_to_read(timeline)}</p>'
+        '<h3 class="needs-script" id="timeline-numbers-title">The step in numbers, ms</h3>'
+        '<div class="scroll needs-script" role="region" tabindex="0" aria-labelledby="timeline-numbers-title">'
+        f'<table id="timeline-numbers"><thead><tr>{columns}</tr></thead><tbody></tbody></table></div>'
+        '<noscript><p class="note">The timeline needs JavaScript.</p></noscript>'
+    )
+
+
+_NUMBERS = ("rank", "compute", "comm", "hidden", "exposed", "trailing")
+
+
+_KEYS = (
+    "Drag to zoom, double-click for the whole step; with the keyboard + \N{MINUS SIGN} \N{LEFTWARDS ARROW} "
+    "\N{RIGHTWARDS ARROW} 0, with the wheel Ctrl."
+)
+_LANES = (
+    "Exposed: communication while nothing is computed. Trailing: gradients still on their way when the backward pass "
+    "is over. Where nothing stands in the lane of the step, the device is idle."
+)
+
+
+def _how_to_read(timeline: Timeline) -> str:
+    words = [_KEYS, _LANES]
+    if len(timeline.ranks) > 1 and timeline.clock_error_ns is not None:
+        words.append(f"All ranks on one clock, good to ±{ms(timeline.clock_error_ns)} ms.")
+    apart = [str(rank.rank) for rank in timeline.ranks if not rank.on_common_clock]
+    if len(timeline.ranks) > 1 and apart:
+        words.append(f"By their own host's clock, so not comparable: ranks {', '.join(apart[:16])}.")
+    return escape(clean(" ".join(words), most=900))
+
+
+def _timeline_json(report: Report, timeline: Timeline) -> bytes | None:
+    step = typical_step(report)
+    return None if step is None else timeline_json(timeline, step, {rank.rank: rank.host for rank in report.ranks})

@@ -1,0 +1,52 @@
+"""Pages of what several runs tell: a comparison, a sweep, a scaling experiment, an overhead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ddpprof.comparison.compare import Comparison
+from ddpprof.comparison.gate import Verdict
+from ddpprof.render.html.blocks import blocks_html
+from ddpprof.render.html.chart import Chart
+from ddpprof.render.html.definitions import definitions
+from ddpprof.render.html.page import Page, Part, render_page
+from ddpprof.render.html.result_charts import comparison_charts, overhead_charts, scaling_charts, sweep_charts
+from ddpprof.render.json import ComparisonFile, Written, render_json
+from ddpprof.render.sections.comparison import comparison_sections
+from ddpprof.render.sections.experiments import experiment_sections
+from ddpprof.render.sections.layout import Line, Section
+from ddpprof.report.experiments import ExperimentReport
+from ddpprof.report.overhead import OverheadReport
+from ddpprof.report.scaling import ScalingReport
+
+
+def comparison_page(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> str:
+    """A whole HTML file. Raises `DdpprofError`."""
+    file = ComparisonFile(comparison, tuple(verdicts))
+    title = f"{comparison.a} and {comparison.b}"
+    return _page(title, comparison_sections(comparison, verdicts), comparison_charts(comparison), file)
+
+
+def experiment_page(title: str, report: ExperimentReport) -> str:
+    """Likewise."""
+    return _page(title, experiment_sections(report), _charts(report), report)
+
+
+def _charts(report: ExperimentReport) -> Iterable[Chart]:
+    if isinstance(report, OverheadReport):
+        return overhead_charts(report)
+    return scaling_charts(report) if isinstance(report, ScalingReport) else sweep_charts(report)
+
+
+def _page(title: str, sections: Iterable[Section], charts: Iterable[Chart], file: Written) -> str:
+    """Lines first: they are what it comes to."""
+    said = list(sections)
+    lines = [section for section in said if isinstance(section, Line) and not section.is_aside]
+    rest = [section for section in said if section not in lines]
+    parts = [
+        Part("charts", "At a glance", blocks_html(charts, "charts")),
+        Part("numbers", "In numbers", blocks_html(rest, "numbers")),
+        definitions(),
+    ]
+    kept = [part for part in parts if part.html]
+    return render_page(Page(title, blocks_html(lines, "head"), kept, {"report": render_json(file).encode()}))

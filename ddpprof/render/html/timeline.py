@@ -1,0 +1,195 @@
+"""The timeline's data: lanes of every step and rank, as columns that `timeline.js` draws."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ddpprof.events import Collectives, Phase, Work
+from ddpprof.intervals import Spans
+from ddpprof.measures.timeline import BucketSpan, StepTimeline
+from ddpprof.render.html.lanes import Lane, coarsen, grain_for, lane
+from ddpprof.render.sections.layout import clean, megabytes
+from ddpprof.report.timeline import RankTimeline, Timeline
+
+MAX_SPANS = 60_000
+"""on a page: of the step that is shown first, and again of all others"""
+
+KINDS = (
+    "forward", "backward", "exposed", "optimizer", "data", "other", "idle",
+    "copy", "held", "queued", "comm", "trailing",
+)  # fmt: skip
+"""What a span stands for; the first seven are the parts of the step bar, in order."""
+
+_OF_PHASE = {
+    Phase.OTHER: "other",
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.FINALIZE: "backward",
+    Phase.OPTIMIZER: "optimizer",
+}
+_STAGES = ("held", "queued", "comm")
+_MAX_ROWS = 4
+
+
+@dataclass(slots=True)
+class _Names:
+    """A table of names; each stands in it once."""
+
+    index: dict[str, int] = field(default_factory=dict)
+
+    def of(self, name: str) -> int:
+        return self.index.setdefault(clean(name), len(self.index))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One step of one rank."""
+
+    rank: int
+    step: StepTimeline
+    lanes: Mapping[str, Lane]
+
+
+def timeline_data(timeline: Timeline, first_step: int, hosts: Mapping[int, str | None]) -> dict[str, Any] | None:
+    """Times are ns since the step began on the first of the ranks; ``None`` where no step is known."""
+    names = _Names()
+    drawn = [_Drawn(rank.rank, step, _lanes(rank, step, names)) for rank in timeline.ranks for step in rank.steps]
+    if not drawn:
+        return None
+    now = [one for one in drawn if one.step.step == first_step] or drawn
+    rest = [one for one in drawn if one not in now]
+    steps: dict[int, dict[str, Any]] = {}
+    for some in (now, rest):
+        grain_ns = _grain(some)
+        for one in some:
+            begun = min(each.step.start_ns for each in drawn if each.step.step == one.step.step)
+            ranks = steps.setdefault(one.step.step, {"grain": grain_ns, "began": begun, "ranks": {}})["ranks"]
+            ranks[one.rank] = {
+                "start": one.step.start_ns - begun,
+                "end": one.step.end_ns - begun,
+                "lanes": {name: _columns(coarsen(fine, grain_ns), begun) for name, fine in one.lanes.items()},
+            }
+    return {
+        "kinds": KINDS,
+        "names": list(names.index),
+        "error": timeline.clock_error_ns,
+        "ranks": [_about(rank, hosts.get(rank.rank)) for rank in timeline.ranks],
+        "steps": dict(sorted(steps.items())),
+    }
+
+
+def _about(rank: RankTimeline, host: str | None) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "host": None if host is None else clean(host, most=60),
+        "device": rank.device,
+        "common": rank.on_common_clock,
+    }
+
+
+def _grain(drawn: Sequence[_Drawn]) -> int:
+    lanes = [one for each in drawn for one in each.lanes.values()]
+    return grain_for(lanes, MAX_SPANS, max((one.step.end_ns - one.step.start_ns for one in drawn), default=1))
+
+
+def _lanes(rank: RankTimeline, step: StepTimeline, names: _Names) -> dict[str, Lane]:
+    found = {
+        "step": _parts(step),
+        "compute": _work(rank, step, names),
+        "buckets": _buckets(step.buckets, names),
+        "collectives": _collectives(rank, step.collectives, names),
+        "exposed": _spans([(step.exposed, "exposed")]),
+        "trailing": _spans([(step.trailing, "trailing")] if step.trailing is not None else []),
+    }
+    return {name: spans for name, spans in found.items() if len(spans)}
+
+
+def _parts(step: StepTimeline) -> Lane:
+    """Without idle time: it is where nothing stands."""
+    return _spans([(spans, kind) for spans, kind in zip(step.parts or (), KINDS, strict=False) if kind != "idle"])
+
+
+def _spans(found: Iterable[tuple[Spans, str]]) -> Lane:
+    pairs = list(found)
+    empty = np.empty(0, np.int64)
+    start = np.concatenate([empty, *(spans.start_ns for spans, _ in pairs)])
+    end = np.concatenate([empty, *(spans.end_ns for spans, _ in pairs)])
+    kind = np.repeat([KINDS.index(kind) for _, kind in pairs], [len(spans) for spans, _ in pairs]).astype(np.int64)
+    return lane(start, end, kind, np.full(len(start), -1))
+
+
+def _work(rank: RankTimeline, step: StepTimeline, names: _Names) -> Lane:
+    kinds = np.array([KINDS.index(_OF_PHASE[phase]) for phase in Phase])
+    kind = [kinds[step.compute.phase], np.full(len(step.copies), KINDS.index("copy"))]
+    name = [_named(rank, table, names) for table in (step.compute, step.copies)]
+    start, end = (
+        np.concatenate([getattr(table, times) for table in (step.compute, step.copies)])
+        for times in ("start_ns", "end_ns")
+    )
+    return lane(start, end, np.concatenate(kind), np.concatenate(name), most_rows=3)
+
+
+def _named(rank: RankTimeline, table: Work, names: _Names) -> Any:
+    own, place = np.unique(table.name, return_inverse=True)
+    return np.array([names.of(rank.names[index]) for index in own.tolist()], np.int64)[place]
+
+
+def _collectives(rank: RankTimeline, table: Collectives, names: _Names) -> Lane:
+    rows = zip(table.name.tolist(), table.num_bytes.tolist(), strict=True)
+    name = [names.of(f"{_sized(size)}{clean(rank.names[index], most=160)}") for index, size in rows]
+    kind = np.full(len(table), KINDS.index("comm"))
+    return lane(table.start_ns, table.end_ns, kind, np.array(name, np.int64), _MAX_ROWS)
+
+
+def _sized(num_bytes: int) -> str:
+    return f"{megabytes(num_bytes)} MB, " if num_bytes >= 0 else ""
+
+
+def _buckets(buckets: Sequence[BucketSpan], names: _Names) -> Lane:
+    """Each bucket in a row of its own while others are under way; its stages one after the other."""
+    times = [[b.ready_ns, b.launched_ns, b.started_ns, b.finished_ns] for b in buckets]
+    known = [[time for time in row if time is not None] for row in times]
+    whole = [(row[0], row[-1], number) for number, row in enumerate(known) if len(row) > 1]
+    if not whole:
+        return _spans([])
+    begin, finish, number = (np.array(column, np.int64) for column in zip(*whole, strict=True))
+    placed = lane(begin, finish, number, number, _MAX_ROWS)
+    pieces = [
+        (start, end, KINDS.index(kind), names.of(_bucket(buckets[index])), row)
+        for index, row in zip(placed.kind.tolist(), placed.row.tolist(), strict=True)
+        for kind, start, end in zip(_STAGES, times[index][:-1], times[index][1:], strict=True)
+        if start is not None and end is not None
+    ]
+    pieces.sort(key=lambda piece: (piece[4], piece[0]))
+    if not pieces:
+        return _spans([])
+    start, end, kind, name, row = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
+    return Lane(start, end, end - start, np.ones(len(start), np.int64), kind, name, row)
+
+
+def _bucket(bucket: BucketSpan) -> str:
+    module = f"{bucket.module}/" if bucket.module else ""
+    return f"bucket {module}{bucket.index}, {megabytes(bucket.num_bytes)} MB"
+
+
+def _columns(spans: Lane, begun_ns: int) -> dict[str, list[int]]:
+    columns = {
+        "start": spans.start_ns - begun_ns,
+        "length": spans.end_ns - spans.start_ns,
+        "busy": spans.busy_ns,
+        "count": spans.count,
+        "kind": spans.kind,
+        "name": spans.name,
+        "row": spans.row,
+    }
+    return {name: column.tolist() for name, column in columns.items()}
+
+
+def timeline_json(timeline: Timeline, first_step: int, hosts: Mapping[int, str | None]) -> bytes | None:
+    data = timeline_data(timeline, first_step, hosts)
+    return None if data is None else json.dumps(data, separators=(",", ":")).encode()
