@@ -56,7 +56,6 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
 def run_report(options: argparse.Namespace) -> int:
     from ddpprof.experiment.plan import is_experiment
     from ddpprof.render.json import render_json
-    from ddpprof.render.sections import sections
 
     if is_experiment(options.path) or options.path.suffix == ".csv":
         return _report_on_experiment(options)
@@ -66,8 +65,22 @@ def run_report(options: argparse.Namespace) -> int:
     elif _form(options) == "html":
         _write(options, _page(report, run))
     else:
-        _show(options, report.job.name, sections(report))
+        _show(options, report.job.name, shown_sections(report, run))
     return 0
+
+
+def shown_sections(report: Report, run: Run | None) -> tuple[Section, ...]:
+    """What a terminal shows: with one step of the first ranks as it went on, where a run is known."""
+    from ddpprof.render.sections import sections
+    from ddpprof.render.sections.lanes import MAX_RANKS
+    from ddpprof.render.sections.steps import typical_step
+    from ddpprof.report.timeline import build_timeline
+
+    number = typical_step(report)
+    if run is None or number is None:
+        return sections(report)
+    ranks = [rank.rank for rank in report.ranks if rank.measured_steps][:MAX_RANKS]
+    return sections(report, build_timeline(run, report, [number], ranks))
 
 
 def _page(report: Report, run: Run | None) -> str:

@@ -12,6 +12,7 @@ from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line
 from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.horovod import horovod_tables
 from ddpprof.render.sections.job import job_lines, missing_lines
+from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.sections.layout import Section
 from ddpprof.render.sections.memory import memory_table
 from ddpprof.render.sections.outside import outside_table
@@ -20,8 +21,9 @@ from ddpprof.render.sections.ranks import straggler_table, waiting_table
 from ddpprof.render.sections.rpc import rpc_table
 from ddpprof.render.sections.several_devices import data_parallel_lines, data_parallel_table, device_table
 from ddpprof.render.sections.slowdown import slowdown_section
-from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
+from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars, typical_step
 from ddpprof.report import Report
+from ddpprof.report.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ def topics(report: Report) -> tuple[Topic, ...]:
     return tuple(topic for topic in found if topic.sections)
 
 
-def sections(report: Report) -> tuple[Section, ...]:
-    """The same, one after the other."""
-    return tuple(section for topic in topics(report) for section in topic.sections)
+def sections(report: Report, timeline: Timeline | None = None) -> tuple[Section, ...]:
+    """The same, one after the other; with what went on in the step that the bars show."""
+    found: list[Section] = []
+    for topic in topics(report):
+        number = typical_step(report) if topic.name == "step" and timeline is not None else None
+        found += step_lanes(timeline, number) if timeline is not None and number is not None else ()
+        found += topic.sections
+    return tuple(found)

@@ -9,7 +9,7 @@ from ddpprof.render.sections.layout import Lane, Lanes, LaneSpan, Section, ms, n
 from ddpprof.render.sections.steps import PARTS
 from ddpprof.report.timeline import RankTimeline, Timeline
 
-_MAX_RANKS = 8
+MAX_RANKS = 8
 _OF_BREAKDOWN = (*PARTS[:4], PARTS[4], PARTS[4], PARTS[5])
 """the part of the step bar that each field of `Breakdown` belongs to"""
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -19,8 +19,7 @@ MANY = "*"
 
 def step_lanes(timeline: Timeline, number: int) -> Iterable[Section]:
     """Of the step with that number, where the timeline has it."""
-    found = [(rank, step) for rank in timeline.ranks for step in rank.steps if step.step == number and step.parts]
-    shown = found[:_MAX_RANKS]
+    shown = [(rank, step) for rank in timeline.ranks for step in rank.steps if step.step == number and step.parts]
     if not shown:
         return
     start = min(_begin(step) for _, step in shown)
@@ -36,7 +35,6 @@ def step_lanes(timeline: Timeline, number: int) -> Iterable[Section]:
             "comm: the bucket on its way" if letters & set(_LETTERS) else "",
             f"{MANY}: a bucket from number {len(_LETTERS)} on" if MANY in letters else "",
             f"{OTHER_COMM}: other communication" if OTHER_COMM in letters else "",
-            f"{len(found) - _MAX_RANKS} more ranks: see ddpprof timeline" if len(found) > _MAX_RANKS else "",
         ),
     )
 
