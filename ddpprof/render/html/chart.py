@@ -10,13 +10,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from math import ceil, floor, log2, log10
 from typing import Any
 
 from ddpprof.render.html.embed import data_element
+from ddpprof.render.sections.collectives import power_of_two
 from ddpprof.render.sections.layout import Bars, ms
 
-_BAR, _AROUND = 30, 110
-"""px: of one bar, and of axis and legend"""
+_BAR, _AROUND = 30, 66
+"""px: of one bar, and of the axis"""
 
 ROLES = {
     "forward": "forward",
@@ -86,3 +88,24 @@ def bars_layout(unit: str) -> dict[str, Any]:
         "xaxis": {"title": {"text": unit}},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
     }
+
+
+def decade_ticks(values: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis with 1, 2 and 5 in every decade, written out: plotly shows their first digits alone."""
+    decades = range(floor(log10(min(values))), ceil(log10(max(values))) + 1)
+    marks = [factor * 10.0**decade for decade in decades for factor in (1, 2, 5)]
+    return _log_axis(values, marks, [f"{mark:g}" for mark in marks])
+
+
+def byte_ticks(sizes: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis with powers of two, ten at most."""
+    low, high = floor(log2(min(sizes))), ceil(log2(max(sizes)))
+    marks = [1 << power for power in range(max(0, low), high + 1, max(1, (high - low) // 8))]
+    return _log_axis([*sizes, 2.0**low, 2.0**high], marks, [power_of_two(mark) for mark in marks])
+
+
+def _log_axis(values: Sequence[float], marks: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
+    low, high = log10(min(values)), log10(max(values))
+    room = max(0.05, 0.06 * (high - low))
+    ticks = {"tickmode": "array", "tickvals": list(marks), "ticktext": list(names)}
+    return {"type": "log", "range": [low - room, high + room], **ticks}

@@ -10,6 +10,10 @@ function plain(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
+function plainDeep(text) {
+  return Array.isArray(text) ? text.map(plain) : plain(text);
+}
+
 /** Colours of roles and surfaces as the theme has them now. */
 function palette() {
   const probe = document.createElement("span");
@@ -22,21 +26,42 @@ function palette() {
     }
     return known.get(variable);
   };
-  const colours = { text: find("--text"), quiet: find("--quiet"), rule: find("--rule"), surface: find("--surface") };
+  const colours = { text: find("--text"), quiet: find("--quiet"), rule: find("--rule"), surface: find("--surface"), sunken: find("--sunken") };
   colours.role = (role) => find(`--role-${role}`);
   colours.done = () => probe.remove();
   return colours;
 }
 
+/** Cut in the middle: kernels differ at their beginning, ops at their end. */
 function short(label) {
   const most = NARROW.matches ? 20 : 52;
-  return label.length > most ? `${label.slice(0, most - 1)}…` : label;
+  if (label.length <= most) return label;
+  const head = Math.floor(most * 0.4);
+  return `${label.slice(0, head)}…${label.slice(head + 1 - most)}`;
+}
+
+/** Above a chart of bars, what their colours and patterns stand for. */
+function showLegend(plot, data) {
+  const bars = data.filter((trace) => trace.type === "bar" && trace.meta?.role);
+  const legend = plot.parentElement.querySelector(".key") ?? document.createElement("ul");
+  legend.className = "key";
+  legend.replaceChildren(...bars.map((trace) => {
+    const item = document.createElement("li"), swatch = document.createElement("span");
+    swatch.className = `swatch${PATTERNS[trace.meta.role] ? ` pattern-${trace.meta.role}` : ""}`;
+    swatch.style.backgroundColor = `var(--role-${trace.meta.role})`;
+    item.append(swatch, trace.name);
+    return item;
+  }));
+  if (bars.length > 1 && !legend.isConnected) plot.before(legend);
 }
 
 function withColour(trace, colours) {
   const role = trace.meta && trace.meta.role;
   const text = { ...trace, name: plain(trace.name ?? "") };
-  for (const field of ["text", "hovertext"]) if (trace[field]) text[field] = trace[field].map(plain);
+  for (const field of ["text", "hovertext"]) if (trace[field]) text[field] = trace[field].map(plainDeep);
+  if (trace.type === "heatmap") {
+    text.colorscale = [[0, colours.role("series-0")], [0.5, colours.sunken], [1, colours.role("series-1")]];
+  }
   if (!role) return text;
   const colour = colours.role(role);
   text.marker = { ...trace.marker, color: colour };
@@ -76,7 +101,7 @@ function withTheme(layout, colours) {
 function withLabels(figure) {
   const axis = figure.layout.yaxis;
   if (axis?.type !== "category") return figure;
-  const labels = [...new Set(figure.data.flatMap((trace) => trace.y))];
+  const labels = axis.categoryarray ?? [...new Set(figure.data.flatMap((trace) => trace.y))];
   const ticks = { tickmode: "array", tickvals: labels, ticktext: labels.map((label) => plain(short(label))) };
   return { ...figure, layout: { ...figure.layout, yaxis: { ...axis, ...ticks } } };
 }
@@ -89,6 +114,8 @@ function draw(plot, figure) {
   const layout = withTheme(shown.layout, colours);
   colours.done();
   plot.style.minHeight = `${layout.height}px`;
+  layout.showlegend = shown.data.some((trace) => trace.type === "scatter");
+  if (figure.layout.showlegend !== false) showLegend(plot, shown.data);
   return Plotly.react(plot, data, layout, { displaylogo: false, responsive: true, displayModeBar: false });
 }
 

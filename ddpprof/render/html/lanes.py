@@ -8,7 +8,7 @@ are, and the name of the longest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,24 +58,29 @@ def _rows(start: _Column, end: _Column, most: int) -> _Column:
 
 
 def coarsen(fine: Lane, grain_ns: int) -> Lane:
-    """Spans narrower than `grain_ns` merged."""
+    """Spans narrower than `grain_ns` merged, each kind by itself: spans of different kinds may then overlap."""
     if not len(fine) or grain_ns <= 0:
         return fine
-    narrow = fine.end_ns - fine.start_ns < grain_ns
-    place = np.stack((fine.start_ns // grain_ns, fine.kind, fine.row))
-    same = (np.diff(place, axis=1) == 0).all(axis=0) & narrow[1:] & narrow[:-1]
-    first = np.flatnonzero(np.concatenate(([True], ~same)))
-    group = np.cumsum(np.concatenate(([True], ~same))) - 1
-    longest = np.lexsort((fine.end_ns - fine.start_ns, group))[np.append(first[1:], len(fine)) - 1]
-    return Lane(
-        fine.start_ns[first],
-        np.maximum.reduceat(fine.end_ns, first),
-        np.add.reduceat(fine.busy_ns, first),
-        np.add.reduceat(fine.count, first),
-        fine.kind[first],
-        fine.name[longest],
-        fine.row[first],
+    by_kind = _taken(fine, np.lexsort((fine.start_ns, fine.kind, fine.row)))
+    narrow = by_kind.end_ns - by_kind.start_ns < grain_ns
+    place = np.stack((by_kind.start_ns // grain_ns, by_kind.kind, by_kind.row))
+    opens = np.concatenate(([True], (np.diff(place, axis=1) != 0).any(axis=0) | ~narrow[1:] | ~narrow[:-1]))
+    first, group = np.flatnonzero(opens), np.cumsum(opens) - 1
+    longest = np.lexsort((by_kind.end_ns - by_kind.start_ns, group))[np.append(first[1:], len(fine)) - 1]
+    merged = Lane(
+        by_kind.start_ns[first],
+        np.maximum.reduceat(by_kind.end_ns, first),
+        np.add.reduceat(by_kind.busy_ns, first),
+        np.add.reduceat(by_kind.count, first),
+        by_kind.kind[first],
+        by_kind.name[longest],
+        by_kind.row[first],
     )
+    return _taken(merged, np.lexsort((merged.start_ns, merged.row)))
+
+
+def _taken(spans: Lane, order: _Column) -> Lane:
+    return Lane(*(getattr(spans, column.name)[order] for column in fields(Lane)))
 
 
 def grain_for(lanes: Sequence[Lane], most: int, length_ns: int) -> int:

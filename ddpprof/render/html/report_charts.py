@@ -1,15 +1,19 @@
-"""Charts of a run's report that only a page has: buckets, collectives, slowed kernels."""
+"""Charts of a run's report that only a page has: many ranks, buckets, collectives, slowed kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.collective_table import CollectiveSummary
-from ddpprof.render.html.chart import Chart
-from ddpprof.render.sections.layout import clean, megabytes, ms
+from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, byte_ticks, decade_ticks
+from ddpprof.render.sections.layout import MAX_RANKS, clean, megabytes, ms
 from ddpprof.render.sections.slowdown import kernel_name
+from ddpprof.render.sections.spread import parts_of_ranks
+from ddpprof.render.sections.steps import PARTS, typical_step
 from ddpprof.report import Report
 from ddpprof.report.tree import SlowedKernel
 
@@ -19,6 +23,36 @@ _STAGES = (("held back", "held"), ("queued", "queued"), ("all-reduce", "comm"))
 """from ready to launched, to started, to finished: what each is called, and its role"""
 
 
+def ranks_chart(report: Report) -> Iterable[Chart]:
+    """Of many ranks: the parts of the step by rank, as a map."""
+    ranks, values = parts_of_ranks(report)
+    if len(ranks) <= MAX_RANKS:
+        return
+    columns = np.array(values, np.int64).T
+    beyond = (columns - np.median(columns, axis=1, keepdims=True)) / 1e6
+    trace = {
+        "type": "heatmap",
+        "x": ranks,
+        "y": list(PARTS),
+        "z": beyond.tolist(),
+        "customdata": columns.tolist(),
+        "text": [
+            [f"rank {rank}: {part} {ms(ns)} ms" for rank, ns in zip(ranks, column.tolist(), strict=True)]
+            for part, column in zip(PARTS, columns, strict=True)
+        ],
+        "hoverinfo": "text",
+        "zmid": 0,
+        "colorbar": {"title": {"text": "ms"}, "thickness": 12},
+    }
+    layout = {
+        "xaxis": {"title": {"text": "rank"}, "showgrid": False},
+        "yaxis": {"autorange": "reversed", "fixedrange": True, "showgrid": False},
+    }
+    title = f"All ranks by kind of work: step {typical_step(report)}"
+    note = "by how much longer or shorter than the median of the ranks; a click adds a rank to those drawn below"
+    yield Chart(title, (trace,), layout, 300, note, kind="ranks")
+
+
 def bucket_chart(report: Report) -> Iterable[Chart]:
     rows = [row for row in report.buckets[:_MAX_BUCKETS] if _known(row) >= 2]
     if not rows:
@@ -26,7 +60,7 @@ def bucket_chart(report: Report) -> Iterable[Chart]:
     traces = [_stage(rows, stage) for stage in range(len(_STAGES))]
     layout = {
         "barmode": "overlay",
-        "xaxis": {"title": {"text": "ms, medians"}},
+        "xaxis": {"title": {"text": "ms after the end of the forward, medians"}},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
     }
     note = (
@@ -34,7 +68,7 @@ def bucket_chart(report: Report) -> Iterable[Chart]:
         "to started; all-reduce: from started to finished"
     )
     kept = [trace for trace in traces if trace["x"]]
-    yield Chart("Buckets from ready to finished", kept, layout, 110 + 26 * len(rows), note)
+    yield Chart("Buckets from ready to finished", kept, layout, 70 + 26 * len(rows), note)
 
 
 def _known(row: BucketRow) -> int:
@@ -85,7 +119,7 @@ def collective_chart(report: Report) -> Iterable[Chart]:
     if rated:
         best = max(row.busbw_bytes_per_s or 0 for row in rated) / 1e9
         traces = _by_kind(rated, [(row.busbw_bytes_per_s or 0) / 1e9 for row in rated], "GB/s")
-        layout = _over_size("busbw, GB/s", {"rangemode": "tozero"})
+        layout = _over_size(rated, "busbw, GB/s", {"rangemode": "tozero"})
         layout["shapes"] = [
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": best, "y1": best, "name": "limit"}
         ]
@@ -98,15 +132,20 @@ def collective_chart(report: Report) -> Iterable[Chart]:
         note = "busbw: what the link carries, comparable for any number of ranks; small messages pay for latency"
         yield Chart("The link's rate by message size", traces, layout, 340, note)
     elif timed:
-        traces = _by_kind(timed, [row.transfer_ns / 1e6 for row in timed], "ms")
-        layout = _over_size("duration, ms", {"type": "log", "dtick": 1})
+        durations = [row.transfer_ns / 1e6 for row in timed]
+        traces = _by_kind(timed, durations, "ms")
+        layout = _over_size(timed, "duration, ms", {**decade_ticks(durations)})
         note = "not matched between ranks: durations hold waiting for others, so the link's rate is not known"
         yield Chart("Duration by message size", traces, layout, 340, note)
 
 
-def _over_size(what: str, axis: dict[str, Any]) -> dict[str, Any]:
-    sizes = {"type": "log", "dtick": 1, "title": {"text": "bytes of a message"}, "exponentformat": "SI"}
+def _over_size(rows: Sequence[CollectiveSummary], what: str, axis: dict[str, Any]) -> dict[str, Any]:
+    sizes = {"title": {"text": "size of a message"}, **byte_ticks(list(map(_size, rows)))}
     return {"xaxis": sizes, "yaxis": {"title": {"text": what}, **axis}}
+
+
+def _size(row: CollectiveSummary) -> float:
+    return (row.num_bytes or 0) / row.num_calls
 
 
 def _by_kind(rows: Sequence[CollectiveSummary], values: Sequence[float], unit: str) -> list[dict[str, Any]]:
@@ -119,7 +158,7 @@ def _by_kind(rows: Sequence[CollectiveSummary], values: Sequence[float], unit: s
                 "type": "scatter",
                 "mode": "markers",
                 "name": name,
-                "x": [(row.num_bytes or 0) / row.num_calls for row, _ in own],
+                "x": [_size(row) for row, _ in own],
                 "y": [value for _, value in own],
                 "text": [_about(name, row, value, unit) for row, value in own],
                 "hoverinfo": "text",
@@ -131,7 +170,7 @@ def _by_kind(rows: Sequence[CollectiveSummary], values: Sequence[float], unit: s
 
 
 def _about(name: str, row: CollectiveSummary, value: float, unit: str) -> str:
-    size = megabytes(round((row.num_bytes or 0) / row.num_calls))
+    size = megabytes(round(_size(row)))
     return f"{name} of {size} MB: {value:.3g} {unit}; {row.num_calls} calls, transfer {ms(row.transfer_ns)} ms"
 
 
@@ -140,25 +179,10 @@ def slowdown_chart(report: Report) -> Iterable[Chart]:
     known = [row for row in kernels if row.ratio is not None][:_MAX_KERNELS]
     if not known:
         return
-    trace = {
-        "type": "bar",
-        "orientation": "h",
-        "name": "lost",
-        "y": [f"{number}. {kernel_name(row.kernel)}" for number, row in enumerate(known, 1)],
-        "x": [row.lost_ns / 1e6 for row in known],
-        "customdata": [row.lost_ns for row in known],
-        "text": [f"{row.ratio:.2f} ×" for row in known],
-        "hovertext": list(map(_slowed, known)),
-        "hoverinfo": "text",
-        "textposition": "auto",
-        "meta": {"role": "exposed"},
-    }
-    layout = {
-        "xaxis": {"title": {"text": "lost, ms per step and rank"}},
-        "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
-        "showlegend": False,
-    }
-    note = "on the bars: how many times as long a run takes while communication covers it"
+    labels = [f"{number}. {row.ratio:.2f} × {kernel_name(row.kernel)}" for number, row in enumerate(known, 1)]
+    trace = {**bar_trace("lost", "series-1", labels, [row.lost_ns for row in known]), "text": list(map(_slowed, known))}
+    layout = {**bars_layout("lost, ms per step and rank"), "showlegend": False}
+    note = "the factor: how many times as long a run takes while communication covers it"
     yield Chart("Time lost by kernel", (trace,), layout, 90 + 28 * len(known), note)
 
 

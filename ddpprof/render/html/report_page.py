@@ -9,7 +9,7 @@ from ddpprof.render.html.blocks import Block, blocks_html, column_name
 from ddpprof.render.html.chart import Chart, bars_chart
 from ddpprof.render.html.definitions import definitions
 from ddpprof.render.html.page import Page, Part, render_page
-from ddpprof.render.html.report_charts import bucket_chart, collective_chart, slowdown_chart
+from ddpprof.render.html.report_charts import bucket_chart, collective_chart, ranks_chart, slowdown_chart
 from ddpprof.render.html.steps import steps_json
 from ddpprof.render.html.timeline import timeline_json
 from ddpprof.render.json import render_json
@@ -21,6 +21,7 @@ from ddpprof.report import Report
 from ddpprof.report.timeline import Timeline
 
 _CHARTS: Mapping[str, Callable[[Report], Iterable[Chart]]] = {
+    "step": ranks_chart,
     "buckets": bucket_chart,
     "collectives": collective_chart,
     "slowdown": slowdown_chart,
@@ -80,14 +81,12 @@ def _leads(findings: Iterable[Section]) -> str:
 
 
 def _part(topic: Topic, report: Report, *, has_choice: bool) -> Part:
-    charts = _CHARTS.get(topic.name)
-    blocks: list[Block] = [*(charts(report) if charts is not None else ())]
-    chosen = topic.name == "step" and has_choice
-    for section in topic.sections:
-        is_choice = chosen and isinstance(section, Bars)
-        blocks.append(bars_chart(section, kind="steps") if is_choice and isinstance(section, Bars) else section)
-    controls = _step_controls() if chosen else ""
-    return Part(topic.name, topic.title, controls + blocks_html(blocks, topic.name))
+    makes = _CHARTS.get(topic.name)
+    charts = blocks_html(makes(report) if makes is not None else (), f"{topic.name}-chart")
+    if topic.name != "step" or not has_choice:
+        return Part(topic.name, topic.title, charts + blocks_html(topic.sections, topic.name))
+    blocks: list[Block] = [bars_chart(one, kind="steps") if isinstance(one, Bars) else one for one in topic.sections]
+    return Part(topic.name, topic.title, charts + _step_controls() + blocks_html(blocks, topic.name))
 
 
 def _step_controls() -> str:
@@ -140,7 +139,8 @@ _KEYS = (
 )
 _LANES = (
     "Exposed: communication while nothing is computed. Trailing: gradients still on their way when the backward pass "
-    "is over. Where nothing stands in the lane of the step, the device is idle."
+    "is over. Where nothing stands in the lane of the step, the device is idle; paler "
+    "where gaps are too narrow to be seen."
 )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import ceil, floor, log10
 from typing import Any
 
 import numpy as np
 
 from ddpprof.comparison.compare import Comparison, MetricChange
 from ddpprof.measures.paired_ratio import Ratio
-from ddpprof.render.html.chart import Chart, bar_trace
+from ddpprof.render.html.chart import Chart, bar_trace, decade_ticks
 from ddpprof.render.sections.layout import clean, ms
 from ddpprof.render.sections.scaling import PARTS
 from ddpprof.report.overhead import OverheadReport
@@ -48,7 +47,7 @@ def comparison_charts(comparison: Comparison) -> Iterable[Chart]:
         },
     }  # fmt: skip
     note = "lines: 95 % intervals, from the steps' own spread"
-    yield Chart("What changed", traces, layout, 110 + 26 * len(known), note)
+    yield Chart("What changed", traces, layout, 70 + 26 * len(known), note)
 
 
 def _grew(change: MetricChange) -> bool | None:
@@ -77,9 +76,9 @@ def sweep_charts(report: SweepReport) -> Iterable[Chart]:
         traces = [trace for number, curve in enumerate(report.curves) for trace in _curve(curve, number)]
         name = clean(report.varied.lstrip("-"), most=60)
         layout = {
-            "xaxis": {"type": "log", "title": {"text": name}, **_ticks([x for trace in traces for x in trace["x"]])},
+            "xaxis": {"title": {"text": name}, **decade_ticks([x for trace in traces for x in trace["x"]])},
             "yaxis": {
-                "type": "log", "title": {"text": "step, ms"}, **_ticks([y for trace in traces for y in trace["y"]]),
+                "title": {"text": "step, ms"}, **decade_ticks([y for trace in traces for y in trace["y"]]),
             },
             "shapes": [
                 {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": found.crossover.size,
@@ -91,13 +90,6 @@ def sweep_charts(report: SweepReport) -> Iterable[Chart]:
         yield Chart("Step time by size", traces, layout, 420, note if report.crossovers else note.rpartition(";")[0])
     elif report.points:
         yield _variants(report.points)
-
-
-def _ticks(values: Sequence[float]) -> dict[str, Any]:
-    """1, 2 and 5 in every decade, written out: on a logarithmic axis plotly shows their first digits alone."""
-    decades = range(floor(log10(min(values))), ceil(log10(max(values))) + 1)
-    marks = [factor * 10.0**decade for decade in decades for factor in (1, 2, 5)]
-    return {"tickmode": "array", "tickvals": marks, "ticktext": [f"{mark:g}" for mark in marks]}
 
 
 def _curve(curve: SweepCurve, number: int) -> Iterable[dict[str, Any]]:
@@ -141,7 +133,7 @@ def _variants(points: Sequence[SweepPoint]) -> Chart:
         "showlegend": len(names) > 1,
     }
     note = "bars: medians; lines: from the fastest round to the slowest"
-    return Chart("Step time by variant", traces, layout, 110 + 34 * len(points), note)
+    return Chart("Step time by variant", traces, layout, 70 + 34 * len(points), note)
 
 
 def scaling_charts(report: ScalingReport) -> Iterable[Chart]:
@@ -191,7 +183,7 @@ def _losses(points: Sequence[ScalePoint]) -> Chart:
         "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
     }
     note = "parts left of zero took less than the ideal step has of them"
-    return Chart("Where the lost time goes", traces, layout, 120 + 34 * len(labels), note)
+    return Chart("Where the lost time goes", traces, layout, 70 + 34 * len(labels), note)
 
 
 def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
@@ -217,4 +209,4 @@ def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
         "xaxis": {"title": {"text": "ms per step"}},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
     }
-    yield Chart("What DDP adds to a step", traces, layout, 190)
+    yield Chart("What DDP adds to a step", traces, layout, 140)

@@ -71,6 +71,15 @@ class Choice {
     }
   }
 
+  /** A click on the map of all ranks draws that rank, too. */
+  listenForClicks(map) {
+    map.on("plotly_click", (event) => {
+      const input = document.querySelector("[data-choose=ranks]");
+      input.value = formatRanks([...new Set([...this.ranks, event.points[0].x])].sort((a, b) => a - b));
+      input.dispatchEvent(new Event("change"));
+    });
+  }
+
   chooseStep(step) {
     this.step = step;
     for (const select of document.querySelectorAll("[data-choose=step]")) select.value = step;
@@ -91,7 +100,7 @@ class Choice {
       text: rows.map(([rank, row]) => `rank ${rank}: ${trace.name} ${ms(row[part])} ms`),
     }));
     const plot = document.querySelector("[data-kind=steps]");
-    draw(plot, { data, layout: { ...this.template.layout, height: 110 + 30 * labels.length } });
+    draw(plot, { data, layout: { ...this.template.layout, height: 66 + 30 * labels.length } });
     const heading = document.getElementById(`${plot.id}-title`);
     heading.textContent = `One step by kind of work, ms: step ${this.step}${this.step === this.steps.typical ? ", of median length" : ""}`;
     this.showTable(plot, rows);
@@ -146,15 +155,18 @@ async function start() {
   setUpTheme(() => { redrawAll(); redrawTimeline(); });
   setUpPrinting(redrawTimeline);
   NARROW.addEventListener("change", () => { redrawAll(); redrawTimeline(); });
-  const [first, ...others] = document.querySelectorAll(".plot[data-figure]");
-  if (first) await drawFigure(first);
-  if (steps) {
-    const choice = new Choice(steps, timeline, drawn.get(first));
+  const plots = [...document.querySelectorAll(".plot[data-figure]")];
+  const bars = document.querySelector("[data-kind=steps]"), map = document.querySelector("[data-kind=ranks]");
+  for (const plot of [map, bars]) if (plot) await drawFigure(plot);
+  if (steps && bars) {
+    const choice = new Choice(steps, timeline, drawn.get(bars));
     choice.setUp();
+    if (map) choice.listenForClicks(map);
+    if (steps.shown.length < steps.ranks.length) choice.showBars();
     choice.showTimeline();
   }
   document.documentElement.dataset.usableAfterMs = Math.round(performance.now());
-  for (const plot of others) {
+  for (const plot of plots.filter((one) => !drawn.has(one))) {
     await new Promise((resolve) => setTimeout(resolve));
     await drawFigure(plot);
   }

@@ -8,36 +8,56 @@ const LANES = [
 const LANE_OF_KIND = { held: "bucket held back", queued: "bucket queued", comm: "communication", data: "waiting for data" };
 const ROW = 19;
 const GRAIN_PX = 1.5;
+const CELL_PX = 3;
+const BLOCK_PX = 12;
 
-/** Indices of a lane's spans that reach into [from, until), those narrower than a grain together: groups [first, last]. */
-function visibleGroups(lane, from, until, grain) {
-  const groups = [];
+/**
+ * The spans of a lane that reach into [from, until). Spans narrower than a grain stand together where less than a grain
+ * is between them: cell by cell under the kind that has most of it, and cells of one kind as blocks.
+ */
+function visibleSpans(lane, from, until, grain) {
+  const cell = (grain * CELL_PX) / GRAIN_PX, found = [];
   let open = null;
   for (let i = 0; i < lane.start.length; i++) {
-    if (lane.start[i] >= until || lane.start[i] + lane.length[i] <= from) continue;
+    const start = lane.start[i], end = start + lane.length[i];
+    if (start >= until || end <= from) continue;
     const narrow = lane.length[i] < grain;
-    const cell = Math.floor(lane.start[i] / grain);
-    if (open && narrow && open.narrow && cell === open.cell && i === open.last + 1
-        && lane.kind[i] === lane.kind[open.first] && lane.row[i] === lane.row[open.first]) {
-      open.last = i;
-    } else {
-      open = { first: i, last: i, narrow, cell };
-      groups.push(open);
+    const joins = open && narrow && open.narrow && start - open.end < grain && start < open.cell + cell && lane.row[i] === open.row;
+    if (!joins) {
+      open = { start, end, narrow, cell: Math.floor(start / cell) * cell, row: lane.row[i], count: 0, busy: new Map(), longest: -1 };
+      found.push(open);
     }
+    include(open, { end, count: lane.count[i], busy: [[lane.kind[i], lane.busy[i]]], longest: lane.length[i], name: lane.name[i] });
   }
-  return groups;
+  return joined(found, grain, (grain * BLOCK_PX) / GRAIN_PX);
 }
 
-/** What one group of spans comes to. Times are ns. */
-function summed(lane, group) {
-  let end = 0, busy = 0, count = 0, longest = group.first;
-  for (let i = group.first; i <= group.last; i++) {
-    end = Math.max(end, lane.start[i] + lane.length[i]);
-    busy += lane.busy[i];
-    count += lane.count[i];
-    if (lane.length[i] > lane.length[longest]) longest = i;
+function include(open, more) {
+  open.end = Math.max(open.end, more.end);
+  open.count += more.count;
+  for (const [kind, ns] of more.busy) open.busy.set(kind, (open.busy.get(kind) ?? 0) + ns);
+  if (more.longest > open.longest) Object.assign(open, { longest: more.longest, name: more.name });
+}
+
+/** Kinds and their ns, the one first that has most. */
+function kindsOf(span) {
+  return [...span.busy].sort((a, b) => b[1] - a[1]);
+}
+
+/** Neighbours of one kind as blocks; what is less than a grain apart is drawn without a gap. */
+function joined(spans, grain, most) {
+  const found = [];
+  for (const span of spans) {
+    const last = found.at(-1);
+    const touches = last && last.narrow && span.narrow && span.row === last.row && span.start - last.end < grain;
+    if (touches && span.end - last.start < most && kindsOf(span)[0][0] === kindsOf(last)[0][0]) {
+      include(last, { ...span, busy: span.busy });
+    } else {
+      found.push(span);
+    }
+    if (touches) last.drawnUntil = Math.max(last.end, Math.min(span.start, last.end + grain));
   }
-  return { start: lane.start[group.first], end, busy, count, name: lane.name[longest], row: lane.row[group.first], kind: lane.kind[group.first] };
+  return found;
 }
 
 class Timeline {
@@ -53,9 +73,13 @@ class Timeline {
   show(step, ranks) {
     this.step = this.data.steps[step];
     this.ranks = ranks.filter((rank) => this.step && rank in this.step.ranks);
-    const ends = this.ranks.flatMap((rank) => this.lanes(rank).flatMap(([, , lane]) => lane.start.map((s, i) => s + lane.length[i])));
-    const starts = this.ranks.map((rank) => this.step.ranks[rank].start);
-    const first = Math.min(...starts), last = ends.reduce((most, end) => Math.max(most, end), 0);
+    let first = Infinity, last = 0;
+    for (const rank of this.ranks) {
+      first = Math.min(first, this.step.ranks[rank].start);
+      for (const [, , lane] of this.lanes(rank)) {
+        for (let i = 0; i < lane.start.length; i++) last = Math.max(last, lane.start[i] + lane.length[i]);
+      }
+    }
     this.whole = [first - (last - first) * 0.005, last + (last - first) * 0.005];
     this.range = [...this.whole];
     this.redraw();
@@ -124,9 +148,7 @@ class Timeline {
       for (const [name, label, lane] of this.lanes(rank)) {
         const rows = 1 + lane.row.reduce((most, row) => Math.max(most, row), 0);
         ticks.push([y + rows / 2, label]);
-        for (const group of visibleGroups(lane, this.range[0], this.range[1], grain)) {
-          this.add(bars, rank, name, summed(lane, group), y);
-        }
+        for (const span of visibleSpans(lane, this.range[0], this.range[1], grain)) this.add(bars, rank, name, span, y);
         y += rows;
       }
       y += 0.4;
@@ -135,26 +157,30 @@ class Timeline {
   }
 
   add(bars, rank, lane, span, y) {
-    const kind = this.data.kinds[span.kind];
-    if (!bars.has(kind)) bars.set(kind, { x: [], y: [], base: [], width: [], text: [], hovertext: [], customdata: [] });
+    const kinds = kindsOf(span).map(([kind, ns]) => [this.data.kinds[kind], ns]);
+    const kind = kinds[0][0], length = span.end - span.start;
+    if (!bars.has(kind)) bars.set(kind, { x: [], y: [], base: [], width: [], text: [], hovertext: [], customdata: [], opacity: [] });
     const into = bars.get(kind);
     into.base.push(span.start / 1e6);
-    into.x.push((span.end - span.start) / 1e6);
+    into.x.push(((span.drawnUntil ?? span.end) - span.start) / 1e6);
     into.y.push(y + span.row + 0.5);
     into.width.push(lane === "exposed" || lane === "trailing" ? 0.62 : 0.86);
-    into.hovertext.push(this.words(rank, lane, kind, span));
+    into.hovertext.push(this.words(rank, lane, span, kinds));
     const label = kind === "comm" && lane === "buckets" && span.count === 1 ? plain(this.data.names[span.name]) : "";
-    into.text.push(span.end - span.start > (label.length * 7 / this.room) * (this.range[1] - this.range[0]) ? label : "");
-    into.customdata.push([rank, lane, span.busy, span.count]);
+    into.text.push(length > (label.length * 7 / this.room) * (this.range[1] - this.range[0]) ? label : "");
+    into.customdata.push([rank, lane, Object.fromEntries(kinds), span.count]);
+    const busy = kinds.reduce((sum, [, ns]) => sum + ns, 0);
+    into.opacity.push(span.count > 1 ? 0.4 + 0.6 * Math.min(1, busy / length) : 1);
   }
 
-  words(rank, lane, kind, span) {
+  words(rank, lane, span, kinds) {
+    const called = ([kind, ns]) => `${LANE_OF_KIND[kind] ?? kind} ${millis(ns)}`;
+    const lines = [`<b>rank ${rank}, ${plain(LANE_OF_KIND[kinds[0][0]] ?? kinds[0][0])}</b>`];
     const name = span.name < 0 ? "" : this.data.names[span.name];
-    const what = lane === "compute" || lane === "step" ? kind : LANE_OF_KIND[kind] ?? kind;
-    const lines = [`<b>rank ${rank}, ${plain(what)}</b>`];
-    if (name) lines.push(...name.match(/.{1,64}/gsu).slice(0, 3).map((part, n) => (n ? "" : span.count > 1 ? "longest: " : "") + plain(part)));
+    const pieces = (name.match(/.{1,64}/gsu) ?? []).slice(0, 3).map(plain);
+    if (pieces.length) lines.push((span.count > 1 ? "longest: " : "") + pieces.join("<br>"));
     lines.push(`${ms(span.start)} to ${ms(span.end)} ms: ${millis(span.end - span.start)}`);
-    if (span.count > 1) lines.push(`${span.count} too narrow to draw apart, together ${millis(span.busy)}`);
+    if (span.count > 1) lines.push(`${span.count} too narrow to draw apart: ${kinds.map(called).join(", ")}`);
     return lines.join("<br>");
   }
 
@@ -163,13 +189,15 @@ class Timeline {
     const arranged = this.arrange();
     const colours = palette();
     const order = this.data.kinds.filter((kind) => arranged.bars.has(kind));
-    const traces = order.map((kind) => ({
-      ...withColour({ type: "bar", name: LANE_OF_KIND[kind] ?? kind, meta: { role: kind, plain: true } }, colours),
-      ...arranged.bars.get(kind), orientation: "h", hoverinfo: "text", textposition: kind === "comm" ? "inside" : "none",
-      insidetextanchor: "start", insidetextfont: { color: colours.surface, size: 11 }, constraintext: "none",
-    }));
+    const traces = order.map((kind) => {
+      const { opacity, ...columns } = arranged.bars.get(kind);
+      const trace = { type: "bar", name: LANE_OF_KIND[kind] ?? kind, meta: { role: kind, plain: true }, marker: { opacity } };
+      return { ...withColour(trace, colours), ...columns, orientation: "h", hoverinfo: "text", textposition: kind === "comm" ? "inside" : "none",
+        insidetextanchor: "start", insidetextfont: { color: colours.surface, size: 11 }, constraintext: "none" };
+    });
     const layout = withTheme(this.layout(arranged, colours), colours);
     colours.done();
+    showLegend(this.plot, traces);
     this.plot.style.minHeight = `${layout.height}px`;
     Plotly.react(this.plot, traces, layout, {
       displaylogo: false, responsive: true, displayModeBar: false, doubleClick: false, showAxisDragHandles: false,
@@ -180,8 +208,8 @@ class Timeline {
   layout(arranged, colours) {
     const narrow = NARROW.matches;
     return {
-      height: Math.round(arranged.height * ROW + (narrow ? 190 : 130)), barmode: "overlay", bargap: 0,
-      dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", hovermode: "closest", hoverdistance: 4,
+      height: Math.round(arranged.height * ROW + 60), barmode: "overlay", bargap: 0, showlegend: false,
+      dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", hovermode: "closest", hoverdistance: 12,
       margin: { l: narrow ? 58 : 78, r: 10, t: 8, b: 8 },
       xaxis: { range: this.range.map((ns) => ns / 1e6), fixedrange: false, title: { text: "ms since the step began" } },
       yaxis: {

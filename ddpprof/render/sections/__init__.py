@@ -21,6 +21,7 @@ from ddpprof.render.sections.ranks import straggler_table, waiting_table
 from ddpprof.render.sections.rpc import rpc_table
 from ddpprof.render.sections.several_devices import data_parallel_lines, data_parallel_table, device_table
 from ddpprof.render.sections.slowdown import slowdown_section
+from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars, typical_step
 from ddpprof.report import Report
 from ddpprof.report.timeline import Timeline
@@ -47,7 +48,7 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
     (
         "step",
         "Where the time of a step goes",
-        (step_bars, overlap_table, idle_table, data_parallel_table, device_table, horovod_tables),
+        (step_bars, spread_table, overlap_table, idle_table, data_parallel_table, device_table, horovod_tables),
     ),
     ("buckets", "Buckets", (bucket_tables,)),
     ("collectives", "Collectives", (collective_table, outside_table, rpc_table)),

@@ -54,10 +54,10 @@ def _row(row: CollectiveSummary, has_groups: bool) -> tuple[str, ...]:
 def _size_class(row: CollectiveSummary) -> str:
     if row.at_least_bytes is None or row.below_bytes is None:
         return ABSENT
-    return f"{_power_of_two(row.at_least_bytes)}–{_power_of_two(row.below_bytes)}"
+    return f"{power_of_two(row.at_least_bytes)}–{power_of_two(row.below_bytes)}"
 
 
-def _power_of_two(num_bytes: int) -> str:
+def power_of_two(num_bytes: int) -> str:
     unit = next(((size, name) for size, name in _SIZES if num_bytes >= size), None)
     return f"{num_bytes} B" if unit is None else f"{num_bytes // unit[0]} {unit[1]}"
 
