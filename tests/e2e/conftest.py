@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from jobs import DDPPROF, TORCHRUN, Run, environment
 
+from ddpprof.load.run import load_run
+from ddpprof.render.json import render_json
+from ddpprof.report import build_report
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -47,13 +51,11 @@ def torchrun(start: Run) -> Run:
 
 
 @pytest.fixture
-def report(tmp_path: Path, ddpprof: Run) -> Callable[[str], dict[str, Any]]:
-    """The JSON report of a run in that folder."""
+def report(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """The JSON report of a run in that folder; made here, as starting the command line each time takes minutes in all."""
 
     def read(run: str) -> dict[str, Any]:
-        shown = ddpprof("report", run, "--format", "json")
-        assert shown.returncode == 0, shown.stderr
-        content: dict[str, Any] = json.loads(shown.stdout)
+        content: dict[str, Any] = json.loads(render_json(build_report(load_run(tmp_path / run))))
         return content
 
     return read

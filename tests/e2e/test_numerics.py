@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -51,19 +51,25 @@ def listed(start: Run) -> list[str]:
     return start(sys.executable, *script("variants.py", "--list")).stdout.split()
 
 
-def fingerprints(done: subprocess.CompletedProcess[str]) -> list[str]:
+def fingerprints(done: subprocess.CompletedProcess[str], variant: str) -> list[str]:
     assert done.returncode == 0, done.stderr
-    return sorted(line for line in done.stdout.splitlines() if "params-sha256" in line)
+    return sorted(line for line in done.stdout.splitlines() if f" {variant} params-sha256 " in line)
 
 
-def train_twice(variant: str, ranks: int, start: Run, ddpprof: Run, report: Report) -> None:
-    """Without ddpprof, then with it."""
-    job = script("variants.py", "--variant", variant, "--ranks", str(ranks))
-    bare = start(sys.executable, *job)
-    traced = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *job)
-    expected = fingerprints(bare)
+def job(variants: Sequence[str], ranks: int) -> list[str]:
+    return script("variants.py", "--ranks", str(ranks), "--variant", *variants)
+
+
+@pytest.fixture(scope="module")
+def bare_jobs() -> dict[int, subprocess.CompletedProcess[str]]:
+    """By number of ranks: the slow tests' variants without ddpprof, one after the other in one job."""
+    return {}
+
+
+def train_with_ddpprof(variant: str, ranks: int, expected: list[str], ddpprof: Run, report: Report) -> None:
+    traced = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *job([variant], ranks))
     assert len(expected) == ranks
-    assert fingerprints(traced) == expected
+    assert fingerprints(traced, variant) == expected
     shown = report("run")
     assert [rank["rank"] for rank in shown["ranks"]] == list(range(ranks))
     for rank in shown["ranks"]:
@@ -73,17 +79,27 @@ def train_twice(variant: str, ranks: int, start: Run, ddpprof: Run, report: Repo
 
 @pytest.mark.parametrize(("variant", "ranks"), FAST)
 def test_parameters_are_identical(variant: str, ranks: int, start: Run, ddpprof: Run, report: Report) -> None:
-    train_twice(variant, ranks, start, ddpprof, report)
+    bare = start(sys.executable, *job([variant], ranks))
+    train_with_ddpprof(variant, ranks, fingerprints(bare, variant), ddpprof, report)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("variant", "ranks"), SLOW)
 def test_parameters_are_identical_however_ddp_is_used(
-    variant: str, ranks: int, start: Run, ddpprof: Run, report: Report
+    variant: str,
+    ranks: int,
+    start: Run,
+    ddpprof: Run,
+    report: Report,
+    bare_jobs: dict[int, subprocess.CompletedProcess[str]],
 ) -> None:
     if variant in NEED_AN_ACCELERATOR and variant not in listed(start):
         pytest.skip("no GPU here, and the variant needs one")
-    train_twice(variant, ranks, start, ddpprof, report)
+    if ranks not in bare_jobs:
+        known = listed(start)
+        variants = [name for name, number in SLOW if number == ranks and name in known]
+        bare_jobs[ranks] = start(sys.executable, *job(variants, ranks), timeout=300)
+    train_with_ddpprof(variant, ranks, fingerprints(bare_jobs[ranks], variant), ddpprof, report)
 
 
 @pytest.mark.slow

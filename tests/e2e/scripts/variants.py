@@ -1,8 +1,9 @@
 """DDP's arguments and the ways to use it, one by one, on one model with several buckets.
 
-Every rank prints ``rank R params-sha256 HEX`` at the end.
+Every rank prints ``rank R VARIANT params-sha256 HEX`` at the end.
 
 python variants.py --variant fp16_hook --steps 20 --ranks 2       starts its own ranks
+python variants.py --variant plain join                             one after the other
 torchrun --nproc-per-node 3 variants.py --variant join
 python variants.py --list
 """
@@ -294,12 +295,12 @@ def gradients_kept(steps, rank):
 
 def python_reducer(steps, rank):
     """No C++ reducer: compiled autograd traces the collectives."""
-    torch._dynamo.config.optimize_ddp = "python_reducer"
-    ddp = DDP(Model(with_batch_norm=False), bucket_cap_mb=CAP_MB)
-    step = torch.compile(ddp, backend="eager")
-    optimizer = momentum_sgd(ddp)
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        ordinary_steps(step, optimizer, batches(steps, rank))
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        ddp = DDP(Model(with_batch_norm=False), bucket_cap_mb=CAP_MB)
+        step = torch.compile(ddp, backend="eager")
+        optimizer = momentum_sgd(ddp)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            ordinary_steps(step, optimizer, batches(steps, rank))
     return ddp
 
 
@@ -363,15 +364,16 @@ if torch.cuda.is_available():  # SyncBatchNorm refuses modules on the CPU
 def run(args):
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    torch.manual_seed(17)
     rank = dist.get_rank()
-    trained = VARIANTS[args.variant](args.steps, rank)
-    digest = hashlib.sha256()
-    for parameter in trained.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    sys.stdout.write(f"rank {rank} params-sha256 {digest.hexdigest()}\n")  # in one write: the ranks share the stream
-    sys.stdout.flush()
-    dist.barrier()
+    for name in args.variant:
+        torch.manual_seed(17)
+        trained = VARIANTS[name](args.steps, rank)
+        digest = hashlib.sha256()
+        for parameter in trained.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        sys.stdout.write(f"rank {rank} {name} params-sha256 {digest.hexdigest()}\n")  # in one write, of several ranks
+        sys.stdout.flush()
+        dist.barrier()
     time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
     dist.destroy_process_group()
 
@@ -385,7 +387,7 @@ def start_rank(rank, port, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", choices=VARIANTS, default="plain")
+    parser.add_argument("--variant", choices=VARIANTS, nargs="+", default=["plain"])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2, help="how many to start when no launcher has")
     parser.add_argument("--list", action="store_true", help="print the variants' names")
