@@ -52,7 +52,7 @@ def torchrun(start: Run) -> Run:
 
 @pytest.fixture
 def report(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """The JSON report of a run in that folder; made here, as starting the command line each time takes minutes in all."""
+    """The JSON report of a run in that folder, made here: starting the command line each time takes minutes in all."""
 
     def read(run: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(render_json(build_report(load_run(tmp_path / run))))
