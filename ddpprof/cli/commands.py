@@ -13,6 +13,7 @@ from ddpprof.cli.demo import add_demo_options
 from ddpprof.cli.experiments import add_experiment_options, run_experiment
 from ddpprof.cli.explain import add_explain_options
 from ddpprof.cli.show import add_compare_options, add_report_options
+from ddpprof.cli.tensorboard import add_tensorboard_options
 from ddpprof.cli.timeline import add_timeline_options
 from ddpprof.cli.trace import add_trace_options, run_trace
 from ddpprof.errors import DdpprofError
@@ -46,7 +47,7 @@ GROUPS = (
         (
             Command(
                 "trace",
-                "record a training, without an edit of its script, and report on it",
+                "record a training without an edit of its script, and report on it",
                 "ddpprof trace --nproc-per-node 2 train.py",
                 add_trace_options,
                 run_trace,
@@ -74,6 +75,12 @@ GROUPS = (
                 "ddpprof timeline runs/a",
                 add_timeline_options,
             ),
+            Command(
+                "tensorboard",
+                "start TensorBoard with runs in it and its profiler page put right",
+                "ddpprof tensorboard runs/a runs/b",
+                add_tensorboard_options,
+            ),
             Command("explain", "say what a term means", "ddpprof explain exposed", add_explain_options),
         ),
     ),
@@ -89,7 +96,7 @@ GROUPS = (
             ),
             Command(
                 "scale",
-                "how much faster more processes train, and where the lost time goes",
+                "how much faster more processes train, and where time is lost",
                 "ddpprof scale --nproc 1,2,4 train.py",
                 _experiment("scale", 3),
                 run_experiment,
@@ -132,10 +139,11 @@ class _Root(_Parser):
 
     def format_help(self) -> str:
         lines = ["usage: ddpprof COMMAND …", "", "What does DistributedDataParallel cost, and which knob to turn?"]
+        width = max(map(len, COMMANDS)) + 2
         for group in GROUPS:
             lines += ["", *([group.title] if group.title else [])]
             for command in group.commands:
-                lines += [f"  {command.name:<11}{command.summary}", f"{'':13}{command.example}"]
+                lines += [f"  {command.name:<{width}}{command.summary}", f"  {'':{width}}{command.example}"]
         return "\n".join([*lines, "", "ddpprof COMMAND --help shows all options of a command.", ""])
 
 

@@ -19,21 +19,16 @@ if TYPE_CHECKING:
 _NOT_FOR_NAMES = re.compile(r"[^A-Za-z0-9-]+")
 
 
-def write_native_data(directory: Path, run: Run, report: Report) -> None:
-    """Raises ``OSError``, and `DdpprofError` where TensorBoard is not installed."""
+def write_log_directory(directory: Path, run: Run, report: Report, with_plugin: bool) -> tuple[str, ...]:
+    """`with_plugin`: also traces for the profiler plugin. Returns what it cannot show.
+
+    Raises ``OSError``, and `DdpprofError` where TensorBoard is not installed.
+    """
     from ddpprof.render.tensorboard.native import write_native
 
     with _replaced(directory) as part:
         write_native(part, run, report)
-
-
-def write_all(directory: Path, run: Run, report: Report) -> tuple[str, ...]:
-    """Also traces for the profiler plugin. Returns what it cannot show; raises likewise."""
-    from ddpprof.render.tensorboard.native import write_native
-
-    with _replaced(directory) as part:
-        write_native(part, run, report)
-        return _write_plugin_traces(part / rundir.TENSORBOARD_TRACES, run)
+        return _write_plugin_traces(part / rundir.TENSORBOARD_TRACES, run) if with_plugin else ()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.record.data_parallel import DataParallelNotes
+from ddpprof.record.live import StepTimes
 from ddpprof.record.memory import MemoryNotes
 from ddpprof.record.modules import RecordedModule
 from ddpprof.record.rpc import RpcNotes
@@ -27,6 +28,8 @@ class StepNotes:
         self.memory = MemoryNotes()
         self.rpc = RpcNotes()
         self.recording = False
+        self.live = False
+        """the inside of every step is noted, whatever its mode"""
         self._forwards: list[list[Any]] = []
         self._optimizers: list[list[int]] = []
         self._optimizer_start_ns = 0
@@ -54,7 +57,7 @@ class StepNotes:
 
     def begin_step(self, mode: Mode) -> None:
         """Between two steps, when no collective is under way."""
-        self.recording = mode in RECORDING
+        self.recording = self.live or mode in RECORDING
         for module in self.modules:
             module.begin_step(light=mode is Mode.LIGHT, profiled=mode is Mode.PROFILED)
 
@@ -108,6 +111,17 @@ class StepNotes:
         fields["torch_stats"] = {str(m.index): times for m in self.modules if (times := m.torch_times())}
         fields["memory"] = self.memory.sample()
         return {**fields, **self.rpc.fields()}
+
+    def times(self, number: int, start_ns: int, end_ns: int) -> StepTimes:
+        """Of the step that has just ended."""
+        return StepTimes(
+            number,
+            start_ns,
+            end_ns,
+            forwards=tuple((forward[1], forward[4]) for forward in self._forwards),
+            optimizers=tuple((start, end) for start, end in self._optimizers),
+            data_ns=self.surroundings.data_ns,
+        )
 
     def look_for_unused(self) -> None:
         for module in self.modules:

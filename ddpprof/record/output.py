@@ -73,14 +73,16 @@ class RankFiles:
     def write_facts(self, facts: dict[str, Any]) -> None:
         rundir.write_json(self.directory / rundir.facts_file(self._rank), facts)
 
-    def append_step(self, fields: dict[str, Any], start_ns: int) -> None:
-        """One line, handed to the operating system at once: it survives the death of this process.
+    def append_step(self, fields: dict[str, Any], start_ns: int) -> int:
+        """When it ended. One line, handed to the operating system at once: it survives the death of this process.
 
         The step ends here, when all but its times is encoded, so that the cost of that falls in it.
         """
         self._steps.write(f"{json.dumps(fields)[:-1]}, ")
-        self._steps.write(f'"start_ns": {start_ns}, "end_ns": {time.time_ns()}}}\n')
+        end_ns = time.time_ns()
+        self._steps.write(f'"start_ns": {start_ns}, "end_ns": {end_ns}}}\n')
         self._steps.flush()
+        return end_ns
 
     @property
     def trace_part(self) -> Path:

@@ -6,10 +6,15 @@ import os
 import sys
 from contextlib import suppress
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ddpprof.record import patches
+from ddpprof.record.live import LiveScalars
 from ddpprof.record.session import Session
 from ddpprof.record.settings import Settings
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile is)
@@ -28,6 +33,8 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         profiler: ``False`` records without torch.profiler, which costs less and shows less.
         record_shapes, with_stack, profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
+        tensorboard: a ``SummaryWriter`` or its directory: scalars of every step go there while training runs, until
+            the block ends: each rank's as a TensorBoard run ``ddpprof-rank-N`` of its own. Ranks without it write none.
 
     Nothing here raises because of recording: a problem is said once on stderr, and training goes on. In a script that
     `ddpprof trace` runs, the block makes no run of its own; its `step()` counts there.
@@ -47,7 +54,9 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         with_stack: bool = Settings.with_stack,
         profile_memory: bool = Settings.profile_memory,
         force: bool = Settings.force,
+        tensorboard: str | os.PathLike[str] | SummaryWriter | None = None,
     ) -> None:
+        self._live = LiveScalars(tensorboard) if tensorboard is not None else None
         self._settings = Settings(
             out=os.path.abspath(out),
             command=tuple(sys.argv),
@@ -74,7 +83,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
 
         try:
             patches.install(distributed)
-            session = Session(self._settings)
+            session = Session(self._settings, self._live)
             session.begin()
         except Exception as error:  # never a danger to the training
             patches.remove()

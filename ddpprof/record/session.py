@@ -27,6 +27,7 @@ from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
 from ddpprof.record.buckets import BucketTimes, timed_hook
 from ddpprof.record.job import Job
+from ddpprof.record.live import LiveScalars
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.schedule import Mode
 from ddpprof.record.settings import Settings
@@ -54,13 +55,15 @@ def _harmless(method: Callable[_P, None]) -> Callable[_P, None]:
 class Session:
     """One recording in one process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, live: LiveScalars | None = None) -> None:
         self._settings = settings
+        self._live = live
         self._finder = StepFinder(_any_optimizer_alive)
         self._notes = StepNotes()
         self._baseline = Baseline()
         self._job = Job(settings)
-        self._window = Window(settings, self._job, self._notes, self._warn_for_all)
+        self._notes.live = live is not None
+        self._window = Window(settings, self._job, self._notes, self._warn_for_all, live)
         self._handles: list[Any] = []
         self._training_thread = 0
         self._step_is_over = False
@@ -76,6 +79,11 @@ class Session:
         if patches.active() is self:
             patches.activate(None)
 
+    @property
+    def _is_over(self) -> bool:
+        """Nothing that happens from now on counts."""
+        return self._window.mode is Mode.DONE and not self._notes.live
+
     # Events, from `patches`. A method that is handed an original calls it once, whatever happens.
 
     @_harmless
@@ -83,7 +91,7 @@ class Session:
         """Before the profiler's mark of the forward, so that a step that begins here holds the whole of it."""
         if self._window.stopping:
             raise SystemExit(0)
-        if self._window.mode is Mode.DONE or not torch.is_grad_enabled():
+        if self._is_over or not torch.is_grad_enabled():
             return
         if not self._job.attached:
             self._attach(ddp)
@@ -100,11 +108,7 @@ class Session:
         """`nn.DataParallel`: all of the job is one process. In a job with a process group DDP is what counts."""
         if self._window.stopping:
             raise SystemExit(0)
-        if (
-            self._window.mode is Mode.DONE
-            or not torch.is_grad_enabled()
-            or (dist.is_available() and dist.is_initialized())
-        ):
+        if self._is_over or not torch.is_grad_enabled() or (dist.is_available() and dist.is_initialized()):
             return
         if not self._job.attached:
             if self._settings.baseline_steps:
@@ -162,7 +166,7 @@ class Session:
 
     @_harmless
     def optimizer_ends(self, optimizer: Any) -> None:
-        if self._window.mode is Mode.DONE:
+        if self._is_over:
             return
         if self._notes.recording:
             self._notes.optimizer_ends()
@@ -173,7 +177,7 @@ class Session:
                 self._step_is_over = True
 
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
-        if self._window.mode is Mode.DONE:
+        if self._is_over:
             return original(iterator)
         training_waits = threading.get_ident() == self._training_thread
         if training_waits:
@@ -242,6 +246,8 @@ class Session:
         _keep_out_of_compiled_graphs()
         self._training_thread = threading.get_ident()
         attach()
+        if self._live is not None:
+            self._live.open(self._job.rank)
         self._window.begin()
 
     def _between_backward_passes(self) -> bool:
@@ -281,6 +287,7 @@ class Session:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._end_live()
         if self._between_backward_passes():  # what follows a `with` block trains as if there had been none
             self._notes.begin_step(Mode.DONE)
         if self._closed:
@@ -300,8 +307,14 @@ class Session:
         if self._settings.trial:  # whatever it trains from here on is for nothing
             raise SystemExit(1)
 
+    def _end_live(self) -> None:
+        self._notes.live = False
+        if self._live is not None:
+            self._live.close()
+
     def _retire(self) -> None:
         self._closed = True
+        self._end_live()
         self._window.mode = Mode.DONE
         if not (self._settings.trial or self._baseline.has_begun):  # else nothing may be saved to the end
             self._stop_listening()
@@ -344,5 +357,6 @@ def _keep_out_of_compiled_graphs() -> None:
         "data_parallel",
         "memory",
         "rpc",
+        "live",
     ):
         rules.add(f"ddpprof.record.{name}")

@@ -12,6 +12,7 @@ import torch
 
 from ddpprof.record import ddp_variants
 from ddpprof.record.job import Job
+from ddpprof.record.live import LiveScalars
 from ddpprof.record.notes import RECORDING, StepNotes
 from ddpprof.record.profiler import StepProfiler
 from ddpprof.record.schedule import Mode, Schedule
@@ -23,7 +24,15 @@ _TIMED = (Mode.OFF, Mode.WITHOUT_DDP)
 
 
 class Window:
-    def __init__(self, settings: Settings, job: Job, notes: StepNotes, warn_for_all: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        job: Job,
+        notes: StepNotes,
+        warn_for_all: Callable[[str], None],
+        live: LiveScalars | None = None,
+    ) -> None:
+        self._live = live
         self._settings = settings
         self._job = job
         self._notes = notes
@@ -43,13 +52,16 @@ class Window:
 
     def end_step(self) -> None:
         """What recording costs between two steps falls in one of them, but for the profiler's start and end."""
+        end_ns = None
         self.profiler.end_step()
         if self.mode in _TIMED and self._schedule.mode(self.step + 1) is not self.mode:
             self._wait_for_device()
         if self.mode is Mode.PROFILED or self.step == self._schedule.num_steps - 1:
             self._notes.look_for_unused()
         if self._job.files is not None and self.mode in (Mode.OFF, Mode.WITHOUT_DDP, *RECORDING):
-            self._job.files.append_step(self._notes.fields(self.step, self.mode), self._step_start_ns)
+            end_ns = self._job.files.append_step(self._notes.fields(self.step, self.mode), self._step_start_ns)
+        if self._live is not None:
+            self._live.add(self._notes.times(self.step, self._step_start_ns, end_ns or time.time_ns()))
         self._notes.end_step()
         self.step += 1
 

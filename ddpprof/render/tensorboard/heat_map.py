@@ -60,10 +60,12 @@ def draw(title: str, ranks: Sequence[int], steps: Sequence[int], values: NDArray
     numbered = max(len(ranks), len(steps)) <= _WITH_NUMBERS
     across, down = (_WIDE_CELL, 24) if numbered else (_CELL, _CELL)
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    size = (_MARGIN + across * len(steps) + 10, 50 + down * len(ranks) + 10)
+    title = f"{title}: {low:.2f} (light) to {high:.2f} (dark); columns: steps"
+    width = _MARGIN + max(across * len(steps), int(ImageDraw.Draw(Image.new("RGB", (1, 1))).textlength(title))) + 10
+    size = (width, 50 + down * len(ranks) + 10)
     image = Image.new("RGB", size, _NOTHING)
     canvas = ImageDraw.Draw(image)
-    canvas.text((_MARGIN, 6), f"{title}: {low:.2f} (light) to {high:.2f} (dark); columns: steps", fill="black")
+    canvas.text((_MARGIN, 6), title, fill="black")
     for row, rank in enumerate(ranks):
         top = 50 + row * down
         if numbered or row % 10 == 0:

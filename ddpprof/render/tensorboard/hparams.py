@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddpprof.comparison.compare import compare
-from ddpprof.render.tensorboard.event_file import EventFile, summary
-from ddpprof.render.tensorboard.scalars import NS_PER_MS
+from ddpprof.render.tensorboard.event_file import EventFile
+from ddpprof.render.tensorboard.scalars import NS_PER_MS, Scalar, write_scalar
 from ddpprof.report import Report
 
 METRIC = "ddp_run/"
@@ -14,15 +14,11 @@ _MAX_TEXT = 200
 
 def write_hparams(file: EventFile, report: Report) -> None:
     from tensorboard.plugins.hparams import summary_v2 as hparams
-    from tensorboard.plugins.scalar.metadata import create_summary_metadata
 
     settings, metrics = settings_of(report), metrics_of(report)
-    names = [hparams.HParam(name) for name in settings]
-    shown = [hparams.Metric(tag, display_name=tag.removeprefix(METRIC)) for tag in metrics]
-    file.add(hparams.hparams_config_pb(names, shown))
     file.add(hparams.hparams_pb(settings, trial_id=report.job.name[:_MAX_TEXT]))
     for tag, value in metrics.items():
-        file.add(summary(tag, create_summary_metadata("", "median over steps"), simple_value=value))
+        write_scalar(file, Scalar(0, tag, value), "mean over ranks, median over steps")
 
 
 def settings_of(report: Report) -> dict[str, str | int | float]:

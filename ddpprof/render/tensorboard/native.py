@@ -27,4 +27,5 @@ def write_native(directory: Path, run: Run, report: Report) -> None:
     for rank in report.ranks:
         with EventFile(directory / tensorboard_rank(rank.rank)) as file:
             write_scalars(file, rank)
-            write_histograms(file, ranks[rank.rank])
+            if rank.rank in ranks:  # not so of a Horovod timeline
+                write_histograms(file, ranks[rank.rank])

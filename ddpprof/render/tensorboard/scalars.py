@@ -45,11 +45,17 @@ _OF_STEP: Mapping[str, Callable[[StepReport], int | None]] = {
 
 
 def write_scalars(file: EventFile, rank: RankReport) -> None:
+    for scalar in scalars_of(rank):
+        write_scalar(file, scalar, DESCRIPTIONS.get(scalar.tag, ""))
+
+
+def write_scalar(file: EventFile, scalar: Scalar, description: str) -> None:
+    from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR
     from tensorboard.plugins.scalar.metadata import create_summary_metadata
 
-    for scalar in scalars_of(rank):
-        metadata = create_summary_metadata("", DESCRIPTIONS.get(scalar.tag, ""))
-        file.add(summary(scalar.tag, metadata, simple_value=scalar.value), scalar.step)
+    metadata = create_summary_metadata("", description)
+    metadata.data_class = DATA_CLASS_SCALAR  # else TensorBoard's data server drops the description
+    file.add(summary(scalar.tag, metadata, simple_value=scalar.value), scalar.step)
 
 
 def scalars_of(rank: RankReport) -> Iterator[Scalar]:

@@ -1,0 +1,160 @@
+"""`ddpprof tensorboard`: write what is to be shown, start TensorBoard on this machine alone, end it in the end."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from ddpprof import rundir
+from ddpprof.errors import DdpprofError
+
+_NOT_IN_NAMES = re.compile(r"[^\w .+-]+")
+_LONGEST_NAME = 100
+_ON_PLUGIN = (
+    "The plugin's page PYTORCH_PROFILER loads Google Charts from www.gstatic.com and stays empty without internet; "
+    "all other pages need no network."
+)
+
+
+def add_tensorboard_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_tensorboard)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="runs or traces, shown side by side")
+    parser.add_argument("--port", type=_port, metavar="N", help="default: 6006, or the next one that is free")
+    parser.add_argument(
+        "--logdir",
+        type=Path,
+        metavar="DIR",
+        help="where TensorBoard's files go, and stay (default: RUN/tensorboard, or where that cannot be written a "
+        "folder that goes with TensorBoard)",
+    )
+    parser.add_argument("--no-plugin", action="store_true", help="no copies of the traces for torch-tb-profiler")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: give 0 to 65535, 0 for any that is free")
+    return int(text)
+
+
+def run_tensorboard(options: argparse.Namespace) -> int:
+    with _ended_like_ctrl_c() as ended_by, tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
+        logdir, folders = _write(options, Path(scratch))
+        try:
+            _serve(logdir, options.port, folders)
+        except KeyboardInterrupt:
+            print(flush=True)  # the terminal has written ^C
+    return 128 + ended_by[0] if ended_by else 0
+
+
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP end TensorBoard as Ctrl-C does. Gives the signal that came."""
+    came: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, Path]]:
+    """The log directory, and by its name in there the folder of each run that has traces for the plugin."""
+    with_plugin = not options.no_plugin and _has_plugin()
+    names = distinct_names(options.runs)
+    logdir: Path = options.logdir or scratch
+    with_traces = {}
+    for path, name in zip(options.runs, names, strict=True):
+        folder = None if options.logdir is not None else _write_beside(path, with_plugin)
+        if folder is None:
+            folder = logdir / name
+            _write_to(folder, path, with_plugin)
+        elif len(options.runs) == 1:
+            logdir, name = folder, "."
+        else:
+            (scratch / name).symlink_to(folder.absolute(), target_is_directory=True)
+        if (folder / rundir.TENSORBOARD_TRACES).is_dir():
+            with_traces[name] = folder
+    return logdir, with_traces
+
+
+def _has_plugin() -> bool:
+    if importlib.util.find_spec("torch_tb_profiler") is not None:
+        return True
+    print(
+        "ddpprof: torch-tb-profiler is not installed, so its page is left out. pip install 'ddpprof[tensorboard]'",
+        file=sys.stderr,
+    )
+    return False
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """Of each path its last part, or where others end alike as many of its last parts as tell them apart."""
+    parts = [path.resolve().parts[1:] or ("root",) for path in paths]
+    names = []
+    for number, mine in enumerate(parts):
+        others = {other for index, other in enumerate(parts) if index != number}
+        length = next((n for n in range(1, len(mine)) if all(o[-n:] != mine[-n:] for o in others)), len(mine))
+        name = "-".join(mine[-length:]).removesuffix(".gz").removesuffix(".json")
+        names.append(_NOT_IN_NAMES.sub("-", name)[-_LONGEST_NAME:])
+    repeated = {name for name in names if names.count(name) > 1}
+    return [f"{name}-{number}" if name in repeated else name for number, name in enumerate(names)]
+
+
+def _write_beside(path: Path, with_plugin: bool) -> Path | None:
+    """Into the run itself. ``None`` where it is no run of ddpprof's, or cannot be written."""
+    if not path.is_dir() or not rundir.is_run(path):
+        return None
+    folder = path / rundir.TENSORBOARD_DIRECTORY
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError:
+        return None
+    _write_to(folder, path, with_plugin)
+    return folder
+
+
+def _write_to(folder: Path, path: Path, with_plugin: bool) -> None:
+    """Raises `DdpprofError`."""
+    from ddpprof.cli.log_directory import write_log_directory
+    from ddpprof.cli.reading import read_run
+    from ddpprof.experiment.plan import is_experiment
+    from ddpprof.report import build_report
+
+    if is_experiment(path):
+        raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
+    run = read_run(path)
+    try:
+        missing = write_log_directory(folder, run, build_report(run), with_plugin)
+    except OSError as error:
+        raise DdpprofError(f"cannot write {folder}: {error.strerror}. Choose a place with --logdir DIR") from error
+    for text in missing:
+        print(f"{path}, PYTORCH_PROFILER: {text}")
+
+
+def _serve(logdir: Path, port: int | None, folders: dict[str, Path]) -> None:
+    from ddpprof.cli.tensorboard_server import Server
+
+    with Server(logdir, port) as server:
+        address = server.address()
+        plugin_runs = {str(Path(name, rundir.TENSORBOARD_TRACES)): folder for name, folder in folders.items()}
+        if plugin_runs and not server.wait_for_plugin(plugin_runs):
+            print("ddpprof: the profiler plugin does not read the traces: its page may be empty", file=sys.stderr)
+        print(f"TensorBoard: {address}")
+        if plugin_runs:
+            print(_ON_PLUGIN)
+        print("Ctrl-C ends it.", flush=True)
+        server.wait()
