@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log2, log10
 from typing import Any
@@ -40,13 +40,17 @@ class Chart:
     height: int
     """px"""
     note: str = ""
-    kind: str = field(default="figure")
+    kind: str = "figure"
     """what the page's scripts do with it beyond drawing"""
+    has_table: bool = False
+    """the table that follows stands under its title, too"""
 
 
 def chart_html(chart: Chart, name: str, level: int = 3) -> str:
+    """Without scripts nothing of it is shown, but for the title of bars: their table follows."""
     figure = {"data": chart.traces, "layout": {**chart.layout, "height": chart.height}}
-    heading = f'<h{level} id="{name}-title">{escape(chart.title)}</h{level}>'
+    shown = "" if chart.has_table else ' class="needs-script"'
+    heading = f'<h{level} id="{name}-title"{shown}>{escape(chart.title)}</h{level}>'
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     return (
         f'{heading}<figure class="chart needs-script" aria-labelledby="{name}-title">'
@@ -63,7 +67,7 @@ def bars_chart(bars: Bars, kind: str = "figure") -> Chart:
         bar_trace(part, ROLES.get(part, "other"), labels, [bar.parts_ns[index] for bar in bars.bars])
         for index, part in enumerate(bars.parts)
     ]
-    return Chart(bars.title, traces, bars_layout("ms"), _AROUND + _BAR * len(labels), kind=kind)
+    return Chart(bars.title, traces, bars_layout("ms"), _AROUND + _BAR * len(labels), kind=kind, has_table=True)
 
 
 def bar_trace(name: str, role: str, labels: Sequence[str], values_ns: Sequence[float]) -> dict[str, Any]:

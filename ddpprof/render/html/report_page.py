@@ -90,10 +90,16 @@ def _part(topic: Topic, report: Report, *, has_choice: bool) -> Part:
 
 
 def _step_controls() -> str:
+    return f'<div class="controls needs-script">{_choosers("chosen-ranks")}</div>'
+
+
+def _choosers(ranks: str) -> str:
+    """Of a step, and of ranks. `ranks`: what the latter are for."""
     return (
-        '<div class="controls needs-script"><label>Step<select data-choose="step"></select></label>'
-        '<label>Ranks<input data-choose="ranks" autocomplete="off" spellcheck="false" inputmode="text" '
-        'aria-describedby="ranks-problem"></label><p class="problem" id="ranks-problem" role="alert"></p></div>'
+        f'<div><label for="step-of-{ranks}">Step</label><select id="step-of-{ranks}" data-choose="step"></select></div>'
+        f'<div><label for="{ranks}">Ranks</label><input id="{ranks}" data-choose="{ranks}" autocomplete="off" '
+        f'spellcheck="false" aria-describedby="{ranks}-problem"></div>'
+        f'<p class="problem" id="{ranks}-problem" role="alert"></p>'
     )
 
 
@@ -115,11 +121,8 @@ def _timeline(timeline: Timeline | None, is_drawn: bool) -> str:
     )
     columns = "".join(f'<th scope="col" class="number">{column_name(name)}</th>' for name in _NUMBERS)
     return (
-        '<div class="controls needs-script"><label>Step<select data-choose="step"></select></label>'
-        '<label>Ranks<input data-choose="drawn-ranks" autocomplete="off" spellcheck="false" '
-        'aria-describedby="drawn-ranks-problem"></label>'
-        f'<div class="group" role="group" aria-label="Zoom">{zooms}</div>'
-        '<p class="problem" id="drawn-ranks-problem" role="alert"></p></div>'
+        f'<div class="controls needs-script">{_choosers("drawn-ranks")}'
+        f'<div class="group" role="group" aria-label="Zoom">{zooms}</div></div>'
         '<div class="plot needs-script" id="timeline-plot" tabindex="0" role="group" aria-label="Timeline. Plus and '
         'minus zoom, arrows move, 0 shows the whole step. The table below has its numbers."></div>'
         f'<p class="note">{_how_to_read(timeline)}</p>'

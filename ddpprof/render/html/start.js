@@ -50,7 +50,7 @@ class Choice {
       select.value = this.step;
       select.addEventListener("change", () => this.chooseStep(Number(select.value)));
     }
-    this.listenForRanks("ranks", (ranks) => { this.ranks = ranks; this.showBars(); }, this.steps.ranks);
+    this.listenForRanks("chosen-ranks", (ranks) => { this.ranks = ranks; this.showBars(); }, this.steps.ranks);
     this.listenForRanks("drawn-ranks", (ranks) => { this.drawnRanks = ranks; this.showTimeline(); }, this.timeline?.data.ranks.map((one) => one.rank) ?? []);
     for (const button of document.querySelectorAll("[data-zoom]")) {
       const actions = { in: () => this.timeline.zoom(0.5), out: () => this.timeline.zoom(2), left: () => this.timeline.pan(-0.3), right: () => this.timeline.pan(0.3), all: () => this.timeline.reset() };
@@ -60,7 +60,7 @@ class Choice {
 
   listenForRanks(name, choose, known) {
     for (const input of document.querySelectorAll(`[data-choose=${name}]`)) {
-      input.value = formatRanks(name === "ranks" ? this.ranks : this.drawnRanks);
+      input.value = formatRanks(name === "chosen-ranks" ? this.ranks : this.drawnRanks);
       const problem = document.getElementById(input.getAttribute("aria-describedby"));
       input.addEventListener("change", () => {
         const ranks = parseRanks(input.value, known);
@@ -74,7 +74,7 @@ class Choice {
   /** A click on the map of all ranks draws that rank, too. */
   listenForClicks(map) {
     map.on("plotly_click", (event) => {
-      const input = document.querySelector("[data-choose=ranks]");
+      const input = document.querySelector("[data-choose=chosen-ranks]");
       input.value = formatRanks([...new Set([...this.ranks, event.points[0].x])].sort((a, b) => a - b));
       input.dispatchEvent(new Event("change"));
     });

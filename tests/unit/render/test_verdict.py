@@ -1,0 +1,53 @@
+"""The report in a sentence, and how far many ranks lie apart."""
+
+from dataclasses import replace
+
+from large_runs import thousand_ranks
+from reports import light_report, report
+
+from ddpprof.render.sections.layout import Table
+from ddpprof.render.sections.spread import spread_table
+from ddpprof.render.sections.verdict import Number, verdict
+
+
+def test_medians_over_all_steps_of_all_ranks() -> None:
+    came = verdict(report())  # steps of 64, 64.8, 66.5 and 65.5 ms, of which 6.5, 6.3, 9 and 8 are exposed
+    assert came.text == "A step takes 65.15 ms. Communication that no computation hides is 7.25 ms of it, 11%."
+    assert came.numbers == (
+        Number("step", "65.15 ms"),
+        Number("communication", "12.60 ms"),
+        Number("of it hidden", "41%"),
+        Number("exposed", "7.25 ms"),
+        Number("trailing", "0.10 ms"),
+    )
+
+
+def test_without_communication() -> None:
+    made = report()
+    quiet = tuple(
+        replace(rank, steps=tuple(replace(step, num_comm_kernels=0, comm_ns=0) for step in rank.steps))
+        for rank in made.ranks
+    )
+    assert verdict(replace(made, ranks=quiet)).text == "A step takes 65.15 ms, without communication."
+
+
+def test_of_light_steps() -> None:
+    assert verdict(light_report()).text == (
+        "A step takes 56.20 ms. How much of it is communication, only profiled steps tell."
+    )
+
+
+def test_of_nothing() -> None:
+    assert verdict(replace(report(), ranks=())).text == "No step was recorded in whole."
+
+
+def test_many_ranks_are_summed_up_and_the_odd_one_is_named() -> None:
+    (table,) = spread_table(thousand_ranks(1000, 1))
+    assert isinstance(table, Table)
+    assert table.title == "All 1000 ranks, ms: step 10"
+    backward = next(row for row in table.rows if row[0] == "backward")
+    assert backward == ("backward", "24.00", "24.12", "24.22", "28.70", "700")
+
+
+def test_few_ranks_need_no_summary() -> None:
+    assert list(spread_table(thousand_ranks(16, 1))) == []
