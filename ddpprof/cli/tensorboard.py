@@ -46,9 +46,9 @@ def _port(text: str) -> int:
 
 def run_tensorboard(options: argparse.Namespace) -> int:
     with _ended_like_ctrl_c() as ended_by, tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
-        logdir, folders = _write(options, Path(scratch))
+        logdir, folders = _write(options, Path(scratch, "runs"))
         try:
-            _serve(logdir, options.port, folders)
+            _serve(logdir, options.port, folders, Path(scratch))
         except KeyboardInterrupt:
             print(flush=True)  # the terminal has written ^C
     return 128 + ended_by[0] if ended_by else 0
@@ -85,6 +85,7 @@ def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, 
         elif len(options.runs) == 1:
             logdir, name = folder, "."
         else:
+            scratch.mkdir(exist_ok=True)
             (scratch / name).symlink_to(folder.absolute(), target_is_directory=True)
         if (folder / rundir.TENSORBOARD_TRACES).is_dir():
             with_traces[name] = folder
@@ -145,10 +146,10 @@ def _write_to(folder: Path, path: Path, with_plugin: bool) -> None:
         print(f"{path}, PYTORCH_PROFILER: {text}")
 
 
-def _serve(logdir: Path, port: int | None, folders: dict[str, Path]) -> None:
+def _serve(logdir: Path, port: int | None, folders: dict[str, Path], scratch: Path) -> None:
     from ddpprof.cli.tensorboard_server import Server
 
-    with Server(logdir, port) as server:
+    with Server(logdir, port, scratch) as server:
         address = server.address()
         plugin_runs = {str(Path(name, rundir.TENSORBOARD_TRACES)): folder for name, folder in folders.items()}
         if plugin_runs and not server.wait_for_plugin(plugin_runs):

@@ -33,7 +33,8 @@ _PATIENCE_S = 20.0
 class Server:
     """A context manager. What it started has ended when the block ends."""
 
-    def __init__(self, logdir: Path, port: int | None) -> None:
+    def __init__(self, logdir: Path, port: int | None, temporary: Path) -> None:
+        """`temporary`: a folder for what it would leave behind in ``/tmp``."""
         command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", "127.0.0.1"]
         self._process = subprocess.Popen(
             command if port is None else [*command, "--port", str(port)],
@@ -42,6 +43,7 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            env={**os.environ, "TMPDIR": str(temporary)},
             start_new_session=True,  # its children are of its session, and are ended with it
         )
         self._said: deque[str] = deque(maxlen=200)

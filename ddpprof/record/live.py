@@ -106,10 +106,12 @@ class LiveScalars:
                     records.write(_event(self._steps.popleft()).SerializeToString())
                     self._ending.wait(_BETWEEN_S)
                 records.flush()
-            records.close()
         except Exception as error:
             self._thread = None
             _warn(error)
+        finally:
+            with suppress(Exception):  # what went wrong has been said
+                records.close()
 
 
 def _event(step: StepTimes) -> Any:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 from ddpprof.comparison.compare import compare
+from ddpprof.render.sections.layout import clean
 from ddpprof.render.tensorboard.event_file import EventFile
 from ddpprof.render.tensorboard.scalars import NS_PER_MS, Scalar, write_scalar
 from ddpprof.report import Report
 
 METRIC = "ddp_run/"
 """Before the metrics: ``ddp_run/step_ms``, …: each the mean over the ranks, and of that the median over the steps"""
-_MAX_TEXT = 200
+_LONGEST = 200
+_NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?")
 
 
 def write_hparams(file: EventFile, report: Report) -> None:
     from tensorboard.plugins.hparams import summary_v2 as hparams
 
     settings, metrics = settings_of(report), metrics_of(report)
-    file.add(hparams.hparams_pb(settings, trial_id=report.job.name[:_MAX_TEXT]))
+    file.add(hparams.hparams_pb(settings, trial_id=clean(report.job.name, most=_LONGEST)))
     for tag, value in metrics.items():
         write_scalar(file, Scalar(0, tag, value), "mean over ranks, median over steps")
 
@@ -34,11 +38,14 @@ def settings_of(report: Report) -> dict[str, str | int | float]:
     for module in job.modules[:1]:
         known |= {"comm_hook": module.comm_hook or "none", "buckets": module.num_buckets}
         known |= module.settings
-    return {name: _short(value) for name, value in known.items() if value is not None}
+    return {name: _value(value) for name, value in known.items() if value is not None}
 
 
-def _short(value: str | float) -> str | int | float:
-    return value[:_MAX_TEXT] if isinstance(value, str) else value
+def _value(value: str | float) -> str | int | float:
+    """Numbers as such: TensorBoard sorts by them."""
+    if not isinstance(value, str):
+        return value
+    return float(value) if _NUMBER.fullmatch(value) else clean(value, most=_LONGEST)
 
 
 def metrics_of(report: Report) -> dict[str, float]:

@@ -1,0 +1,134 @@
+"""Where TensorBoard's files go, what they are called, and what is removed with a run."""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from tables import collective, record, run, trace
+
+from ddpprof import rundir
+from ddpprof.cli import main
+from ddpprof.cli.log_directory import write_log_directory
+from ddpprof.cli.tensorboard import _write, distinct_names
+from ddpprof.events import Rank, Run
+from ddpprof.report import build_report
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
+
+
+@pytest.fixture
+def made() -> Run:
+    pytest.importorskip("tensorboard")
+    return run(Rank(0, trace(comm=[collective(10, 20)]), record()))
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory).parent) for path in directory.rglob("*") if path.is_file())
+
+
+def test_writing_again_replaces_what_was_written(tmp_path: Path, made: Run) -> None:
+    for _ in range(2):
+        write_log_directory(tmp_path, made, build_report(made), with_plugin=False)
+        assert files(tmp_path) == ["rank-0", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0", "run"], "nothing half made is left"
+
+
+def test_a_run_is_removed_with_what_tensorboard_shows_of_it(tmp_path: Path, made: Run) -> None:
+    (tmp_path / rundir.RUN_FILE).write_text("{}")
+    folder = tmp_path / rundir.TENSORBOARD_DIRECTORY
+    write_log_directory(folder, made, build_report(made), with_plugin=False)
+    rundir.remove_run(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_others_put_there_stays(tmp_path: Path, made: Run) -> None:
+    folder = tmp_path / rundir.TENSORBOARD_DIRECTORY
+    write_log_directory(folder, made, build_report(made), with_plugin=False)
+    (folder / "rank-0" / "mine.txt").touch()
+    (folder / "mine").mkdir()
+    rundir.remove_run(tmp_path)
+    assert sorted(path.name for path in folder.rglob("*")) == ["mine", "mine.txt", "rank-0"]
+
+
+def test_folders_behind_a_link_are_not_emptied(tmp_path: Path, made: Run) -> None:
+    write_log_directory(tmp_path / "elsewhere", made, build_report(made), with_plugin=False)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / rundir.TENSORBOARD_DIRECTORY).symlink_to(tmp_path / "elsewhere")
+    rundir.remove_run(tmp_path / "run")
+    assert files(tmp_path / "elsewhere") == ["rank-0", "run"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        pytest.param(["runs/a"], ["a"], id="one"),
+        pytest.param(["runs/a", "runs/b"], ["a", "b"], id="different"),
+        pytest.param(["x/a", "y/a"], ["x-a", "y-a"], id="same-end"),
+        pytest.param(["runs/a", "runs/a"], None, id="the-same-twice"),
+        pytest.param(["a/b", "a-b"], None, id="the-same-when-joined"),
+        pytest.param(["t/rank0.json.gz"], ["rank0"], id="a-trace"),
+        pytest.param(["<script>x", "a\x1b[31m\u202e"], ["-script-x", "a-31m-"], id="hostile"),
+        pytest.param(["x" * 250], ["x" * 100], id="endless"),
+    ],
+)
+def test_runs_side_by_side_have_names_of_their_own(paths: list[str], names: list[str] | None) -> None:
+    found = distinct_names([Path("/top", path) for path in paths])
+    assert len(set(found)) == len(paths)
+    if names is not None:
+        assert found == names
+
+
+def options(*paths: Path, logdir: Path | None = None) -> Namespace:
+    return Namespace(runs=list(paths), logdir=logdir, no_plugin=True)
+
+
+def copy_of_sample(path: Path) -> Path:
+    path.mkdir(parents=True)
+    for file in SAMPLE.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    return path
+
+
+def test_one_run_is_a_log_directory_itself(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    one = copy_of_sample(tmp_path / "one")
+    logdir, _ = _write(options(one), tmp_path / "scratch")
+    assert logdir == one / "tensorboard"
+    assert files(logdir) == ["rank-0", "rank-1", "run"]
+
+
+def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    scratch = tmp_path / "scratch"
+    a, b, bare = copy_of_sample(tmp_path / "x" / "a"), copy_of_sample(tmp_path / "y" / "a"), tmp_path / "bare"
+    bare.mkdir()
+    (bare / "rank0.json.gz").write_bytes((SAMPLE / "rank-0.trace.json.gz").read_bytes())
+    logdir, _ = _write(options(a, b, bare), scratch)
+    assert logdir == scratch
+    assert {path.name: path.is_symlink() for path in scratch.iterdir()} == {"x-a": True, "y-a": True, "bare": False}
+    assert [path.name for path in bare.iterdir()] == ["rank0.json.gz"], "a folder of the user's is left alone"
+
+
+def test_a_place_of_the_users_choice_is_left_standing(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    logdir, _ = _write(options(SAMPLE, logdir=tmp_path / "logs"), tmp_path / "scratch")
+    assert logdir == tmp_path / "logs"
+    assert files(logdir) == [f"{SAMPLE.name}/{name}" for name in ("rank-0", "rank-1", "run")]
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    assert main(["tensorboard", str(SAMPLE), "--logdir", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.endswith("Not a directory. Choose a place with --logdir DIR\n")
+
+
+def test_without_tensorboard_one_line_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    assert main(["tensorboard", str(SAMPLE), "--no-plugin", "--logdir", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("ddpprof: TensorBoard is not installed")
+    assert said.endswith("Install it with: pip install 'ddpprof[tensorboard]'\n")
