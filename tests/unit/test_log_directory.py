@@ -130,5 +130,5 @@ def test_without_tensorboard_one_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     assert main(["tensorboard", str(SAMPLE), "--no-plugin", "--logdir", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("ddpprof: TensorBoard is not installed")
+    assert said.startswith("ddpprof: TensorBoard cannot be used (")
     assert said.endswith("Install it with: pip install 'ddpprof[tensorboard]'\n")

@@ -19,8 +19,8 @@ class EventFile:
         try:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError as error:
-            raise DdpprofError(f"TensorBoard is not installed ({error}). {HOW_TO_INSTALL}") from error
+        except (ImportError, AttributeError) as error:  # an old one uses what numpy no longer has
+            raise DdpprofError(f"TensorBoard cannot be used ({error}). {HOW_TO_INSTALL}") from error
         directory.mkdir(parents=True, exist_ok=True)
         self._event = Event
         self._wall_time = time.time()

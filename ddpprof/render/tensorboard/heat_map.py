@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from io import BytesIO
 from typing import Any
 
@@ -29,6 +30,9 @@ _NOTHING = (255, 255, 255)
 
 
 def write_heat_maps(file: EventFile, report: Report) -> None:
+    """None without Pillow, which TensorBoard brings since 2.20: the scalars tell the same."""
+    if find_spec("PIL") is None:
+        return
     from tensorboard.plugins.image.metadata import create_summary_metadata
 
     for name, value in _OF_STEP.items():
