@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from random_traces import Event, device_traces, host_traces
+from random_traces import TRAINING, Event, device_traces, host_traces, load
 
 from ddpprof.events import Rank, Trace
 from ddpprof.intervals import Spans, clip, intersect, subtract, union
@@ -19,6 +19,7 @@ from ddpprof.measures.overlap import spans_of
 from ddpprof.render.tensorboard.plugin_view import plugin_views
 
 data = pytest.importorskip("torch_tb_profiler.profiler.data", reason="pip install 'ddpprof[tensorboard]'")
+loader = pytest.importorskip("torch_tb_profiler.profiler.loader")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the plugin's own code, which nobody maintains, and its pandas
 
@@ -27,18 +28,57 @@ Rows = dict[int, tuple[float, float, float]]
 
 
 def shown(events: list[Event]) -> tuple[Trace, Rows]:
-    """What the plugin computes of the copy."""
-    with TemporaryDirectory() as folder:
-        source, target = Path(folder) / "trace.json", Path(folder) / "host_0000.pt.trace.json.gz"
-        source.write_text(f'{{"traceEvents": [{", ".join(event.text() for event in events)}]}}')
-        trace = load_trace(source)
-        write_plugin_trace(source, target, trace, plugin_views([Rank(0, trace, None)], ()).of_rank[0])
-        document: dict[str, Any] = json.loads(gzip.decompress(target.read_bytes()))
-    profile = data.RunProfileData.from_json("host_0000", None, document)
+    """The tables of a trace, and what the plugin computes of its copy."""
+    (profile,) = copies([events])
     costs = zip(profile.steps_names, profile.comm_overlap_costs, strict=True)
-    return trace, {
+    return load(events), {
         int(name): (cost.computation - cost.overlap, cost.overlap, cost.communication - cost.overlap)
         for name, cost in costs
+    }
+
+
+def copies(ranks: list[list[Event]]) -> list[Any]:
+    """What the plugin reads of one trace of each rank."""
+    with TemporaryDirectory() as folder:
+        sources = [Path(folder) / f"rank{number}.json" for number in range(len(ranks))]
+        for source, events in zip(sources, ranks, strict=True):
+            source.write_text(f'{{"traceEvents": [{", ".join(event.text() for event in events)}]}}')
+        traces = [Rank(number, load_trace(source), None) for number, source in enumerate(sources)]
+        views, read = plugin_views(traces, ()).of_rank, []
+        for rank, source in zip(traces, sources, strict=True):
+            assert rank.trace is not None
+            target = Path(folder) / "copy.pt.trace.json.gz"
+            write_plugin_trace(source, target, rank.trace, views[rank.rank])
+            document = json.loads(gzip.decompress(target.read_bytes()))
+            read.append(data.RunProfileData.from_json(f"host_{rank.rank:04}", None, document))
+    return read
+
+
+def nccl_step(*kernels: tuple[str, int, int]) -> list[Event]:
+    """Kernels of one step, each on a stream of its own, launched in this order."""
+    events = [Event("user_annotation", "ProfilerStep#3", 0, 1000, TRAINING)]
+    for number, (name, start, end) in enumerate([("gemm", 0, 50), *kernels], 1):
+        events.append(Event("cuda_runtime", "cudaLaunchKernel", number, number + 1, TRAINING, {"correlation": number}))
+        events.append(Event("kernel", name, start, end, number, {"correlation": number, "stream": number}))
+    return events
+
+
+def test_ranks_wait_for_each_other_as_in_the_report() -> None:
+    """Also where two streams of NCCL's begin in another order on one rank."""
+    reduce, broadcast = "ncclDevKernel_AllReduce_Sum_f32", "ncclDevKernel_Broadcast_RING_LL"
+    ranks = [
+        nccl_step((reduce, 100, 300), (broadcast, 110, 400), (reduce, 500, 600)),
+        nccl_step((reduce, 120, 300), (broadcast, 110, 410), (reduce, 550, 600)),
+    ]
+    profiles = [data.DistributedRunProfileData(profile) for profile in copies(ranks)]
+    shown = loader.RunLoader("run", "", None)._process_distributed_profiles(profiles, None)
+    # Transfers: 180, 290 and 50 ns, at the end of each; the first two at once.
+    moved = 290 + 50
+    waits = {worker: [round(us * 1000) for us in cells] for worker, cells in shown.steps_to_wait["data"]["3"].items()}
+    assert waits == {"host_0000": [moved, 300 + 100 - moved], "host_0001": [moved, 300 + 50 - moved]}
+    assert {row[0]: row[1] for row in shown.comm_ops["data"]["host_0001"]["rows"]} == {
+        "nccl:all_reduce": 2,
+        "nccl:broadcast": 1,
     }
 
 
@@ -48,7 +88,7 @@ def microseconds(compute: Spans, comm: Spans) -> tuple[float, float, float]:
     return first, second, third
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(host_traces)
 def test_on_cpu(events: list[Event]) -> None:
     """A collective counts to the end of its step: there the plugin's step is over, and the report's is not."""
@@ -58,7 +98,7 @@ def test_on_cpu(events: list[Event]) -> None:
         assert rows[step.number] == pytest.approx(microseconds(spans_of(trace.compute, index), comm), abs=1e-6)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(device_traces)
 def test_on_an_accelerator(events: list[Event]) -> None:
     """By the plugin's steps, which divide time: one ends with the last work that it launched, there begins the next.
