@@ -252,6 +252,7 @@ def test_a_definition_is_one_click_away(show: Show, two_ranks: str) -> None:
     link.focus()
     page.keyboard.press("Enter")
     definition = page.locator("#definition")
+    assert definition.is_visible()
     assert "Gradient communication between the last backward op" in definition.inner_text()
     page.keyboard.press("Escape")
     definition.wait_for(state="hidden")
@@ -303,7 +304,7 @@ def test_no_width_scrolls_sideways(tab: Tab, show: Show, two_ranks: str, width: 
     page = show(two_ranks)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     plots = page.eval_on_selector_all(
-        ".plot", "all => all.map(p => p.querySelector('.main-svg').getBoundingClientRect().right)"
+        "div.plot", "all => all.map(p => p.querySelector('.main-svg').getBoundingClientRect().right)"
     )
     assert len(plots) >= 4
     assert max(plots) <= width
@@ -322,7 +323,7 @@ def test_printing_is_light_and_cuts_nothing(tab: Tab, show: Show, two_ranks: str
     assert page.evaluate("document.getElementById('step-0').data[0].marker.color") == "rgb(0, 104, 166)"
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.locator(".bar").is_visible()
-    widths = page.eval_on_selector_all(".plot .main-svg", "all => all.map(svg => svg.getBoundingClientRect().width)")
+    widths = page.eval_on_selector_all("div.plot .main-svg", "all => all.map(svg => svg.getBoundingClientRect().width)")
     assert max(widths) <= 690
 
 
