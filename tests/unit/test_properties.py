@@ -1,6 +1,6 @@
 """What holds for every trace: sums add up, and only what happened counts, not when, in which order or by which name."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ def measured(trace: Trace, shift: int = 0) -> dict[str, Any]:
     """Every measure of every step, on a clock without the shift."""
     steps = range(len(trace.steps))
     trailing = [measure_trailing(trace, step) for step in steps]
+    buckets = trace_buckets({0: trace}, one_clock=True)
+    rows = {rank: [replace(row, origin_ns=row.origin_ns - shift) for row in of} for rank, of in buckets.ranks.items()}
     return {
         "device": trace.device,
         "overlap": [measure_overlap(trace, step) for step in [*steps, None]],
@@ -43,7 +45,7 @@ def measured(trace: Trace, shift: int = 0) -> dict[str, Any]:
         "kernels": [asdict(summary) for summary in summarise_kernels(trace, steps)],
         "slowdown": asdict(measure_slowdown(trace)),
         "baseline": asdict(measure_slowdown(trace, [0], steps[1:])),
-        "buckets": trace_buckets({0: trace}, one_clock=True),
+        "buckets": replace(buckets, ranks=rows),
         "notes": trace.notes,
     }  # fmt: skip
 
