@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpprof.cli.arguments import Numbers, numbers
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         help="a run, traces of torch.profiler, a Horovod timeline, an experiment, or a CSV table of times",
     )
     add_output_options(parser)
+    parser.add_argument(
+        "--ranks",
+        type=numbers,
+        metavar="N-M",
+        help="whose timeline an HTML page has, as in 0-7,64 (default: all, of many ranks those worth seeing)",
+    )
     parser.set_defaults(run=run_report)
 
 
@@ -63,7 +70,7 @@ def run_report(options: argparse.Namespace) -> int:
     if _form(options) == "json":
         _write(options, render_json(report))
     elif _form(options) == "html":
-        _write(options, _page(report, run))
+        _write(options, _page(report, run, options.ranks))
     else:
         _show(options, report.job.name, shown_sections(report, run))
     return 0
@@ -83,14 +90,17 @@ def shown_sections(report: Report, run: Run | None) -> tuple[Section, ...]:
     return sections(report, build_timeline(run, report, [number], ranks))
 
 
-def _page(report: Report, run: Run | None) -> str:
+def _page(report: Report, run: Run | None, ranks: Numbers | None) -> str:
     from ddpprof.render.html.report_page import report_page
     from ddpprof.render.html.steps import worth_seeing
     from ddpprof.report.timeline import build_timeline
 
     if run is None:
         return report_page(report)
-    return report_page(report, build_timeline(run, report, ranks=worth_seeing(report)))
+    known = [rank.rank for rank in report.ranks]
+    if ranks is not None and known and not any(rank in ranks for rank in known):
+        raise DdpprofError(f"no such rank: the run has {known[0]}-{known[-1]}.")
+    return report_page(report, build_timeline(run, report, ranks=ranks or worth_seeing(report)))
 
 
 def _report_on_experiment(options: argparse.Namespace) -> int:

@@ -1,5 +1,7 @@
 """Pages from the command line: of runs, JSON reports, comparisons and tables of times."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,18 @@ def test_a_run_has_its_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[st
     page = page_of("report", GLOO, out=tmp_path / "page.html")
     assert 'id="timeline-data"' in page
     assert capsys.readouterr().out == f"Wrote {tmp_path / 'page.html'}.\n"
+
+
+def test_a_run_has_the_timeline_of_the_ranks_that_are_asked_for(tmp_path: Path) -> None:
+    page = page_of("report", GLOO, "--ranks", "1-5", out=tmp_path / "page.html")
+    timeline = re.search(r'id="timeline-data">(.*?)</script>', page)
+    assert timeline is not None
+    assert [one["rank"] for one in json.loads(timeline[1])["ranks"]] == [1]
+
+
+def test_ranks_that_the_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(GLOO), "--ranks", "7", "--out", str(tmp_path / "page.html")]) == 2
+    assert capsys.readouterr().err == "ddpprof: no such rank: the run has 0-1.\n"
 
 
 def test_a_json_report_has_none(written: Path, tmp_path: Path) -> None:

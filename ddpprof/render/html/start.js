@@ -59,12 +59,13 @@ class Choice {
   }
 
   listenForRanks(name, choose, known) {
+    const more = name === "drawn-ranks" && known.length < this.steps.ranks.length ? " For others write the page with --ranks." : "";
     for (const input of document.querySelectorAll(`[data-choose=${name}]`)) {
       input.value = formatRanks(name === "chosen-ranks" ? this.ranks : this.drawnRanks);
       const problem = document.getElementById(input.getAttribute("aria-describedby"));
       input.addEventListener("change", () => {
         const ranks = parseRanks(input.value, known);
-        problem.textContent = ranks?.length ? "" : `No rank of this page: it has ${formatRanks(known)}. Write them like 0-3, 8.`;
+        problem.textContent = ranks?.length ? "" : `No rank of this page: it has ${formatRanks(known)}. Write them like 0-3, 8.${more}`;
         input.setAttribute("aria-invalid", String(!ranks?.length));
         if (ranks?.length) choose(ranks);
       });
