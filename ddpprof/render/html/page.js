@@ -1,12 +1,17 @@
 "use strict";
 /* What any page answers to: theme, copying, definitions. */
 
+function bytes(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+  return Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+}
+
 /** The JSON that the page carries under a name, or null. Large ones are gzipped. */
 async function readData(name) {
   const element = document.getElementById(name);
   if (element === null) return null;
   if (element.dataset.encoding !== "gzip") return JSON.parse(element.textContent);
-  const packed = Uint8Array.from(atob(element.textContent), (c) => c.charCodeAt(0));
+  const packed = bytes(element.textContent);
   const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(unpacked).json();
 }

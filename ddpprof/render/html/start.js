@@ -39,7 +39,8 @@ class Choice {
     this.step = steps.typical;
     this.ranks = steps.shown;
     const most = 8, known = timeline ? timeline.data.ranks.map((one) => one.rank) : [];
-    this.drawnRanks = known.slice(0, most);
+    const odd = steps.drawn.filter((rank) => known.includes(rank));
+    this.drawnRanks = known.length > most && odd.length ? odd : known.slice(0, most);
   }
 
   setUp() {

@@ -10,6 +10,9 @@ from ddpprof.render.sections.layout import MAX_RANKS
 from ddpprof.render.sections.steps import PARTS, bar_parts_ns, typical_step
 from ddpprof.report import Report, StepReport
 
+_MAX_TIMELINES = 4
+"""of ranks, where there are more than a screen has room for"""
+
 
 def steps_data(report: Report) -> dict[str, Any] | None:
     """Per step one row for each rank, ns; ``None`` where no step was profiled."""
@@ -22,6 +25,7 @@ def steps_data(report: Report) -> dict[str, Any] | None:
         "columns": ("compute", "comm", "hidden", "exposed", "trailing"),
         "ranks": [rank.rank for rank in report.ranks],
         "shown": worth_seeing(report),
+        "drawn": worth_seeing(report, _MAX_TIMELINES),
         "typical": typical,
         "steps": {number: _rows(report, number) for number in numbers},
     }

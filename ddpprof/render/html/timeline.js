@@ -9,7 +9,7 @@ const LANE_OF_KIND = { held: "bucket held back", queued: "bucket queued", comm: 
 const ROW = 19;
 const GRAIN_PX = 1.5;
 const CELL_PX = 3;
-const BLOCK_PX = 12;
+const BLOCK_PX = 20;
 
 /**
  * The spans of a lane that reach into [from, until). Spans narrower than a grain stand together where less than a grain

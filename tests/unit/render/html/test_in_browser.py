@@ -21,6 +21,7 @@ from ddpprof.events import Run
 from ddpprof.load.run import load_run
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.html.result_pages import comparison_page, experiment_page
+from ddpprof.render.html.steps import worth_seeing
 from ddpprof.report import build_report
 from ddpprof.report.timeline import build_timeline
 
@@ -392,6 +393,20 @@ def test_a_thousand_ranks_and_the_choice_among_them(show: Show) -> None:
     assert [row[0] for row in body(page, "#step-1")] == ["3", "998", "999"]
     page.eval_on_selector("[data-kind=ranks]", "map => map.emit('plotly_click', {points: [{x: 700}]})")
     assert [row[0] for row in body(page, "#step-1")] == ["3", "700", "998", "999"]
+
+
+@pytest.mark.slow
+def test_of_many_timelines_a_few_are_drawn_first(show: Show) -> None:
+    run = kernel_run(20, 1, 50)
+    made = build_report(run)
+    page = show(report_page(made, build_timeline(run, made, ranks=worth_seeing(made))))
+    ranks = page.locator("#drawn-ranks")
+    assert ranks.input_value() == "0, 6, 13, 19"  # all compute alike
+    ranks.fill(str(next(rank for rank in range(20) if rank not in worth_seeing(made))))
+    ranks.press("Enter")
+    problem = page.locator("#drawn-ranks-problem").inner_text()
+    assert problem.startswith("No rank of this page: it has 0-")
+    assert problem.endswith("For others write the page with --ranks.")
 
 
 @pytest.mark.slow
