@@ -30,7 +30,7 @@ def measured(trace: Trace, shift: int = 0) -> dict[str, Any]:
     steps = range(len(trace.steps))
     trailing = [measure_trailing(trace, step) for step in steps]
     buckets = trace_buckets({0: trace}, one_clock=True)
-    rows = {rank: [replace(row, origin_ns=row.origin_ns - shift) for row in of} for rank, of in buckets.ranks.items()}
+    rows = {rank: [replace(row, origin_ns=row.origin_ns - shift) for row in of] for rank, of in buckets.ranks.items()}
     return {
         "device": trace.device,
         "overlap": [measure_overlap(trace, step) for step in [*steps, None]],
