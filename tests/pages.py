@@ -1,0 +1,40 @@
+"""How tests look at pages in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpprof.events import Run
+from ddpprof.render.html.report_page import report_page
+from ddpprof.report import build_report
+from ddpprof.report.timeline import build_timeline
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SAMPLES = Path(__file__).parents[1] / "sample_traces"
+GLOO_2, GLOO_4 = SAMPLES / "convnet-gloo-2ranks", SAMPLES / "transformer-gloo-4ranks"
+
+Show = Callable[[str], "Page"]
+"""opens a page from disk, and waits until all is drawn"""
+
+
+def page_of(run: Run) -> str:
+    made = build_report(run)
+    return report_page(made, build_timeline(run, made))
+
+
+def plotted(page: Page, selector: str) -> list[dict[str, Any]]:
+    data: list[dict[str, Any]] = page.eval_on_selector(
+        selector, "p => p.data.map(t => ({name: t.name, y: t.y, x: t.x, base: t.base, numbers: t.customdata}))"
+    )
+    return data
+
+
+def body(page: Page, table: str) -> list[list[str]]:
+    rows: list[list[str]] = page.eval_on_selector_all(
+        f"{table} tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    return rows
