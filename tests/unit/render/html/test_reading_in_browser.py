@@ -1,4 +1,4 @@
-"""Pages serve every reader: by keyboard, in the dark, on a phone, on paper, without scripts. Hostile names do not harm."""
+"""Pages serve every reader: by keyboard, in the dark, on a phone, on paper, without scripts. Names do no harm."""
 
 from __future__ import annotations
 
