@@ -15,7 +15,7 @@ from typing import Any
 
 from ddpprof.render.html.embed import data_element
 from ddpprof.render.sections.collectives import power_of_two
-from ddpprof.render.sections.layout import Bars, ms
+from ddpprof.render.sections.layout import Bars, megabytes, ms
 
 _BAR, _AROUND = 30, 66
 """px: of one bar, and of the axis"""
@@ -113,3 +113,9 @@ def _log_axis(values: Sequence[float], marks: Sequence[float], names: Sequence[s
     room = max(0.05, 0.06 * (high - low))
     ticks = {"tickmode": "array", "tickvals": list(marks), "ticktext": list(names)}
     return {"type": "log", "range": [low - room, high + room], **ticks}
+
+
+def bucket_label(module: int, index: int, num_bytes: int | None) -> str:
+    """``bucket 0, 4.24 MB``; buckets of modules beyond the first say which."""
+    size = "" if num_bytes is None else f", {megabytes(num_bytes)} MB"
+    return f"bucket {f'{module}/' if module else ''}{index}{size}"

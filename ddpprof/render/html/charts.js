@@ -52,7 +52,7 @@ function showLegend(plot, data) {
     item.append(swatch, trace.name);
     return item;
   }));
-  if (bars.length > 1 && !legend.isConnected) plot.before(legend);
+  if (bars.length && !legend.isConnected) plot.before(legend);
 }
 
 function withColour(trace, colours) {

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.collective_table import CollectiveSummary
-from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, byte_ticks, decade_ticks
+from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks
 from ddpprof.render.sections.layout import MAX_RANKS, clean, megabytes, ms
 from ddpprof.render.sections.slowdown import kernel_name
 from ddpprof.render.sections.spread import parts_of_ranks
@@ -107,8 +107,7 @@ def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
 
 
 def _bucket(row: BucketRow) -> str:
-    module = f"{row.module}/" if row.module else ""
-    return f"bucket {module}{row.index}, {megabytes(row.num_bytes)} MB"
+    return bucket_label(row.module, row.index, row.num_bytes)
 
 
 def collective_chart(report: Report) -> Iterable[Chart]:

@@ -12,6 +12,7 @@ import numpy as np
 from ddpprof.events import Collectives, Phase, Work
 from ddpprof.intervals import Spans
 from ddpprof.measures.timeline import BucketSpan, StepTimeline
+from ddpprof.render.html.chart import bucket_label
 from ddpprof.render.html.lanes import Lane, coarsen, grain_for, lane
 from ddpprof.render.sections.layout import clean, megabytes
 from ddpprof.report.timeline import RankTimeline, Timeline
@@ -158,9 +159,10 @@ def _buckets(buckets: Sequence[BucketSpan], names: _Names) -> Lane:
     if not whole:
         return _spans([])
     begin, finish, number = (np.array(column, np.int64) for column in zip(*whole, strict=True))
+    labels = [bucket_label(bucket.module, bucket.index, bucket.num_bytes) for bucket in buckets]
     placed = lane(begin, finish, number, number, _MAX_ROWS)
     pieces = [
-        (start, end, KINDS.index(kind), names.of(_bucket(buckets[index])), row)
+        (start, end, KINDS.index(kind), names.of(labels[index]), row)
         for index, row in zip(placed.kind.tolist(), placed.row.tolist(), strict=True)
         for kind, start, end in zip(_STAGES, times[index][:-1], times[index][1:], strict=True)
         if start is not None and end is not None
@@ -170,11 +172,6 @@ def _buckets(buckets: Sequence[BucketSpan], names: _Names) -> Lane:
         return _spans([])
     start, end, kind, name, row = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
     return Lane(start, end, end - start, np.ones(len(start), np.int64), kind, name, row)
-
-
-def _bucket(bucket: BucketSpan) -> str:
-    module = f"{bucket.module}/" if bucket.module else ""
-    return f"bucket {module}{bucket.index}, {megabytes(bucket.num_bytes)} MB"
 
 
 def _columns(spans: Lane, begun_ns: int) -> dict[str, list[int]]:

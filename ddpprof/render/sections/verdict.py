@@ -51,8 +51,8 @@ def _of_light_steps(report: Report) -> Verdict:
     light = [step for rank in report.ranks for step in rank.light_steps]
     if light:
         step_ns = median_of(light, lambda s: s.duration_ns)
-        text = f"A step takes {_ms(step_ns)}. How much of it is communication, only profiled steps tell."
-        return Verdict(text, (Number("step", _ms(step_ns)),))
+        unknown = "" if report.horovod is not None else " How much of it is communication, only profiled steps tell."
+        return Verdict(f"A step takes {_ms(step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
     return Verdict("No step was recorded in whole.", ())
 
 
