@@ -26,6 +26,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
 from ddpprof.record.buckets import BucketTimes, timed_hook
+from ddpprof.record.compiled import keep_out_of_compiled_graphs
 from ddpprof.record.job import Job
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.notes import StepNotes
@@ -243,7 +244,7 @@ class Session:
         self._begin_training(self._job.attach)
 
     def _begin_training(self, attach: Callable[[], None]) -> None:
-        _keep_out_of_compiled_graphs()
+        keep_out_of_compiled_graphs()
         self._training_thread = threading.get_ident()
         attach()
         if self._live is not None:
@@ -338,25 +339,3 @@ def _one_line(error: Exception) -> str:
 def _any_optimizer_alive() -> bool:
     """`type` instead of `isinstance`, which asks every object for its ``__class__``: some answer with a warning."""
     return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
-
-
-def _keep_out_of_compiled_graphs() -> None:
-    """torch.compile runs these modules as they are. `patches` is left out: it takes care of itself."""
-    import torch._dynamo.trace_rules as rules
-
-    for name in (
-        "session",
-        "baseline",
-        "notes",
-        "modules",
-        "surroundings",
-        "buckets",
-        "steps",
-        "window",
-        "profiler",
-        "data_parallel",
-        "memory",
-        "rpc",
-        "live",
-    ):
-        rules.add(f"ddpprof.record.{name}")

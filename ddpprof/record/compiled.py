@@ -1,0 +1,28 @@
+"""What torch.compile must leave alone."""
+
+from __future__ import annotations
+
+_MODULES = (
+    "session",
+    "baseline",
+    "notes",
+    "modules",
+    "surroundings",
+    "buckets",
+    "steps",
+    "window",
+    "profiler",
+    "data_parallel",
+    "memory",
+    "rpc",
+    "live",
+)
+"""They run in the forward and at the ends of steps. `patches` is not among them: it takes care of itself."""
+
+
+def keep_out_of_compiled_graphs() -> None:
+    """torch.compile runs these modules as they are."""
+    import torch._dynamo.trace_rules as rules
+
+    for name in _MODULES:
+        rules.add(f"ddpprof.record.{name}")
