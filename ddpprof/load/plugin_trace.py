@@ -261,7 +261,7 @@ def _move_to_zero(copy: _Copy) -> int:
     for event, start_ns, end_ns in zip(copy.events, copy.start_ns, copy.end_ns, strict=True):
         if event.get("ph") != "M" and event.get("ts") is not None:
             event["ts"] = (start_ns - base_ns) / 1000
-            if event["ph"] == "X":
+            if event.get("ph") == "X":
                 event["dur"] = (end_ns - start_ns) / 1000
     return base_ns
 

@@ -181,3 +181,8 @@ def test_threads_are_numbers(trace: Any) -> None:
 def test_hostile_names_stay_in_their_strings(trace: Any) -> None:
     name = '"><img src=x onerror=alert(1)>\u202e\x1b[31m' + "x" * 10_000
     assert len(events(copied(trace.step(3, 0, 100).op(name, 0, 10)), name)) == 1
+
+
+def test_events_of_no_phase_stay_as_they_are(nccl: Any) -> None:
+    nccl.events.append({"name": "of no phase", "ts": 1.0})
+    assert events(copied(nccl), "of no phase")

@@ -90,3 +90,9 @@ def test_only_the_first_buckets_have_a_sign_of_their_own() -> None:
 
 def test_a_step_without_work_is_not_drawn() -> None:
     assert drawn(timeline(of(trace([(0, 100 * MS)], device="gpu"))), 80) == ""
+
+
+def test_a_step_in_which_nothing_lasts_is_not_drawn() -> None:
+    made = of(trace([(0, 0)], [(0, 0, Phase.FORWARD, 0)]))
+    assert made.parts is not None
+    assert drawn(timeline(made), 58) == ""
