@@ -24,7 +24,7 @@ class RankTimeline:
     names: tuple[str, ...]
     """of kernels, ops and collectives: tables hold indices into it"""
     on_common_clock: bool
-    """whether its times can be compared with other ranks'; without: by its host's clock, as far as the trace says"""
+    """whether its times can be compared with other ranks'; without: by its host's clock, see `_set_beside`"""
     steps: tuple[StepTimeline, ...]
 
 
@@ -46,7 +46,12 @@ def build_timeline(
     buckets = _buckets(run.ranks, modules, chosen, steps)
     clock = report.across.clock if report.across is not None else None
     sizes = {(row.module, row.index): row.num_bytes for row in report.buckets}
-    timelines = tuple(_of_rank(rank, rank.trace, clock, buckets, sizes, steps) for rank in chosen if rank.trace)
+    moves = _set_beside([(rank.rank, rank.trace) for rank in chosen if rank.trace is not None], clock)
+    timelines = tuple(
+        _of_rank(rank, rank.trace, clock, moves[rank.rank], buckets, sizes, steps)
+        for rank in chosen
+        if rank.trace is not None
+    )
     return Timeline(timelines, _clock_error(clock, [rank.rank for rank in chosen]))
 
 
@@ -76,6 +81,7 @@ def _of_rank(
     rank: Rank,
     trace: Trace,
     clock: ClockReport | None,
+    beside_ns: int,
     buckets: _Buckets,
     sizes: dict[tuple[int, int], int | None],
     steps: Container[int] | None,
@@ -86,10 +92,35 @@ def _of_rank(
         if steps is None or number in steps:
             rows = buckets.get((rank.rank, number), [])
             of_rows = [sizes.get((row.module, row.index)) for row in rows]
-            moved = _moved_ns(rank.rank, trace, clock, trace.steps[index].start_ns)
+            moved = _moved_ns(rank.rank, trace, clock, trace.steps[index].start_ns) + beside_ns
             timelines.append(step_timeline(trace, index, moved, rows, of_rows))
-    known = clock is not None and any(one.rank == rank.rank for one in clock.ranks)
-    return RankTimeline(rank.rank, trace.device, trace.names, known, tuple(timelines))
+    return RankTimeline(rank.rank, trace.device, trace.names, _is_on(clock, rank.rank), tuple(timelines))
+
+
+def _is_on(clock: ClockReport | None, rank: int) -> bool:
+    return clock is not None and any(one.rank == rank for one in clock.ranks)
+
+
+def _set_beside(traces: Sequence[tuple[int, Trace]], clock: ClockReport | None) -> dict[int, int]:
+    """By rank, what else to add to its times: 0 on the common clock.
+
+    Ranks of a job run together. Where a host's clock says that they did not, it is no help: then the first step that
+    the rank has in common with the first rank of the clock begins with that.
+    """
+    moves, first, until = dict.fromkeys((rank for rank, _ in traces), 0), None, 0
+    for rank, trace in sorted(traces, key=lambda one: not _is_on(clock, one[0])):
+        begins = {step.number: step.start_ns + _moved_ns(rank, trace, clock, step.start_ns) for step in trace.steps}
+        if not begins:
+            continue
+        last = trace.steps[-1]
+        end = begins[last.number] + last.end_ns - last.start_ns
+        if first is None:
+            first, until = begins, end
+        elif not _is_on(clock, rank) and (min(begins.values()) >= until or end <= min(first.values())):
+            both = sorted(begins.keys() & first.keys())
+            there, here = (first[both[0]], begins[both[0]]) if both else (min(first.values()), min(begins.values()))
+            moves[rank] = there - here
+    return moves
 
 
 def _moved_ns(rank: int, trace: Trace, clock: ClockReport | None, at_ns: int) -> int:

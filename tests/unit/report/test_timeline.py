@@ -12,7 +12,7 @@ from ddpprof.cli.arguments import numbers
 from ddpprof.events import Run
 from ddpprof.load.run import load_run
 from ddpprof.report import build_report
-from ddpprof.report.timeline import build_timeline
+from ddpprof.report.timeline import Timeline, build_timeline
 
 CHECKOUT = Path(__file__).parents[3]
 SHARED = Path(os.environ.get("DDPPROF_SHARED", CHECKOUT.parent / "shared"))
@@ -57,15 +57,30 @@ def test_a_clock_that_is_ahead_is_put_back_within_its_noise(two_ranks: Run) -> N
         assert np.abs(one.collectives.end_ns - other.collectives.end_ns).max() <= noise_ns
 
 
-def test_ranks_without_a_collective_in_common_say_so(two_ranks: Run) -> None:
-    first, second = two_ranks.ranks
+def without_a_common_collective(two: Run, ahead_ns: int) -> Timeline:
+    """`ahead_ns`: of the clock of the second one's host."""
+    first, second = two.ranks
     silent = replace(second.trace, collectives=type(second.trace.collectives)(
         *(getattr(second.trace.collectives, name)[:0] for name in second.trace.collectives.__dataclass_fields__)
     ))  # fmt: skip
-    alone = replace(two_ranks, ranks=(first, replace(second, trace=silent)))
-    timeline = build_timeline(alone, build_report(alone))
+    alone = replace(two, ranks=(first, replace(second, trace=shifted_trace(silent, ahead_ns))))
+    return build_timeline(alone, build_report(alone))
+
+
+def test_ranks_without_a_collective_in_common_say_so(two_ranks: Run) -> None:
+    timeline = without_a_common_collective(two_ranks, 0)
     assert [rank.on_common_clock for rank in timeline.ranks] == [False, False]
     assert timeline.clock_error_ns is None
+
+
+@pytest.mark.parametrize("ahead_ns", [-3_600_000_000_000, 3_600_000_000_000])
+def test_clocks_by_which_ranks_never_ran_together_are_not_believed(two_ranks: Run, ahead_ns: int) -> None:
+    apart = without_a_common_collective(two_ranks, ahead_ns)
+    begins = [rank.trace.steps[0].start_ns + rank.trace.epoch_ns for rank in two_ranks.ranks]
+    near = without_a_common_collective(two_ranks, 0)
+    for rank, other, late in zip(apart.ranks, near.ranks, (0, begins[1] - begins[0]), strict=True):
+        assert [step.start_ns for step in rank.steps] == [step.start_ns - late for step in other.steps]
+    assert begins[0] != begins[1]
 
 
 def test_only_chosen_steps_and_ranks(two_ranks: Run) -> None:
