@@ -62,15 +62,17 @@ def timeline_data(timeline: Timeline, first_step: int, hosts: Mapping[int, str |
     drawn = [_Drawn(rank.rank, step, _lanes(rank, step, names)) for rank in timeline.ranks for step in rank.steps]
     if not drawn:
         return None
-    now = [one for one in drawn if one.step.step == first_step] or drawn
-    rest = [one for one in drawn if one not in now]
+    now = [one for one in drawn if one.step.step == first_step]
+    rest = [one for one in drawn if one.step.step != first_step]
+    began: dict[int, int] = {}
+    for one in drawn:
+        began[one.step.step] = min(one.step.start_ns, began.get(one.step.step, one.step.start_ns))
     steps: dict[int, dict[str, Any]] = {}
     for some in (now, rest):
         grain_ns = _grain(some)
         for one in some:
-            begun = min(each.step.start_ns for each in drawn if each.step.step == one.step.step)
-            ranks = steps.setdefault(one.step.step, {"grain": grain_ns, "began": begun, "ranks": {}})["ranks"]
-            ranks[one.rank] = {
+            begun = began[one.step.step]
+            steps.setdefault(one.step.step, {"ranks": {}})["ranks"][one.rank] = {
                 "start": one.step.start_ns - begun,
                 "end": one.step.end_ns - begun,
                 "lanes": {name: _columns(coarsen(fine, grain_ns), begun) for name, fine in one.lanes.items()},
