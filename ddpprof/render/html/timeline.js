@@ -80,6 +80,7 @@ class Timeline {
         for (let i = 0; i < lane.start.length; i++) last = Math.max(last, lane.start[i] + lane.length[i]);
       }
     }
+    if (!this.ranks.length) [first, last] = [0, 1e6];
     this.whole = [first - (last - first) * 0.005, last + (last - first) * 0.005];
     this.range = [...this.whole];
     this.redraw();
@@ -153,6 +154,7 @@ class Timeline {
       }
       y += 0.4;
     }
+    if (!this.ranks.length) headings.push([y++ + 0.5, "None of these ranks has this step."]);
     return { bars, ticks, headings, rules, height: y };
   }
 
@@ -185,7 +187,7 @@ class Timeline {
   }
 
   redraw() {
-    if (!this.range || !this.ranks.length) return;
+    if (!this.range) return;
     const arranged = this.arrange();
     const colours = palette();
     const order = this.data.kinds.filter((kind) => arranged.bars.has(kind));

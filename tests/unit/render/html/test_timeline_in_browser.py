@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -116,6 +117,23 @@ def test_choosing_a_step_and_ranks(show: Show, two_ranks: str) -> None:
     ranks.press("Enter")
     assert "No rank of this page: it has 0-1." in page.locator("#chosen-ranks-problem").inner_text()
     assert ranks.get_attribute("aria-invalid") == "true"
+
+
+def test_where_no_rank_has_the_step_nothing_of_another_is_drawn(show: Show) -> None:
+    longer, shorter = kernel_run(1, 3, 20), kernel_run(2, 2, 20)
+    page = show(page_of(replace(longer, ranks=(*longer.ranks, shorter.ranks[1]))))
+    ranks, chooser = page.locator("#drawn-ranks"), page.get_by_label("Step", exact=True).first
+    ranks.fill("1")
+    ranks.press("Enter")
+    assert plotted(page, "#timeline-plot")
+    chooser.select_option(chooser.locator("option").last.get_attribute("value"))
+    assert plotted(page, "#timeline-plot") == []
+    assert body(page, "#timeline-numbers") == []
+    assert "None of these ranks has this step." in (page.locator("#timeline-plot").text_content() or "")
+    page.get_by_role("button", name="Zoom in").click()
+    ranks.fill("0")
+    ranks.press("Enter")
+    assert plotted(page, "#timeline-plot")
 
 
 def test_hostile_names_in_the_timeline_stay_text(show: Show) -> None:
