@@ -46,7 +46,10 @@ def _port(text: str) -> int:
 
 def run_tensorboard(options: argparse.Namespace) -> int:
     with _ended_like_ctrl_c() as ended_by, tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
-        logdir, folders = _write(options, Path(scratch, "runs"))
+        try:
+            logdir, folders = _write(options, Path(scratch, "runs"))
+        except KeyboardInterrupt:
+            return 128 + (ended_by or [signal.SIGINT])[0]
         try:
             _serve(logdir, options.port, folders, Path(scratch))
         except KeyboardInterrupt:
@@ -56,14 +59,15 @@ def run_tensorboard(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_like_ctrl_c() -> Iterator[list[int]]:
-    """SIGTERM and SIGHUP end TensorBoard as Ctrl-C does. Gives the signal that came."""
+    """SIGTERM and SIGHUP end TensorBoard as Ctrl-C does; not one that is ignored, as under nohup. Gives which came."""
     came: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
         came.append(number)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in ends}
     try:
         yield came
     finally:

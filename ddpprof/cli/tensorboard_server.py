@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from ddpprof.errors import DdpprofError
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/")
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_WORDS = 3
 _OFTEN_S = 0.2
 _GRACE_S = 5.0
@@ -35,7 +36,8 @@ class Server:
 
     def __init__(self, logdir: Path, port: int | None, temporary: Path) -> None:
         """`temporary`: a folder for what it would leave behind in ``/tmp``."""
-        command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", "127.0.0.1"]
+        # -P: files of the folder where the user stands, queue.py say, are no modules of TensorBoard's.
+        command = [sys.executable, "-P", "-m", "tensorboard.main", f"--logdir={logdir}", "--host", "127.0.0.1"]
         self._process = subprocess.Popen(
             command if port is None else [*command, "--port", str(port)],
             stdin=subprocess.DEVNULL,
@@ -59,7 +61,7 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave it running
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDS}  # a second one must not leave it
         try:
             for number, patience in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
                 with suppress(ProcessLookupError):
@@ -70,7 +72,8 @@ class Server:
             assert self._process.stderr is not None
             self._process.stderr.close()
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _read(self) -> None:
         assert self._process.stderr is not None
@@ -113,5 +116,5 @@ class Server:
         try:
             with self._opener.open(f"{self._address}{route}", timeout=60) as response:
                 return json.load(response)
-        except (urllib.error.URLError, ConnectionError, TimeoutError, ValueError):
+        except (OSError, HTTPException, ValueError):  # URLError is an OSError
             return None

@@ -114,6 +114,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("shown")
     for run in (GLOO_2, GLOO_4):
         shutil.copytree(run, folder / run.name)
+    (folder / "queue.py").write_text("raise ImportError('a file of the user, where they stand')")
     nccl = [NCCL] if NCCL.exists() else []
     with serving(folder, GLOO_2.name, GLOO_4.name, hostile_run(folder), *nccl) as server:
         yield server
