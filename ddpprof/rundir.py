@@ -128,7 +128,7 @@ def remove_tensorboard(directory: Path) -> None:
     if directory.is_symlink() or not directory.is_dir():
         return
     for name in os.listdir(directory):
-        if _TENSORBOARD_RUN.match(name):
+        if _TENSORBOARD_RUN.match(name) and (directory / name).is_dir() and not (directory / name).is_symlink():
             for file in os.listdir(directory / name):
                 if _TENSORBOARD_FILE.search(file):
                     (directory / name / file).unlink(missing_ok=True)

@@ -51,6 +51,17 @@ def test_what_others_put_there_stays(tmp_path: Path, made: Run) -> None:
     assert sorted(path.name for path in folder.rglob("*")) == ["mine", "mine.txt", "rank-0"]
 
 
+def test_files_and_links_with_a_name_of_ours_stay(tmp_path: Path, made: Run) -> None:
+    write_log_directory(tmp_path / "elsewhere", made, build_report(made), with_plugin=False)
+    folder = tmp_path / "run" / rundir.TENSORBOARD_DIRECTORY
+    folder.mkdir(parents=True)
+    (folder / "rank-0").touch()
+    (folder / "run").symlink_to(tmp_path / "elsewhere" / "run")
+    rundir.remove_run(tmp_path / "run")
+    assert sorted(path.name for path in folder.iterdir()) == ["rank-0", "run"]
+    assert files(tmp_path / "elsewhere") == ["rank-0", "run"]
+
+
 def test_folders_behind_a_link_are_not_emptied(tmp_path: Path, made: Run) -> None:
     write_log_directory(tmp_path / "elsewhere", made, build_report(made), with_plugin=False)
     (tmp_path / "run").mkdir()
