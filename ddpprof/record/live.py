@@ -94,10 +94,10 @@ class LiveScalars:
 
     def close(self) -> None:
         """Write what waits."""
-        if self._thread is not None and os.getpid() == self._process:
+        thread, self._thread = self._thread, None
+        if thread is not None and os.getpid() == self._process:
             self._ending.set()
-            self._thread.join(_END_S)
-        self._thread = None
+            thread.join(_END_S)
 
     def _write(self, records: Any) -> None:
         try:
