@@ -16,6 +16,9 @@ from pathlib import Path
 from ddpprof.errors import BadTrace
 from ddpprof.events import TimesTable
 
+_LEAST, _MOST = 1e-12, 1e12
+"""of a size, and of seconds: beyond them fits and axes overflow"""
+
 
 def load_times(path: Path) -> TimesTable:
     """Raises `BadTrace`."""
@@ -47,4 +50,6 @@ def _number(path: Path, line: int, text: str) -> float:
         value = 0.0
     if not isfinite(value) or value <= 0:
         raise BadTrace(f"{path} line {line}: {text.strip()[:40]!r} is no number above 0.")
+    if not _LEAST <= value <= _MOST:
+        raise BadTrace(f"{path} line {line}: {text.strip()[:40]!r} is not between {_LEAST:g} and {_MOST:g}.")
     return value

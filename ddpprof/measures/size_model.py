@@ -68,6 +68,8 @@ def find_crossover(
     if any(len(np.unique(x)) < _LEAST_ON_LINE for x, _ in points):
         return None
     models = [_fit(x, y) for x, y in points]
+    if any(model.time_ns(size) <= 0 for model, (x, _) in zip(models, points, strict=True) for size in x):
+        return None  # a line that comes to nothing where time was measured
     size = _meet(*models)
     if size is None:
         return None
@@ -94,7 +96,7 @@ def _fit(x: _Values, y: _Values) -> SizeModel:
         model, squares = _divided(x, y, int(first))
         num_parameters = 4 if first else 2  # constant, slope; floor and where it ends
         bic = len(x) * log(max(squares / len(x), 1e-12)) + num_parameters * log(len(x))
-        if bic < least:
+        if best is None or bic < least:
             best, least = model, bic
     assert best is not None
     return best
@@ -113,7 +115,8 @@ def _divided(x: _Values, y: _Values, first: int) -> tuple[SizeModel, float]:
 def _line(x: _Values, y: _Values) -> tuple[float, float]:
     weight = 1 / y**2
     mean_x, mean_y = np.average(x, weights=weight), np.average(y, weights=weight)
-    slope = np.sum(weight * (x - mean_x) * (y - mean_y)) / np.sum(weight * (x - mean_x) ** 2)
+    spread = np.sum(weight * (x - mean_x) ** 2)  # 0 where one time is so short that it outweighs all others
+    slope = np.sum(weight * (x - mean_x) * (y - mean_y)) / spread if spread else 0.0
     return float(mean_y - slope * mean_x), float(slope)
 
 

@@ -59,6 +59,18 @@ def test_a_table_of_times(tmp_path: Path) -> None:
     assert "Step time by size" in page_of("report", table, out=tmp_path / "page.html")
 
 
+def test_a_table_of_times_whose_line_comes_to_nothing(tmp_path: Path) -> None:
+    table = tmp_path / "times.csv"
+    table.write_text("workers,a,b\n1,10,1\n2,10,2\n4,1,4\n8,100,8\n")
+    page = page_of("report", table, out=tmp_path / "page.html")
+    figure = re.search(r'id="charts-0-figure">(.*?)</script>', page)
+    assert figure is not None
+    traces = json.loads(figure[1])["data"]
+    assert [trace["name"] for trace in traces] == ["a", "model of a", "b", "model of b"]
+    assert all(y > 0 for trace in traces for y in trace["y"])
+    assert 0 < len(traces[1]["x"]) == len(traces[1]["y"]) < len(traces[3]["x"])
+
+
 def test_on_standard_output(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(written), "--format", "html"]) == 0
     assert capsys.readouterr().out.startswith("<!doctype html>\n")

@@ -102,7 +102,8 @@ def _curve(curve: SweepCurve, number: int) -> Iterable[dict[str, Any]]:
         "marker": {"size": 9, "symbol": _SYMBOLS[number % len(_SYMBOLS)]}, "meta": {"role": role},
     }  # fmt: skip
     if curve.model is not None:
-        x = np.geomspace(min(size for size, _ in pairs), max(size for size, _ in pairs), 80).tolist()
+        sizes = np.geomspace(min(size for size, _ in pairs), max(size for size, _ in pairs), 80).tolist()
+        x = [size for size in sizes if curve.model.time_ns(size) > 0]  # the axis has no zero
         yield {
             "type": "scatter", "mode": "lines", "name": f"model of {name}", "x": x,
             "y": [curve.model.time_ns(size) / 1e6 for size in x], "hoverinfo": "skip", "showlegend": False,

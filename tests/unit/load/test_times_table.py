@@ -30,6 +30,8 @@ def test_columns_are_configurations_and_rows_sizes(tmp_path: Path) -> None:
         pytest.param("batch,one\n0,1\n", "'0' is no number above 0", id="zero"),
         pytest.param("batch,one\n1,-2\n", "'-2' is no number above 0", id="negative"),
         pytest.param("batch,one\n1,1e999\n", "'1e999' is no number", id="infinite"),
+        pytest.param("batch,one\n1e300,1\n", "'1e300' is not between 1e-12 and", id="overflows"),
+        pytest.param("batch,one\n1,1e-300\n", "'1e-300' is not between", id="underflows"),
     ],
 )
 def test_what_is_no_table_is_said_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:

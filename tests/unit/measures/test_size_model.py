@@ -94,6 +94,20 @@ def test_a_floor_counts_where_two_cross(a: tuple[float, ...], b: tuple[float, ..
     assert (None if found is None else found.size) == (None if crossover is None else pytest.approx(crossover))
 
 
+def test_a_line_that_comes_to_nothing_crosses_none() -> None:
+    sizes, falling = [1.0, 2.0, 4.0, 8.0], [10.0, 10.0, 1.0, 100.0]
+    model = fit_size_model(sizes, falling)
+    assert model is not None
+    assert model.time_ns(8) == 0
+    assert find_crossover((sizes, falling), (sizes, sizes)) is None
+
+
+def test_one_time_may_outweigh_all_others() -> None:
+    model = fit_size_model([1, 2, 3], [1e-12, 1e12, 1e12])
+    assert model is not None
+    assert np.isfinite(model.time_ns(2))
+
+
 def test_noise_widens_the_interval_around_the_truth() -> None:
     random = np.random.default_rng(2)
     noisy = [
