@@ -114,9 +114,10 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
         others = {other for index, other in enumerate(parts) if index != number}
         length = next((n for n in range(1, len(mine)) if all(o[-n:] != mine[-n:] for o in others)), len(mine))
         name = "-".join(mine[-length:]).removesuffix(".gz").removesuffix(".json")
-        names.append(_NOT_IN_NAMES.sub("-", name)[-_LONGEST_NAME:])
-    repeated = {name for name in names if names.count(name) > 1}
-    return [f"{name}-{number}" if name in repeated else name for number, name in enumerate(names)]
+        names.append(_NOT_IN_NAMES.sub("-", name)[-_LONGEST_NAME:].strip(". ") or "run")  # "..": not in the folder
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name}-{number}" for number, name in enumerate(names)]
 
 
 def _write_beside(path: Path, with_plugin: bool) -> Path | None:
