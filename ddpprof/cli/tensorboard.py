@@ -127,6 +127,8 @@ def _write_beside(path: Path, with_plugin: bool) -> Path | None:
     folder = path / rundir.TENSORBOARD_DIRECTORY
     try:
         folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # it may be there, and be another's
+            pass
     except OSError:
         return None
     _write_to(folder, path, with_plugin)

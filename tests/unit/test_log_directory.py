@@ -123,6 +123,15 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert [path.name for path in bare.iterdir()] == ["rank0.json.gz"], "a folder of the user's is left alone"
 
 
+def test_what_cannot_be_written_into_the_run_goes_with_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    one = copy_of_sample(tmp_path / "one")
+    (one / "tensorboard").symlink_to("/proc/sys")  # nobody, root included, can make files there
+    logdir, _ = _write(options(one), tmp_path / "scratch")
+    assert logdir == tmp_path / "scratch"
+    assert files(logdir) == ["one/rank-0", "one/rank-1", "one/run"]
+
+
 def test_a_place_of_the_users_choice_is_left_standing(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     logdir, _ = _write(options(SAMPLE, logdir=tmp_path / "logs"), tmp_path / "scratch")
