@@ -5,7 +5,8 @@
     copy in           gradients scaled and copied into buckets
     launch            handing all-reduces to the backend
     copy out          buckets copied back into `.grad`
-    finalise          the rest between the last backward node and the last copy out
+    finalise          the rest between the last backward node and the last copy out, less the time in which a collective
+                      that was handed over has not ended: it may still wait in the backend's queue
 
 The forward's own parts come from ddpprof's record: a trace that ddpprof did not record lacks them.
 """
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.events import Mark, Phase, RecordedStep, Trace
-from ddpprof.intervals import Spans, clip, merge, subtract, union
+from ddpprof.events import UNKNOWN, Mark, Phase, RecordedStep, Trace
+from ddpprof.intervals import Spans, merge, subtract, union
 from ddpprof.measures.overlap import spans_of
 
 
@@ -56,7 +57,7 @@ def measure_wrapper_cost(trace: Trace, step: int, recorded: RecordedStep | None)
         copy_in_ns=copy_in.total_ns,
         launch_ns=subtract(calls, copy_in).total_ns,
         copy_out_ns=copy_out.total_ns,
-        finalise_ns=_finalise(trace, step, copy_out, comm),
+        finalise_ns=_finalise(trace, step, copy_out),
     )
 
 
@@ -85,7 +86,7 @@ def _pre_forward(trace: Trace, recorded: RecordedStep | None, comm: Spans) -> in
     return subtract(host, comm).total_ns
 
 
-def _finalise(trace: Trace, step: int, copy_out: Spans, comm: Spans) -> int | None:
+def _finalise(trace: Trace, step: int, copy_out: Spans) -> int | None:
     if not len(copy_out) or trace.device != "cpu":
         return None
     compute = trace.compute
@@ -96,5 +97,7 @@ def _finalise(trace: Trace, step: int, copy_out: Spans, comm: Spans) -> int | No
     end = int(copy_out.end_ns[-1])
     if end <= begin:
         return 0
-    whole = clip(Spans(np.array([begin]), np.array([end])), begin, end)
-    return subtract(whole, merge(copy_out, comm)).total_ns
+    comm = trace.collectives
+    handed_over = np.where(comm.launched_ns == UNKNOWN, comm.start_ns, np.minimum(comm.launched_ns, comm.start_ns))
+    under_way = union(handed_over, comm.end_ns)
+    return subtract(Spans(np.array([begin]), np.array([end])), merge(copy_out, under_way)).total_ns

@@ -3,7 +3,7 @@
 import pytest
 from tables import collective, forward, recorded, trace
 
-from ddpprof.events import Mark, Phase, RecordedStep
+from ddpprof.events import UNKNOWN, Mark, Phase, RecordedStep
 from ddpprof.measures.wrapper import WrapperCost, measure_wrapper_cost
 
 BACKWARD = (Mark.BACKWARD, 20, 60, 0)
@@ -43,15 +43,17 @@ def test_parts_by_mark(host: list[tuple[Mark, int, int, int]], expected: Wrapper
     [
         pytest.param([], "cpu", 27, id="all-but-the-copy-out"),
         pytest.param([(40, 75)], "cpu", 12, id="waiting-is-left-out"),
+        pytest.param([(70, 75, 50)], "cpu", 12, id="waiting-for-what-is-queued-too"),
+        pytest.param([(70, 75, UNKNOWN)], "cpu", 22, id="launch-not-known"),
         pytest.param([(40, 75)], "gpu", None, id="not-known-on-an-accelerator"),
     ],
 )
 def test_finalise_is_what_lies_between_backward_and_the_last_copy_out(
-    comm: list[tuple[int, int]], device: str, finalise_ns: int | None
+    comm: list[tuple[int, ...]], device: str, finalise_ns: int | None
 ) -> None:
     made = trace(
         compute=[(20, 60, Phase.BACKWARD, 0)],
-        comm=[collective(*span) for span in comm],
+        comm=[collective(*span[:2], launched=span[2] if len(span) > 2 else None) for span in comm],
         host=[(Mark.BUCKET_COPY_OUT, 80, 82, 0), (Mark.BUCKET_COPY_OUT, 89, 90, 0)],
         device=device,
     )
