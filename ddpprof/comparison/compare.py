@@ -96,6 +96,11 @@ def compare(a: Report, b: Report) -> Comparison:
     )
 
 
+def medians_ns(report: Report) -> dict[str, int]:
+    """What `compare` says of one run: of each measure the mean over the ranks, of that the median over the steps."""
+    return {one.metric: one.a_ns for one in _metrics(report, report) if one.a_ns is not None}
+
+
 _OF_PROFILED: Mapping[str, Callable[[StepReport], int | None]] = {
     "step": lambda s: s.duration_ns,
     "compute": lambda s: s.compute_ns,

@@ -55,13 +55,16 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
     )
 
 
+_OF_TILES = "Mean over the ranks, median over the profiled steps: what ddpprof compare shows of the run."
+
+
 def _head(report: Report, job: Iterable[Section], findings: Iterable[Section]) -> str:
     came = verdict(report)
     tiles = "".join(
         f'<li><span class="what">{escape(number.what)}</span><span class="value">{escape(number.value)}</span></li>'
         for number in came.numbers
     )
-    note = '<p class="note">Medians over the profiled steps of all ranks.</p>' if len(came.numbers) > 1 else ""
+    note = f'<p class="note">{_OF_TILES}</p>' if len(came.numbers) > 1 else ""
     lines = [section for section in job if isinstance(section, Line) and not section.is_warning]
     rest = [section for section in job if section not in lines]
     return (
@@ -133,7 +136,7 @@ def _timeline(timeline: Timeline | None, is_drawn: bool) -> str:
     )
 
 
-_NUMBERS = ("rank", "compute", "comm", "hidden", "exposed", "trailing")
+_NUMBERS = ("rank", "compute", "comm", "overlap", "exposed", "trailing")
 
 
 _KEYS = (

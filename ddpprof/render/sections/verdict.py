@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 
+from ddpprof.comparison.compare import medians_ns
 from ddpprof.render.sections.layout import ABSENT, median_of, ms, percent
 from ddpprof.report import Report
 
@@ -24,21 +24,21 @@ class Verdict:
 
 
 def verdict(report: Report) -> Verdict:
-    """Medians over all ranks' steps."""
+    """The numbers of ``ddpprof compare``: means over the ranks, medians over the steps."""
     steps = [step for rank in report.ranks for step in rank.measured_steps]
     if not steps:
         return _of_light_steps(report)
-    step_ns, exposed_ns = median_of(steps, lambda s: s.duration_ns), median_of(steps, lambda s: s.exposed_ns)
+    of_run = medians_ns(report)
+    step_ns, comm_ns, exposed_ns = of_run["step"], of_run["comm"], of_run["exposed"]
     numbers = [Number("step", _ms(step_ns))]
     if not any(step.num_comm_kernels for step in steps):
         return Verdict(f"A step takes {_ms(step_ns)}, without communication.", tuple(numbers))
-    hidden = [step.overlap_ns / step.comm_ns for step in steps if step.comm_ns]
-    share = (exposed_ns or 0) / step_ns if step_ns else None
+    share = exposed_ns / step_ns if step_ns else None
     numbers += [
-        Number("communication", _ms(median_of(steps, lambda s: s.comm_ns))),
-        Number("of it hidden", percent(median(hidden) if hidden else None)),
+        Number("communication", _ms(comm_ns)),
+        Number("of it hidden", percent(1 - exposed_ns / comm_ns if comm_ns else None)),
         Number("exposed", _ms(exposed_ns)),
-        Number("trailing", _ms(median_of(steps, lambda s: s.trailing_ns))),
+        Number("trailing", _ms(of_run.get("trailing"))),
     ]
     text = (
         f"A step takes {_ms(step_ns)}. Communication that no computation hides is {_ms(exposed_ns)} of it, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddpprof.comparison.compare import compare
+from ddpprof.comparison.compare import medians_ns
 from ddpprof.render.sections.layout import clean
 from ddpprof.render.tensorboard.event_file import EventFile
 from ddpprof.render.tensorboard.scalars import NS_PER_MS, Scalar, write_scalar
@@ -50,9 +50,4 @@ def _value(value: str | float) -> str | int | float:
 
 def metrics_of(report: Report) -> dict[str, float]:
     """By tag. They are the numbers that `ddpprof compare` shows of this run."""
-    metrics = compare(report, report).metrics
-    return {
-        f"{METRIC}{metric.metric.replace(' ', '_')}_ms": metric.a_ns / NS_PER_MS
-        for metric in metrics
-        if metric.a_ns is not None
-    }
+    return {f"{METRIC}{name.replace(' ', '_')}_ms": ns / NS_PER_MS for name, ns in medians_ns(report).items()}
