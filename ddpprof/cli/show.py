@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpprof.report import Report
     from ddpprof.report.experiments import ExperimentReport
 
-_BY_SUFFIX = {".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
+_BY_SUFFIX = {"": "terminal", ".txt": "terminal", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=numbers,
         metavar="N-M",
-        help="whose timeline an HTML page has, as in 0-7,64 (default: all, of many ranks those worth seeing)",
+        help="whose timeline is drawn, as in 0-7,64 (default: the first ones; on a page all, or those worth seeing)",
     )
     parser.set_defaults(run=run_report)
 
@@ -72,12 +72,12 @@ def run_report(options: argparse.Namespace) -> int:
     elif _form(options) == "html":
         _write(options, _page(report, run, options.ranks))
     else:
-        _show(options, report.job.name, shown_sections(report, run))
+        _show(options, report.job.name, shown_sections(report, run, options.ranks))
     return 0
 
 
-def shown_sections(report: Report, run: Run | None) -> tuple[Section, ...]:
-    """What a terminal shows: with one step of the first ranks as it went on, where a run is known."""
+def shown_sections(report: Report, run: Run | None, ranks: Numbers | None = None) -> tuple[Section, ...]:
+    """What a terminal shows: with one step of the chosen or first ranks as it went on, where a run is known."""
     from ddpprof.render.sections import sections
     from ddpprof.render.sections.lanes import MAX_RANKS
     from ddpprof.render.sections.steps import typical_step
@@ -86,8 +86,16 @@ def shown_sections(report: Report, run: Run | None) -> tuple[Section, ...]:
     number = typical_step(report)
     if run is None or number is None:
         return sections(report)
-    ranks = [rank.rank for rank in report.ranks if rank.measured_steps][:MAX_RANKS]
-    return sections(report, build_timeline(run, report, [number], ranks))
+    _check(ranks, report)
+    drawn = [rank.rank for rank in report.ranks if rank.measured_steps and (ranks is None or rank.rank in ranks)]
+    return sections(report, build_timeline(run, report, [number], drawn[:MAX_RANKS]))
+
+
+def _check(ranks: Numbers | None, report: Report) -> None:
+    """Raises `DdpprofError` where none of them is in the report."""
+    known = [rank.rank for rank in report.ranks]
+    if ranks is not None and known and not any(rank in ranks for rank in known):
+        raise DdpprofError(f"no such rank: the run has {known[0]}-{known[-1]}.")
 
 
 def _page(report: Report, run: Run | None, ranks: Numbers | None) -> str:
@@ -97,9 +105,7 @@ def _page(report: Report, run: Run | None, ranks: Numbers | None) -> str:
 
     if run is None:
         return report_page(report)
-    known = [rank.rank for rank in report.ranks]
-    if ranks is not None and known and not any(rank in ranks for rank in known):
-        raise DdpprofError(f"no such rank: the run has {known[0]}-{known[-1]}.")
+    _check(ranks, report)
     return report_page(report, build_timeline(run, report, ranks=ranks or worth_seeing(report)))
 
 
@@ -199,7 +205,10 @@ def _read_both(path: Path) -> tuple[Report, Run | None]:
 
 
 def _form(options: argparse.Namespace) -> str:
-    by_name = _BY_SUFFIX.get(options.out.suffix if options.out else "", "terminal")
+    suffix = options.out.suffix if options.out is not None and options.format is None else ""
+    by_name = _BY_SUFFIX.get(suffix)
+    if by_name is None:
+        raise DdpprofError(f"{options.out}: choose the format by the name: {', '.join(filter(None, _BY_SUFFIX))}")
     return str(options.format or by_name)
 
 

@@ -66,10 +66,11 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     torchrun = parser.add_argument_group("torchrun's options", "given to torchrun, which then starts the ranks")
     for names, takes_value in OPTIONS:
         if takes_value:
-            torchrun.add_argument(*names, action=_Passed, dest="torchrun", metavar="…", help=argparse.SUPPRESS)
+            shown = "how many ranks torchrun starts" if names[0] == "--nproc-per-node" else argparse.SUPPRESS
+            torchrun.add_argument(*names, action=_Passed, dest="torchrun", metavar="N", help=shown)
         else:
             torchrun.add_argument(*names, action=_Passed, dest="torchrun", nargs=0, help=argparse.SUPPRESS)
-    torchrun.description = "--nproc-per-node N, and every other by torchrun's own name; torchrun then starts the ranks"
+    torchrun.description = "every option of torchrun by its own name; torchrun then starts the ranks"
 
 
 class _Passed(argparse.Action):

@@ -63,7 +63,8 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         elif left > _CUT and late.num_bytes >= MIB:
             name, transfer = "The last bucket" if late is last else f"Bucket {late.index}", late.transfer_ns or 0
             title = f"{name} ({size(late.num_bytes)}) is sent when nothing is left to hide it"
-            evidence += f"; it alone takes {ms(transfer)}, and a smaller bucket_cap_mb does not cut it"
+            cut_to = size(left * late.num_bytes)
+            evidence += f"; it alone takes {ms(transfer)}, and a smaller bucket_cap_mb leaves {cut_to} of it"
             advice, gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
         else:
             continue  # a single bucket that can be cut: `buckets_too_large` says that

@@ -75,7 +75,7 @@ TERMS = (
         "idle",
         "Nothing runs on the device. The host is late: the kernel that ends the gap had not been launched. Waits for "
         "communication: it follows communication, or is some.",
-        field="ranks[].steps[].idle",
+        field="ranks[].steps[].parts.idle_ns",
         aliases=("launch bound", "host is late", "waits for comm"),
     ),
     Term(

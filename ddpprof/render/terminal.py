@@ -57,7 +57,7 @@ def _bars(console: Console, section: Section) -> None:
     console.print(Text(section.title, style="bold"))
     longest = max(bar.total_ns for bar in section.bars) or 1
     label = max(len(bar.label) for bar in section.bars) + len("rank ")
-    room = max(20, min(console.width, 120) - label - 2)
+    room = max(20, min(console.width, 200) - label - 2)
     for bar in section.bars:
         text = Text(f"rank {bar.label}".ljust(label) + " ")
         drawn = done = 0

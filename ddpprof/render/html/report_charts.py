@@ -173,9 +173,15 @@ def _about(name: str, row: CollectiveSummary, value: float, unit: str) -> str:
     return f"{name} of {size} MB: {value:.3g} {unit}; {row.num_calls} calls, transfer {ms(row.transfer_ns)} ms"
 
 
+_SEEN = 0.01
+"""of the longest bar: what is shorter cannot be seen"""
+
+
 def slowdown_chart(report: Report) -> Iterable[Chart]:
     kernels = report.slowdown.kernels if report.slowdown is not None else ()
-    known = [row for row in kernels if row.ratio is not None][:_MAX_KERNELS]
+    most_ns = max((row.lost_ns for row in kernels), default=0)
+    seen = [row for row in kernels if row.ratio is not None and abs(row.lost_ns) > most_ns * _SEEN]
+    known = seen[:_MAX_KERNELS]
     if not known:
         return
     labels = [f"{number}. {row.ratio:.2f} × {kernel_name(row.kernel)}" for number, row in enumerate(known, 1)]

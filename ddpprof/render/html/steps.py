@@ -22,7 +22,7 @@ def steps_data(report: Report) -> dict[str, Any] | None:
     numbers = sorted({step.step for rank in report.ranks for step in rank.measured_steps})
     return {
         "parts": PARTS,
-        "columns": ("compute", "comm", "hidden", "exposed", "trailing"),
+        "columns": ("compute", "comm", "overlap", "exposed", "trailing"),
         "ranks": [rank.rank for rank in report.ranks],
         "shown": worth_seeing(report),
         "drawn": worth_seeing(report, _MAX_TIMELINES),

@@ -18,7 +18,7 @@ def term_sections(terms: Iterable[Term]) -> Iterable[Section]:
                 for what, text in (
                     ("formula", term.formula),
                     ("in the JSON report", term.field),
-                    ("also", ", ".join(term.aliases)),
+                    ("also", ", ".join(name for name in term.aliases if "," not in name)),
                 )
                 if text
             ),
