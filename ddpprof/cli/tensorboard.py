@@ -158,11 +158,11 @@ def _serve(logdir: Path, port: int | None, folders: dict[str, Path], scratch: Pa
 
     with Server(logdir, port, scratch) as server:
         address = server.address()
+        print(f"TensorBoard: {address}", flush=True)
         plugin_runs = {str(Path(name, rundir.TENSORBOARD_TRACES)): folder for name, folder in folders.items()}
-        if plugin_runs and not server.wait_for_plugin(plugin_runs):
-            print("ddpprof: the profiler plugin does not read the traces: its page may be empty", file=sys.stderr)
-        print(f"TensorBoard: {address}")
         if plugin_runs:
-            print(_ON_PLUGIN)
+            print(_ON_PLUGIN, flush=True)
+        if plugin_runs and not server.wait_for_plugin(plugin_runs):
+            print("ddpprof: the profiler plugin has not read all traces yet: reload its page", file=sys.stderr)
         print("Ctrl-C ends it.", flush=True)
         server.wait()

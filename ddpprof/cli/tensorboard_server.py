@@ -27,7 +27,7 @@ _LAST_WORDS = 3
 _OFTEN_S = 0.2
 _GRACE_S = 5.0
 """How long TensorBoard and its children get to end before SIGKILL."""
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 """How long the plugin may take to begin reading: it looks for new directories every 10 s."""
 
 
