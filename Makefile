@@ -15,6 +15,7 @@ SOURCES := $(shell find ddpprof -type f -not -name '*.pyc')
 STUDY ?= $(patsubst analyses/%/analyse.py,%,$(wildcard analyses/*/analyse.py))
 # -P and a working directory outside the checkout: `import ddpprof` finds the installed wheel or nothing.
 OUTSIDE := cd $(TEST)/outside && $(BIN)/python -P
+RUN_TESTS := $(OUTSIDE) -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHECKOUT)
 
 .PHONY: demo test test-slow lint bench studies clean
 
@@ -22,10 +23,11 @@ demo: $(DEMO)/installed ## make an environment, install, trace a small training,
 	$(DEMO)/bin/ddpprof demo
 
 test: lint $(TEST)/wheel ## lint, then the tests that take seconds, against the built wheel
-	$(OUTSIDE) -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHECKOUT) -m "not slow" $(CHECKOUT)/tests $(PYTEST)
+	$(RUN_TESTS) -m "not slow" -n auto $(CHECKOUT)/tests/unit $(CHECKOUT)/tests/test_analyses.py $(PYTEST)
+	$(RUN_TESTS) -m "not slow" $(CHECKOUT)/tests/e2e $(PYTEST)
 
 test-slow: $(TEST)/wheel ## the tests that take minutes
-	$(OUTSIDE) -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHECKOUT) -m slow $(CHECKOUT)/tests $(PYTEST)
+	$(RUN_TESTS) -m slow $(CHECKOUT)/tests $(PYTEST)
 
 lint: $(TEST)/linted
 

@@ -157,7 +157,7 @@ def _run_of_file(path: Path) -> Run:
 
 
 def _run_of_traces(directory: Path, watch: Watch) -> Run:
-    files = [file for file in directory.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file()]
+    files = [file for file in directory.iterdir() if _may_be_trace(file.name) and file.is_file()]
     loaded = load_traces(files, watch)
     if not loaded.traces:
         why = loaded.missing[0].removeprefix("skipped: ") if loaded.missing else None
@@ -173,6 +173,11 @@ def _run_of_traces(directory: Path, watch: Watch) -> Run:
         ranks=ranks,
         missing=(*loaded.missing, *absent),
     )
+
+
+def _may_be_trace(name: str) -> bool:
+    """Not what ``ddpprof timeline`` wrote."""
+    return name.endswith((".json", ".json.gz")) and ".perfetto.json" not in name
 
 
 def _world_size(ranks: Iterable[Rank]) -> int | None:

@@ -31,7 +31,7 @@ def render_perfetto(timeline: Timeline, report: Report, shortest_ns: int = 0) ->
     about = {
         "ddpprof": report.ddpprof,
         "job": report.job.name,
-        "start_unix_ns": str(origin),  # as a number it would lose its last digits in JavaScript
+        "start_ns": str(origin),  # on the first rank's clock; as a number it would lose its last digits in JavaScript
         "clock_error_ns": timeline.clock_error_ns,
     }
     yield b'{"displayTimeUnit":"ns","otherData":' + msgspec.json.encode(about) + b',"traceEvents":[\n'

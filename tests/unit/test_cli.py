@@ -185,6 +185,16 @@ def test_report_on_a_file_and_on_its_folder(trace_file: Path, output: Out) -> No
         assert measured == [3, 100_000, 59_000, 40_000, 20_000, 20_000]
 
 
+def test_the_file_for_perfetto_beside_the_traces_is_no_trace(
+    trace_file: Path, output: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trace_file.parent)
+    assert main(["timeline", "."]) == 0
+    assert "(1 rank, 1 step, 0.0 MB)" in output()[0]
+    assert main(["report", ".", "--format", "json"]) == 0
+    assert json.loads(output()[0])["missing"] == ["rank 1 of 2 left no trace"]
+
+
 def test_formats(trace_file: Path, output: Out) -> None:
     texts = {}
     for form in ("terminal", "json", "markdown"):
