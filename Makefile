@@ -50,7 +50,7 @@ clean:
 $(DEMO)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ddpprof needs Python 3.11 or newer; say which: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/pip install --quiet -c constraints.txt -e '.[torch]'
+	$(DEMO)/bin/pip install --quiet -c constraints.txt -e '.[torch,html]'
 	@touch $@
 
 $(TEST)/tools: pyproject.toml constraints.txt
