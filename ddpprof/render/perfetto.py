@@ -17,6 +17,7 @@ from ddpprof.events import UNKNOWN, Collectives, Int64Column, Phase, Work
 from ddpprof.intervals import Spans
 from ddpprof.measures.timeline import BucketSpan, StepTimeline
 from ddpprof.render.perfetto_tracks import Tracks
+from ddpprof.report.build import utf8_text
 from ddpprof.report.timeline import RankTimeline, Timeline
 from ddpprof.report.tree import Report
 
@@ -37,7 +38,7 @@ def render_perfetto(timeline: Timeline, report: Report, shortest_ns: int = 0) ->
     yield b'{"displayTimeUnit":"ns","otherData":' + msgspec.json.encode(about) + b',"traceEvents":[\n'
     encode, separator = msgspec.json.Encoder().encode, b""
     for rank in timeline.ranks:
-        shown = replace(rank, names=tuple(map(_text, rank.names)))
+        shown = replace(rank, names=tuple(map(utf8_text, rank.names)))
         for event in _rank_events(shown, hosts.get(rank.rank), origin, shortest_ns):
             yield separator + encode(event)
             separator = b",\n"
@@ -51,20 +52,16 @@ def _rank_events(rank: RankTimeline, host: str | None, origin_ns: int, shortest_
         yield from _step_bar(tracks, step)
         yield from _kernels(tracks, "compute", rank, step.compute, shortest_ns)
         yield from _kernels(tracks, "copies", rank, step.copies, shortest_ns)
-        collectives = _collectives(tracks, rank, step)
+        sizes = _sizes(step)
+        collectives = _collectives(tracks, rank, step, sizes)
         yield from collectives
         yield from _spans(tracks, "exposed communication", step.exposed, "exposed")
         if step.trailing is not None:
             yield from _spans(tracks, "trailing communication", step.trailing, "trailing")
         for bucket in step.buckets:
             yield from _bucket(tracks, step, bucket, collectives)
-        yield from _counters(tracks, step)
+        yield from _counters(tracks, step, sizes)
     yield from tracks.names()
-
-
-def _text(name: str) -> str:
-    """Names need not be UTF-8; JSON must."""
-    return name.encode("utf-8", "replace").decode()
 
 
 def _begin(step: StepTimeline) -> int:
@@ -99,13 +96,13 @@ def _kernels(tracks: Tracks, what: str, rank: RankTimeline, table: Work, shortes
             yield from tracks.slices(track, table.start_ns[rows].tolist(), table.end_ns[rows].tolist(), names, phases)
 
 
-def _collectives(tracks: Tracks, rank: RankTimeline, step: StepTimeline) -> list[_Event]:
+def _collectives(tracks: Tracks, rank: RankTimeline, step: StepTimeline, sizes: Sequence[int | None]) -> list[_Event]:
     """One for each row of the table, in its order."""
     comm, lane = step.collectives, "thread" if rank.device == "cpu" else "stream"
     columns = (comm.start_ns, comm.end_ns, comm.lane, comm.name)
     return [
         event
-        for start, end, number, name, num_bytes in zip(*(c.tolist() for c in columns), _sizes(step), strict=True)
+        for start, end, number, name, num_bytes in zip(*(c.tolist() for c in columns), sizes, strict=True)
         for event in tracks.slices(
             f"communication: {lane} {number}", [start], [end], [rank.names[name]], [_about(step, num_bytes)]
         )
@@ -133,7 +130,7 @@ def _row_of(comm: Collectives, bucket: BucketSpan) -> int | None:
 
 def _bucket(tracks: Tracks, step: StepTimeline, bucket: BucketSpan, collectives: Sequence[_Event]) -> Iterator[_Event]:
     """Held back, queued, transferred; with a flow from where it is ready to its collective."""
-    name = f"bucket {bucket.index}" if bucket.module == 0 else f"bucket {bucket.module}.{bucket.index}"
+    name = f"bucket {bucket.index}" if bucket.module == 0 else f"bucket {bucket.module}/{bucket.index}"
     times = (bucket.ready_ns, bucket.launched_ns, bucket.started_ns, bucket.finished_ns)
     points: list[tuple[int, int]] = []
     for what, start, end in zip(("held back", "queued", "transferred"), times[:-1], times[1:], strict=True):
@@ -147,11 +144,10 @@ def _bucket(tracks: Tracks, step: StepTimeline, bucket: BucketSpan, collectives:
     yield from tracks.flow(f"{step.step}.{bucket.module}.{bucket.index}", name, points)
 
 
-def _counters(tracks: Tracks, step: StepTimeline) -> Iterator[_Event]:
+def _counters(tracks: Tracks, step: StepTimeline, sizes: Sequence[int | None]) -> Iterator[_Event]:
     hidden = step.overlap
     times = [step.start_ns, *np.column_stack((hidden.start_ns, hidden.end_ns)).ravel().tolist()]
     yield from tracks.counter("hidden communication", times, [0, *([1, 0] * len(hidden))])
-    sizes = _sizes(step)
     rows = [row for row, size in enumerate(sizes) if size is not None]
     if rows:
         known = np.array([sizes[row] for row in rows], np.int64)

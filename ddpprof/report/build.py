@@ -27,7 +27,7 @@ from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
 def build_report(run: Run) -> Report:
     if run.horovod is not None:
-        return horovod_report(_text(run.name), run, run.horovod)
+        return horovod_report(utf8_text(run.name), run, run.horovod)
     modules = modules_of(run.ranks)
     ranks = tuple(replace(rank_report(rank, modules), devices=device_loads(rank)) for rank in run.ranks)
     buckets, traced = _buckets(run, modules)
@@ -90,7 +90,7 @@ def _first(values: Iterable[str | None]) -> str | None:
     return next((value for value in values if value), None)
 
 
-def _text(name: str) -> str:
+def utf8_text(name: str) -> str:
     """File names need not be UTF-8; JSON must."""
     return name.encode("utf-8", "replace").decode()
 
@@ -99,8 +99,8 @@ def _job(run: Run, modules: Sequence[DdpModule]) -> Job:
     records = [rank.record for rank in run.ranks if rank.record]
     traces = [rank.trace for rank in run.ranks if rank.trace]
     return Job(
-        name=_text(run.name),
-        command=tuple(map(_text, run.command)),
+        name=utf8_text(run.name),
+        command=tuple(map(utf8_text, run.command)),
         world_size=run.world_size,
         num_ranks_read=len(run.ranks),
         hosts=_hosts(run),
