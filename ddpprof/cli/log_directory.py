@@ -52,8 +52,9 @@ def _replaced(directory: Path) -> Iterator[Path]:
 def _write_plugin_traces(directory: Path, run: Run) -> tuple[str, ...]:
     from ddpprof.load.plugin_trace import write_plugin_trace
     from ddpprof.render.tensorboard.plugin_view import plugin_views
+    from ddpprof.report.ranks import modules_of
 
-    modules = next((rank.record.modules for rank in run.ranks if rank.record and rank.record.modules), ())
+    modules = modules_of(run.ranks)
     missing: list[str] = []
     cycles = list(_cycles(run))
     for number, ranks in enumerate(cycles, 1):

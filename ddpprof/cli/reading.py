@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpprof.errors import DdpprofError
+
 if TYPE_CHECKING:
     from ddpprof.events import Run
 
@@ -20,8 +22,11 @@ _SILENT_BYTES = 8_000_000
 
 def read_run(path: Path) -> Run:
     """Raises `DdpprofError`."""
+    from ddpprof.experiment.plan import is_experiment
     from ddpprof.load.run import load_run
 
+    if is_experiment(path):
+        raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
     with _progress() as watch:
         return load_run(path, watch)
 

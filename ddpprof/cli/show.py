@@ -188,12 +188,9 @@ def _read(path: Path) -> Report:
 def _read_both(path: Path) -> tuple[Report, Run | None]:
     """Of a run, or traces; of a report that was written as JSON there is no run. Raises `DdpprofError`."""
     from ddpprof.cli.reading import read_run
-    from ddpprof.experiment.plan import is_experiment
     from ddpprof.render.json import read_report
     from ddpprof.report import build_report
 
-    if is_experiment(path):
-        raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
     try:
         written = read_report(path) if path.is_file() else None
         if written is not None:

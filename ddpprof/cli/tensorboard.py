@@ -139,11 +139,8 @@ def _write_to(folder: Path, path: Path, with_plugin: bool) -> None:
     """Raises `DdpprofError`."""
     from ddpprof.cli.log_directory import write_log_directory
     from ddpprof.cli.reading import read_run
-    from ddpprof.experiment.plan import is_experiment
     from ddpprof.report import build_report
 
-    if is_experiment(path):
-        raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
     run = read_run(path)
     try:
         missing = write_log_directory(folder, run, build_report(run), with_plugin)
