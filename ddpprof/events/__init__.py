@@ -83,6 +83,12 @@ class Rank:
     trace: Trace | None
     record: Record | None
 
+    @property
+    def world_size(self) -> int | None:
+        """The largest that its trace or its record knows of."""
+        known = [part.world_size for part in (self.record, self.trace) if part is not None]
+        return max((size for size in known if size is not None), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ddpprof.errors import BadTrace
 from ddpprof.events import Trace
 from ddpprof.load.cycles import join_cycles
 from ddpprof.load.horovod import is_horovod_timeline
-from ddpprof.load.kineto import read_trace
+from ddpprof.load.kineto import read_rank, read_trace
 from ddpprof.load.tables import build_trace
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
@@ -20,24 +21,24 @@ _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
 """as ``torch.profiler.tensorboard_trace_handler`` names its files: worker, time"""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedTraces:
-    """rank → trace, and what was left out or assumed, in words."""
+_READERS = 16
+"""Files may be far away."""
 
-    traces: dict[int, Trace]
+
+@dataclass(frozen=True, slots=True)
+class FoundTraces:
+    """rank → its files, in the order of their names, and what was left out or assumed, in words."""
+
+    ranks: dict[int, tuple[Path, ...]]
     missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    name: str
-    trace: Trace
+class LoadedTraces:
+    """The files of one rank as one trace; ``None``: none of them can be read."""
 
-    @property
-    def worker(self) -> str | None:
-        """The process that wrote it, where the name says; not a rank's name, which other files may share."""
-        match = _WORKER_IN_NAME.fullmatch(self.name)
-        return match.group(1) if match else None
+    trace: Trace | None
+    missing: tuple[str, ...]
 
 
 def load_trace(path: Path) -> Trace:
@@ -45,33 +46,61 @@ def load_trace(path: Path) -> Trace:
     return replace(build_trace(*read_trace(path)), files=(str(path),))
 
 
-def load_traces(paths: Sequence[Path], watch: Callable[[Path, int, int], None]) -> LoadedTraces:
-    """Every trace that can be read of the files, in the order of their names. `watch`: see `load_run`."""
-    files, missing = [], []
-    for done, path in enumerate(sorted(paths)):
-        watch(path, done, len(paths))
-        try:
-            files.append(_File(path.name, load_trace(path)))
-        except BadTrace as error:
-            why = f"{path} is a Horovod timeline; give it alone" if is_horovod_timeline(path) else str(error)
-            missing.append(f"skipped: {why}")
-    ranks: dict[int, list[_File]] = {}
-    nameless = []
-    for file in files:
-        rank = file.trace.rank if file.trace.rank is not None else rank_of_name(file.name, len(paths))
+def find_traces(paths: Sequence[Path]) -> FoundTraces:
+    """Which of the files are traces, and of which ranks. Reads little more than their beginnings."""
+    paths = sorted(paths)
+    with ThreadPoolExecutor(_READERS) as readers:
+        stated = list(readers.map(_stated_rank, paths))
+    ranks: dict[int, list[Path]] = {}
+    missing, nameless = [], []
+    for path, known in zip(paths, stated, strict=True):
+        if isinstance(known, BadTrace):
+            missing.append(_skipped(path, known))
+            continue
+        rank = known if known is not None else rank_of_name(path.name, len(paths))
         if rank is None:
-            nameless.append(file)
+            nameless.append(path)
         else:
-            ranks.setdefault(rank, []).append(file)
+            ranks.setdefault(rank, []).append(path)
     for of_one in _by_worker(nameless):
         rank = next(number for number in range(len(paths)) if number not in ranks)
         ranks[rank] = of_one
         missing.append(assumed_rank(of_one[0].name, rank))
-    traces = {}
-    for rank in sorted(ranks):
-        traces[rank], left_out = _of_one_rank(rank, ranks[rank])
-        missing.extend(left_out)
-    return LoadedTraces(traces, tuple(missing))
+    return FoundTraces({rank: tuple(ranks[rank]) for rank in sorted(ranks)}, tuple(missing))
+
+
+def load_traces(rank: int, paths: Sequence[Path]) -> LoadedTraces:
+    """The profiler's cycles in one process as one trace; what is of another process is left out."""
+    names, traces, missing = [], [], []
+    for path in paths:
+        try:
+            traces.append(load_trace(path))
+            names.append(path.name)
+        except BadTrace as error:
+            missing.append(_skipped(path, error))
+    if not traces:
+        return LoadedTraces(None, tuple(missing))
+    worker = _worker(names[0])
+    mine = [index for index, name in enumerate(names) if None in (worker, of := _worker(name)) or of == worker]
+    joined, objections = join_cycles([traces[index] for index in mine])
+    why = {name: "is of another process" for index, name in enumerate(names) if index not in mine}
+    why |= {names[index]: reason for index, reason in zip(mine, objections, strict=True) if reason}
+    kept = next(names[index] for index in mine if names[index] not in why)
+    missing += [f"left out: {name} is of rank {rank}, as {kept} is, and {reason}" for name, reason in why.items()]
+    return LoadedTraces(joined, tuple(missing))
+
+
+def _stated_rank(path: Path) -> int | BadTrace | None:
+    """What the file says, or why it is no trace."""
+    try:
+        return read_rank(path)
+    except BadTrace as error:
+        return error
+
+
+def _skipped(path: Path, error: BadTrace) -> str:
+    why = f"{path} is a Horovod timeline; give it alone" if is_horovod_timeline(path) else str(error)
+    return f"skipped: {why}"
 
 
 def rank_of_name(name: str, num_files: int) -> int | None:
@@ -86,20 +115,15 @@ def assumed_rank(name: str, rank: int) -> str:
     return f"{name} does not say its rank: taken as rank {rank}"
 
 
-def _by_worker(files: Sequence[_File]) -> list[list[_File]]:
+def _by_worker(paths: Sequence[Path]) -> list[list[Path]]:
     """Files without a rank: those of one process are one rank's."""
-    groups: dict[str, list[_File]] = {}
-    for file in files:
-        groups.setdefault(file.worker or file.name, []).append(file)
+    groups: dict[str, list[Path]] = {}
+    for path in paths:
+        groups.setdefault(_worker(path.name) or path.name, []).append(path)
     return list(groups.values())
 
 
-def _of_one_rank(rank: int, files: Sequence[_File]) -> tuple[Trace, list[str]]:
-    """The profiler's cycles in one process; what is of another process is left out."""
-    first = files[0]
-    mine = [file for file in files if None in (first.worker, file.worker) or file.worker == first.worker]
-    trace, objections = join_cycles([file.trace for file in mine])
-    why = {file.name: "is of another process" for file in files if file not in mine}
-    why |= {file.name: reason for file, reason in zip(mine, objections, strict=True) if reason}
-    kept = next(file.name for file in mine if file.name not in why)
-    return trace, [f"left out: {name} is of rank {rank}, as {kept} is, and {reason}" for name, reason in why.items()]
+def _worker(name: str) -> str | None:
+    """The process that wrote the file, where the name says; not a rank's name, which other files may share."""
+    match = _WORKER_IN_NAME.fullmatch(name)
+    return match.group(1) if match else None

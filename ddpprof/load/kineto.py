@@ -61,6 +61,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
 _BETWEEN_EVENTS = _BLANKS + b","
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_RANK_IN_INFO = re.compile(rb'"distributedInfo"\s*:\s*\{[^}]*?"rank"\s*:\s*"?(\d{1,18})')
 _ADVICE = "Record it again, or leave this file out."
 
 
@@ -92,6 +93,9 @@ _DECODE_DOCUMENT: tuple[_Decoder, _Decoder] = (
 )
 
 
+_DECODE_KEYS = msgspec.json.Decoder(_Document).decode
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The keys beside ``traceEvents``; ``None`` where the file does not say."""
@@ -112,13 +116,48 @@ class _Stream(Protocol):
 
 def read_trace(path: Path) -> tuple[Header, Columns]:
     """The header of a trace file and the events that the tables need. Raises `BadTrace`."""
-    try:
+    with _told_as_bad_trace(path):
         try:
             with opened(path) as stream:
                 header, columns = _read_in_batches(stream)
         except _OddLayoutError:
             with opened(path) as stream:
                 header, columns = _read_whole(stream)
+    if not columns.num_events:
+        raise BadTrace(f"{path} holds no events: nothing was profiled. {_ADVICE}")
+    if not len(columns.start_ns):
+        raise BadTrace(
+            f"{path} holds {columns.num_events} events, but no op, kernel or step of torch.profiler. {_ADVICE}"
+        )
+    return header, columns
+
+
+def read_rank(path: Path) -> int | None:
+    """The rank that a trace file states; no events are decoded where its layout allows it. Raises `BadTrace`."""
+    with _told_as_bad_trace(path):
+        try:
+            with opened(path) as stream:
+                before, rest = _split_at_array(stream)
+                keys = _Document() if before is None else _decode(_DECODE_KEYS, before + b'"traceEvents":[]}')
+                rank = _header(keys).rank
+                return _rank_after_events(stream, rest) if rank is None and before is not None else rank
+        except (_OddLayoutError, msgspec.MsgspecError):
+            return read_trace(path)[0].rank
+
+
+def _rank_after_events(stream: _Stream, text: bytes) -> int | None:
+    """By the keys that follow the events, if there are any."""
+    while chunk := stream.read(BATCH_BYTES):
+        text = text[-BATCH_BYTES:] + chunk
+    match = _RANK_IN_INFO.search(text)
+    return _natural(int(match.group(1))) if match else None
+
+
+@contextmanager
+def _told_as_bad_trace(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with the file becomes a `BadTrace`."""
+    try:
+        yield
     except GZIP_ERRORS as error:
         what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
         raise BadTrace(f"{path} {what}: its gzip data does not end well. {_ADVICE}") from error
@@ -130,13 +169,6 @@ def read_trace(path: Path) -> tuple[Header, Columns]:
         raise BadTrace(f"{path} {_explain(error)}. {_ADVICE}") from error
     except TimeOutOfRangeError as error:
         raise BadTrace(f"{path} holds a time that no clock shows. {_ADVICE}") from error
-    if not columns.num_events:
-        raise BadTrace(f"{path} holds no events: nothing was profiled. {_ADVICE}")
-    if not len(columns.start_ns):
-        raise BadTrace(
-            f"{path} holds {columns.num_events} events, but no op, kernel or step of torch.profiler. {_ADVICE}"
-        )
-    return header, columns
 
 
 class _UnreadableError(Exception):
@@ -239,7 +271,7 @@ def _read_in_batches(stream: _Stream) -> tuple[Header, Columns]:
     keys_before = _Document()
     try:
         if before is not None:
-            keys_before = _decode(msgspec.json.Decoder(_Document).decode, before + b'"traceEvents":[]}')
+            keys_before = _decode(_DECODE_KEYS, before + b'"traceEvents":[]}')
         tail = _add_batches(stream, rest, reader)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise _OddLayoutError from error

@@ -1,18 +1,22 @@
-"""A run directory, a folder of traces, or one trace file → `Run`. Every rank is loaded on its own, by `load_rank`."""
+"""A run directory, a folder of traces, or one trace file → `Run`.
+
+`find_ranks` says what is where and reads next to nothing; `load_rank` reads one rank, and needs nothing from others, so
+that processes and machines can share the work; `complete` says what all of them are together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from ddpprof.errors import BadTrace, NotARun
 from ddpprof.events import Rank, Record, Run
 from ddpprof.load.attempts import load_attempts, shown_attempt
-from ddpprof.load.folder import assumed_rank, load_trace, load_traces, rank_of_name
+from ddpprof.load.folder import assumed_rank, find_traces, load_trace, load_traces, rank_of_name
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, trace_path
@@ -27,6 +31,28 @@ class _RunFile(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class RankFiles:
+    """Where one rank left what it left."""
+
+    rank: int | None
+    """``None``: one trace, which says it or not"""
+    traces: tuple[Path, ...]
+    """in the order of their names; several are the profiler's cycles"""
+    directory: Path | None = None
+    """that of the run, where ddpprof recorded"""
+    expects_trace: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What is where of a run."""
+
+    run: Run
+    """as far as it is known without its ranks"""
+    ranks: tuple[RankFiles, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedRank:
     """What could be read of one rank, and what could not."""
 
@@ -34,45 +60,96 @@ class LoadedRank:
     missing: tuple[str, ...]
 
 
+class KnownRank(Protocol):
+    """What `complete` asks of a rank."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int | None: ...
+
+
 Watch = Callable[[Path, int, int], None]
-"""Called before each file is read: which, how many have been read, and of how many."""
+"""Called before each rank is read: one of its files, how many have been read, and of how many."""
 
 
 def load_run(path: Path, watch: Watch | None = None) -> Run:
     """Everything that can be read of a run. Raises `NotARun`, and `BadTrace` where the path is one bad trace file."""
-    watch = watch or _nobody
+    files = find_ranks(path)
+    ranks: list[Rank] = []
+    missing: list[str] = []
+    for done, of_rank in enumerate(files.ranks):
+        if watch is not None:
+            watch(some_file(of_rank), done, len(files.ranks))
+        loaded = load_rank(of_rank)
+        missing += loaded.missing
+        ranks += [loaded.rank] if loaded.rank is not None else []
+    return replace(complete(files, ranks, missing), ranks=tuple(ranks))
+
+
+def find_ranks(path: Path) -> RunFiles:
+    """What `path` holds. Raises `NotARun`, and `BadTrace` where it is one file that is no trace."""
     if path.is_file():
-        watch(path, 0, 1)
-        return _run_of_file(path)
+        return _files_of_one(path)
     if path.name == "attempt-0" and not path.exists() and is_run(path.parent):
-        return _recorded_run(path.parent, watch)
+        return _recorded_files(path.parent)
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. {_how_to_record(path)}")
     if not is_run(path):
-        return _run_of_traces(path, watch)
+        return _files_of_folder(path)
     attempts = attempts_in(path)
-    return _last_attempt(path, attempts, watch) if len(attempts) > 1 else _recorded_run(path, watch)
+    return _files_of_attempts(path, attempts) if len(attempts) > 1 else _recorded_files(path)
 
 
-def _nobody(_path: Path, _done: int, _number: int) -> None:
-    """Nobody wants to know."""
+def some_file(files: RankFiles) -> Path:
+    """For those who want to know what is being read."""
+    path = files.traces[0] if files.traces else files.directory
+    assert path is not None
+    return path
 
 
-def load_rank(directory: Path, rank: int, expects_trace: bool = True) -> LoadedRank:
-    """One rank of a run directory. It needs nothing from other ranks, so that processes can share the work."""
-    missing = []
+def load_rank(files: RankFiles) -> LoadedRank:
+    """Raises `BadTrace` where the rank is one bad trace that was asked for by its name."""
+    if files.directory is not None:
+        return _recorded_rank(files, files.directory)
+    if files.rank is not None:
+        loaded = load_traces(files.rank, files.traces)
+        rank = Rank(files.rank, loaded.trace, None) if loaded.trace is not None else None
+        return LoadedRank(rank, loaded.missing)
+    (path,) = files.traces
+    trace = load_trace(path)
+    number = trace.rank if trace.rank is not None else rank_of_name(path.name, num_files=1)
+    missing = (assumed_rank(path.name, 0),) if number is None else ()
+    return LoadedRank(Rank(number or 0, trace, None), missing)
+
+
+def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str]) -> Run:
+    """The run, without its ranks. `missing`: what could not be read of the ranks. Raises `NotARun`."""
+    run, missing = files.run, tuple(missing)
+    is_recorded = any(of_rank.directory is not None for of_rank in files.ranks)
+    if not ranks and files.ranks and not is_recorded:
+        raise NotARun(_holds_no_trace(some_file(files.ranks[0]).parent, missing))
+    world_size = run.world_size or max((one.world_size for one in ranks if one.world_size is not None), default=None)
+    # A rank whose files are there but cannot be read is not absent.
+    there = [one.rank for one in files.ranks if one.rank is not None] if is_recorded else [one.rank for one in ranks]
+    absent = _absent_ranks(sorted(there), world_size, "files" if is_recorded else "trace")
+    return replace(run, world_size=world_size, missing=(*run.missing, *missing, *absent))
+
+
+def _recorded_rank(files: RankFiles, directory: Path) -> LoadedRank:
+    assert files.rank is not None
+    rank, missing = files.rank, []
     record, trace = None, None
     try:
         record = load_record(directory, rank)
     except BadRecordError as error:
         missing.append(f"rank {rank}: {error}")
-    path = trace_path(directory, rank)
-    if path is not None:
+    if files.traces:
         try:
-            trace = load_trace(path)
+            trace = load_trace(files.traces[0])
         except BadTrace as error:
             missing.append(f"rank {rank}: {error}")
-    elif expects_trace:
+    elif files.expects_trace:
         missing.append(f"rank {rank} left no trace: {_why_no_trace(record)}")
     loaded = Rank(rank, trace, record) if trace is not None or record is not None else None
     return LoadedRank(loaded, tuple(missing))
@@ -86,15 +163,16 @@ def _why_no_trace(record: Record | None) -> str:
     return f"it {record.ended}"
 
 
-def _last_attempt(directory: Path, attempts: Mapping[int, Path], watch: Watch) -> Run:
+def _files_of_attempts(directory: Path, attempts: Mapping[int, Path]) -> RunFiles:
     """With what all attempts left. ``attempt-0`` in `directory` is the first one alone."""
     number = shown_attempt(attempts)
-    run = _recorded_run(attempts[number], watch)
+    shown = _recorded_files(attempts[number])
     loaded, missing = load_attempts(attempts, number)
-    return replace(run, name=_name(directory), missing=(*run.missing, *missing), attempts=loaded)
+    run = replace(shown.run, name=_name(directory), missing=(*shown.run.missing, *missing), attempts=loaded)
+    return replace(shown, run=run)
 
 
-def _recorded_run(directory: Path, watch: Watch) -> Run:
+def _recorded_files(directory: Path) -> RunFiles:
     about = _read_run_file(directory)
     present = ranks_in(directory)
     if not present:
@@ -103,19 +181,19 @@ def _recorded_run(directory: Path, watch: Watch) -> Run:
             f"{_how_to_record(directory)}"
         )
     expects_trace = about.settings.get("profiler") is not False
-    loaded = []
-    for done, rank in enumerate(present):
-        watch(trace_path(directory, rank) or directory, done, len(present))
-        loaded.append(load_rank(directory, rank, expects_trace))
-    ranks = tuple(one.rank for one in loaded if one.rank is not None)
-    world_size = about.world_size or _world_size(ranks)
-    return Run(
-        name=_name(directory),
-        command=tuple(about.command),
-        world_size=world_size,
-        ranks=ranks,
-        missing=(*(text for one in loaded for text in one.missing), *_absent_ranks(present, world_size, "files")),
-        settings=about.settings,
+    traces = {rank: trace_path(directory, rank) for rank in present}
+    return RunFiles(
+        Run(
+            name=_name(directory),
+            command=tuple(about.command),
+            world_size=about.world_size or None,
+            ranks=(),
+            settings=about.settings,
+        ),
+        tuple(
+            RankFiles(rank, () if trace is None else (trace,), directory, expects_trace)
+            for rank, trace in traces.items()
+        ),
     )
 
 
@@ -137,53 +215,30 @@ def _read_run_file(directory: Path) -> _RunFile:
         raise NotARun(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _run_of_file(path: Path) -> Run:
+def _files_of_one(path: Path) -> RunFiles:
     if is_horovod_timeline(path):
         timeline = load_horovod(path)
-        return Run(_name(path), (), timeline.world_size, (), horovod=timeline)
-    trace = load_trace(path)
-    known = trace.rank if trace.rank is not None else rank_of_name(path.name, num_files=1)
-    rank = 0 if known is None else known
-    return Run(
-        name=_name(path),
-        command=(),
-        world_size=trace.world_size,
-        ranks=(Rank(rank, trace, None),),
-        missing=(
-            *([assumed_rank(path.name, rank)] if known is None else []),
-            *_absent_ranks([rank], trace.world_size, "trace"),
-        ),
-    )
+        return RunFiles(Run(_name(path), (), timeline.world_size, (), horovod=timeline), ())
+    return RunFiles(Run(_name(path), (), None, ()), (RankFiles(None, (path,)),))
 
 
-def _run_of_traces(directory: Path, watch: Watch) -> Run:
-    files = [file for file in directory.iterdir() if _may_be_trace(file.name) and file.is_file()]
-    loaded = load_traces(files, watch)
-    if not loaded.traces:
-        why = loaded.missing[0].removeprefix("skipped: ") if loaded.missing else None
-        reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"
-        raise NotARun(f"{directory} is not a run: {reason}. {_how_to_record(directory)}")
-    ranks = tuple(Rank(rank, trace, None) for rank, trace in loaded.traces.items())
-    world_size = _world_size(ranks)
-    absent = _absent_ranks(list(loaded.traces), world_size, "trace")
-    return Run(
-        name=_name(directory),
-        command=(),
-        world_size=world_size,
-        ranks=ranks,
-        missing=(*loaded.missing, *absent),
-    )
+def _files_of_folder(directory: Path) -> RunFiles:
+    found = find_traces([file for file in directory.iterdir() if _may_be_trace(file.name) and file.is_file()])
+    if not found.ranks:
+        raise NotARun(_holds_no_trace(directory, found.missing))
+    ranks = tuple(RankFiles(rank, paths) for rank, paths in found.ranks.items())
+    return RunFiles(Run(_name(directory), (), None, (), missing=found.missing), ranks)
+
+
+def _holds_no_trace(directory: Path, missing: Sequence[str]) -> str:
+    why = missing[0].removeprefix("skipped: ") if missing else None
+    reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"
+    return f"{directory} is not a run: {reason}. {_how_to_record(directory)}"
 
 
 def _may_be_trace(name: str) -> bool:
     """Not what ``ddpprof timeline`` wrote."""
     return name.endswith((".json", ".json.gz")) and ".perfetto.json" not in name
-
-
-def _world_size(ranks: Iterable[Rank]) -> int | None:
-    """The largest that any rank knows of."""
-    known = [part.world_size for rank in ranks for part in (rank.record, rank.trace) if part is not None]
-    return max((size for size in known if size is not None), default=None)
 
 
 def _absent_ranks(present: list[int], world_size: int | None, what: str) -> list[str]:

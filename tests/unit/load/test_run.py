@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpprof.errors import BadTrace, NotARun
-from ddpprof.load.run import load_rank, load_run
+from ddpprof.load.run import find_ranks, load_rank, load_run
 
 RUN = {"format": 1, "run_id": "a", "ddpprof": "0.1", "created_unix_s": 1.5, "command": ["train.py"], "world_size": 2,
        "settings": {"steps": 5}}  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_rank_of_which_nothing_can_be_read_is_named_and_left_out(run: Path) ->
 
 
 def test_a_loaded_rank_can_be_sent_between_processes(run: Path) -> None:
-    loaded = load_rank(run, 0)
+    loaded = load_rank(find_ranks(run).ranks[0])
     again = pickle.loads(pickle.dumps(loaded))
     assert again.rank.trace.steps == loaded.rank.trace.steps
     assert again.missing == loaded.missing == ()
