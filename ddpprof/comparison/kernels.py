@@ -13,7 +13,7 @@ from math import sqrt
 
 from ddpprof.events import Kernel
 from ddpprof.measures.kernels import KernelSummary
-from ddpprof.report.kernels import MOST_KERNELS
+from ddpprof.report.rank_summary import MOST_KERNELS
 
 _FEWEST_RUNS = 4
 

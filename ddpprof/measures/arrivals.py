@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, Int64Column
-from ddpprof.intervals import Spans, subtract, union
+from ddpprof.intervals import Spans, intersect, union
 from ddpprof.measures.candidates import RankCollectives
 from ddpprof.measures.clock import CommonClock, common_ns
 from ddpprof.measures.matching import MatchedCollectives
@@ -75,9 +75,9 @@ def measure_arrivals(
 
 
 def summarise_waiting(
-    matched: MatchedCollectives, arrivals: Arrivals, compute: Mapping[int, Spans] | None = None
+    matched: MatchedCollectives, arrivals: Arrivals, exposed: Mapping[int, Spans] | None = None
 ) -> tuple[RankWaiting, ...]:
-    """Of every rank that has a matched collective. `compute`: when each rank computes, by its own clock."""
+    """Of every rank that has a matched collective. `exposed`: its exposed communication, by its own clock."""
     found = []
     for column, rank in enumerate(arrivals.ranks):
         mine = np.flatnonzero(arrivals.waiting_ns[:, column] != UNKNOWN)
@@ -92,7 +92,7 @@ def summarise_waiting(
                     median_waiting_ns=round(float(np.median(waiting))),
                     waiting_per_step_ns=_per_step(start, waiting, step),
                     total_waiting_ns=int(waiting.sum()),
-                    exposed_waiting_ns=_exposed(start, waiting, step, compute[rank]) if compute else None,
+                    exposed_waiting_ns=_exposed(start, waiting, step, exposed[rank]) if exposed else None,
                 )
             )
     return tuple(found)
@@ -126,9 +126,9 @@ def _per_step(start: Int64Column, waiting: Int64Column, step: Int64Column) -> in
     return round(median(union(start[rows], start[rows] + waiting[rows]).total_ns for rows in in_step))
 
 
-def _exposed(start: Int64Column, waiting: Int64Column, step: Int64Column, compute: Spans) -> int | None:
+def _exposed(start: Int64Column, waiting: Int64Column, step: Int64Column, exposed: Spans) -> int | None:
     in_step = np.flatnonzero(step != UNKNOWN)
     if not len(in_step):
         return None
     waits = union(start[in_step], start[in_step] + waiting[in_step])
-    return round(subtract(waits, compute).total_ns / len(np.unique(step[in_step])))
+    return round(intersect(waits, exposed).total_ns / len(np.unique(step[in_step])))

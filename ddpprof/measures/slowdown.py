@@ -19,6 +19,7 @@ That is what the control shows; the durations of the baseline are multiplied by 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -36,6 +37,8 @@ MIN_RUNS = 3
 ENOUGH_KNOWN = 0.2
 """of the computation under communication: what is known of less says little of the rest"""
 
+_MOST_RATIOS = 255
+
 _HOLDS_HOOKS = "AccumulateGrad"
 """The autograd node after which DDP's reducer copies a gradient into its bucket and launches the bucket."""
 
@@ -51,15 +54,17 @@ class KernelSlowdown:
     """of those whose work also ran alone"""
     lost_ns: int
     """how much longer these took than their work does alone; negative where they took less"""
-    ratios: tuple[float, ...]
-    """of each of these: its duration / the median of its work alone"""
+    num_compared: int
+    """as many are these"""
+    ratios: array[float]
+    """of each of these: its duration / the median of its work alone; ascending. Of many an even selection, `thinned`"""
     num_alone: int
     """runs behind these medians"""
 
     @property
     def ratio(self) -> float | None:
         """``None`` where the runs are too few to say."""
-        return median(self.ratios) if min(len(self.ratios), self.num_alone) >= MIN_RUNS else None
+        return median(self.ratios) if min(self.num_compared, self.num_alone) >= MIN_RUNS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,8 @@ def merge_slowdowns(ranks: Sequence[Slowdown]) -> Slowdown:
             covered_ns=sum(row.covered_ns for row in same),
             compared_ns=sum(row.compared_ns for row in same),
             lost_ns=sum(row.lost_ns for row in same),
-            ratios=tuple(sorted(ratio for row in same for ratio in row.ratios)),
+            num_compared=sum(row.num_compared for row in same),
+            ratios=_as_array(np.sort(np.concatenate([row.ratios for row in same]))),
             num_alone=sum(row.num_alone for row in same),
         )
         for kernel, same in rows.items()
@@ -161,6 +167,18 @@ def merge_slowdowns(ranks: Sequence[Slowdown]) -> Slowdown:
         control_ns=sum(rank.control_ns for rank in ranks),
         control_alone_ns=sum(rank.control_alone_ns for rank in ranks),
     )
+
+
+def thinned(slowdown: Slowdown) -> Slowdown:
+    """With at most `_MOST_RATIOS` of each kernel, evenly chosen, so that a summary of a long trace stays small."""
+
+    def fewer(row: KernelSlowdown) -> KernelSlowdown:
+        if len(row.ratios) <= _MOST_RATIOS:
+            return row
+        chosen = np.linspace(0, len(row.ratios) - 1, _MOST_RATIOS).round().astype(int).tolist()
+        return replace(row, ratios=array("d", (row.ratios[index] for index in chosen)))
+
+    return replace(slowdown, kernels=tuple(map(fewer, slowdown.kernels)))
 
 
 NO_COMMUNICATION = "the trace holds no communication"
@@ -263,6 +281,11 @@ def _of_kernel(kernel: Kernel, same: NDArray[np.int64], duration_ns: Int64Column
         covered_ns=int(duration_ns.sum()),
         compared_ns=int(compared.sum()),
         lost_ns=round(int((2 * compared - twice_alone).sum()) / 2),
-        ratios=tuple(np.sort(2 * compared / twice_alone).tolist()),
+        num_compared=len(compared),
+        ratios=_as_array(np.sort(2 * compared / twice_alone)),
         num_alone=int(alone.count[np.unique(same[known])].sum()),
     )
+
+
+def _as_array(values: NDArray[np.float64]) -> array[float]:
+    return array("d", values.tobytes())

@@ -6,7 +6,6 @@ the step bar, overlap, exposed and trailing communication.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import TypeVar
@@ -55,42 +54,60 @@ class StepTimeline:
     buckets: tuple[BucketSpan, ...]
 
 
-def step_timeline(
-    trace: Trace, step: int, moved_ns: int, buckets: Sequence[BucketStep], bucket_bytes: Sequence[int | None]
-) -> StepTimeline:
-    """`step`: index into ``trace.steps``. `moved_ns`: to add to the trace's times. `buckets`: those of the step."""
+def step_timeline(trace: Trace, step: int) -> StepTimeline:
+    """By the trace's own times, and without buckets. `step`: index into ``trace.steps``."""
     compute, comm = spans_of(trace.compute, step), spans_of(trace.collectives, step)
-    split, trailing, whole = split_step(trace, step), trailing_spans(trace, step), trace.steps[step]
-    parts = None if split is None else tuple(shift(reduce(merge, part), moved_ns) for part in split.parts)
+    split, whole = split_step(trace, step), trace.steps[step]
+    parts = None if split is None else tuple(reduce(merge, part) for part in split.parts)
     begun = [int(spans.start_ns[0]) for spans in parts or () if len(spans)]
     ended = [int(spans.end_ns[-1]) for spans in parts or () if len(spans)]
     return StepTimeline(
         step=whole.number,
-        start_ns=min(begun, default=whole.start_ns + moved_ns),
-        end_ns=max(ended, default=whole.end_ns + moved_ns),
+        start_ns=min(begun, default=whole.start_ns),
+        end_ns=max(ended, default=whole.end_ns),
         parts=parts,
-        compute=_rows(trace.compute, step, moved_ns),
-        copies=_rows(trace.copies, step, moved_ns),
-        collectives=_rows(trace.collectives, step, moved_ns),
-        overlap=shift(intersect(comm, compute), moved_ns),
-        exposed=shift(subtract(comm, compute), moved_ns),
-        trailing=None if trailing is None else shift(trailing, moved_ns),
-        buckets=tuple(
-            _bucket(one, num_bytes, moved_ns - (trace.epoch_ns or 0))
-            for one, num_bytes in zip(buckets, bucket_bytes, strict=True)
-        ),
+        compute=_rows(trace.compute, step),
+        copies=_rows(trace.copies, step),
+        collectives=_rows(trace.collectives, step),
+        overlap=intersect(comm, compute),
+        exposed=subtract(comm, compute),
+        trailing=trailing_spans(trace, step),
+        buckets=(),
     )
 
 
-def _rows(table: _Table, step: int, moved_ns: int) -> _Table:
+def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, ...]) -> StepTimeline:
+    """All of it that much later, with its buckets."""
+    return StepTimeline(
+        step=step.step,
+        start_ns=step.start_ns + moved_ns,
+        end_ns=step.end_ns + moved_ns,
+        parts=None if step.parts is None else tuple(shift(part, moved_ns) for part in step.parts),
+        compute=_moved(step.compute, moved_ns),
+        copies=_moved(step.copies, moved_ns),
+        collectives=_moved(step.collectives, moved_ns),
+        overlap=shift(step.overlap, moved_ns),
+        exposed=shift(step.exposed, moved_ns),
+        trailing=None if step.trailing is None else shift(step.trailing, moved_ns),
+        buckets=buckets,
+    )
+
+
+def _rows(table: _Table, step: int) -> _Table:
     rows = np.flatnonzero(table.step == step)
-    columns = {column.name: getattr(table, column.name)[rows] for column in fields(table)}
+    return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
+
+
+def _moved(table: _Table, moved_ns: int) -> _Table:
+    columns = {column.name: getattr(table, column.name) for column in fields(table)}
     for name in _TIMES:
         columns[name] = np.where(columns[name] == UNKNOWN, UNKNOWN, columns[name] + moved_ns)
     return type(table)(**columns)
 
 
-def _bucket(one: BucketStep, num_bytes: int | None, moved_ns: int) -> BucketSpan:
+def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> BucketSpan:
+    """`moved_ns`: to add to its times, which are nanoseconds since 1970 where the trace says."""
+
     def common(since_origin_ns: int | None) -> int | None:
         return None if since_origin_ns is None else one.origin_ns + since_origin_ns + moved_ns
 

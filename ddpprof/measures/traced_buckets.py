@@ -9,11 +9,10 @@ where the script reduces gradients without DDP, from the beginning of the backwa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, Int64Column, Mark, Trace
 from ddpprof.measures.bucket_table import BucketRow, summarise_times
@@ -36,37 +35,47 @@ NO_BUCKETS = TracedBuckets((), ())
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """The gradient all-reduces of one step of one rank."""
+class TracedPass:
+    """The gradient all-reduces of one step of one rank, in the order of launch."""
 
-    rank: int
     step: int
     """index into the steps of the rank's trace"""
-    rows: NDArray[np.int64]
-    """in the order of launch"""
+    number: int
+    """the step's"""
     sizes: _Sizes
     """or `UNKNOWN`"""
     origin_ns: int
+    times_ns: tuple[tuple[int, int, int], ...]
+    """launch, start and end of each, since the origin"""
     spans_forwards: bool
     """a DDP forward ended between its first launch and its last"""
 
 
-def trace_buckets(traces: Mapping[int, Trace], one_clock: bool) -> TracedBuckets:
-    """`traces`: by rank. `one_clock`: all ranks run on one host."""
-    passes = [one for rank, trace in traces.items() for one in _passes(rank, trace)]
+@dataclass(frozen=True, slots=True)
+class TracedPasses:
+    """Of one rank."""
+
+    epoch_ns: int | None
+    passes: tuple[TracedPass, ...]
+
+
+def trace_buckets(ranks: Mapping[int, TracedPasses], one_clock: bool) -> TracedBuckets:
+    """`ranks`: of each that has a trace. `one_clock`: all ranks run on one host."""
+    passes = [one for of_rank in ranks.values() for one in of_rank.passes]
     if not passes:
         return NO_BUCKETS
     layout = _layout(passes)
-    chosen = [one for one in passes if _fits(one.sizes, layout)]
-    known = [next((s[i] for one in chosen if (s := one.sizes)[i] != UNKNOWN), None) for i in range(len(layout))]
-    ranks = {
-        rank: tuple(row for one in chosen if one.rank == rank for row in _steps(one, trace))
-        for rank, trace in traces.items()
+    chosen = {rank: [one for one in of.passes if _fits(one.sizes, layout)] for rank, of in ranks.items()}
+    fitting = [one for of_rank in chosen.values() for one in of_rank]
+    known = [next((s[i] for one in fitting if (s := one.sizes)[i] != UNKNOWN), None) for i in range(len(layout))]
+    steps = {
+        rank: tuple(row for one in of_rank for row in _steps(one, ranks[rank].epoch_ns))
+        for rank, of_rank in chosen.items()
     }
-    one_clock = one_clock and len({trace.epoch_ns is None for trace in traces.values()}) == 1
+    one_clock = one_clock and len({of_rank.epoch_ns is None for of_rank in ranks.values()}) == 1
     buckets = tuple(
         BucketRow(
-            **summarise_times((0, index), ranks, one_clock),
+            **summarise_times((0, index), steps, one_clock),
             num_bytes=num_bytes,
             num_parameters=None,
             first_parameter=None,
@@ -74,10 +83,10 @@ def trace_buckets(traces: Mapping[int, Trace], one_clock: bool) -> TracedBuckets
         )
         for index, num_bytes in enumerate(known)
     )
-    return TracedBuckets(buckets, tuple(_notes(passes, chosen, traces)), ranks)
+    return TracedBuckets(buckets, tuple(_notes(ranks, fitting)), steps)
 
 
-def _passes(rank: int, trace: Trace) -> list[_Pass]:
+def find_passes(trace: Trace) -> TracedPasses:
     """Those of the steps that reduced gradients after a DDP forward, or without DDP."""
     comm, origins = trace.collectives, _origins(trace)
     gradients = gradient_all_reduces(trace)
@@ -88,9 +97,18 @@ def _passes(rank: int, trace: Trace) -> list[_Pass]:
         if not len(rows) or not ended[0]:
             continue
         origin = int(origins[ended[0] - 1])
-        sizes = tuple(comm.num_bytes[rows].tolist())
-        found.append(_Pass(rank, step, rows, sizes, origin, bool(ended[-1] > ended[0])))
-    return found
+        times = np.stack((comm.launched_ns[rows], comm.start_ns[rows], comm.end_ns[rows]), axis=1) - origin
+        found.append(
+            TracedPass(
+                step=step,
+                number=trace.steps[step].number,
+                sizes=tuple(comm.num_bytes[rows].tolist()),
+                origin_ns=origin,
+                times_ns=tuple((launch, start, end) for launch, start, end in times.tolist()),
+                spans_forwards=bool(ended[-1] > ended[0]),
+            )
+        )
+    return TracedPasses(trace.epoch_ns, tuple(found))
 
 
 def _origins(trace: Trace) -> Int64Column:
@@ -103,7 +121,7 @@ def _origins(trace: Trace) -> Int64Column:
     return np.sort(marks.start_ns[rows[first]])
 
 
-def _layout(passes: list[_Pass]) -> _Sizes:
+def _layout(passes: Sequence[TracedPass]) -> _Sizes:
     """What most passes fit; of several, the one seen last: the first steps may still have DDP's first layout."""
     counts = Counter(one.sizes for one in passes)
     votes = {sizes: sum(n for other, n in counts.items() if _fits(other, sizes)) for sizes in counts}
@@ -117,35 +135,35 @@ def _fits(sizes: _Sizes, layout: _Sizes) -> bool:
     )  # fmt: skip
 
 
-def _steps(one: _Pass, trace: Trace) -> list[BucketStep]:
-    comm = trace.collectives
-    times = (comm.launched_ns[one.rows], comm.start_ns[one.rows], comm.end_ns[one.rows])
+def _steps(one: TracedPass, epoch_ns: int | None) -> list[BucketStep]:
     return [
         BucketStep(
-            step=trace.steps[one.step].number,
+            step=one.number,
             module=0,
             index=index,
-            origin_ns=one.origin_ns + (trace.epoch_ns or 0),
+            origin_ns=one.origin_ns + (epoch_ns or 0),
             first_ready_ns=None,
             ready_ns=None,
-            launched_ns=launched - one.origin_ns,
-            started_ns=started - one.origin_ns,
-            finished_ns=finished - one.origin_ns,
+            launched_ns=launched,
+            started_ns=started,
+            finished_ns=finished,
             last_parameter=None,
             previous_ready_ns=None,
         )
-        for index, (launched, started, finished) in enumerate(zip(*(t.tolist() for t in times), strict=True))
+        for index, (launched, started, finished) in enumerate(one.times_ns)
     ]
 
 
-def _notes(passes: list[_Pass], chosen: list[_Pass], traces: Mapping[int, Trace]) -> list[str]:
+def _notes(ranks: Mapping[int, TracedPasses], chosen: Collection[TracedPass]) -> list[str]:
     notes = []
     left_out: dict[int, list[int]] = {}
-    for one in passes:
-        if one not in chosen:
-            left_out.setdefault(traces[one.rank].steps[one.step].number, []).append(one.rank)
-    for number, ranks in sorted(left_out.items()):
-        where = "" if len(ranks) == len(traces) else f" of rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    fitting = set(map(id, chosen))
+    for rank, of_rank in ranks.items():
+        for one in of_rank.passes:
+            if id(one) not in fitting:
+                left_out.setdefault(one.number, []).append(rank)
+    for number, odd in sorted(left_out.items()):
+        where = "" if len(odd) == len(ranks) else f" of rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))}"
         notes.append(
             f"the bucket table leaves out step {number}{where}: its gradient all-reduces differ from most steps' in "
             "number or size (DDP rebuilds its buckets after the first iteration)"

@@ -3,51 +3,76 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ddpprof import __version__
-from ddpprof.events import DdpModule, Rank, Run
+from ddpprof.events import DdpModule, RecordedStep, Run
 from ddpprof.findings import find
 from ddpprof.measures.attempts import summarise_attempts
 from ddpprof.measures.bucket_table import BucketSummary, as_row, summarise_buckets
-from ddpprof.measures.memory import memory_of_ranks
-from ddpprof.measures.rpc import measure_rpc
+from ddpprof.measures.buckets import BucketStep
+from ddpprof.measures.outside import summarise_outside
+from ddpprof.measures.own_reduction import least_exposed
 from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, trace_buckets
-from ddpprof.report.across import across_ranks
+from ddpprof.report.across import RecordedSteps, across_ranks
 from ddpprof.report.horovod import horovod_report
-from ddpprof.report.kernels import kernels_of_first_rank, slowdown_report
+from ddpprof.report.kernels import slowdown_report
 from ddpprof.report.observed import observe
-from ddpprof.report.outside import outside_ddp
-from ddpprof.report.own_reduction import own_reduction
-from ddpprof.report.ranks import bucket_steps, modules_of, rank_report
-from ddpprof.report.several_devices import data_parallel_report, device_loads
+from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
+from ddpprof.report.ranks import modules_of, training_steps
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
 
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    report: Report
+    buckets: Mapping[int, Sequence[BucketStep]]
+    """by rank, in every profiled step: what a timeline draws of them"""
+
+
 def build_report(run: Run) -> Report:
-    if run.horovod is not None:
-        return horovod_report(utf8_text(run.name), run, run.horovod)
+    return reduce_run(run).report
+
+
+def reduce_run(run: Run) -> Reduced:
+    """Of a run that is in memory as a whole."""
     modules = modules_of(run.ranks)
-    ranks = tuple(replace(rank_report(rank, modules), devices=device_loads(rank)) for rank in run.ranks)
-    buckets, traced = _buckets(run, modules)
-    across, mismatches = across_ranks(run.ranks, modules, run.world_size)
-    slowdown = slowdown_report(run.ranks)
-    outside, data_parallel = outside_ddp(run.ranks, modules), data_parallel_report(run.ranks)
-    records = [rank.record for rank in run.ranks if rank.record]
-    memory = memory_of_ranks(records)
-    rpc = tuple(one for record in records if (one := measure_rpc(record)) is not None)
-    job, own = _job(run, modules), own_reduction(run.ranks)
+    summary = merge_summaries([summarise_rank(rank, modules) for rank in run.ranks])
+
+    def recorded(ranks: Sequence[int]) -> dict[int, Sequence[RecordedStep]]:
+        return {one.rank: training_steps(one.record) for one in run.ranks if one.rank in ranks}
+
+    return reduce_summary(run, modules, summary, recorded)
+
+
+def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary, recorded: RecordedSteps) -> Reduced:
+    """`run`: its ranks are not looked at."""
+    if run.horovod is not None:
+        return Reduced(horovod_report(utf8_text(run.name), run, run.horovod), {})
+    ranks = summary.ranks
+    reports = tuple(one.report for one in ranks)
+    buckets, traced = _buckets(ranks, modules)
+    across, mismatches = across_ranks(ranks, modules, run.world_size, recorded)
+    records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
+    baseline = sum(trace.num_baseline_steps for trace in traces)
+    slowdown = slowdown_report(summary.slowdown, baseline) if summary.slowdown is not None else None
+    outside = summarise_outside([one.trace.outside if one.trace else () for one in ranks])
+    # Of the first rank that uses it: there is no other, but where each host runs a job of its own.
+    data_parallel = next((one.data_parallel for one in ranks if one.data_parallel), None)
+    memory = tuple(record.memory for record in records if record.memory)
+    rpc = tuple(record.rpc for record in records if record.rpc)
+    job, own = _job(run, ranks, modules), least_exposed([trace.own_reduction for trace in traces])
     observed = observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel, memory, rpc)
-    return Report(
+    report = Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
         job=job,
-        missing=(*run.missing, *_notes(run), *_idle_steps(ranks), *traced.notes, *mismatches),
-        ranks=ranks,
+        missing=(*run.missing, *_notes(run, ranks), *_idle_steps(reports), *traced.notes, *mismatches),
+        ranks=reports,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
         findings=find(replace(observed, own_reduction=own)),
-        kernels=kernels_of_first_rank(run.ranks),
+        kernels=summary.kernels or (),
         slowdown=slowdown,
         across=across,
         outside=outside,
@@ -57,6 +82,7 @@ def build_report(run: Run) -> Report:
         attempts=summarise_attempts(run.attempts),
         own_reduction=own,
     )
+    return Reduced(report, {one.rank: one.buckets for one in ranks} if modules else traced.ranks)
 
 
 def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:
@@ -70,20 +96,18 @@ def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:
     return [f"step {number}{where[number]} holds no work of the device: it counts in no median" for number in found]
 
 
-def _buckets(run: Run, modules: Sequence[DdpModule]) -> tuple[tuple[BucketSummary, ...], TracedBuckets]:
+def _buckets(
+    ranks: Sequence[RankSummary], modules: Sequence[DdpModule]
+) -> tuple[tuple[BucketSummary, ...], TracedBuckets]:
     """From the recorder's facts; without them, as far as the traces show."""
-    one_clock = len(_hosts(run)) == 1 and all(_host(rank) is not None for rank in run.ranks)
+    one_clock = len(_hosts(ranks)) == 1 and all(one.host is not None for one in ranks)
     if modules:
-        return summarise_buckets(modules, {r.rank: bucket_steps(r, modules) for r in run.ranks}, one_clock), NO_BUCKETS
-    return (), trace_buckets({rank.rank: rank.trace for rank in run.ranks if rank.trace is not None}, one_clock)
+        return summarise_buckets(modules, {one.rank: one.buckets for one in ranks}, one_clock), NO_BUCKETS
+    return (), trace_buckets({one.rank: one.trace.passes for one in ranks if one.trace}, one_clock)
 
 
-def _hosts(run: Run) -> tuple[str, ...]:
-    return tuple(sorted({host for rank in run.ranks if (host := _host(rank)) is not None}))
-
-
-def _host(rank: Rank) -> str | None:
-    return rank.record.host if rank.record else rank.trace.host if rank.trace else None
+def _hosts(ranks: Sequence[RankSummary]) -> tuple[str, ...]:
+    return tuple(sorted({one.host for one in ranks if one.host is not None}))
 
 
 def _first(values: Iterable[str | None]) -> str | None:
@@ -95,15 +119,14 @@ def utf8_text(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
-def _job(run: Run, modules: Sequence[DdpModule]) -> Job:
-    records = [rank.record for rank in run.ranks if rank.record]
-    traces = [rank.trace for rank in run.ranks if rank.trace]
+def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -> Job:
+    records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
     return Job(
         name=utf8_text(run.name),
         command=tuple(map(utf8_text, run.command)),
         world_size=run.world_size,
-        num_ranks_read=len(run.ranks),
-        hosts=_hosts(run),
+        num_ranks_read=len(ranks),
+        hosts=_hosts(ranks),
         device=_first([*(r.device for r in records), *(t.device for t in traces)]),
         backend=_first([*(r.backend for r in records), *(t.backend for t in traces)]),
         torch=_first(r.torch for r in records),
@@ -124,9 +147,8 @@ def _module(module: DdpModule) -> Module:
     )
 
 
-def _notes(run: Run) -> list[str]:
+def _notes(run: Run, ranks: Sequence[RankSummary]) -> list[str]:
     """What the traces lack; said once for all ranks that lack it."""
-    counts = Counter(note for rank in run.ranks if rank.trace for note in rank.trace.notes)
-    of_all = len(run.ranks)
+    counts, of_all = Counter(note for one in ranks if one.trace for note in one.trace.notes), len(ranks)
     notes = [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]
     return ["DDP was taken away: a trial to compare with", *notes] if run.settings.get("without_ddp") else notes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from ddpprof.events import DdpModule, RecordedStep, Run
+from ddpprof.events import DdpModule, Run
 from ddpprof.findings import Observed
 from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.measures.devices import imbalance_ns
@@ -12,15 +12,15 @@ from ddpprof.measures.medians import median_known
 from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.rpc import RankRpc
-from ddpprof.report.ranks import training_steps
-from ddpprof.report.tree import AcrossRanks, DataParallelReport, RankReport, SlowdownReport, StepReport
+from ddpprof.report.rank_summary import RankSummary
+from ddpprof.report.tree import AcrossRanks, DataParallelReport, SlowdownReport, StepReport
 
 
 def observe(
     run: Run,
     modules: tuple[DdpModule, ...],
     backend: str | None,
-    ranks: Sequence[RankReport],
+    ranks: Sequence[RankSummary],
     buckets: tuple[BucketSummary, ...],
     slowdown: SlowdownReport | None,
     across: AcrossRanks,
@@ -31,29 +31,23 @@ def observe(
 ) -> Observed:
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Median over steps, of the rank where it is least: the others' surplus is waiting for a slower rank."""
-        medians = [median_known(value(step) for step in rank.measured_steps) for rank in ranks if rank.measured_steps]
-        return min((m for m in medians if m is not None), default=None)
+        return _least(median_known(value(step) for step in one.measured_steps) for one in reports if one.measured_steps)
 
-    records = [rank.record for rank in run.ranks if rank.record]
-
-    def least_recorded(value: Callable[[RecordedStep], int | None]) -> int | None:
-        medians = [median_known(value(step) for step in training_steps(record) if step.forwards) for record in records]
-        return min((m for m in medians if m is not None), default=None)
-
-    light = [median_known(s.duration_ns for s in rank.light_steps) for rank in ranks]
+    reports = [rank.report for rank in ranks]
+    records = {rank.rank: rank.record for rank in ranks if rank.record is not None}
+    light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
     data = least(lambda s: s.parts.data_ns if s.parts else None)
     return Observed(
         world_size=run.world_size,
         backend=backend,
-        step_ns=least(lambda s: s.parts.step_ns if s.parts else s.duration_ns)
-        or min((d for d in light if d is not None), default=None),
+        step_ns=least(lambda s: s.parts.step_ns if s.parts else s.duration_ns) or light_ns,
         modules=modules,
         buckets=buckets,
         comm_ns=least(lambda s: s.comm_ns),
         exposed_ns=least(lambda s: s.exposed_ns),
         trailing_ns=least(lambda s: s.trailing_ns),
-        data_ns=data if data is not None else least_recorded(lambda s: s.data_ns),
-        buffer_sync_ns=least_recorded(lambda s: sum(f.buffer_sync_ns for f in s.forwards)),
+        data_ns=data if data is not None else _least(record.data_ns for record in records.values()),
+        buffer_sync_ns=_least(record.buffer_sync_ns for record in records.values()),
         unused_search_ns=least(lambda s: s.wrapper.unused_search_ns or None),  # 0: the trace does not have it
         copy_out_ns=least(lambda s: s.wrapper.copy_out_ns),
         slowdown_lost_ns=slowdown.lost_ns if slowdown else None,
@@ -68,7 +62,11 @@ def observe(
         rpc=rpc,
         data_parallel=data_parallel.step if data_parallel else None,
         data_parallel_devices=tuple(len(m.device_ids) for m in data_parallel.modules) if data_parallel else (),
-        device_loads=max((rank.devices for rank in ranks), key=imbalance_ns, default=()),
-        loaders={record.rank: record.loaders for record in records},
-        checkpoints={record.rank: (record.host, record.checkpoints) for record in records},
+        device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
+        loaders={rank: record.loaders for rank, record in records.items()},
+        checkpoints={rank: (record.host, record.checkpoints) for rank, record in records.items()},
     )
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from ddpprof.events import DdpModule, Rank, Run, Trace
-from ddpprof.measures.buckets import BucketStep, measure_buckets
+from ddpprof.events import Rank, Run, Step
+from ddpprof.measures.buckets import BucketStep
 from ddpprof.measures.clock import common_ns
-from ddpprof.measures.timeline import StepTimeline, step_timeline
-from ddpprof.measures.traced_buckets import trace_buckets
-from ddpprof.report.ranks import modules_of, training_steps, whole_steps
+from ddpprof.measures.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
+from ddpprof.measures.traced_buckets import find_passes, trace_buckets
+from ddpprof.report.ranks import bucket_steps, modules_of, training_steps, whole_steps
 from ddpprof.report.tree import ClockReport, Report
 
 
@@ -37,96 +38,127 @@ class Timeline:
     """two ranks' times differ from the truth by at most this; ``None``: one rank, or not known"""
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnRank:
+    """What is known of a rank's steps before any is drawn."""
+
+    rank: int
+    device: str
+    names: tuple[str, ...]
+    epoch_ns: int | None
+    steps: tuple[Step, ...]
+    """of the trace"""
+    measured: tuple[int, ...]
+    """indices of those that the report measures"""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One rank's steps. They may lie on disk, so that only what is asked for is read."""
+
+    about: DrawnRank
+    draw: Callable[[int], StepTimeline]
+    """by the step's index: by the trace's own times, and without buckets"""
+
+
+def drawing_of(rank: Rank) -> Drawing | None:
+    """``None`` without a trace."""
+    trace = rank.trace
+    if trace is None:
+        return None
+    measured = tuple(whole_steps(trace, training_steps(rank.record)))
+    about = DrawnRank(rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, measured)
+    return Drawing(about, partial(step_timeline, trace))
+
+
 def build_timeline(
     run: Run, report: Report, steps: Container[int] | None = None, ranks: Container[int] | None = None
 ) -> Timeline:
     """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
-    chosen = [rank for rank in run.ranks if rank.trace is not None and (ranks is None or rank.rank in ranks)]
-    modules = modules_of(run.ranks)
-    buckets = _buckets(run.ranks, modules, chosen, steps)
+    chosen = [rank for rank in run.ranks if ranks is None or rank.rank in ranks]
+    drawings = [drawing for rank in chosen if (drawing := drawing_of(rank)) is not None]
+    return draw_timeline(drawings, report, _buckets(run.ranks, chosen), steps)
+
+
+def draw_timeline(
+    drawings: Sequence[Drawing],
+    report: Report,
+    buckets: Mapping[int, Sequence[BucketStep]],
+    steps: Container[int] | None = None,
+) -> Timeline:
+    """`buckets`: by rank. Otherwise like `build_timeline`."""
     clock = report.across.clock if report.across is not None else None
     sizes = {(row.module, row.index): row.num_bytes for row in report.buckets}
-    moves = _set_beside([(rank.rank, rank.trace) for rank in chosen if rank.trace is not None], clock)
+    moves = _set_beside([drawing.about for drawing in drawings], clock)
     timelines = tuple(
-        _of_rank(rank, rank.trace, clock, moves[rank.rank], buckets, sizes, steps)
-        for rank in chosen
-        if rank.trace is not None
+        _of_rank(drawing, clock, moves[rank], buckets.get(rank, ()), sizes, steps)
+        for drawing in drawings
+        for rank in [drawing.about.rank]
     )
-    return Timeline(timelines, _clock_error(clock, [rank.rank for rank in chosen]))
+    return Timeline(timelines, _clock_error(clock, [drawing.about.rank for drawing in drawings]))
 
 
-_Buckets = dict[tuple[int, int], list[BucketStep]]
-"""by rank and step"""
-
-
-def _buckets(
-    ranks: Sequence[Rank], modules: Sequence[DdpModule], chosen: Sequence[Rank], steps: Container[int] | None
-) -> _Buckets:
+def _buckets(ranks: Sequence[Rank], chosen: Sequence[Rank]) -> Mapping[int, Sequence[BucketStep]]:
     """From the recorder's facts; without them, as far as the traces of all ranks show."""
-    found: _Buckets = {}
-    if not modules:
-        traced = trace_buckets({rank.rank: rank.trace for rank in ranks if rank.trace is not None}, one_clock=False)
-        for number, rows in traced.ranks.items():
-            for row in rows:
-                found.setdefault((number, row.step), []).append(row)
-        return found
-    for rank in chosen:
-        for step in training_steps(rank.record):
-            if steps is None or step.number in steps:
-                found[rank.rank, step.number] = list(measure_buckets(modules, step, rank.trace))
-    return found
+    if modules := modules_of(ranks):
+        return {rank.rank: bucket_steps(rank, modules) for rank in chosen}
+    passes = {rank.rank: find_passes(rank.trace) for rank in ranks if rank.trace is not None}
+    return trace_buckets(passes, one_clock=False).ranks
 
 
 def _of_rank(
-    rank: Rank,
-    trace: Trace,
+    drawing: Drawing,
     clock: ClockReport | None,
     beside_ns: int,
-    buckets: _Buckets,
-    sizes: dict[tuple[int, int], int | None],
+    buckets: Sequence[BucketStep],
+    sizes: Mapping[tuple[int, int], int | None],
     steps: Container[int] | None,
 ) -> RankTimeline:
+    about = drawing.about
     timelines = []
-    for index in whole_steps(trace, training_steps(rank.record)):
-        number = trace.steps[index].number
+    for index in about.measured:
+        number = about.steps[index].number
         if steps is None or number in steps:
-            rows = buckets.get((rank.rank, number), [])
-            of_rows = [sizes.get((row.module, row.index)) for row in rows]
-            moved = _moved_ns(rank.rank, trace, clock, trace.steps[index].start_ns) + beside_ns
-            timelines.append(step_timeline(trace, index, moved, rows, of_rows))
-    return RankTimeline(rank.rank, trace.device, trace.names, _is_on(clock, rank.rank), tuple(timelines))
+            moved = _moved_ns(about, clock, about.steps[index].start_ns) + beside_ns
+            spans = tuple(
+                bucket_span(row, sizes.get((row.module, row.index)), moved - (about.epoch_ns or 0))
+                for row in buckets
+                if row.step == number
+            )
+            timelines.append(move_timeline(drawing.draw(index), moved, spans))
+    return RankTimeline(about.rank, about.device, about.names, _is_on(clock, about.rank), tuple(timelines))
 
 
 def _is_on(clock: ClockReport | None, rank: int) -> bool:
     return clock is not None and any(one.rank == rank for one in clock.ranks)
 
 
-def _set_beside(traces: Sequence[tuple[int, Trace]], clock: ClockReport | None) -> dict[int, int]:
+def _set_beside(ranks: Sequence[DrawnRank], clock: ClockReport | None) -> dict[int, int]:
     """By rank, what else to add to its times: 0 on the common clock.
 
     Ranks of a job run together. Where a host's clock says that they did not, it is no help: then the first step that
     the rank has in common with the first rank of the clock begins with that.
     """
-    moves, first, until = dict.fromkeys((rank for rank, _ in traces), 0), None, 0
-    for rank, trace in sorted(traces, key=lambda one: not _is_on(clock, one[0])):
-        begins = {step.number: step.start_ns + _moved_ns(rank, trace, clock, step.start_ns) for step in trace.steps}
+    moves, first, until = dict.fromkeys((one.rank for one in ranks), 0), None, 0
+    for one in sorted(ranks, key=lambda one: not _is_on(clock, one.rank)):
+        begins = {step.number: step.start_ns + _moved_ns(one, clock, step.start_ns) for step in one.steps}
         if not begins:
             continue
-        last = trace.steps[-1]
+        last = one.steps[-1]
         end = begins[last.number] + last.end_ns - last.start_ns
         if first is None:
             first, until = begins, end
-        elif not _is_on(clock, rank) and (min(begins.values()) >= until or end <= min(first.values())):
+        elif not _is_on(clock, one.rank) and (min(begins.values()) >= until or end <= min(first.values())):
             both = sorted(begins.keys() & first.keys())
             there, here = (first[both[0]], begins[both[0]]) if both else (min(first.values()), min(begins.values()))
-            moves[rank] = there - here
+            moves[one.rank] = there - here
     return moves
 
 
-def _moved_ns(rank: int, trace: Trace, clock: ClockReport | None, at_ns: int) -> int:
+def _moved_ns(rank: DrawnRank, clock: ClockReport | None, at_ns: int) -> int:
     """What to add to times near `at_ns`: the drift within one step is less than the clock's error."""
-    epoch = trace.epoch_ns or 0
-    own = next((one for one in clock.ranks if one.rank == rank), None) if clock is not None else None
+    epoch = rank.epoch_ns or 0
+    own = next((one for one in clock.ranks if one.rank == rank.rank), None) if clock is not None else None
     if own is None or clock is None:
         return epoch
     return int(common_ns(clock.at_ns, own, np.array([at_ns + epoch], np.int64))[0]) - at_ns

@@ -16,7 +16,7 @@ from ddpprof.measures.breakdown import measure_breakdown
 from ddpprof.measures.kernels import summarise_kernels
 from ddpprof.measures.overlap import measure_overlap, spans_of
 from ddpprof.measures.slowdown import measure_slowdown
-from ddpprof.measures.traced_buckets import trace_buckets
+from ddpprof.measures.traced_buckets import find_passes, trace_buckets
 from ddpprof.measures.trailing import measure_trailing
 from ddpprof.measures.wrapper import measure_wrapper_cost
 
@@ -29,7 +29,7 @@ def measured(trace: Trace, shift: int = 0) -> dict[str, Any]:
     """Every measure of every step, on a clock without the shift."""
     steps = range(len(trace.steps))
     trailing = [measure_trailing(trace, step) for step in steps]
-    buckets = trace_buckets({0: trace}, one_clock=True)
+    buckets = trace_buckets({0: find_passes(trace)}, one_clock=True)
     rows = {rank: [replace(row, origin_ns=row.origin_ns - shift) for row in of] for rank, of in buckets.ranks.items()}
     return {
         "device": trace.device,
@@ -167,7 +167,7 @@ def test_the_random_traces_have_what_they_are_meant_to_test() -> None:
     def look(events: list[Event]) -> None:
         trace = load(events)
         seen.update(Mark(mark).name for mark in set(trace.host_spans.mark.tolist()))
-        buckets, slowdown = trace_buckets({0: trace}, one_clock=True), measure_slowdown(trace)
+        buckets, slowdown = trace_buckets({0: find_passes(trace)}, one_clock=True), measure_slowdown(trace)
         idle = [found for step in range(len(trace.steps)) if (found := idle_of(trace, step))]
         found = {
             "buckets": buckets.buckets,

@@ -17,7 +17,7 @@ from ddpprof.events.plugin import PluginCollective, PluginView
 from ddpprof.measures.candidates import RankCollectives, rank_collectives
 from ddpprof.measures.collective_table import sizes_of_rows
 from ddpprof.measures.matching import MatchedCollectives, match_collectives
-from ddpprof.report.across import bucket_sizes
+from ddpprof.report.rank_summary import bucket_bytes
 from ddpprof.report.ranks import training_steps, whole_steps
 
 _NAMES = {
@@ -60,7 +60,7 @@ def plugin_views(ranks: Sequence[Rank], modules: Sequence[DdpModule]) -> PluginV
     known = sorted(_with_traces(ranks), key=lambda one: one.rank.rank)
     tables = [one.table for one in known]
     matched = match_collectives(tables)
-    sizes = sizes_of_rows(tables, matched, {rank.rank: bucket_sizes(rank, modules) for rank in ranks})
+    sizes = sizes_of_rows(tables, matched, {rank.rank: bucket_bytes(rank, modules) for rank in ranks})
     lines = _lines(known, matched)
     starts = _in_common_order(known, lines)
     views = {

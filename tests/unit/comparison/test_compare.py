@@ -15,7 +15,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.events import Kernel
 from ddpprof.measures.kernels import KernelSummary
 from ddpprof.report import Report
-from ddpprof.report.kernels import MOST_KERNELS
+from ddpprof.report.rank_summary import MOST_KERNELS
 
 US, MS = 1000, 1_000_000
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ranks import call, job, rank, shifted, without
 
 from ddpprof.events import NO_STEP, UNKNOWN, ProcessGroup
-from ddpprof.intervals import Spans
+from ddpprof.intervals import Spans, subtract, union
 from ddpprof.measures.arrivals import Arrivals, RankWaiting, measure_arrivals, summarise_waiting
 from ddpprof.measures.candidates import RankCollectives
 from ddpprof.measures.clock import find_common_clock
@@ -130,5 +130,6 @@ def test_exposed_is_the_waiting_under_which_nothing_is_computed() -> None:
     ranks = [rank(0, call(0, 100), call(10, 110)), rank(1, call(80, 100), call(90, 110))]
     matched = match_collectives(ranks)
     computes = Spans(np.array([20, 85]), np.array([50, 200]))
-    waiting = summarise_waiting(matched, measure_arrivals(ranks, matched, None), {0: computes, 1: computes})
+    exposed = {one.rank: subtract(union(one.collectives.start_ns, one.collectives.end_ns), computes) for one in ranks}
+    waiting = summarise_waiting(matched, measure_arrivals(ranks, matched, None), exposed)
     assert [one.exposed_waiting_ns for one in waiting] == [20 + 35, 0]  # it waits from 0 to 90

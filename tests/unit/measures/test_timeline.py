@@ -5,7 +5,7 @@ from tables import collective, ddp_module, recorded, trace
 
 from ddpprof.events import UNKNOWN, Phase
 from ddpprof.measures.buckets import measure_buckets
-from ddpprof.measures.timeline import BucketSpan, StepTimeline, step_timeline
+from ddpprof.measures.timeline import BucketSpan, StepTimeline, bucket_span, move_timeline, step_timeline
 
 MOVED = 1000
 COMPUTE = [
@@ -23,7 +23,7 @@ def spans(of) -> list[tuple[int, int]]:
 @pytest.fixture
 def made() -> StepTimeline:
     comm = [collective(30, 70, launched=UNKNOWN), collective(105, 109, step=1)]
-    return step_timeline(trace([(0, 100), (100, 200)], COMPUTE, comm), 0, MOVED, (), ())
+    return move_timeline(step_timeline(trace([(0, 100), (100, 200)], COMPUTE, comm), 0), MOVED, ())
 
 
 def test_only_what_is_of_the_step(made: StepTimeline) -> None:
@@ -55,11 +55,11 @@ def test_buckets_are_where_their_collectives_are() -> None:
         compute=COMPUTE[:3], comm=[collective(31, 40, launched=30), collective(45, 60, launched=41)], epoch=500
     )
     rows = measure_buckets(modules, step, shown)
-    found = step_timeline(shown, 0, MOVED, rows, [4, None]).buckets
+    found = tuple(bucket_span(row, size, MOVED - 500) for row, size in zip(rows, [4, None], strict=True))
     assert found == (BucketSpan(0, 0, 4, 1020, 1030, 1031, 1040), BucketSpan(0, 1, None, 1040, 1041, 1045, 1060))
 
 
 def test_a_step_of_an_accelerator_without_work_has_no_parts() -> None:
-    made = step_timeline(trace([(0, 100)], device="gpu"), 0, MOVED, (), ())
+    made = move_timeline(step_timeline(trace([(0, 100)], device="gpu"), 0), MOVED, ())
     assert (made.start_ns, made.end_ns, made.parts, made.trailing) == (1000, 1100, None, None)
     assert len(made.exposed) == 0

@@ -9,8 +9,8 @@ from tables import collective, trace
 
 from ddpprof.events import UNKNOWN, CollectiveKind, Mark, Phase, Trace
 from ddpprof.load.run import load_trace
+from ddpprof.measures import traced_buckets
 from ddpprof.measures.bucket_table import BucketRow
-from ddpprof.measures.traced_buckets import trace_buckets
 
 NAMES = (
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)",
@@ -51,6 +51,10 @@ def row(index: int, num_bytes: int | None, launched: int, **changes: Any) -> Buc
         first_ready_ns=None, ready_ns=None, launched_ns=launched, slowest_parameter=None,
         slowest_parameter_delay_ns=None, **given,
     )  # fmt: skip
+
+
+def trace_buckets(traces: dict[int, Trace], one_clock: bool) -> Any:
+    return traced_buckets.trace_buckets({r: traced_buckets.find_passes(t) for r, t in traces.items()}, one_clock)
 
 
 def sizes(found: Any) -> list[int | None]:

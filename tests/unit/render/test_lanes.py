@@ -7,7 +7,7 @@ from tables import collective, trace
 
 from ddpprof.events import Phase, Trace
 from ddpprof.measures.buckets import BucketStep
-from ddpprof.measures.timeline import StepTimeline, step_timeline
+from ddpprof.measures.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
 from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report.timeline import RankTimeline, Timeline
@@ -19,7 +19,7 @@ FORWARD, BACKWARD, OPTIMIZER = (
 
 
 def of(made: Trace, *buckets: BucketStep) -> StepTimeline:
-    return step_timeline(made, 0, 0, buckets, [None] * len(buckets))
+    return move_timeline(step_timeline(made, 0), 0, tuple(bucket_span(one, None, 0) for one in buckets))
 
 
 def bucket(index: int, started: int, finished: int) -> BucketStep:
@@ -61,9 +61,8 @@ def test_without_unicode() -> None:
 
 
 def test_a_rank_that_comes_later_stands_further_right() -> None:
-    moved = step_timeline(
-        trace([(0, 100 * MS)], [FORWARD, BACKWARD, OPTIMIZER], [collective(50 * MS, 80 * MS)]), 0, 100 * MS, (), ()
-    )
+    made = trace([(0, 100 * MS)], [FORWARD, BACKWARD, OPTIMIZER], [collective(50 * MS, 80 * MS)])
+    moved = move_timeline(step_timeline(made, 0), 100 * MS, ())
     lines = drawn(timeline(STEP, moved), 108).splitlines()
     assert lines[1] == "Step 10 as it went on, ms: all ranks on one clock, wrong by at most 2.00 ms"
     assert lines[3].startswith("rank 0 ██████████▓")

@@ -1,0 +1,220 @@
+"""What ranks add to a report: kilobytes each, made of their traces and records, which are then no longer needed.
+
+A summary is first that of one rank, which looks at no other, so that processes and machines can share the work. Several
+merge into one, in any order and grouping, and the result is the same bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from ddpprof.events import Collectives, DdpModule, Loader, Rank, Record, RecordedStep
+from ddpprof.intervals import Spans, subtract
+from ddpprof.measures.buckets import BucketStep, bucket_rows
+from ddpprof.measures.candidates import RankCollectives, rank_collectives
+from ddpprof.measures.data_parallel import measure_data_parallel, median_data_parallel
+from ddpprof.measures.devices import DeviceLoad, measure_devices, median_load
+from ddpprof.measures.kernels import KernelSummary, summarise_kernels
+from ddpprof.measures.medians import median_known
+from ddpprof.measures.memory import RankMemory, measure_memory
+from ddpprof.measures.outside import OutsideCalls, measure_outside
+from ddpprof.measures.overlap import spans_of
+from ddpprof.measures.own_reduction import OwnReduction, measure_own_reduction
+from ddpprof.measures.progress import StepProgress
+from ddpprof.measures.recorded_progress import progress_of_rank
+from ddpprof.measures.rpc import RankRpc, measure_rpc
+from ddpprof.measures.slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
+from ddpprof.measures.traced_buckets import TracedPasses, find_passes
+from ddpprof.report.ranks import baseline_steps, bucket_steps, rank_report, training_steps, whole_steps
+from ddpprof.report.tree import DataParallelReport, RankReport
+
+MOST_KERNELS = 500
+"""in a report; the others take next to no time"""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSummary:
+    """Of what ddpprof recorded. Times are ns per step: medians."""
+
+    host: str
+    device: str
+    backend: str
+    torch: str
+    loaders: tuple[Loader, ...]
+    checkpoints: tuple[str, ...]
+    data_ns: int | None
+    buffer_sync_ns: int | None
+    memory: RankMemory | None
+    rpc: RankRpc | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    host: str | None
+    device: str
+    backend: str | None
+    notes: tuple[str, ...]
+    collectives: RankCollectives
+    """of training steps"""
+    bucket_bytes: Mapping[int, int]
+    """row of ``collectives`` → bytes, of gradient all-reduces whose sizes the recorder knows"""
+    exposed: Spans
+    """communication under which nothing is computed"""
+    passes: TracedPasses
+    num_baseline_steps: int
+    outside: tuple[tuple[OutsideCalls, ...] | None, ...]
+    """per step"""
+    own_reduction: OwnReduction | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    rank: int
+    world_size: int | None
+    report: RankReport
+    buckets: tuple[BucketStep, ...]
+    progress: tuple[StepProgress, ...]
+    data_parallel: DataParallelReport | None
+    record: RecordSummary | None
+    trace: TraceSummary | None
+
+    @property
+    def host(self) -> str | None:
+        return self.record.host if self.record else self.trace.host if self.trace else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    ranks: tuple[RankSummary, ...]
+    """ascending"""
+    slowdown: Slowdown | None
+    """``None`` where none of them has a trace"""
+    kernels: tuple[KernelSummary, ...] | None
+    """those that take most of the time of `kernels_of`; ``None`` where none of them has steps"""
+    kernels_of: int | None
+    """the lowest rank with steps"""
+
+
+def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
+    """`modules`: those of the job, which are the same on all ranks."""
+    trace, baseline = rank.trace, baseline_steps(rank)
+    steps = whole_steps(trace, training_steps(rank.record)) if trace is not None else []
+    return RunSummary(
+        ranks=(_rank_summary(rank, modules),),
+        slowdown=thinned(measure_slowdown(trace, steps, baseline)) if trace is not None else None,
+        kernels=summarise_kernels(trace, steps)[:MOST_KERNELS] if trace is not None and steps else None,
+        kernels_of=rank.rank if steps else None,
+    )
+
+
+def merge_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
+    """No rank may be in two."""
+    slowdowns = [one.slowdown for one in summaries if one.slowdown is not None]
+    with_steps = [one for one in summaries if one.kernels_of is not None]
+    first = min(with_steps, key=lambda one: one.kernels_of or 0, default=None)
+    return RunSummary(
+        ranks=tuple(sorted((rank for one in summaries for rank in one.ranks), key=lambda rank: rank.rank)),
+        slowdown=merge_slowdowns(slowdowns) if slowdowns else None,
+        kernels=first.kernels if first is not None else None,
+        kernels_of=first.kernels_of if first is not None else None,
+    )
+
+
+def _rank_summary(rank: Rank, modules: Sequence[DdpModule]) -> RankSummary:
+    return RankSummary(
+        rank=rank.rank,
+        world_size=rank.world_size,
+        report=replace(rank_report(rank, modules), devices=_devices(rank)),
+        buckets=tuple(bucket_steps(rank, modules)),
+        progress=progress_of_rank(rank),
+        data_parallel=_data_parallel(rank),
+        record=_record_summary(rank.record) if rank.record is not None else None,
+        trace=_trace_summary(rank, modules),
+    )
+
+
+def _record_summary(record: Record) -> RecordSummary:
+    def usual(value: Callable[[RecordedStep], int | None]) -> int | None:
+        return median_known(value(step) for step in training_steps(record) if step.forwards)
+
+    return RecordSummary(
+        host=record.host,
+        device=record.device,
+        backend=record.backend,
+        torch=record.torch,
+        loaders=tuple(record.loaders),
+        checkpoints=tuple(record.checkpoints),
+        data_ns=usual(lambda step: step.data_ns),
+        buffer_sync_ns=usual(lambda step: sum(forward.buffer_sync_ns for forward in step.forwards)),
+        memory=measure_memory(record),
+        rpc=measure_rpc(record),
+    )
+
+
+def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | None:
+    trace, collectives = rank.trace, _of_training_steps(rank)
+    if trace is None or collectives is None:
+        return None
+    recorded = training_steps(rank.record)
+    steps, by_number = whole_steps(trace, recorded), {step.number: step for step in recorded}
+    parameters = [[parameter.num_bytes for parameter in module.parameters] for module in modules]
+    return TraceSummary(
+        host=trace.host,
+        device=trace.device,
+        backend=trace.backend,
+        notes=trace.notes,
+        collectives=collectives,
+        bucket_bytes=bucket_bytes(rank, modules),
+        exposed=subtract(spans_of(trace.collectives, None), spans_of(trace.compute, None)),
+        passes=find_passes(trace),
+        num_baseline_steps=len(baseline_steps(rank)),
+        outside=tuple(
+            measure_outside(trace, step, parameters, by_number.get(trace.steps[step].number)) for step in steps
+        ),
+        # ddpprof only records DDP
+        own_reduction=measure_own_reduction(trace, steps) if rank.record is None else None,
+    )
+
+
+def _of_training_steps(rank: Rank) -> RankCollectives | None:
+    """Those of steps without gradient communication say nothing of the training."""
+    one = rank_collectives(rank)
+    if one is None or not (left_out := baseline_steps(rank)):
+        return one
+    comm = one.collectives
+    kept = ~np.isin(comm.step, left_out)
+    return replace(one, collectives=Collectives(*(getattr(comm, column.name)[kept] for column in fields(Collectives))))
+
+
+def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
+    """Row → bytes of the gradient all-reduces, whose sizes gloo's spans have only where shapes were recorded."""
+    if rank.trace is None or rank.record is None:
+        return {}
+    kept = ~np.isin(rank.trace.collectives.step, baseline_steps(rank))
+    row_of = np.cumsum(kept) - 1  # in the table of `_of_training_steps`
+    sizes = {}
+    for step in rank.record.steps:
+        for (module, bucket), row in bucket_rows(modules, step, rank.trace).items():
+            parameters = modules[module].parameters
+            sizes[int(row_of[row])] = sum(parameters[index].num_bytes for index in modules[module].buckets[bucket])
+    return sizes
+
+
+def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
+    """Medians over the rank's steps; empty where it has one device."""
+    if rank.trace is None:
+        return ()
+    steps = whole_steps(rank.trace, training_steps(rank.record))
+    return median_load([measure_devices(rank.trace, step) for step in steps])
+
+
+def _data_parallel(rank: Rank) -> DataParallelReport | None:
+    modules = rank.record.data_parallel if rank.record is not None else ()
+    measured = None
+    if rank.trace is not None:
+        steps = whole_steps(rank.trace, training_steps(rank.record))
+        measured = median_data_parallel([measure_data_parallel(rank.trace, step) for step in steps])
+    return DataParallelReport(rank.rank, modules, measured) if modules or measured is not None else None
