@@ -21,6 +21,7 @@ _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
 """as ``torch.profiler.tensorboard_trace_handler`` names its files: worker, time"""
 
 
+_IS_HOROVOD = "{} is a Horovod timeline; give it alone"
 _READERS = 16
 """Files may be far away."""
 
@@ -93,14 +94,16 @@ def load_traces(rank: int, paths: Sequence[Path]) -> LoadedTraces:
 def _stated_rank(path: Path) -> int | BadTrace | None:
     """What the file says, or why it is no trace."""
     try:
-        return read_rank(path)
+        rank = read_rank(path)
+        if rank is None and is_horovod_timeline(path):
+            return BadTrace(_IS_HOROVOD.format(path))
+        return rank
     except BadTrace as error:
         return error
 
 
 def _skipped(path: Path, error: BadTrace) -> str:
-    why = f"{path} is a Horovod timeline; give it alone" if is_horovod_timeline(path) else str(error)
-    return f"skipped: {why}"
+    return f"skipped: {_IS_HOROVOD.format(path) if is_horovod_timeline(path) else error}"
 
 
 def rank_of_name(name: str, num_files: int) -> int | None:
