@@ -23,6 +23,7 @@ from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,11 @@ from numpy.typing import NDArray
 from ddpprof.events import Int64Column, Kernel, Trace
 from ddpprof.measures.kernels import KernelRuns, runs_of_kernels
 from ddpprof.measures.overlap import spans_of
+
+if TYPE_CHECKING:
+    Ratios: TypeAlias = array[float]
+else:
+    Ratios = array  # takes no parameter before Python 3.12
 
 MIN_RUNS = 3
 """Covered and alone, each: the median of three is the first that a single disturbed run cannot move."""
@@ -56,7 +62,7 @@ class KernelSlowdown:
     """how much longer these took than their work does alone; negative where they took less"""
     num_compared: int
     """as many are these"""
-    ratios: array[float]
+    ratios: Ratios
     """of each of these: its duration / the median of its work alone; ascending. Of many an even selection, `thinned`"""
     num_alone: int
     """runs behind these medians"""
@@ -287,5 +293,5 @@ def _of_kernel(kernel: Kernel, same: NDArray[np.int64], duration_ns: Int64Column
     )
 
 
-def _as_array(values: NDArray[np.float64]) -> array[float]:
+def _as_array(values: NDArray[np.float64]) -> Ratios:
     return array("d", values.tobytes())
