@@ -4,6 +4,7 @@
     rank-0.facts.json      rank 0: host, versions, DDP modules and their buckets, data loaders, how it ended
     rank-0.steps.jsonl     rank 0: one line per recorded step, appended while training runs
     rank-0.trace.json.gz   rank 0: the profiler's trace of the profiled steps
+    summaries/             what reports keep of each rank, so that they need not read it again; may be deleted
     tensorboard/           what TensorBoard shows of the run, one folder per TensorBoard run; made from the files above
     attempt-1/             the same of the job's next attempt, where torchrun started all ranks again
 
@@ -29,6 +30,9 @@ _RANK_FILE = re.compile(r"^rank-(\d+)\.(facts\.json|steps\.jsonl|trace\.json(?:\
 
 _ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
 
+
+CACHE_DIRECTORY = "summaries"
+_CACHED = re.compile(r"^\.?(?:rank-\d+|trace)\.[0-9a-f]+-[0-9a-f]+\.zip(?:\.\d+\.part)?$")
 
 TENSORBOARD_DIRECTORY = "tensorboard"
 TENSORBOARD_OF_RUN = "run"
@@ -118,9 +122,20 @@ def remove_run(directory: Path) -> None:
             with suppress(OSError):  # something else stands in it
                 attempt.rmdir()
     remove_tensorboard(directory / TENSORBOARD_DIRECTORY)
+    _remove_cached(directory / CACHE_DIRECTORY)
     for name in os.listdir(directory):
         if name == RUN_FILE or _RANK_FILE.match(name):
             (directory / name).unlink(missing_ok=True)
+
+
+def _remove_cached(directory: Path) -> None:
+    if directory.is_symlink() or not directory.is_dir():
+        return
+    for name in os.listdir(directory):
+        if _CACHED.match(name):
+            (directory / name).unlink(missing_ok=True)
+    with suppress(OSError):  # something else stands in it
+        directory.rmdir()
 
 
 def remove_tensorboard(directory: Path) -> None:

@@ -1,7 +1,8 @@
-"""Reading a run, and showing on a terminal what is being read."""
+"""Reading a run, which of it and by whom, and showing on a terminal how far that is."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -10,50 +11,114 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpprof.cli.arguments import numbers, positive
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:
     from ddpprof.events import Run
+    from ddpprof.fleet.analysis import Analysis
+    from ddpprof.fleet.progress import Step
 
 _SILENT_S = 0.5
 """What is read faster needs no bar."""
 _SILENT_BYTES = 8_000_000
 
 
+def add_reading_options(parser: argparse.ArgumentParser, choosing: bool = True) -> None:
+    """`choosing`: also which ranks and steps are read."""
+    group = parser.add_argument_group("reading")
+    add = group.add_argument
+    if choosing:
+        add("--ranks", type=numbers, metavar="N-M", help="read only these ranks, as in 0-7,64")
+        add("--steps", type=numbers, metavar="N-M", help="measure only steps with these numbers")
+        add(
+            "--sample",
+            type=positive,
+            metavar="N",
+            help="read at most N ranks: those that are late by the light record, and others evenly chosen",
+        )
+    add("--jobs", type=positive, metavar="N", help="processes that read (default: as cores and memory allow)")
+    add("--no-cache", action="store_true", help="read everything anew, and keep no summaries of it")
+    add("--scheduler", metavar="tcp://HOST:PORT", help="let a Dask cluster read; its workers must see the files")
+
+
+@contextmanager
+def analysed_run(path: Path, options: argparse.Namespace) -> Iterator[Analysis]:
+    """As `add_reading_options` chose. Raises `DdpprofError`."""
+    from ddpprof.experiment.plan import is_experiment
+    from ddpprof.fleet.analysis import Choice, analysed
+
+    if is_experiment(path):
+        raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
+    choice = Choice(
+        ranks=getattr(options, "ranks", None),
+        steps=getattr(options, "steps", None),
+        sample=getattr(options, "sample", None),
+        use_cache=not options.no_cache,
+        jobs=options.jobs,
+        scheduler=options.scheduler,
+    )
+    with _progress() as watch, analysed(path, choice, watch) as analysis:
+        yield analysis
+
+
 def read_run(path: Path) -> Run:
-    """Raises `DdpprofError`."""
+    """All of it, in memory. Raises `DdpprofError`."""
     from ddpprof.experiment.plan import is_experiment
     from ddpprof.load.run import load_run
 
     if is_experiment(path):
         raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
-    with _progress() as watch:
-        return load_run(path, watch)
+    return load_run(path)
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Path, int, int], None] | None]:
+def _progress() -> Iterator[Callable[[Step], None]]:
     """A bar on stderr; nothing where that is no terminal, or one that cannot redraw a line."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        yield None
+        yield lambda _step: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     from ddpprof.render.sections.layout import clean
 
-    columns = (TextColumn("reading {task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    columns = (
+        TextColumn("reading {task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[ranks]}"),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
     bar = Progress(*columns, console=Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))), transient=True)
     began = time.monotonic()
     tasks: list[TaskID] = []
 
-    def watch(path: Path, done: int, number: int) -> None:
+    def watch(step: Step) -> None:
+        if step.num_done == step.num_ranks:
+            bar.stop()
+            return
         if not tasks:
-            if time.monotonic() - began < _SILENT_S and path.stat().st_size < _SILENT_BYTES:
+            if time.monotonic() - began < _SILENT_S and step.all_bytes < _SILENT_BYTES:
                 return
-            tasks.append(bar.add_task("", total=number))
+            tasks.append(bar.add_task("", ranks=""))
             bar.start()
-        bar.update(tasks[0], description=clean(path.name, most=40), completed=done, total=number)
+        bar.update(
+            tasks[0],
+            description=clean(step.path.name, most=40),
+            ranks=f"{step.num_done}/{step.num_ranks}",
+            completed=step.done_bytes,
+            total=step.all_bytes or None,
+        )
 
     try:
         yield watch

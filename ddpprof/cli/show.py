@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.arguments import Numbers, numbers
+from ddpprof.cli.reading import add_reading_options, analysed_run
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:
-    from ddpprof.events import Run
+    from ddpprof.fleet.analysis import Analysis
     from ddpprof.render.sections.layout import Section
     from ddpprof.report import Report
     from ddpprof.report.experiments import ExperimentReport
@@ -37,12 +38,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         help="a run, traces of torch.profiler, a Horovod timeline, an experiment, or a CSV table of times",
     )
     add_output_options(parser)
-    parser.add_argument(
-        "--ranks",
-        type=numbers,
-        metavar="N-M",
-        help="whose timeline is drawn, as in 0-7,64 (default: the first ones; on a page all, or those worth seeing)",
-    )
+    add_reading_options(parser)
     parser.set_defaults(run=run_report)
 
 
@@ -57,6 +53,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "optimizer, data, other, idle, wrapper; units: %%, s, ms, us",
     )
     add_output_options(parser)
+    add_reading_options(parser, choosing=False)
     parser.set_defaults(run=run_compare)
 
 
@@ -66,47 +63,34 @@ def run_report(options: argparse.Namespace) -> int:
 
     if is_experiment(options.path) or options.path.suffix == ".csv":
         return _report_on_experiment(options)
-    report, run = _read_both(options.path)
-    if _form(options) == "json":
-        _write(options, render_json(report))
-    elif _form(options) == "html":
-        _write(options, _page(report, run, options.ranks))
-    else:
-        _show(options, report.job.name, shown_sections(report, run, options.ranks))
+    with _read(options.path, options) as (report, analysis):
+        if _form(options) == "json":
+            _write(options, render_json(report))
+        elif _form(options) == "html":
+            _write(options, _page(report, analysis))
+        else:
+            _show(options, report.job.name, shown_sections(report, analysis))
     return 0
 
 
-def shown_sections(report: Report, run: Run | None, ranks: Numbers | None = None) -> tuple[Section, ...]:
-    """What a terminal shows: with one step of the chosen or first ranks as it went on, where a run is known."""
+def shown_sections(report: Report, analysis: Analysis | None) -> tuple[Section, ...]:
+    """What a terminal shows: with one step of the first ranks as it went on, where more than a report is known."""
     from ddpprof.render.sections import sections
     from ddpprof.render.sections.lanes import MAX_RANKS
     from ddpprof.render.sections.steps import typical_step
-    from ddpprof.report.timeline import build_timeline
 
     number = typical_step(report)
-    if run is None or number is None:
+    if analysis is None or number is None:
         return sections(report)
-    _check(ranks, report)
-    drawn = [rank.rank for rank in report.ranks if rank.measured_steps and (ranks is None or rank.rank in ranks)]
-    return sections(report, build_timeline(run, report, [number], drawn[:MAX_RANKS]))
+    drawn = [rank.rank for rank in report.ranks if rank.measured_steps]
+    return sections(report, analysis.timeline([number], drawn[:MAX_RANKS]))
 
 
-def _check(ranks: Numbers | None, report: Report) -> None:
-    """Raises `DdpprofError` where none of them is in the report."""
-    known = [rank.rank for rank in report.ranks]
-    if ranks is not None and known and not any(rank in ranks for rank in known):
-        raise DdpprofError(f"no such rank: the run has {known[0]}-{known[-1]}.")
-
-
-def _page(report: Report, run: Run | None, ranks: Numbers | None) -> str:
+def _page(report: Report, analysis: Analysis | None) -> str:
     from ddpprof.render.html.report_page import report_page
     from ddpprof.render.html.steps import worth_seeing
-    from ddpprof.report.timeline import build_timeline
 
-    if run is None:
-        return report_page(report)
-    _check(ranks, report)
-    return report_page(report, build_timeline(run, report, ranks=ranks or worth_seeing(report)))
+    return report_page(report, analysis.timeline(ranks=worth_seeing(report)) if analysis is not None else None)
 
 
 def _report_on_experiment(options: argparse.Namespace) -> int:
@@ -164,7 +148,8 @@ def run_compare(options: argparse.Namespace) -> int:
     from ddpprof.render.sections.comparison import comparison_sections
 
     conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()
-    comparison = compare(_read(options.a), _read(options.b))
+    with _read(options.a, options) as (a, _), _read(options.b, options) as (b, _):
+        comparison = compare(a, b)
     verdicts = judge(comparison, conditions)
     if _form(options) == "json":
         _write(options, render_json(ComparisonFile(comparison, verdicts)))
@@ -181,22 +166,18 @@ def run_compare(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _read(path: Path) -> Report:
-    return _read_both(path)[0]
-
-
-def _read_both(path: Path) -> tuple[Report, Run | None]:
-    """Of a run, or traces; of a report that was written as JSON there is no run. Raises `DdpprofError`."""
-    from ddpprof.cli.reading import read_run
+@contextmanager
+def _read(path: Path, options: argparse.Namespace) -> Iterator[tuple[Report, Analysis | None]]:
+    """Of a run, or traces; of a report that was written as JSON there is no more. Raises `DdpprofError`."""
     from ddpprof.render.json import read_report
-    from ddpprof.report import build_report
 
     try:
         written = read_report(path) if path.is_file() else None
         if written is not None:
-            return written, None
-        run = read_run(path)
-        return build_report(run), run
+            yield written, None
+            return
+        with analysed_run(path, options) as analysis:
+            yield analysis.report, analysis
     except OSError as error:
         raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
 

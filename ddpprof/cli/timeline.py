@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.arguments import duration_ns, numbers
+from ddpprof.cli.arguments import duration_ns
+from ddpprof.cli.reading import add_reading_options, analysed_run
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ def add_timeline_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", type=Path, metavar="RUN", help="a run, or traces of torch.profiler")
     add("--out", type=Path, metavar="FILE", help="default: RUN.perfetto.json.gz; without .gz: not compressed")
-    add("--steps", type=numbers, metavar="N-M", help="only steps with these numbers, as in 15-17,19")
-    add("--ranks", type=numbers, metavar="N-M", help="only these ranks, as in 0-7,64")
     add(
         "--min-duration",
         type=duration_ns,
@@ -28,23 +27,20 @@ def add_timeline_options(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="leave out kernels, copies and ops that are shorter, as in 10us; communication stays",
     )
+    add_reading_options(parser)
     parser.set_defaults(run=run_timeline)
 
 
 def run_timeline(options: argparse.Namespace) -> int:
-    from ddpprof.cli.reading import read_run
     from ddpprof.render.perfetto import render_perfetto
     from ddpprof.render.sections.layout import count
-    from ddpprof.report import build_report
-    from ddpprof.report.timeline import build_timeline
 
-    run = read_run(options.path)
-    report = build_report(run)
-    timeline = build_timeline(run, report, options.steps, options.ranks)
+    with analysed_run(options.path, options) as analysis:
+        report, timeline = analysis.report, analysis.timeline()
     steps = {step.step for rank in timeline.ranks for step in rank.steps}
     if not steps:
         raise DdpprofError(f"{options.path}: {_why_nothing(report)}")
-    name = run.name.removesuffix(".gz").removesuffix(".json")
+    name = report.job.name.removesuffix(".gz").removesuffix(".json")
     out = options.out or Path(f"{name}.perfetto.json.gz")
     num_bytes = _write(out, render_perfetto(timeline, report, options.min_duration))
     ranks = sum(bool(rank.steps) for rank in timeline.ranks)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NoReturn
 from ddpprof.cli.arguments import count, positive
 
 if TYPE_CHECKING:
-    from ddpprof.events import Run
     from ddpprof.report import Report
 
 
@@ -192,33 +191,33 @@ def _after_trace(out: Path, inside: bool, interrupted: bool) -> None:
 
 def _print_run(out: Path, summary_only: bool) -> None:
     from ddpprof.cli.show import shown_sections
-    from ddpprof.load.run import load_run
+    from ddpprof.fleet.analysis import analysed
     from ddpprof.render.terminal import render_terminal
-    from ddpprof.report import build_report
 
-    run = load_run(out)
-    report = build_report(run)
-    if not summary_only:
-        print()
-        render_terminal(shown_sections(report, run), sys.stdout)
-    _write_for_tensorboard(out, run, report)
+    with analysed(out) as analysis:
+        report = analysis.report
+        if not summary_only:
+            print()
+            render_terminal(shown_sections(report, analysis), sys.stdout)
+    _write_for_tensorboard(out, report)
     steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
     ranks = len(report.ranks)
     wrote = f"Wrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps)."
     print(f"\n{wrote} See it again with: ddpprof report {out}", flush=True)
 
 
-def _write_for_tensorboard(out: Path, run: Run, report: Report) -> None:
+def _write_for_tensorboard(out: Path, report: Report) -> None:
     """So that ``tensorboard --logdir OUT`` shows the run, where there is a TensorBoard."""
     from importlib.util import find_spec
 
     from ddpprof.cli.log_directory import write_log_directory
+    from ddpprof.load.run import load_run
     from ddpprof.rundir import TENSORBOARD_DIRECTORY
 
     if find_spec("tensorboard") is None:
         return
     try:
-        write_log_directory(out / TENSORBOARD_DIRECTORY, run, report, with_plugin=False)
+        write_log_directory(out / TENSORBOARD_DIRECTORY, load_run(out), report, with_plugin=False)
     except Exception as error:  # noqa: BLE001 (the report is what was asked for)
         print(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
 

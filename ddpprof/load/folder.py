@@ -40,6 +40,8 @@ class LoadedTraces:
 
     trace: Trace | None
     missing: tuple[str, ...]
+    is_whole: bool
+    """``False``: there is a file that could not be read"""
 
 
 def load_trace(path: Path) -> Trace:
@@ -80,7 +82,7 @@ def load_traces(rank: int, paths: Sequence[Path]) -> LoadedTraces:
         except BadTrace as error:
             missing.append(_skipped(path, error))
     if not traces:
-        return LoadedTraces(None, tuple(missing))
+        return LoadedTraces(None, tuple(missing), is_whole=False)
     worker = _worker(names[0])
     mine = [index for index, name in enumerate(names) if None in (worker, of := _worker(name)) or of == worker]
     joined, objections = join_cycles([traces[index] for index in mine])
@@ -88,7 +90,7 @@ def load_traces(rank: int, paths: Sequence[Path]) -> LoadedTraces:
     why |= {names[index]: reason for index, reason in zip(mine, objections, strict=True) if reason}
     kept = next(names[index] for index in mine if names[index] not in why)
     missing += [f"left out: {name} is of rank {rank}, as {kept} is, and {reason}" for name, reason in why.items()]
-    return LoadedTraces(joined, tuple(missing))
+    return LoadedTraces(joined, tuple(missing), is_whole=len(traces) == len(paths))
 
 
 def _stated_rank(path: Path) -> int | BadTrace | None:

@@ -58,6 +58,8 @@ class LoadedRank:
 
     rank: Rank | None
     missing: tuple[str, ...]
+    is_whole: bool = True
+    """``False``: there is a file that could not be read"""
 
 
 class KnownRank(Protocol):
@@ -115,7 +117,7 @@ def load_rank(files: RankFiles) -> LoadedRank:
     if files.rank is not None:
         loaded = load_traces(files.rank, files.traces)
         rank = Rank(files.rank, loaded.trace, None) if loaded.trace is not None else None
-        return LoadedRank(rank, loaded.missing)
+        return LoadedRank(rank, loaded.missing, loaded.is_whole)
     (path,) = files.traces
     trace = load_trace(path)
     number = trace.rank if trace.rank is not None else rank_of_name(path.name, num_files=1)
@@ -123,36 +125,45 @@ def load_rank(files: RankFiles) -> LoadedRank:
     return LoadedRank(Rank(number or 0, trace, None), missing)
 
 
-def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str]) -> Run:
-    """The run, without its ranks. `missing`: what could not be read of the ranks. Raises `NotARun`."""
+def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str], left_out: Iterable[int] = ()) -> Run:
+    """The run, without its ranks. `missing`: what could not be read of the ranks. Raises `NotARun`.
+
+    `left_out`: ranks that nobody wanted to read.
+    """
     run, missing = files.run, tuple(missing)
     is_recorded = any(of_rank.directory is not None for of_rank in files.ranks)
     if not ranks and files.ranks and not is_recorded:
         raise NotARun(_holds_no_trace(some_file(files.ranks[0]).parent, missing))
     world_size = run.world_size or max((one.world_size for one in ranks if one.world_size is not None), default=None)
     # A rank whose files are there but cannot be read is not absent.
-    there = [one.rank for one in files.ranks if one.rank is not None] if is_recorded else [one.rank for one in ranks]
+    there = (
+        [one.rank for one in files.ranks if one.rank is not None]
+        if is_recorded
+        else [*(one.rank for one in ranks), *left_out]
+    )
     absent = _absent_ranks(sorted(there), world_size, "files" if is_recorded else "trace")
     return replace(run, world_size=world_size, missing=(*run.missing, *missing, *absent))
 
 
 def _recorded_rank(files: RankFiles, directory: Path) -> LoadedRank:
     assert files.rank is not None
-    rank, missing = files.rank, []
+    rank, missing, is_whole = files.rank, [], True
     record, trace = None, None
     try:
         record = load_record(directory, rank)
     except BadRecordError as error:
         missing.append(f"rank {rank}: {error}")
+        is_whole = False
     if files.traces:
         try:
             trace = load_trace(files.traces[0])
         except BadTrace as error:
             missing.append(f"rank {rank}: {error}")
+            is_whole = False
     elif files.expects_trace:
         missing.append(f"rank {rank} left no trace: {_why_no_trace(record)}")
     loaded = Rank(rank, trace, record) if trace is not None or record is not None else None
-    return LoadedRank(loaded, tuple(missing))
+    return LoadedRank(loaded, tuple(missing), is_whole)
 
 
 def _why_no_trace(record: Record | None) -> str:

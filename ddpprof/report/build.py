@@ -72,7 +72,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         ranks=reports,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
         findings=find(replace(observed, own_reduction=own)),
-        kernels=summary.kernels or (),
+        kernels=summary.kernels,
         slowdown=slowdown,
         across=across,
         outside=outside,

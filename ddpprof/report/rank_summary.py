@@ -7,7 +7,7 @@ merge into one, in any order and grouping, and the result is the same bit for bi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -88,14 +88,16 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    ranks: tuple[RankSummary, ...]
+    ranks: tuple[RankSummary, ...] = ()
     """ascending"""
-    slowdown: Slowdown | None
+    slowdown: Slowdown | None = None
     """``None`` where none of them has a trace"""
-    kernels: tuple[KernelSummary, ...] | None
-    """those that take most of the time of `kernels_of`; ``None`` where none of them has steps"""
-    kernels_of: int | None
-    """the lowest rank with steps"""
+    kernels: tuple[KernelSummary, ...] = ()
+    """those that take most of the time of `kernels_of`"""
+    kernels_of: int | None = None
+    """the lowest rank with steps; ``None`` where none of them has any"""
+    missing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """rank → what could not be read of it, in words"""
 
 
 def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
@@ -105,7 +107,7 @@ def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
     return RunSummary(
         ranks=(_rank_summary(rank, modules),),
         slowdown=thinned(measure_slowdown(trace, steps, baseline)) if trace is not None else None,
-        kernels=summarise_kernels(trace, steps)[:MOST_KERNELS] if trace is not None and steps else None,
+        kernels=summarise_kernels(trace, steps)[:MOST_KERNELS] if trace is not None and steps else (),
         kernels_of=rank.rank if steps else None,
     )
 
@@ -118,8 +120,9 @@ def merge_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
     return RunSummary(
         ranks=tuple(sorted((rank for one in summaries for rank in one.ranks), key=lambda rank: rank.rank)),
         slowdown=merge_slowdowns(slowdowns) if slowdowns else None,
-        kernels=first.kernels if first is not None else None,
+        kernels=first.kernels if first is not None else (),
         kernels_of=first.kernels_of if first is not None else None,
+        missing=dict(sorted(pair for one in summaries for pair in one.missing.items())),
     )
 
 

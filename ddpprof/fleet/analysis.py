@@ -1,0 +1,146 @@
+"""From a path to its report and timeline, whatever its size: map over ranks, reduce, and keep what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ddpprof.errors import DdpprofError
+from ddpprof.events import DdpModule, Record, RecordedStep
+from ddpprof.fleet.cache import Cache, cache_of
+from ddpprof.fleet.entry import read_drawing, read_summary
+from ddpprof.fleet.pool import run_on_cores
+from ddpprof.fleet.progress import Watch
+from ddpprof.fleet.selection import select_ranks
+from ddpprof.fleet.task import RankTask
+from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.run import RankFiles, complete, find_ranks
+from ddpprof.report import Report
+from ddpprof.report.across import RecordedSteps
+from ddpprof.report.build import Reduced, reduce_summary
+from ddpprof.report.rank_summary import RunSummary, merge_summaries
+from ddpprof.report.ranks import training_steps
+from ddpprof.report.timeline import Timeline, draw_timeline
+
+_MERGED_AT_ONCE = 32
+"""Each summary is large while its kernels are not merged with others'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is read, and by whom."""
+
+    ranks: Container[int] | None = None
+    """numbers; ``None``: all"""
+    steps: Container[int] | None = None
+    sample: int | None = None
+    """at most so many ranks"""
+    use_cache: bool = True
+    jobs: int | None = None
+    """processes; ``None``: as many as cores and memory allow"""
+    scheduler: str | None = None
+    """address of a Dask scheduler; ``None``: this machine's cores"""
+
+
+ALL = Choice()
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """Valid while the context that made it is open: timelines are drawn from what lies on disk."""
+
+    report: Report
+    _reduced: Reduced
+    _cache: Cache
+    _ranks: tuple[RankFiles, ...]
+
+    def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
+        """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
+        drawings = []
+        for one in self._ranks:
+            if ranks is None or one.rank is None or one.rank in ranks:
+                drawing = read_drawing(self._cache.path(one))
+                if drawing is not None and (ranks is None or drawing.about.rank in ranks):
+                    drawings.append(drawing)
+        return draw_timeline(drawings, self.report, self._reduced.buckets, steps)
+
+
+@contextmanager
+def analysed(path: Path, choice: Choice = ALL, watch: Watch = lambda _step: None) -> Iterator[Analysis]:
+    """Raises `NotARun`, `BadTrace` where the path is one bad trace, and `DdpprofError`."""
+    files = find_ranks(path)
+    selection = select_ranks(files.ranks, choice.ranks, choice.sample)
+    modules = _modules(files.ranks)
+    with cache_of(path, files.ranks, modules, choice.steps, keep=choice.use_cache) as cache:
+        failed = _map(selection.ranks, modules, choice, cache, watch)
+        ranks = tuple(one for one in selection.ranks if one.rank not in failed)
+        summary = _merged(ranks, cache)
+        missing = [text for _, texts in sorted({**summary.missing, **failed}.items()) for text in texts]
+        run = complete(files, summary.ranks, missing, selection.left_out)
+        run = replace(run, missing=(*selection.notes, *_on_steps(choice.steps, summary), *run.missing))
+        reduced = reduce_summary(run, modules, summary, _recorded_by(ranks, choice.steps))
+        yield Analysis(reduced.report, reduced, cache, ranks)
+
+
+def _map(
+    ranks: Sequence[RankFiles], modules: tuple[DdpModule, ...], choice: Choice, cache: Cache, watch: Watch
+) -> dict[int, tuple[str, ...]]:
+    """Write the entries that are not there. Returns rank → why there is none."""
+    tasks = [RankTask(one, modules, choice.steps) for one in ranks if not cache.holds(one)]
+    cache.tidy()
+    failed = run_on_cores(tasks, cache, choice.jobs, watch)
+    return {tasks[index].files.rank or 0: (f"rank {tasks[index].files.rank}: {why}",) for index, why in failed.items()}
+
+
+def _merged(ranks: Sequence[RankFiles], cache: Cache) -> RunSummary:
+    merged = RunSummary()
+    for first in range(0, len(ranks), _MERGED_AT_ONCE):
+        some = [read_summary(cache.path(one)) for one in ranks[first : first + _MERGED_AT_ONCE]]
+        merged = merge_summaries([merged, *some])
+    return merged
+
+
+def _modules(ranks: Sequence[RankFiles]) -> tuple[DdpModule, ...]:
+    """DDP builds the same modules and buckets on every rank: those of the first rank that says so."""
+    for one in ranks:
+        record = _record(one)
+        if record is not None and record.modules:
+            return record.modules
+    return ()
+
+
+def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> RecordedSteps:
+    by_number = {one.rank: one for one in ranks}
+
+    def recorded(numbers: Sequence[int]) -> Mapping[int, Sequence[RecordedStep]]:
+        records = {number: _record(by_number[number]) for number in numbers}
+        return {
+            number: [step for step in training_steps(record) if steps is None or step.number in steps]
+            for number, record in records.items()
+            if record is not None
+        }
+
+    return recorded
+
+
+def _record(files: RankFiles) -> Record | None:
+    """``None`` also where it cannot be read: its rank says so."""
+    if files.directory is None or files.rank is None:
+        return None
+    try:
+        return load_record(files.directory, files.rank)
+    except BadRecordError:
+        return None
+
+
+def _on_steps(steps: Container[int] | None, summary: RunSummary) -> tuple[str, ...]:
+    """Raises `DdpprofError` where no rank has such a step."""
+    if steps is None:
+        return ()
+    numbers = {step.step for one in summary.ranks for step in one.report.steps}
+    numbers |= {step.step for one in summary.ranks for step in one.report.light_steps}
+    if not numbers:
+        raise DdpprofError("no such step: no rank has one with such a number.")
+    return (f"only {len(numbers)} step{'s were' if len(numbers) > 1 else ' was'} measured, as asked",)

@@ -1,0 +1,182 @@
+"""Where entries are kept: in the run directory, in the user's cache folder, or for one command only.
+
+An entry holds while its files are what they were. A file of the same size and time of change is; another is looked
+at: with the same content it is, too, as after a copy or a checkout. Entries of other code, of other modules or of
+other steps have other names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import zlib
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+
+import ddpprof
+from ddpprof.events import DdpModule
+from ddpprof.fleet.codec import encode
+from ddpprof.fleet.entry import BadEntryError, SeenFile, read_about
+from ddpprof.load.run import RankFiles
+from ddpprof.location import identity, is_remote
+from ddpprof.rundir import CACHE_DIRECTORY, facts_file, steps_file
+
+_UNUSED_S = 30 * 24 * 3600
+"""Folders of the user's cache that nobody has looked at for so long go."""
+
+_SURELY_DEAD_S = 24 * 3600
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Cache:
+    """Entries of one run in one folder."""
+
+    def __init__(self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None) -> None:
+        self.folder = folder
+        chosen = hashlib.blake2b(encode(tuple(modules)) + repr(steps).encode(), digest_size=4).hexdigest()
+        self._kind = f"{code_version()}-{chosen}"
+
+    def path(self, files: RankFiles) -> Path:
+        """Where the rank's entry is, or is to be written."""
+        name = f"rank-{files.rank}" if files.rank is not None else "trace"
+        return self.folder / f"{name}.{self._kind}.zip"
+
+    def holds(self, files: RankFiles) -> bool:
+        """Whether there is an entry of the rank, of its files as they are now."""
+        path = self.path(files)
+        try:
+            about = read_about(path)
+        except BadEntryError:
+            return False
+        now = seen_files(files, with_content=False)
+        if not about.is_whole or now.keys() != about.files.keys():
+            return False
+        paths = _paths(files)
+        return all(
+            seen.stamp == about.files[name].stamp or _has_content(paths[name], about.files[name].content)
+            for name, seen in now.items()
+        )
+
+    def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
+        """`make` writes beside, and what it wrote takes the place of older entries of the rank."""
+        path = self.path(files)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            make(part)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Delete what other code wrote, and what was not written to its end."""
+        with suppress(OSError):
+            for path in self.folder.glob("*.zip"):
+                if f".{code_version()}-" not in path.name:
+                    path.unlink()
+            for path in self.folder.glob(".*.part"):
+                if path.stat().st_mtime < time.time() - _SURELY_DEAD_S:
+                    path.unlink()
+
+
+@contextmanager
+def cache_of(
+    path: Path, ranks: Sequence[RankFiles], modules: Sequence[DdpModule], steps: Container[int] | None, *, keep: bool
+) -> Iterator[Cache]:
+    """That of the run at `path`. `keep`: else nothing is looked up, and what is written goes at the end."""
+    recorded_in = ranks[0].directory if ranks else None
+    folder = _folder(path, recorded_in) if keep and ranks else None
+    if folder is not None:
+        yield Cache(folder, modules, steps)
+        return
+    with TemporaryDirectory(prefix="ddpprof-") as scratch:
+        yield Cache(Path(scratch), modules, steps)
+
+
+def _folder(path: Path, recorded_in: Path | None) -> Path | None:
+    """``None`` where nothing can be written anywhere."""
+    candidates = [] if recorded_in is None or is_remote(recorded_in) else [recorded_in / CACHE_DIRECTORY]
+    if (users := _users_folder()) is not None:
+        candidates.append(users / hashlib.blake2b(str(_absolute(path)).encode(), digest_size=12).hexdigest())
+    for folder in candidates:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.utime(folder)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return None
+
+
+def _absolute(path: Path) -> Path:
+    return path if is_remote(path) else path.absolute()
+
+
+def _users_folder() -> Path | None:
+    """Made if need be; ``None`` where the user has no home. What nobody has used for long goes."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpprof"
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in folder.iterdir():
+            if one.stat().st_mtime < time.time() - _UNUSED_S:
+                rmtree(one, ignore_errors=True)
+    except (OSError, RuntimeError):  # RuntimeError: no home
+        return None
+    return folder
+
+
+@cache
+def code_version() -> str:
+    """Of all that an entry depends on: a checkout changes between releases."""
+    digest = hashlib.blake2b(ddpprof.__version__.encode(), digest_size=6)
+    root = Path(ddpprof.__file__).parent
+    for part in _DEPENDS_ON:
+        for file in sorted((root / part).rglob("*.py")) if (root / part).is_dir() else [root / part]:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+_DEPENDS_ON = ("events", "intervals.py", "load", "measures", "report", "fleet")
+
+
+def seen_files(files: RankFiles, *, with_content: bool = True) -> dict[str, SeenFile]:
+    """Those that are there now, by their names."""
+    found = {}
+    for name, path in _paths(files).items():
+        stamp = identity(path)
+        if stamp is not None:
+            content = _content(path) if with_content and not is_remote(path) else None
+            found[name] = SeenFile(stamp, content)
+    return found
+
+
+def _paths(files: RankFiles) -> dict[str, Path]:
+    recorded = (
+        []
+        if files.directory is None or files.rank is None
+        else [files.directory / facts_file(files.rank), files.directory / steps_file(files.rank)]
+    )
+    return {path.name: path for path in (*files.traces, *recorded)}
+
+
+def _has_content(path: Path, content: str | None) -> bool:
+    return content is not None and not is_remote(path) and _content(path) == content
+
+
+def _content(path: Path) -> str | None:
+    """``None`` where it cannot be read."""
+    num_bytes, checksum = 0, 0
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                num_bytes, checksum = num_bytes + len(chunk), zlib.crc32(chunk, checksum)
+    except OSError:
+        return None
+    return f"{num_bytes}-{checksum:08x}"

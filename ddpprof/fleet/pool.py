@@ -1,0 +1,117 @@
+"""The map on this machine: one process for each core, as far as memory goes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from pathlib import Path
+
+from ddpprof.errors import DdpprofError
+from ddpprof.fleet.cache import Cache
+from ddpprof.fleet.progress import Progress, Watch, num_bytes
+from ddpprof.fleet.task import RankTask, run_task
+
+_BASE_BYTES = 150_000_000
+"""that a process needs for itself, and for what is measured"""
+_BYTES_PER_BYTE = 1.5
+"""of memory for each byte of a compressed trace: 6 % of its JSON, which is 12 times as large, with a margin"""
+_WORTH_A_POOL_BYTES = 4_000_000
+"""Less is read before a process has started."""
+
+
+def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watch: Watch) -> dict[int, str]:
+    """Write an entry for each rank. `jobs`: processes, ``None``: as many as fit. Returns why tasks failed, by index."""
+    sizes = [num_bytes(task.files) for task in tasks]
+    num_processes = min(len(tasks), jobs or _that_fit(max(sizes, default=0)))
+    progress = Progress(watch, [task.files for task in tasks], sizes)
+    if num_processes < 2 or (jobs is None and sum(sizes) < _WORTH_A_POOL_BYTES):
+        for index, task in enumerate(tasks):
+            progress.begin(index)
+            make_entry(task, cache)
+            progress.end(index)
+        return {}
+    left = _run(list(range(len(tasks))), tasks, cache, num_processes, progress)
+    # The system kills a process that takes too much memory, and the pool does not say whose task it was.
+    return {index: _KILLED for index in left if _run([index], tasks, cache, 1, progress)}
+
+
+_KILLED = "the process that read it was killed: too little memory? Try again with --jobs 1 on a larger machine"
+
+
+def make_entry(task: RankTask, cache: Cache) -> None:
+    """Raises `DdpprofError`."""
+
+    def make(part: Path) -> None:
+        with part.open("wb") as out:
+            run_task(task, out)
+
+    try:
+        cache.write(task.files, make)
+    except OSError as error:
+        raise DdpprofError(
+            f"cannot write {cache.folder}: {error.strerror or error}. Make room, or try --no-cache, which uses $TMPDIR"
+        ) from error
+
+
+def _run(
+    chosen: Sequence[int], tasks: Sequence[RankTask], cache: Cache, num_processes: int, progress: Progress
+) -> list[int]:
+    """Returns those that were not done because a process was killed."""
+    # spawn: a fork of a process with threads may hang.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(num_processes, context, _begin_process)
+    running: dict[Future[None], int] = {}
+    waiting = list(reversed(chosen))
+    unfinished: list[int] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < num_processes and not unfinished:
+                index = waiting.pop()
+                progress.begin(index)
+                running[pool.submit(make_entry, tasks[index], cache)] = index
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                index = running.pop(future)
+                try:
+                    future.result()
+                    progress.end(index)
+                except BrokenProcessPool:
+                    unfinished.append(index)
+        pool.shutdown()
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    return [*unfinished, *waiting]
+
+
+def _begin_process() -> None:
+    """Ctrl-C goes to all processes of a terminal: the first one ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _that_fit(largest_bytes: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = _available_bytes()
+    if memory is None:
+        return cores
+    return max(1, min(cores, int(memory / (_BASE_BYTES + _BYTES_PER_BYTE * largest_bytes))))
+
+
+def _available_bytes() -> int | None:
+    """What the system has and the container may use; ``None`` where it does not say."""
+    found = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
+    with suppress(OSError, ValueError):
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        found.append(max(0, limit - used))
+    return min(found, default=None)

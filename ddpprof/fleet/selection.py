@@ -1,0 +1,71 @@
+"""Which ranks are read, where not all are; the report says which are not."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+
+from ddpprof.errors import DdpprofError
+from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.run import RankFiles
+from ddpprof.measures.progress import StepProgress
+from ddpprof.measures.recorded_progress import measure_recorded_progress
+from ddpprof.measures.stragglers import find_stragglers
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    ranks: tuple[RankFiles, ...]
+    left_out: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+    """what is not read, in words for the report"""
+
+
+def select_ranks(files: Sequence[RankFiles], ranks: Container[int] | None, sample: int | None) -> Selection:
+    """`ranks`: numbers, ``None``: all; of these at most `sample`. Raises `DdpprofError` where none is left."""
+    wanted = [one for one in files if ranks is None or one.rank is None or one.rank in ranks]
+    if files and not wanted:
+        raise DdpprofError(f"no such rank: the run has {files[0].rank}-{files[-1].rank}.")
+    late: list[int] = []
+    if sample is not None and sample < len(wanted):
+        late = _suspects(wanted)[: max(1, sample // 2)]
+        wanted = _sampled(wanted, late, sample)
+    if len(wanted) == len(files):
+        return Selection(tuple(files))
+    how = "" if sample is None else f", of which {_named(late)} by the light record" if late else ", evenly chosen"
+    left_out = frozenset(one.rank for one in files if one not in wanted and one.rank is not None)
+    note = f"only {len(wanted)} of {len(files)} ranks were read, as asked{how}"
+    return Selection(tuple(wanted), left_out, (note,))
+
+
+def _named(late: Sequence[int]) -> str:
+    return f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} {'are' if len(late) > 1 else 'is'} late"
+
+
+def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> list[RankFiles]:
+    """The late ones, and others at even distances, the first and the last among them."""
+    others = [one for one in files if one.rank not in late]
+    number = sample - len(late)
+    last = len(others) - 1
+    even = {round(place * last / max(1, number - 1)) for place in range(number)}
+    chosen = {*late, *(others[place].rank for place in even)}
+    return [one for one in files if one.rank in chosen]
+
+
+def _suspects(files: Iterable[RankFiles]) -> list[int]:
+    """Those that the others wait for by what the light recorder saw of them, the latest first."""
+    progress = {one.rank: _progress(one) for one in files if one.rank is not None}
+    found = find_stragglers({rank: rows for rank, rows in progress.items() if rows})
+    return [one.rank for one in found.stragglers] if found is not None else []
+
+
+def _progress(files: RankFiles) -> list[StepProgress]:
+    """On an accelerator the host's times only hint at it."""
+    if files.directory is None or files.rank is None:
+        return []
+    try:
+        record = load_record(files.directory, files.rank)
+    except BadRecordError:
+        return []
+    steps = [step for step in record.steps if step.mode == "light"] if record is not None else []
+    return [row for step in steps if (row := measure_recorded_progress(step)) is not None]

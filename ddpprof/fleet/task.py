@@ -1,0 +1,41 @@
+"""The map: one rank's files → its entry. It runs in any process on any machine that sees the files."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from ddpprof.events import DdpModule
+from ddpprof.fleet.cache import seen_files
+from ddpprof.fleet.entry import About, write_entry
+from ddpprof.load.run import LoadedRank, RankFiles, load_rank
+from ddpprof.load.selection import only_steps
+from ddpprof.report.rank_summary import RunSummary, summarise_rank
+from ddpprof.report.timeline import drawing_of
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    files: RankFiles
+    modules: tuple[DdpModule, ...]
+    """those of the job"""
+    steps: Container[int] | None = None
+    """numbers of those to measure; ``None``: all"""
+
+
+def run_task(task: RankTask, out: BinaryIO) -> None:
+    """Raises `BadTrace` where the rank is one bad trace that was asked for by its name."""
+    seen = seen_files(task.files)  # before they are read: what is written meanwhile must not pass for known
+    loaded = load_rank(task.files)
+    if loaded.rank is not None and task.steps is not None:
+        loaded = replace(loaded, rank=only_steps(loaded.rank, task.steps))
+    drawing = drawing_of(loaded.rank) if loaded.rank is not None else None
+    write_entry(out, About(seen, loaded.is_whole), _summary(loaded, task), drawing)
+
+
+def _summary(loaded: LoadedRank, task: RankTask) -> RunSummary:
+    number = loaded.rank.rank if loaded.rank is not None else task.files.rank or 0
+    if loaded.rank is None:
+        return RunSummary(missing={number: loaded.missing})
+    return replace(summarise_rank(loaded.rank, task.modules), missing={number: loaded.missing})

@@ -1,0 +1,42 @@
+"""Some steps of a rank, as if it had no others."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import fields, replace
+from typing import TypeVar
+
+import numpy as np
+
+from ddpprof.events import NO_STEP, Collectives, HostSpans, Rank, Trace, Work
+
+_Table = TypeVar("_Table", Work, Collectives, HostSpans)
+
+
+def only_steps(rank: Rank, steps: Container[int]) -> Rank:
+    """Profiled steps with these numbers, and of the record likewise. Work outside of all steps goes, too."""
+    record = rank.record
+    if record is not None:
+        record = replace(record, steps=tuple(step for step in record.steps if step.number in steps))
+    return replace(rank, trace=_only(rank.trace, steps) if rank.trace is not None else None, record=record)
+
+
+def _only(trace: Trace, steps: Container[int]) -> Trace:
+    kept = [index for index, step in enumerate(trace.steps) if step.number in steps]
+    becomes = np.full(len(trace.steps) + 1, NO_STEP, np.int32)  # the last is what NO_STEP finds
+    becomes[kept] = np.arange(len(kept))
+
+    def chosen(table: _Table) -> _Table:
+        step = becomes[table.step]
+        rows = np.flatnonzero(step != NO_STEP)
+        columns = {column.name: getattr(table, column.name)[rows] for column in fields(table)}
+        return type(table)(**{**columns, "step": step[rows]})
+
+    return replace(
+        trace,
+        steps=tuple(trace.steps[index] for index in kept),
+        compute=chosen(trace.compute),
+        copies=chosen(trace.copies),
+        collectives=chosen(trace.collectives),
+        host_spans=chosen(trace.host_spans),
+    )
