@@ -32,6 +32,7 @@ _ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
 
 
 CACHE_DIRECTORY = "summaries"
+CACHE_IGNORED_BY_GIT = ".gitignore"
 _CACHED = re.compile(r"^\.?(?:rank-\d+|trace)\.[0-9a-f]+-[0-9a-f]+\.zip(?:\.\d+\.part)?$")
 
 TENSORBOARD_DIRECTORY = "tensorboard"
@@ -132,7 +133,7 @@ def _remove_cached(directory: Path) -> None:
     if directory.is_symlink() or not directory.is_dir():
         return
     for name in os.listdir(directory):
-        if _CACHED.match(name):
+        if name == CACHE_IGNORED_BY_GIT or _CACHED.match(name):
             (directory / name).unlink(missing_ok=True)
     with suppress(OSError):  # something else stands in it
         directory.rmdir()

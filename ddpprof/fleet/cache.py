@@ -24,7 +24,7 @@ from ddpprof.fleet.codec import encode
 from ddpprof.fleet.entry import BadEntryError, SeenFile, read_about
 from ddpprof.load.run import RankFiles
 from ddpprof.location import identity, is_remote
-from ddpprof.rundir import CACHE_DIRECTORY, facts_file, steps_file
+from ddpprof.rundir import CACHE_DIRECTORY, CACHE_IGNORED_BY_GIT, facts_file, steps_file
 
 _UNUSED_S = 30 * 24 * 3600
 """Folders of the user's cache that nobody has looked at for so long go."""
@@ -107,11 +107,10 @@ def _folder(path: Path, recorded_in: Path | None) -> Path | None:
     for folder in candidates:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            os.utime(folder)
+            (folder / CACHE_IGNORED_BY_GIT).write_text("*\n")  # also marks the folder as used
         except OSError:
             continue
-        if os.access(folder, os.W_OK):
-            return folder
+        return folder
     return None
 
 
@@ -125,7 +124,7 @@ def _users_folder() -> Path | None:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpprof"
         folder.mkdir(parents=True, exist_ok=True)
         for one in folder.iterdir():
-            if one.stat().st_mtime < time.time() - _UNUSED_S:
+            if (one / CACHE_IGNORED_BY_GIT).stat().st_mtime < time.time() - _UNUSED_S:
                 rmtree(one, ignore_errors=True)
     except (OSError, RuntimeError):  # RuntimeError: no home
         return None
