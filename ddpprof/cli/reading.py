@@ -24,19 +24,19 @@ _SILENT_S = 0.5
 _SILENT_BYTES = 8_000_000
 
 
-def add_reading_options(parser: argparse.ArgumentParser, choosing: bool = True) -> None:
-    """`choosing`: also which ranks and steps are read."""
-    group = parser.add_argument_group("reading")
-    add = group.add_argument
-    if choosing:
-        add("--ranks", type=numbers, metavar="N-M", help="read only these ranks, as in 0-7,64")
-        add("--steps", type=numbers, metavar="N-M", help="measure only steps with these numbers")
-        add(
-            "--sample",
-            type=positive,
-            metavar="N",
-            help="read at most N ranks: those that are late by the light record, and others evenly chosen",
-        )
+def add_choosing_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--ranks", type=numbers, metavar="N-M", help="read only these ranks, as in 0-7,64")
+    add(
+        "--sample",
+        type=positive,
+        metavar="N",
+        help="read at most N ranks: those that are late by the light record, and others evenly chosen",
+    )
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--jobs", type=positive, metavar="N", help="processes that read (default: as cores and memory allow)")
     add("--no-cache", action="store_true", help="read everything anew, and keep no summaries of it")
     add("--scheduler", metavar="tcp://HOST:PORT", help="let a Dask cluster read; its workers must see the files")
@@ -52,7 +52,7 @@ def analysed_run(path: Path, options: argparse.Namespace) -> Iterator[Analysis]:
         raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
     choice = Choice(
         ranks=getattr(options, "ranks", None),
-        steps=getattr(options, "steps", None),
+        steps=getattr(options, "measured_steps", None),
         sample=getattr(options, "sample", None),
         use_cache=not options.no_cache,
         jobs=options.jobs,

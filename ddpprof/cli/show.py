@@ -10,7 +10,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.reading import add_reading_options, analysed_run
+from ddpprof.cli.arguments import numbers
+from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         help="a run, traces of torch.profiler, a Horovod timeline, an experiment, or a CSV table of times",
     )
     add_output_options(parser)
+    add_choosing_options(parser)
+    parser.add_argument(
+        "--steps",
+        type=numbers,
+        dest="measured_steps",
+        metavar="N-M",
+        help="measure only steps with these numbers, as in 15-17,19",
+    )
     add_reading_options(parser)
     parser.set_defaults(run=run_report)
 
@@ -53,7 +62,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "optimizer, data, other, idle, wrapper; units: %%, s, ms, us",
     )
     add_output_options(parser)
-    add_reading_options(parser, choosing=False)
+    add_reading_options(parser)
     parser.set_defaults(run=run_compare)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.arguments import duration_ns
-from ddpprof.cli.reading import add_reading_options, analysed_run
+from ddpprof.cli.arguments import duration_ns, numbers
+from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def add_timeline_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", type=Path, metavar="RUN", help="a run, or traces of torch.profiler")
     add("--out", type=Path, metavar="FILE", help="default: RUN.perfetto.json.gz; without .gz: not compressed")
+    add("--steps", type=numbers, metavar="N-M", help="only steps with these numbers, as in 15-17,19")
     add(
         "--min-duration",
         type=duration_ns,
@@ -27,6 +28,7 @@ def add_timeline_options(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="leave out kernels, copies and ops that are shorter, as in 10us; communication stays",
     )
+    add_choosing_options(parser)
     add_reading_options(parser)
     parser.set_defaults(run=run_timeline)
 
@@ -36,7 +38,7 @@ def run_timeline(options: argparse.Namespace) -> int:
     from ddpprof.render.sections.layout import count
 
     with analysed_run(options.path, options) as analysis:
-        report, timeline = analysis.report, analysis.timeline()
+        report, timeline = analysis.report, analysis.timeline(options.steps)
     steps = {step.step for rank in timeline.ranks for step in rank.steps}
     if not steps:
         raise DdpprofError(f"{options.path}: {_why_nothing(report)}")

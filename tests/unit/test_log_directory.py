@@ -99,7 +99,8 @@ def options(*paths: Path, logdir: Path | None = None) -> Namespace:
 def copy_of_sample(path: Path) -> Path:
     path.mkdir(parents=True)
     for file in SAMPLE.iterdir():
-        (path / file.name).write_bytes(file.read_bytes())
+        if file.is_file():
+            (path / file.name).write_bytes(file.read_bytes())
     return path
 
 
