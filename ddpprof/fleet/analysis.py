@@ -74,9 +74,8 @@ def analysed(path: Path, choice: Choice = ALL, watch: Watch = lambda _step: None
     selection = select_ranks(files.ranks, choice.ranks, choice.sample)
     modules = _modules(files.ranks)
     with cache_of(path, files.ranks, modules, choice.steps, keep=choice.use_cache) as cache:
-        failed = _map(selection.ranks, modules, choice, cache, watch)
+        summary, failed = _map(selection.ranks, modules, choice, cache, watch)
         ranks = tuple(one for one in selection.ranks if one.rank not in failed)
-        summary = _merged(ranks, cache)
         missing = [text for _, texts in sorted({**summary.missing, **failed}.items()) for text in texts]
         run = complete(files, summary.ranks, missing, selection.left_out)
         run = replace(run, missing=(*selection.notes, *_on_steps(choice.steps, summary), *run.missing))
@@ -86,16 +85,23 @@ def analysed(path: Path, choice: Choice = ALL, watch: Watch = lambda _step: None
 
 def _map(
     ranks: Sequence[RankFiles], modules: tuple[DdpModule, ...], choice: Choice, cache: Cache, watch: Watch
-) -> dict[int, tuple[str, ...]]:
-    """Write the entries that are not there. Returns rank → why there is none."""
-    tasks = [RankTask(one, modules, choice.steps) for one in ranks if not cache.holds(one)]
+) -> tuple[RunSummary, dict[int, tuple[str, ...]]]:
+    """All that the ranks have an entry for, made where there was none, and rank → why there is none."""
+    known = [one for one in ranks if cache.holds(one)]
+    tasks = [RankTask(one, modules, choice.steps) for one in ranks if one not in known]
     cache.tidy()
-    failed = run_on_cores(tasks, cache, choice.jobs, watch)
-    return {tasks[index].files.rank or 0: (f"rank {tasks[index].files.rank}: {why}",) for index, why in failed.items()}
+    if choice.scheduler is not None and tasks:
+        from ddpprof.fleet.cluster import run_on_cluster
+
+        made, failed = run_on_cluster(tasks, cache, choice.scheduler, watch)
+    else:
+        made, failed = RunSummary(), run_on_cores(tasks, cache, choice.jobs, watch)
+        known += [task.files for index, task in enumerate(tasks) if index not in failed]
+    without = {(rank := tasks[index].files.rank or 0): (f"rank {rank}: {why}",) for index, why in failed.items()}
+    return _merged(known, cache, made), {**without}
 
 
-def _merged(ranks: Sequence[RankFiles], cache: Cache) -> RunSummary:
-    merged = RunSummary()
+def _merged(ranks: Sequence[RankFiles], cache: Cache, merged: RunSummary) -> RunSummary:
     for first in range(0, len(ranks), _MERGED_AT_ONCE):
         some = [read_summary(cache.path(one)) for one in ranks[first : first + _MERGED_AT_ONCE]]
         merged = merge_summaries([merged, *some])

@@ -1,0 +1,134 @@
+"""The map on a Dask cluster: its workers read the files, merge the summaries in a tree, and send back what is kept.
+
+Dask runs what a lost worker did, or had, again on others. How the cluster came up is its own affair: Dask deploys on
+Slurm, Kubernetes, SSH and others.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpprof.errors import DdpprofError
+from ddpprof.events import DdpModule
+from ddpprof.fleet.cache import Cache, code_version
+from ddpprof.fleet.codec import decode, encode
+from ddpprof.fleet.entry import read_summary
+from ddpprof.fleet.progress import Progress, Watch, num_bytes
+from ddpprof.fleet.task import RankTask, run_task
+from ddpprof.location import is_remote
+from ddpprof.report.rank_summary import RunSummary, merge_summaries
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+_MERGED_AT_ONCE = 16
+_CONNECT_S = 20
+
+
+def run_on_cluster(
+    tasks: Sequence[RankTask], cache: Cache, address: str, watch: Watch
+) -> tuple[RunSummary, dict[int, str]]:
+    """Write an entry for each rank. Returns the summary of them all, and why tasks failed, by index."""
+    client = _connected(address)
+    try:
+        # Sent once, and known to the scheduler, so that no lost worker takes it away.
+        modules = client.submit(_same, tasks[0].modules) if tasks else None
+        leaves = {
+            client.submit(_entry, replace(_for_others(task), modules=()), modules, pure=False): index
+            for index, task in enumerate(tasks)
+        }
+        failed = _keep(leaves, tasks, cache, watch)
+        done = [leaf for leaf, index in leaves.items() if index not in failed]
+        return _tree(client, done), failed
+    finally:
+        client.close()
+
+
+def _connected(address: str) -> Client:
+    """Raises `DdpprofError`."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise DdpprofError("--scheduler needs Dask. Install it with: pip install 'ddpprof[cluster]'") from error
+    try:
+        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
+        raise DdpprofError(f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}.") from error
+    try:
+        versions = set(client.run(code_version).values())
+    except Exception as error:
+        client.close()
+        raise DdpprofError(f"the Dask workers of {address} have no such ddpprof: {error}. Install it there.") from error
+    if versions - {code_version()}:
+        client.close()
+        raise DdpprofError(f"the Dask workers of {address} have another version of ddpprof. Install the same there.")
+    return client
+
+
+def _keep(leaves: dict[Future[bytes], int], tasks: Sequence[RankTask], cache: Cache, watch: Watch) -> dict[int, str]:
+    """Write entries as they come. Returns why others do not come."""
+    from distributed import KilledWorker, as_completed
+
+    progress = Progress(watch, [task.files for task in tasks], [num_bytes(task.files) for task in tasks])
+    failed = {}
+    for leaf in as_completed(leaves):
+        index = leaves[leaf]
+        progress.begin(index)
+        try:
+            entry: bytes = leaf.result()
+        except DdpprofError:
+            raise
+        except KilledWorker:
+            failed[index] = "the workers that read it were killed again and again: too little memory?"
+        except Exception as error:  # noqa: BLE001 (whatever a worker has met)
+            failed[index] = f"a worker could not read it: {type(error).__name__}: {error}"
+        else:
+            cache.write(tasks[index].files, partial(_write, entry))
+        progress.end(index)
+    return failed
+
+
+def _write(entry: bytes, part: Path) -> None:
+    part.write_bytes(entry)
+
+
+def _tree(client: Client, leaves: Sequence[Future[bytes]]) -> RunSummary:
+    level = [client.submit(_summary_of, leaf, pure=False) for leaf in leaves]
+    while len(level) > 1:
+        groups = [level[first : first + _MERGED_AT_ONCE] for first in range(0, len(level), _MERGED_AT_ONCE)]
+        level = [client.submit(_merge, group, pure=False) for group in groups]
+    return decode(level[0].result(), RunSummary) if level else RunSummary()
+
+
+def _for_others(task: RankTask) -> RankTask:
+    """As another process on another machine finds the files."""
+
+    def absolute(path: Path) -> Path:
+        return path if is_remote(path) else path.absolute()
+
+    files = task.files
+    directory = absolute(files.directory) if files.directory is not None else None
+    return replace(task, files=replace(files, traces=tuple(map(absolute, files.traces)), directory=directory))
+
+
+def _same(modules: tuple[DdpModule, ...]) -> tuple[DdpModule, ...]:
+    return modules
+
+
+def _entry(task: RankTask, modules: tuple[DdpModule, ...]) -> bytes:
+    out = io.BytesIO()
+    run_task(replace(task, modules=modules), out)
+    return out.getvalue()
+
+
+def _summary_of(entry: bytes) -> bytes:
+    return encode(read_summary(io.BytesIO(entry)))
+
+
+def _merge(summaries: Sequence[bytes]) -> bytes:
+    return encode(merge_summaries([decode(one, RunSummary) for one in summaries]))
