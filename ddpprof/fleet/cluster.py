@@ -42,7 +42,7 @@ def run_on_cluster(
             client.submit(_entry, replace(_for_others(task), modules=()), modules, pure=False): index
             for index, task in enumerate(tasks)
         }
-        failed = _keep(leaves, tasks, cache, watch)
+        failed = _keep(client, leaves, tasks, cache, watch)
         done = [leaf for leaf, index in leaves.items() if index not in failed]
         return _tree(client, done), failed
     finally:
@@ -70,13 +70,15 @@ def _connected(address: str) -> Client:
     return client
 
 
-def _keep(leaves: dict[Future[bytes], int], tasks: Sequence[RankTask], cache: Cache, watch: Watch) -> dict[int, str]:
+def _keep(
+    client: Client, leaves: dict[Future[bytes], int], tasks: Sequence[RankTask], cache: Cache, watch: Watch
+) -> dict[int, str]:
     """Write entries as they come. Returns why others do not come."""
     from distributed import KilledWorker, as_completed
 
     progress = Progress(watch, [task.files for task in tasks], [num_bytes(task.files) for task in tasks])
     failed = {}
-    for leaf in as_completed(leaves):
+    for leaf in as_completed(leaves, loop=client.loop):
         index = leaves[leaf]
         progress.begin(index)
         try:
