@@ -1,0 +1,118 @@
+"""What a driver raised, said in one line without passwords. Drivers have errors of their own, not always ``OSError``.
+
+They are known by the names of their classes, because a driver may not be installed.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_HINTS = {
+    "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket FSSPEC_S3_ANON=true",
+    "gs": "try: gcloud auth application-default login; or set GOOGLE_APPLICATION_CREDENTIALS",
+    "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING",
+    "sftp": "load the key into an ssh agent, or set FSSPEC_SFTP_KEY_FILENAME",
+    "hf": "try: hf auth login; or set HF_TOKEN",
+}
+_SAME = {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "adl": "abfs", "ssh": "sftp"}
+
+_NO_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "DefaultCredentialsError",
+    "ProfileNotFound",
+    "RefreshError",
+    "ClientAuthenticationError",
+}
+_REFUSED_CREDENTIALS = {"AuthenticationException", "BadAuthenticationType", "PasswordRequiredException"}
+_UNREACHABLE = {
+    "gaierror",
+    "ConnectionRefusedError",
+    "ConnectTimeoutError",
+    "EndpointConnectionError",
+    "ClientConnectorError",
+    "ClientConnectorDNSError",
+    "NoValidConnectionsError",
+    "ServiceRequestError",
+}
+_LOST = {
+    "ClientPayloadError",
+    "ServerDisconnectedError",
+    "ClientOSError",
+    "IncompleteRead",
+    "IncompleteReadError",
+    "ResponseStreamingError",
+    "ConnectionClosedError",
+    "ConnectionResetError",
+    "BrokenPipeError",
+    "EOFError",
+}
+_TIMED_OUT = {"TimeoutError", "FSTimeoutError", "ReadTimeoutError", "ServerTimeoutError", "SocketTimeoutError"}
+
+_PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):[^/@\s]*@")
+_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
+_LONGEST = 200
+
+
+def without_secrets(text: str) -> str:
+    """URLs without passwords, and without queries, in which web servers want tokens."""
+    return _QUERY.sub(r"\1", _PASSWORD.sub(r"\1@", text))
+
+
+@contextmanager
+def explained(url: str) -> Iterator[None]:
+    """Raises ``OSError``, with ``FileNotFoundError`` for what is not there, in place of whatever is raised inside."""
+    try:
+        yield
+    except Exception as error:
+        number, text = _explain(error, url)
+        raise OSError(number, text) from error
+
+
+def _explain(error: BaseException, url: str) -> tuple[int, str]:
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    names = {base.__name__ for one in causes for base in type(one).__mro__}
+    said = _said(causes[-1]) or _said(error)
+    status = next((code for one in causes if (code := _status(one)) is not None), None)
+    if names & _NO_CREDENTIALS:
+        return errno.EACCES, f"there are no credentials ({said}): {_hint(url)}"
+    if names & _REFUSED_CREDENTIALS or status == 401:
+        return errno.EACCES, f"the server refuses the credentials ({said}): {_hint(url)}"
+    if names & _UNREACHABLE:
+        return errno.EHOSTUNREACH, f"the server cannot be reached ({said})"
+    if names & _TIMED_OUT:
+        return errno.ETIMEDOUT, "the server did not answer in time"
+    if names & _LOST:
+        return errno.ECONNRESET, f"the connection was lost ({said})"
+    if status is not None and status not in (403, 404):
+        return errno.EIO, f"the server says {said}"
+    if isinstance(error, PermissionError) or status == 403:
+        return errno.EACCES, f"permission denied ({said}): {_hint(url)}"
+    if isinstance(error, FileNotFoundError):
+        return errno.ENOENT, "there is no such file or folder"
+    return errno.EIO, said or type(error).__name__
+
+
+def _status(error: BaseException) -> int | None:
+    """Of a web server's answer."""
+    status = getattr(error, "status", None)
+    return status if isinstance(status, int) else None
+
+
+def _said(error: BaseException) -> str:
+    status, message = _status(error), getattr(error, "message", None)
+    if status is not None and message:  # aiohttp's own text repeats the address
+        return f"{status} {message}"
+    text = getattr(error, "strerror", None) or str(error)
+    line = without_secrets(" ".join(str(text).split()))
+    return line[:_LONGEST].rstrip(".")
+
+
+def _hint(url: str) -> str:
+    scheme = url.rpartition("::")[2].partition("://")[0]
+    return _HINTS.get(_SAME.get(scheme, scheme), "give others")
