@@ -21,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddpprof.location import Location
+
 FORMAT = 1
 """Version of the run directory. A reader refuses a newer one and reads every older one."""
 
@@ -44,16 +46,17 @@ _TENSORBOARD_RUN = re.compile(rf"^(?:{TENSORBOARD_OF_RUN}|{TENSORBOARD_TRACES}|r
 _TENSORBOARD_FILE = re.compile(r"^events\.out\.tfevents\.\d+\.ddpprof$|\.pt\.trace\.json\.gz$")
 
 
-def attempt_path(directory: Path, number: int) -> Path:
-    """Where the attempt of that number stands; the first one is the run directory itself."""
-    return directory / f"attempt-{number}" if number else directory
+def attempt_directory(number: int) -> str:
+    """In the run directory, which is that of the first attempt, number 0, itself."""
+    return f"attempt-{number}" if number else ""
 
 
-def attempts_in(directory: Path) -> dict[int, Path]:
+def attempts_in(directory: Location) -> dict[int, Location]:
     """Every attempt that was recorded, by its number, in order; of most runs only the first."""
-    matches = (_ATTEMPT.match(name) for name in os.listdir(directory))
+    matches = (_ATTEMPT.match(path.name) for path in directory.iterdir())
     numbers = sorted({0, *(int(match.group(1)) for match in matches if match)})
-    return {number: path for number in numbers if is_run(path := attempt_path(directory, number))}
+    paths = {number: directory / attempt_directory(number) if number else directory for number in numbers}
+    return {number: path for number, path in paths.items() if is_run(path)}
 
 
 def facts_file(rank: int) -> str:
@@ -73,13 +76,13 @@ def plain_trace_file(rank: int) -> str:
     return f"rank-{rank}.trace.json"
 
 
-def ranks_in(directory: Path) -> list[int]:
+def ranks_in(directory: Location) -> list[int]:
     """Every rank that left a file, in order."""
-    matches = (_RANK_FILE.match(name) for name in os.listdir(directory))
+    matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
     return sorted({int(match.group(1)) for match in matches if match})
 
 
-def trace_path(directory: Path, rank: int) -> Path | None:
+def trace_path(directory: Location, rank: int) -> Location | None:
     """The rank's trace, compressed or plain, or ``None`` where it left none."""
     for name in (trace_file(rank), plain_trace_file(rank)):
         if (directory / name).exists():
@@ -92,7 +95,7 @@ def tensorboard_rank(rank: int) -> str:
     return f"rank-{rank}"
 
 
-def is_run(directory: Path) -> bool:
+def is_run(directory: Location) -> bool:
     return (directory / RUN_FILE).is_file()
 
 
@@ -117,8 +120,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def remove_run(directory: Path) -> None:
     """Delete the files of an earlier run, those of its further attempts too, and nothing else in the folder."""
-    for number, attempt in attempts_in(directory).items():
+    for number in attempts_in(directory):
         if number:
+            attempt = directory / attempt_directory(number)
             remove_run(attempt)
             with suppress(OSError):  # something else stands in it
                 attempt.rmdir()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ddpprof.location import local, location
+
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 
 
@@ -24,7 +26,7 @@ def run_completion(options: argparse.Namespace) -> int:
         if COMMANDS[name].run_job is not None:
             parser.add_argument("script", nargs=argparse.REMAINDER, type=Path)
         for action in parser._actions:  # noqa: SLF001 (argparse has no public list of them)
-            if action.type is Path or action.dest == "out":
+            if action.type in (Path, local, location) or action.dest == "out":
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
             if action.dest == "term":
                 names = (word for term in TERMS for word in (term.name, *term.aliases))

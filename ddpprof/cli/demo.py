@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ddpprof.location import local
+
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, default=Path("runs"), metavar="DIR", help="where the runs go (default: runs)"
+        "--out", type=local, default=Path("runs"), metavar="DIR", help="where the runs go (default: runs)"
     )
     parser.set_defaults(run=run_demo)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.arguments import count, positive
 from ddpprof.cli.trace import default_out
 from ddpprof.errors import DdpprofError
+from ddpprof.location import local
 
 if TYPE_CHECKING:
     from ddpprof.experiment.plan import Ended, Experiment, Trial, Variant
@@ -60,9 +61,9 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
     add("--skip-first", type=count, default=5, metavar="N", help="steps of a trial that do not count (%(default)s)")
     timed = 5 if kind == "overhead" else 20
     add("--timed-steps", type=positive, metavar="N", help=f"steps of a trial, or of a block, that count ({timed})")
-    add("--out", metavar="DIR", help=f"where the trials go (default: runs/{kind}-SCRIPT-TIME)")
+    add("--out", type=local, metavar="DIR", help=f"where the trials go (default: runs/{kind}-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
-    add("--resume", type=Path, metavar="DIR", help="go on with the experiment in DIR; needs nothing else")
+    add("--resume", type=local, metavar="DIR", help="go on with the experiment in DIR; needs nothing else")
     add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
 
 
@@ -110,7 +111,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         for variant in experiment.variants:
             job_of(experiment, variant)  # a script that is not there is said before anything is made
         _warn_of_options_behind(parser, command)
-        directory = Path(options.out or default_out(command).replace("runs/", f"runs/{options.kind}-", 1))
+        directory = options.out or Path(default_out(command).replace("runs/", f"runs/{options.kind}-", 1))
         open_experiment(directory, experiment, options.force)
     interrupted = _run_trials(directory, experiment)
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof import rundir
+from ddpprof.location import location
 
 if TYPE_CHECKING:
     from ddpprof.events import Rank, Run
@@ -64,7 +65,7 @@ def _write_plugin_traces(directory: Path, run: Run) -> tuple[str, ...]:
         for rank in ranks:
             assert rank.trace is not None
             target = directory / _plugin_file(rank, number if len(cycles) > 1 else None)
-            write_plugin_trace(Path(rank.trace.files[0]), target, rank.trace, views.of_rank[rank.rank])
+            write_plugin_trace(location(rank.trace.files[0]), target, rank.trace, views.of_rank[rank.rank])
     return tuple(dict.fromkeys(missing))
 
 
@@ -82,7 +83,7 @@ def _cycles(run: Run) -> Iterator[Sequence[Rank]]:
         return
     for number in range(num_cycles):
         yield [
-            replace(rank, trace=load_trace(Path(files[rank.rank][number])))
+            replace(rank, trace=load_trace(location(files[rank.rank][number])))
             for rank in ranks
             if number < len(files[rank.rank])
         ]

@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import numbers, positive
 from ddpprof.errors import DdpprofError
+from ddpprof.location import Location
 
 if TYPE_CHECKING:
     from ddpprof.events import Run
@@ -43,7 +43,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def analysed_run(path: Path, options: argparse.Namespace) -> Iterator[Analysis]:
+def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
     """As `add_reading_options` chose. Raises `DdpprofError`."""
     from ddpprof.experiment.plan import is_experiment
     from ddpprof.fleet.analysis import Choice, analysed
@@ -62,7 +62,7 @@ def analysed_run(path: Path, options: argparse.Namespace) -> Iterator[Analysis]:
         yield analysis
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Location) -> Run:
     """All of it, in memory. Raises `DdpprofError`."""
     from ddpprof.experiment.plan import is_experiment
     from ddpprof.load.run import load_run

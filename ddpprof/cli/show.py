@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import numbers
 from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
 from ddpprof.errors import DdpprofError
+from ddpprof.location import Location, location
 
 if TYPE_CHECKING:
     from ddpprof.fleet.analysis import Analysis
@@ -28,14 +28,14 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         "--format", choices=["terminal", "json", "markdown", "html"], help="default: terminal, or by --out's name"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write to FILE (.html, .json and .md choose their format)"
+        "--out", type=location, metavar="FILE", help="write to FILE (.html, .json and .md choose their format)"
     )
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
-        type=Path,
+        type=location,
         help="a run, traces of torch.profiler, a Horovod timeline, an experiment, or a CSV table of times",
     )
     add_output_options(parser)
@@ -52,8 +52,9 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", type=Path, metavar="RUN_A", help="what to compare with: a run, traces, or a JSON report")
-    parser.add_argument("b", type=Path, metavar="RUN_B", help="likewise")
+    what = "what to compare with: a run, traces, or a JSON report"
+    parser.add_argument("a", type=location, metavar="RUN_A", help=what)
+    parser.add_argument("b", type=location, metavar="RUN_B", help="likewise")
     parser.add_argument(
         "--fail-on",
         metavar="LIMITS",
@@ -126,7 +127,7 @@ def _report_on_experiment(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_experiment(path: Path) -> ExperimentReport:
+def read_experiment(path: Location) -> ExperimentReport:
     """An experiment's directory, or a table of times that were measured elsewhere. Raises `DdpprofError`."""
     from ddpprof.experiment.plan import is_experiment, read_end, read_plan
     from ddpprof.load.run import load_run
@@ -138,11 +139,11 @@ def read_experiment(path: Path) -> ExperimentReport:
         return sweep_of_table(load_times(path))
     experiment, results = read_plan(path), []
     for trial in experiment.trials():
-        ended = read_end(trial.folder(path))
+        ended = read_end(path / trial.name)
         if ended is not None and ended.problem is not None:
             results.append(TrialResult(trial, problem=ended.problem))
         elif ended is not None:
-            results.append(trial_result(trial, load_run(trial.folder(path))))
+            results.append(trial_result(trial, load_run(path / trial.name)))
     report = build_experiment(experiment, results)
     if report is None:
         problem = next((result.problem for result in results if result.problem), "no variant has been run to its end")
@@ -176,7 +177,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _read(path: Path, options: argparse.Namespace) -> Iterator[tuple[Report, Analysis | None]]:
+def _read(path: Location, options: argparse.Namespace) -> Iterator[tuple[Report, Analysis | None]]:
     """Of a run, or traces; of a report that was written as JSON there is no more. Raises `DdpprofError`."""
     from ddpprof.render.json import read_report
 

@@ -15,6 +15,7 @@ from types import FrameType
 
 from ddpprof import rundir
 from ddpprof.errors import DdpprofError
+from ddpprof.location import Location, RemotePath, local, location
 
 _NOT_IN_NAMES = re.compile(r"[^\w .+-]+")
 _LONGEST_NAME = 100
@@ -26,11 +27,11 @@ _ON_PLUGIN = (
 
 def add_tensorboard_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_tensorboard)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="runs or traces, shown side by side")
+    parser.add_argument("runs", nargs="+", type=location, metavar="RUN", help="runs or traces, shown side by side")
     parser.add_argument("--port", type=_port, metavar="N", help="default: 6006, or the next one that is free")
     parser.add_argument(
         "--logdir",
-        type=Path,
+        type=local,
         metavar="DIR",
         help="where TensorBoard's files go, and stay (default: RUN/tensorboard, or where that cannot be written a "
         "folder that goes with TensorBoard)",
@@ -106,7 +107,7 @@ def _has_plugin() -> bool:
     return False
 
 
-def distinct_names(paths: Sequence[Path]) -> list[str]:
+def distinct_names(paths: Sequence[Location]) -> list[str]:
     """Of each path its last part, or where others end alike as many of its last parts as tell them apart."""
     parts = [path.resolve().parts[1:] or ("root",) for path in paths]
     names = []
@@ -120,9 +121,9 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
     return [f"{name}-{number}" for number, name in enumerate(names)]
 
 
-def _write_beside(path: Path, with_plugin: bool) -> Path | None:
-    """Into the run itself. ``None`` where it is no run of ddpprof's, or cannot be written."""
-    if not path.is_dir() or not rundir.is_run(path):
+def _write_beside(path: Location, with_plugin: bool) -> Path | None:
+    """Into the run itself. ``None`` where it is no run of ddpprof's, is not on this machine, or cannot be written."""
+    if isinstance(path, RemotePath) or not path.is_dir() or not rundir.is_run(path):
         return None
     folder = path / rundir.TENSORBOARD_DIRECTORY
     try:
@@ -135,7 +136,7 @@ def _write_beside(path: Path, with_plugin: bool) -> Path | None:
     return folder
 
 
-def _write_to(folder: Path, path: Path, with_plugin: bool) -> None:
+def _write_to(folder: Path, path: Location, with_plugin: bool) -> None:
     """Raises `DdpprofError`."""
     from ddpprof.cli.log_directory import write_log_directory
     from ddpprof.cli.reading import read_run

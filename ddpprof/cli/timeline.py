@@ -6,11 +6,13 @@ import argparse
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import duration_ns, numbers
 from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
 from ddpprof.errors import DdpprofError
+from ddpprof.location import Location, RemotePath, location
 
 if TYPE_CHECKING:
     from ddpprof.report import Report
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 def add_timeline_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", type=Path, metavar="RUN", help="a run, or traces of torch.profiler")
-    add("--out", type=Path, metavar="FILE", help="default: RUN.perfetto.json.gz; without .gz: not compressed")
+    add("path", type=location, metavar="RUN", help="a run, or traces of torch.profiler")
+    add("--out", type=location, metavar="FILE", help="default: RUN.perfetto.json.gz; without .gz: not compressed")
     add("--steps", type=numbers, metavar="N-M", help="only steps with these numbers, as in 15-17,19")
     add(
         "--min-duration",
@@ -43,7 +45,7 @@ def run_timeline(options: argparse.Namespace) -> int:
     if not steps:
         raise DdpprofError(f"{options.path}: {_why_nothing(report)}")
     name = report.job.name.removesuffix(".gz").removesuffix(".json")
-    out = options.out or Path(f"{name}.perfetto.json.gz")
+    out: Location = options.out or Path(f"{name}.perfetto.json.gz")
     num_bytes = _write(out, render_perfetto(timeline, report, options.min_duration))
     ranks = sum(bool(rank.steps) for rank in timeline.ranks)
     what = f"{count(ranks, 'rank')}, {count(len(steps), 'step')}, {num_bytes / 1e6:.1f} MB"
@@ -59,18 +61,31 @@ def _why_nothing(report: Report) -> str:
     return f"no such step of such a rank. It has steps {known[0]}-{known[-1]} of ranks {ranks[0]}-{ranks[-1]}"
 
 
-def _write(path: Path, pieces: Iterable[bytes]) -> int:
-    """Write beside and rename; returns the size. Raises `DdpprofError`."""
-    import gzip
-
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+def _write(path: Location, pieces: Iterable[bytes]) -> int:
+    """Write beside and rename, or upload; returns the size. Raises `DdpprofError`."""
     try:
-        with gzip.open(part, "wb", compresslevel=5) if path.suffix == ".gz" else part.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        os.replace(part, path)
-        return path.stat().st_size
+        if isinstance(path, RemotePath):
+            with TemporaryDirectory(prefix="ddpprof-") as folder:
+                part = Path(folder, path.name)
+                num_bytes = _fill(part, pieces, path.suffix == ".gz")
+                path.upload(part)
+                return num_bytes
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            num_bytes = _fill(part, pieces, path.suffix == ".gz")
+            os.replace(part, path)
+            return num_bytes
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise DdpprofError(f"cannot write {path}: {error.strerror}.") from error
-    finally:
-        part.unlink(missing_ok=True)
+
+
+def _fill(path: Path, pieces: Iterable[bytes], is_compressed: bool) -> int:
+    """Returns the size."""
+    import gzip
+
+    with gzip.open(path, "wb", compresslevel=5) if is_compressed else path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+    return path.stat().st_size

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof.cli.arguments import count, positive
+from ddpprof.location import local
 
 if TYPE_CHECKING:
     from ddpprof.report import Report
@@ -23,7 +24,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     from ddpprof.record.torchrun import OPTIONS
 
     add = parser.add_argument
-    add("--out", metavar="DIR", help="the run directory (default: runs/SCRIPT-TIME)")
+    add("--out", type=local, metavar="DIR", help="the run directory (default: runs/SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier run in DIR")
     add(
         "--skip-first",

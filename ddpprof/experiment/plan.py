@@ -21,6 +21,7 @@ import msgspec
 
 from ddpprof import rundir
 from ddpprof.errors import NotARun
+from ddpprof.location import Location, RemotePath
 
 EXPERIMENT_FORMAT = 1
 EXPERIMENT_FILE = "experiment.json"
@@ -113,8 +114,13 @@ class Trial:
     variant: int
     round: int
 
+    @property
+    def name(self) -> str:
+        """Of its directory, in that of the experiment."""
+        return f"trial-{self.variant}-{self.round}"
+
     def folder(self, directory: Path) -> Path:
-        return directory / f"trial-{self.variant}-{self.round}"
+        return directory / self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,9 @@ class Ended:
     """why it gives no times"""
 
 
-def is_experiment(directory: Path) -> bool:
+def is_experiment(directory: Location) -> bool:
+    if isinstance(directory, RemotePath):
+        return (directory / EXPERIMENT_FILE).is_file()
     return os.path.isfile(directory / EXPERIMENT_FILE)  # noqa: PTH113 (Path.is_file raises for a name that is too long)
 
 
@@ -136,7 +144,7 @@ def write_plan(directory: Path, experiment: Experiment) -> None:
     rundir.write_json(directory / EXPERIMENT_FILE, msgspec.to_builtins(experiment))
 
 
-def read_plan(directory: Path) -> Experiment:
+def read_plan(directory: Location) -> Experiment:
     """Raises `NotARun`."""
     path = directory / EXPERIMENT_FILE
     try:
@@ -161,7 +169,7 @@ def write_end(folder: Path, ended: Ended) -> None:
     rundir.write_json(folder / TRIAL_FILE, msgspec.to_builtins(ended))
 
 
-def read_end(folder: Path) -> Ended | None:
+def read_end(folder: Location) -> Ended | None:
     """``None`` where the trial has not been run to its end."""
     try:
         return msgspec.json.decode((folder / TRIAL_FILE).read_bytes(), type=Ended)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ddpprof.errors import DdpprofError
 from ddpprof.events import DdpModule, Record, RecordedStep
@@ -17,6 +16,7 @@ from ddpprof.fleet.selection import select_ranks
 from ddpprof.fleet.task import RankTask
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.load.run import RankFiles, complete, find_ranks
+from ddpprof.location import Location
 from ddpprof.report import Report
 from ddpprof.report.across import RecordedSteps
 from ddpprof.report.build import Reduced, reduce_summary
@@ -68,7 +68,7 @@ class Analysis:
 
 
 @contextmanager
-def analysed(path: Path, choice: Choice = ALL, watch: Watch = lambda _step: None) -> Iterator[Analysis]:
+def analysed(path: Location, choice: Choice = ALL, watch: Watch = lambda _step: None) -> Iterator[Analysis]:
     """Raises `NotARun`, `BadTrace` where the path is one bad trace, and `DdpprofError`."""
     files = find_ranks(path)
     selection = select_ranks(files.ranks, choice.ranks, choice.sample)

@@ -23,7 +23,7 @@ from ddpprof.events import DdpModule
 from ddpprof.fleet.codec import encode
 from ddpprof.fleet.entry import BadEntryError, SeenFile, read_about
 from ddpprof.load.run import RankFiles
-from ddpprof.location import identity, is_remote
+from ddpprof.location import Location, RemotePath, identity, is_remote, spelled
 from ddpprof.rundir import CACHE_DIRECTORY, CACHE_IGNORED_BY_GIT, facts_file, steps_file
 
 _UNUSED_S = 30 * 24 * 3600
@@ -87,7 +87,12 @@ class Cache:
 
 @contextmanager
 def cache_of(
-    path: Path, ranks: Sequence[RankFiles], modules: Sequence[DdpModule], steps: Container[int] | None, *, keep: bool
+    path: Location,
+    ranks: Sequence[RankFiles],
+    modules: Sequence[DdpModule],
+    steps: Container[int] | None,
+    *,
+    keep: bool,
 ) -> Iterator[Cache]:
     """That of the run at `path`. `keep`: else nothing is looked up, and what is written goes at the end."""
     recorded_in = ranks[0].directory if ranks else None
@@ -99,11 +104,11 @@ def cache_of(
         yield Cache(Path(scratch), modules, steps)
 
 
-def _folder(path: Path, recorded_in: Path | None) -> Path | None:
+def _folder(path: Location, recorded_in: Location | None) -> Path | None:
     """``None`` where nothing can be written anywhere."""
-    candidates = [] if recorded_in is None or is_remote(recorded_in) else [recorded_in / CACHE_DIRECTORY]
+    candidates = [recorded_in / CACHE_DIRECTORY] if isinstance(recorded_in, Path) else []
     if (users := _users_folder()) is not None:
-        candidates.append(users / hashlib.blake2b(str(_absolute(path)).encode(), digest_size=12).hexdigest())
+        candidates.append(users / hashlib.blake2b(_absolute(path).encode(), digest_size=12).hexdigest())
     for folder in candidates:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -114,8 +119,8 @@ def _folder(path: Path, recorded_in: Path | None) -> Path | None:
     return None
 
 
-def _absolute(path: Path) -> Path:
-    return path if is_remote(path) else path.absolute()
+def _absolute(path: Location) -> str:
+    return spelled(path if isinstance(path, RemotePath) else path.absolute())
 
 
 def _users_folder() -> Path | None:
@@ -156,7 +161,7 @@ def seen_files(files: RankFiles, *, with_content: bool = True) -> dict[str, Seen
     return found
 
 
-def _paths(files: RankFiles) -> dict[str, Path]:
+def _paths(files: RankFiles) -> dict[str, Location]:
     recorded = (
         []
         if files.directory is None or files.rank is None
@@ -165,11 +170,11 @@ def _paths(files: RankFiles) -> dict[str, Path]:
     return {path.name: path for path in (*files.traces, *recorded)}
 
 
-def _has_content(path: Path, content: str | None) -> bool:
+def _has_content(path: Location, content: str | None) -> bool:
     return content is not None and not is_remote(path) and _content(path) == content
 
 
-def _content(path: Path) -> str | None:
+def _content(path: Location) -> str | None:
     """``None`` where it cannot be read."""
     num_bytes, checksum = 0, 0
     try:

@@ -20,7 +20,7 @@ from ddpprof.fleet.codec import decode, encode
 from ddpprof.fleet.entry import read_summary
 from ddpprof.fleet.progress import Progress, Watch, num_bytes
 from ddpprof.fleet.task import RankTask, run_task
-from ddpprof.location import is_remote
+from ddpprof.location import Location
 from ddpprof.report.rank_summary import RunSummary, merge_summaries
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def _tree(client: Client, leaves: Sequence[Future[bytes]]) -> RunSummary:
 def _for_others(task: RankTask) -> RankTask:
     """As another process on another machine finds the files."""
 
-    def absolute(path: Path) -> Path:
-        return path if is_remote(path) else path.absolute()
+    def absolute(path: Location) -> Location:
+        return path.absolute() if isinstance(path, Path) else path
 
     files = task.files
     directory = absolute(files.directory) if files.directory is not None else None

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof.load.run import RankFiles, some_file
+from ddpprof.location import Location
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One rank was begun or is done."""
 
-    path: Path
+    path: Location
     """one of the files that are being read"""
     num_done: int
     num_ranks: int
@@ -29,7 +30,7 @@ class Progress:
     def __init__(self, watch: Watch, ranks: Sequence[RankFiles], sizes: Sequence[int]) -> None:
         self._watch, self._ranks, self._sizes = watch, ranks, sizes
         self._done: set[int] = set()
-        self._path = some_file(ranks[0]) if ranks else Path()
+        self._path: Location = some_file(ranks[0]) if ranks else Path()
 
     def begin(self, index: int) -> None:
         self._path = some_file(self._ranks[index])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ddpprof.events import Attempt
 from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.location import Location
 from ddpprof.rundir import RUN_FILE, ranks_in, steps_file
 
 
@@ -24,14 +24,14 @@ class _About(msgspec.Struct):
     elastic: _Elastic | None = None
 
 
-def shown_attempt(attempts: Mapping[int, Path]) -> int:
+def shown_attempt(attempts: Mapping[int, Location]) -> int:
     """The last one that recorded steps; else the last one of which a rank left a file."""
     with_steps = [number for number, path in attempts.items() if _has_steps(path)]
     with_ranks = [number for number, path in attempts.items() if ranks_in(path)]
     return max(with_steps or with_ranks, default=0)
 
 
-def load_attempts(attempts: Mapping[int, Path], shown: int) -> tuple[tuple[Attempt, ...], tuple[str, ...]]:
+def load_attempts(attempts: Mapping[int, Location], shown: int) -> tuple[tuple[Attempt, ...], tuple[str, ...]]:
     """All of them without their traces, and what of them cannot be read, in words."""
     loaded, missing = [], []
     for number, path in attempts.items():
@@ -59,13 +59,13 @@ def load_attempts(attempts: Mapping[int, Path], shown: int) -> tuple[tuple[Attem
     return tuple(loaded), tuple(missing)
 
 
-def _has_steps(path: Path) -> bool:
+def _has_steps(path: Location) -> bool:
     return any(
         (path / steps_file(rank)).is_file() and (path / steps_file(rank)).stat().st_size for rank in ranks_in(path)
     )
 
 
-def _about(path: Path) -> Any:
+def _about(path: Location) -> Any:
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return msgspec.json.decode((path / RUN_FILE).read_bytes(), type=_About)
     return _About()

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ddpprof.errors import BadTrace
 from ddpprof.events import Trace
@@ -14,6 +13,7 @@ from ddpprof.load.cycles import join_cycles
 from ddpprof.load.horovod import is_horovod_timeline
 from ddpprof.load.kineto import read_rank, read_trace
 from ddpprof.load.tables import build_trace
+from ddpprof.location import Location, spelled
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _NUMBER_IN_NAME = re.compile(r"_(\d{1,7})\.")
@@ -30,7 +30,7 @@ _READERS = 16
 class FoundTraces:
     """rank → its files, in the order of their names, and what was left out or assumed, in words."""
 
-    ranks: dict[int, tuple[Path, ...]]
+    ranks: dict[int, tuple[Location, ...]]
     missing: tuple[str, ...]
 
 
@@ -44,17 +44,17 @@ class LoadedTraces:
     """``False``: there is a file that could not be read"""
 
 
-def load_trace(path: Path) -> Trace:
+def load_trace(path: Location) -> Trace:
     """The tables of one trace file. Raises `BadTrace`."""
-    return replace(build_trace(*read_trace(path)), files=(str(path),))
+    return replace(build_trace(*read_trace(path)), files=(spelled(path),))
 
 
-def find_traces(paths: Sequence[Path]) -> FoundTraces:
+def find_traces(paths: Sequence[Location]) -> FoundTraces:
     """Which of the files are traces, and of which ranks. Reads little more than their beginnings."""
-    paths = sorted(paths)
+    paths = sorted(paths, key=spelled)
     with ThreadPoolExecutor(_READERS) as readers:
         stated = list(readers.map(_stated_rank, paths))
-    ranks: dict[int, list[Path]] = {}
+    ranks: dict[int, list[Location]] = {}
     missing, nameless = [], []
     for path, known in zip(paths, stated, strict=True):
         if isinstance(known, BadTrace):
@@ -72,7 +72,7 @@ def find_traces(paths: Sequence[Path]) -> FoundTraces:
     return FoundTraces({rank: tuple(ranks[rank]) for rank in sorted(ranks)}, tuple(missing))
 
 
-def load_traces(rank: int, paths: Sequence[Path]) -> LoadedTraces:
+def load_traces(rank: int, paths: Sequence[Location]) -> LoadedTraces:
     """The profiler's cycles in one process as one trace; what is of another process is left out."""
     names, traces, missing = [], [], []
     for path in paths:
@@ -93,7 +93,7 @@ def load_traces(rank: int, paths: Sequence[Path]) -> LoadedTraces:
     return LoadedTraces(joined, tuple(missing), is_whole=len(traces) == len(paths))
 
 
-def _stated_rank(path: Path) -> int | BadTrace | None:
+def _stated_rank(path: Location) -> int | BadTrace | None:
     """What the file says, or why it is no trace."""
     try:
         rank = read_rank(path)
@@ -104,7 +104,7 @@ def _stated_rank(path: Path) -> int | BadTrace | None:
         return error
 
 
-def _skipped(path: Path, error: BadTrace) -> str:
+def _skipped(path: Location, error: BadTrace) -> str:
     return f"skipped: {_IS_HOROVOD.format(path) if is_horovod_timeline(path) else error}"
 
 
@@ -120,9 +120,9 @@ def assumed_rank(name: str, rank: int) -> str:
     return f"{name} does not say its rank: taken as rank {rank}"
 
 
-def _by_worker(paths: Sequence[Path]) -> list[list[Path]]:
+def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:
     """Files without a rank: those of one process are one rank's."""
-    groups: dict[str, list[Path]] = {}
+    groups: dict[str, list[Location]] = {}
     for path in paths:
         groups.setdefault(_worker(path.name) or path.name, []).append(path)
     return list(groups.values())

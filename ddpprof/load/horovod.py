@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 
 import msgspec
 
@@ -25,6 +24,7 @@ from ddpprof.events import CollectiveKind
 from ddpprof.events.horovod import Activity, ActivityKind, HorovodTimeline, TensorOp
 from ddpprof.load.kineto import GZIP_ERRORS, MAX_WHOLE_BYTES, opened
 from ddpprof.load.mend import mend
+from ddpprof.location import Location
 
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, *GZIP_ERRORS)
 _HEAD_BYTES = 1 << 16
@@ -81,7 +81,7 @@ class _Event(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(list[_Event]).decode
 
 
-def is_horovod_timeline(path: Path) -> bool:
+def is_horovod_timeline(path: Location) -> bool:
     """By its beginning: an array, and what only Horovod writes."""
     try:
         with opened(path) as stream:
@@ -91,7 +91,7 @@ def is_horovod_timeline(path: Path) -> bool:
     return head.lstrip().startswith(b"[") and _OF_HOROVOD.search(head) is not None
 
 
-def load_horovod(path: Path) -> HorovodTimeline:
+def load_horovod(path: Location) -> HorovodTimeline:
     """Raises `BadTrace`."""
     try:
         with opened(path) as stream:

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -30,6 +29,7 @@ from ddpprof.load.columns import (
     TimeOutOfRangeError,
 )
 from ddpprof.load.mend import mend
+from ddpprof.location import Location
 
 _open_gzip: Callable[..., Any]
 GZIP_ERRORS: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -114,7 +114,7 @@ class _Stream(Protocol):
     def read(self, num_bytes: int, /) -> bytes: ...
 
 
-def read_trace(path: Path) -> tuple[Header, Columns]:
+def read_trace(path: Location) -> tuple[Header, Columns]:
     """The header of a trace file and the events that the tables need. Raises `BadTrace`."""
     with _told_as_bad_trace(path):
         try:
@@ -132,7 +132,7 @@ def read_trace(path: Path) -> tuple[Header, Columns]:
     return header, columns
 
 
-def read_rank(path: Path) -> int | None:
+def read_rank(path: Location) -> int | None:
     """The rank that a trace file states; no events are decoded where its layout allows it. Raises `BadTrace`."""
     with _told_as_bad_trace(path):
         try:
@@ -154,7 +154,7 @@ def _rank_after_events(stream: _Stream, text: bytes) -> int | None:
 
 
 @contextmanager
-def _told_as_bad_trace(path: Path) -> Iterator[None]:
+def _told_as_bad_trace(path: Location) -> Iterator[None]:
     """Whatever goes wrong with the file becomes a `BadTrace`."""
     try:
         yield
@@ -190,12 +190,10 @@ def _explain(error: Exception) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[_Stream]:
+def opened(path: Location) -> Iterator[_Stream]:
     """The file's bytes, inflated where they are gzip's, whatever its name says."""
     with path.open("rb") as file:
-        magic = file.read(2)
-        file.seek(0)
-        if magic == _GZIP_MAGIC:
+        if file.peek(2)[:2] == _GZIP_MAGIC:
             with _open_gzip(file, "rb") as inflated:
                 yield _Limited(inflated)
         else:

@@ -25,6 +25,7 @@ from ddpprof.load.columns import EXACT_FLOAT_US, nanoseconds
 from ddpprof.load.hostwork import cut_out
 from ddpprof.load.kineto import opened
 from ddpprof.load.mend import mend
+from ddpprof.location import Location
 
 _Event = dict[str, Any]
 
@@ -37,7 +38,7 @@ _EXTERNAL_ID = "External id"
 _NOTHING = Identity("", Role.UNUSED)
 
 
-def write_plugin_trace(source: Path, target: Path, trace: Trace, view: PluginView) -> None:
+def write_plugin_trace(source: Location, target: Path, trace: Trace, view: PluginView) -> None:
     """`trace`: the tables of `source`; `view`: what of them counts. Raises ``OSError``."""
     document = _read(source)
     copy = _Copy(document.pop("traceEvents"))
@@ -56,7 +57,7 @@ def write_plugin_trace(source: Path, target: Path, trace: Trace, view: PluginVie
         file.write(msgspec.json.Encoder(decimal_format="number").encode(document))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Location) -> dict[str, Any]:
     with opened(path) as stream:
         text = b"".join(iter(lambda: stream.read(1 << 24), b""))
     document = _decode(text, float)

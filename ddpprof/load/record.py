@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from ddpprof.events import (
     RecordedStep,
     RpcCall,
 )
+from ddpprof.location import Location
 from ddpprof.rundir import FORMAT, facts_file, steps_file
 
 
@@ -123,27 +123,28 @@ class BadRecordError(Exception):
     """A file of the recorder cannot be read. Says which and why."""
 
 
-def load_record(directory: Path, rank: int) -> Record | None:
+def load_record(directory: Location, rank: int) -> Record | None:
     """The record of one rank, or ``None`` where it left no facts. Raises `BadRecordError`."""
     path = directory / facts_file(rank)
-    if not path.exists():
-        return None
     try:
         facts = _decode_facts(path.read_bytes())
         if facts.format > FORMAT:
             raise BadRecordError(f"{path.name} has format {facts.format}, and this ddpprof reads up to {FORMAT}")
         return _record(facts, rank, _load_steps(directory / steps_file(rank)))
+    except FileNotFoundError:
+        return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadRecordError(f"{path.name} cannot be read: {error}") from error
     except OSError as error:
         raise BadRecordError(f"{path.name} cannot be read: {error.strerror}") from error
 
 
-def _load_steps(path: Path) -> tuple[RecordedStep, ...]:
+def _load_steps(path: Location) -> tuple[RecordedStep, ...]:
     """Every whole line. A process that is killed while it writes leaves half of the last one."""
-    if not path.exists():
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return ()
-    lines = path.read_bytes().split(b"\n")
     torn = lines.pop()
     steps = []
     for number, line in enumerate(lines, start=1):

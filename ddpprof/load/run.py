@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -19,6 +18,7 @@ from ddpprof.load.attempts import load_attempts, shown_attempt
 from ddpprof.load.folder import assumed_rank, find_traces, load_trace, load_traces, rank_of_name
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.location import Location
 from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, trace_path
 
 
@@ -36,9 +36,9 @@ class RankFiles:
 
     rank: int | None
     """``None``: one trace, which says it or not"""
-    traces: tuple[Path, ...]
+    traces: tuple[Location, ...]
     """in the order of their names; several are the profiler's cycles"""
-    directory: Path | None = None
+    directory: Location | None = None
     """that of the run, where ddpprof recorded"""
     expects_trace: bool = True
 
@@ -71,11 +71,11 @@ class KnownRank(Protocol):
     def world_size(self) -> int | None: ...
 
 
-Watch = Callable[[Path, int, int], None]
+Watch = Callable[[Location, int, int], None]
 """Called before each rank is read: one of its files, how many have been read, and of how many."""
 
 
-def load_run(path: Path, watch: Watch | None = None) -> Run:
+def load_run(path: Location, watch: Watch | None = None) -> Run:
     """Everything that can be read of a run. Raises `NotARun`, and `BadTrace` where the path is one bad trace file."""
     files = find_ranks(path)
     ranks: list[Rank] = []
@@ -89,7 +89,7 @@ def load_run(path: Path, watch: Watch | None = None) -> Run:
     return replace(complete(files, ranks, missing), ranks=tuple(ranks))
 
 
-def find_ranks(path: Path) -> RunFiles:
+def find_ranks(path: Location) -> RunFiles:
     """What `path` holds. Raises `NotARun`, and `BadTrace` where it is one file that is no trace."""
     if path.is_file():
         return _files_of_one(path)
@@ -103,7 +103,7 @@ def find_ranks(path: Path) -> RunFiles:
     return _files_of_attempts(path, attempts) if len(attempts) > 1 else _recorded_files(path)
 
 
-def some_file(files: RankFiles) -> Path:
+def some_file(files: RankFiles) -> Location:
     """For those who want to know what is being read."""
     path = files.traces[0] if files.traces else files.directory
     assert path is not None
@@ -145,7 +145,7 @@ def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str]
     return replace(run, world_size=world_size, missing=(*run.missing, *missing, *absent))
 
 
-def _recorded_rank(files: RankFiles, directory: Path) -> LoadedRank:
+def _recorded_rank(files: RankFiles, directory: Location) -> LoadedRank:
     assert files.rank is not None
     rank, missing, is_whole = files.rank, [], True
     record, trace = None, None
@@ -174,7 +174,7 @@ def _why_no_trace(record: Record | None) -> str:
     return f"it {record.ended}"
 
 
-def _files_of_attempts(directory: Path, attempts: Mapping[int, Path]) -> RunFiles:
+def _files_of_attempts(directory: Location, attempts: Mapping[int, Location]) -> RunFiles:
     """With what all attempts left. ``attempt-0`` in `directory` is the first one alone."""
     number = shown_attempt(attempts)
     shown = _recorded_files(attempts[number])
@@ -183,7 +183,7 @@ def _files_of_attempts(directory: Path, attempts: Mapping[int, Path]) -> RunFile
     return replace(shown, run=run)
 
 
-def _recorded_files(directory: Path) -> RunFiles:
+def _recorded_files(directory: Location) -> RunFiles:
     about = _read_run_file(directory)
     present = ranks_in(directory)
     if not present:
@@ -208,7 +208,7 @@ def _recorded_files(directory: Path) -> RunFiles:
     )
 
 
-def _read_run_file(directory: Path) -> _RunFile:
+def _read_run_file(directory: Location) -> _RunFile:
     path = directory / RUN_FILE
     try:
         text = path.read_bytes()
@@ -226,14 +226,14 @@ def _read_run_file(directory: Path) -> _RunFile:
         raise NotARun(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _files_of_one(path: Path) -> RunFiles:
+def _files_of_one(path: Location) -> RunFiles:
     if is_horovod_timeline(path):
         timeline = load_horovod(path)
         return RunFiles(Run(_name(path), (), timeline.world_size, (), horovod=timeline), ())
     return RunFiles(Run(_name(path), (), None, ()), (RankFiles(None, (path,)),))
 
 
-def _files_of_folder(directory: Path) -> RunFiles:
+def _files_of_folder(directory: Location) -> RunFiles:
     found = find_traces([file for file in directory.iterdir() if _may_be_trace(file.name) and file.is_file()])
     if not found.ranks:
         raise NotARun(_holds_no_trace(directory, found.missing))
@@ -241,7 +241,7 @@ def _files_of_folder(directory: Path) -> RunFiles:
     return RunFiles(Run(_name(directory), (), None, (), missing=found.missing), ranks)
 
 
-def _holds_no_trace(directory: Path, missing: Sequence[str]) -> str:
+def _holds_no_trace(directory: Location, missing: Sequence[str]) -> str:
     why = missing[0].removeprefix("skipped: ") if missing else None
     reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"
     return f"{directory} is not a run: {reason}. {_how_to_record(directory)}"
@@ -269,9 +269,9 @@ def _absent_ranks(present: list[int], world_size: int | None, what: str) -> list
     return [f"rank{plural} {named} of {world_size} left no {what}"]
 
 
-def _name(path: Path) -> str:
+def _name(path: Location) -> str:
     return path.name if path.name not in ("", "..") else path.resolve().name
 
 
-def _how_to_record(path: Path) -> str:
+def _how_to_record(path: Location) -> str:
     return f"Record one with: ddpprof trace --out {path} train.py"

@@ -10,20 +10,21 @@ Times are seconds. A size may stand in several rows; an empty cell was not measu
 from __future__ import annotations
 
 import csv
+from io import TextIOWrapper
 from math import isfinite
-from pathlib import Path
 
 from ddpprof.errors import BadTrace
 from ddpprof.events import TimesTable
+from ddpprof.location import Location
 
 _LEAST, _MOST = 1e-12, 1e12
 """of a size, and of seconds: beyond them fits and axes overflow"""
 
 
-def load_times(path: Path) -> TimesTable:
+def load_times(path: Location) -> TimesTable:
     """Raises `BadTrace`."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open("rb") as binary, TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             rows = [row for row in csv.reader(file) if row]
     except OSError as error:
         raise BadTrace(f"{path} cannot be read: {error.strerror}.") from error
@@ -43,7 +44,7 @@ def load_times(path: Path) -> TimesTable:
     return TimesTable(varied, {name: {s: tuple(t) for s, t in of.items()} for name, of in times.items()})
 
 
-def _number(path: Path, line: int, text: str) -> float:
+def _number(path: Location, line: int, text: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 from ddpprof.errors import DdpprofError
 from ddpprof.location.remote import RemotePath, driver_of
@@ -44,11 +45,16 @@ def is_remote(path: Location) -> bool:
 
 
 def identity(path: Location) -> str | None:
-    """Other text once the file has changed; ``None`` where there is no file, or nobody says whether it changed."""
+    """Other text once the file has changed; ``None`` where there is no file."""
     try:
-        if isinstance(path, RemotePath):
-            return path.version()
-        found = path.stat()
-    except OSError:
+        if not isinstance(path, RemotePath):
+            found = path.stat()
+            return f"{found.st_size}-{found.st_mtime_ns}"
+        if (version := path.version()) is not None:
+            return version
+    except FileNotFoundError:
         return None
-    return f"{found.st_size}-{found.st_mtime_ns}"
+    except OSError:
+        if not isinstance(path, RemotePath):
+            return None
+    return f"changed whenever asked: {uuid4()}"  # nobody says

@@ -95,6 +95,11 @@ class RemotePath:
         return unquote(last) if self._is_of_web else last
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        before, path, _ = self._parts()
+        return (before, *path.strip("/").split("/"))
+
+    @property
     def suffix(self) -> str:
         return PurePosixPath(self.name).suffix
 

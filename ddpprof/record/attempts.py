@@ -45,7 +45,8 @@ def next_attempt(directory: Path, settings: Settings, environment: Mapping[str, 
     """The number under which this process records: 0 where `directory` holds no attempt of its job."""
     if not rundir.is_run(directory):
         return 0
-    last, path = list(rundir.attempts_in(directory).items())[-1]
+    last = list(rundir.attempts_in(directory))[-1]
+    path = directory / rundir.attempt_directory(last)
     return last + 1 if _is_of_this_job(path, describe(settings, environment), settings) else 0
 
 

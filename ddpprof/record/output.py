@@ -35,7 +35,7 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     attempt = attempts.next_attempt(directory, settings)
     if attempt:
-        directory = rundir.attempt_path(directory, attempt)
+        directory /= rundir.attempt_directory(attempt)
         directory.mkdir(exist_ok=True)
     else:
         refuse_earlier_run(directory, settings.force)

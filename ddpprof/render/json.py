@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import Verdict
 from ddpprof.errors import NotARun
+from ddpprof.location import Location
 from ddpprof.report import REPORT_FORMAT, Report
 from ddpprof.report.overhead import OverheadReport
 from ddpprof.report.scaling import ScalingReport
@@ -45,7 +45,7 @@ def render_json(what: Written) -> str:
     return msgspec.json.format(text, indent=2).decode() + "\n"
 
 
-def read_report(path: Path) -> Report | None:
+def read_report(path: Location) -> Report | None:
     """The report in a file that `render_json` wrote, or ``None`` where it is none. Raises `NotARun`, ``OSError``."""
     with path.open("rb") as file:
         beginning = file.read(4096)
@@ -59,9 +59,8 @@ def read_report(path: Path) -> Report | None:
                 f"{path} was written by a newer ddpprof: its format is {int(match.group(1))}, this one reads up to "
                 f"{REPORT_FORMAT}. Update with: pip install --upgrade ddpprof"
             )
-        file.seek(0)
         try:
-            return msgspec.json.decode(file.read(), type=Report)
+            return msgspec.json.decode(beginning + file.read(), type=Report)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise NotARun(f"{path} is not a report: {error}.") from error
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 
 from ddpprof.errors import DdpprofError
+from ddpprof.location import Location
 from ddpprof.report.experiments import ExperimentReport
 from ddpprof.report.scaling import Scaling, ScalingReport
 from ddpprof.report.sweep import SweepReport
@@ -25,7 +26,7 @@ def can_plot(report: ExperimentReport) -> bool:
     return isinstance(report, ScalingReport) or (isinstance(report, SweepReport) and bool(report.curves))
 
 
-def plot(report: ExperimentReport, path: Path) -> None:
+def plot(report: ExperimentReport, path: Location) -> None:
     """Write a PNG. Raises `DdpprofError`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -38,8 +39,10 @@ def plot(report: ExperimentReport, path: Path) -> None:
         _sweep(axes, report)
     elif isinstance(report, ScalingReport):
         _scaling(axes, report)
+    picture = BytesIO()
+    figure.savefig(picture)
     try:
-        figure.savefig(path)
+        path.write_bytes(picture.getvalue())
     except OSError as error:
         raise DdpprofError(f"cannot write {path}: {error.strerror}.") from error
 
