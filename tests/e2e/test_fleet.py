@@ -1,0 +1,180 @@
+"""Many ranks: real processes, a real Dask cluster, real deaths; the report is always the same."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fleets import make_fleet, make_traces
+from jobs import DDPPROF, Run, environment
+
+pytestmark = pytest.mark.e2e
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until, f"never {what}"
+        time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    """Of it and of theirs."""
+    mine = [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+    return [one for child in mine for one in (child, *children(child))]
+
+
+def readers(pid: int) -> list[int]:
+    """Processes of the pool."""
+    return [one for one in children(pid) if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@contextmanager
+def started(*command: str | Path, cwd: Path, **env: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [*map(str, command)], cwd=cwd, env=environment(**env), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    return make_fleet(tmp_path / "fleet", 24)
+
+
+def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(ddpprof: Run, fleet: Path, tmp_path: Path) -> None:
+    def entries() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in (fleet / "summaries").glob("*.zip")}
+
+    with started(*DDPPROF, "report", fleet, "--jobs", "2", cwd=tmp_path) as process:
+        wait_until(lambda: len(entries()) >= 2, "two ranks were read")
+        pool = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "")
+    wait_until(lambda: all(map(is_gone, pool)), "all processes ended")
+    kept = entries()
+    assert 2 <= len(kept) < 24
+    assert not list((fleet / "summaries").glob(".*.part"))
+    assert ddpprof("report", fleet, "--format", "json").returncode == 0
+    assert kept.items() <= entries().items(), "what was done is not done again"
+
+
+def test_a_rank_whose_process_is_killed_is_read_again(ddpprof: Run, fleet: Path, tmp_path: Path) -> None:
+    with started(*DDPPROF, "report", fleet, "--jobs", "2", "--format", "json", cwd=tmp_path) as process:
+        wait_until(lambda: bool(list((fleet / "summaries").glob("*.zip"))), "a rank was read")
+        os.kill(readers(process.pid)[0], signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert out == ddpprof("report", fleet, "--format", "json", "--no-cache").stdout
+
+
+def test_chosen_ranks_on_the_command_line(ddpprof: Run, fleet: Path) -> None:
+    shown = ddpprof("report", fleet, "--ranks", "0-3,20").stdout
+    assert "only 5 of 24 ranks were read, as asked" in shown
+    assert "only 4 of 24 ranks were read, as asked, evenly chosen" in ddpprof("report", fleet, "--sample", "4").stdout
+
+
+class Cluster:
+    """A scheduler and two workers, each a process of its own, as `dask scheduler` and `dask worker` start them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.processes = folder, []
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        host, port = self.address.removeprefix("tcp://").split(":")
+        self.scheduler = self._start("scheduler", "scheduler", "--host", host, "--port", port)
+        self.workers = [self.add_worker(f"worker-{number}") for number in range(2)]
+
+    def add_worker(self, name: str) -> subprocess.Popen[bytes]:
+        options = ["--nworkers", "1", "--nthreads", "1", "--no-nanny", "--name", name, "--host", "127.0.0.1"]
+        worker = self._start(name, "worker", self.address, *options)
+        wait_until(lambda: f"name: {name}" in (self.folder / "scheduler.log").read_text(), f"{name} came")
+        return worker
+
+    def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "distributed.cli.dask_" + command[0], *command[1:], "--no-dashboard"],
+                cwd=self.folder, env=environment(), stdout=log, stderr=log,
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    pytest.importorskip("distributed")
+    made = Cluster(tmp_path)
+    yield made
+    made.stop()
+
+
+def test_a_cluster_that_loses_a_worker_gives_the_same_report(
+    ddpprof: Run, fleet: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    expected = ddpprof("report", fleet, "--format", "json", "--no-cache").stdout
+    summaries = fleet / "summaries"
+    command = ["report", fleet.name, "--format", "json", "--scheduler", cluster.address]
+    with started(*DDPPROF, *command, cwd=tmp_path) as process:
+        wait_until(lambda: len(list(summaries.glob("*.zip"))) >= 8, "a third was read")
+        cluster.workers[0].kill()
+        assert len(list(summaries.glob("*.zip"))) < 24, "it was killed too late"
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert out == expected
+    assert len(list(summaries.glob("*.zip"))) == 24
+    assert ddpprof(*command).stdout == expected, "what a cluster read is kept, too"
+
+
+def test_a_scheduler_that_does_not_answer_is_one_line(ddpprof: Run, fleet: Path) -> None:
+    done = ddpprof("report", fleet, "--scheduler", "tcp://127.0.0.1:9")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ddpprof: no Dask scheduler answers at tcp://127.0.0.1:9: ")
+    assert done.stderr.count("\n") == 1
+    assert "not an address" in ddpprof("report", fleet, "--scheduler", "nonsense://x").stderr
+
+
+@pytest.mark.slow
+def test_a_thousand_ranks_take_little_more_memory_than_a_hundred(tmp_path: Path) -> None:
+    """The processes that read hold one rank each; the one that reports, all summaries."""
+    peaks = {}
+    for num_ranks in (100, 1000):
+        traces = make_traces(tmp_path / f"traces-{num_ranks}", num_ranks)
+        code = (
+            "import json, resource, sys; from ddpprof.cli import main; main(sys.argv[1:]);"
+            "used = [resource.getrusage(who).ru_maxrss // 1000 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)];"
+            "print(json.dumps(used), file=sys.stderr)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, "report", str(traces), "--format", "json", "--out", "r.json", "--jobs", "2"],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        peaks[num_ranks] = eval(done.stderr)
+    assert peaks[1000][1] < 1.1 * peaks[100][1]
+    assert peaks[1000][0] < 600
