@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 import zlib
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -73,6 +73,12 @@ class Cache:
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
+
+    def abandon(self, pids: Iterable[int]) -> None:
+        """Delete what these processes, which are dead, did not write to its end."""
+        with suppress(OSError):
+            for path in [path for pid in pids for path in self.folder.glob(f".*.{pid}.part")]:
+                path.unlink()
 
     def tidy(self) -> None:
         """Delete what other code wrote, and what was not written to its end."""

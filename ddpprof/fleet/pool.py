@@ -68,12 +68,14 @@ def _run(
     running: dict[Future[None], int] = {}
     waiting = list(reversed(chosen))
     unfinished: list[int] = []
+    pids: set[int] = set()
     try:
         while waiting or running:
             while waiting and len(running) < num_processes and not unfinished:
                 index = waiting.pop()
                 progress.begin(index)
                 running[pool.submit(make_entry, tasks[index], cache)] = index
+            pids |= {process.pid for process in multiprocessing.active_children() if process.pid is not None}
             if not running:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -89,6 +91,8 @@ def _run(
             process.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
         raise
+    finally:
+        cache.abandon(pids)
     return [*unfinished, *waiting]
 
 
