@@ -7,11 +7,13 @@ Slurm, Kubernetes, SSH and others.
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ddpprof.errors import DdpprofError
 from ddpprof.events import DdpModule
@@ -55,6 +57,7 @@ def _connected(address: str) -> Client:
         from distributed import Client
     except ImportError as error:
         raise DdpprofError("--scheduler needs Dask. Install it with: pip install 'ddpprof[cluster]'") from error
+    _check(address)
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
@@ -68,6 +71,21 @@ def _connected(address: str) -> Client:
         client.close()
         raise DdpprofError(f"the Dask workers of {address} have another version of ddpprof. Install the same there.")
     return client
+
+
+def _check(address: str) -> None:
+    """Dask itself goes on trying for long, and then says much. Raises `DdpprofError`."""
+    try:
+        parts = urlsplit(address)
+        where = (parts.hostname, parts.port)
+    except ValueError:
+        where = (None, None)
+    if where[0] is None or where[1] is None or "://" not in address:
+        raise DdpprofError(f"{address} is no address of a Dask scheduler; write, say, tcp://10.0.0.1:8786")
+    try:
+        socket.create_connection((where[0], where[1]), _CONNECT_S).close()
+    except OSError as error:
+        raise DdpprofError(f"no Dask scheduler answers at {address}: {error.strerror or error}.") from error
 
 
 def _keep(

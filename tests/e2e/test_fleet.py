@@ -156,7 +156,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line(ddpprof: Run, fleet: Path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ddpprof: no Dask scheduler answers at tcp://127.0.0.1:9: ")
     assert done.stderr.count("\n") == 1
-    assert "not an address" in ddpprof("report", fleet, "--scheduler", "nonsense://x").stderr
+    assert "nonsense://x is no address" in ddpprof("report", fleet, "--scheduler", "nonsense://x").stderr
 
 
 @pytest.mark.slow
