@@ -39,7 +39,11 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--jobs", type=positive, metavar="N", help="processes that read (default: as cores and memory allow)")
     add("--no-cache", action="store_true", help="read everything anew, and keep no summaries of it")
-    add("--scheduler", metavar="tcp://HOST:PORT", help="let a Dask cluster read; its workers must see the files")
+    add(
+        "--scheduler",
+        metavar="tcp://HOST:PORT",
+        help="let a Dask cluster read, whose workers see the files; also a scheduler file (.json)",
+    )
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import msgspec
+
 from ddpprof.errors import DdpprofError
 from ddpprof.events import DdpModule
 from ddpprof.fleet.cache import Cache, code_version
@@ -57,7 +59,7 @@ def _connected(address: str) -> Client:
         from distributed import Client
     except ImportError as error:
         raise DdpprofError("--scheduler needs Dask. Install it with: pip install 'ddpprof[cluster]'") from error
-    _check(address)
+    address = _checked(address)
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
@@ -73,8 +75,14 @@ def _connected(address: str) -> Client:
     return client
 
 
-def _check(address: str) -> None:
-    """Dask itself goes on trying for long, and then says much. Raises `DdpprofError`."""
+def _checked(text: str) -> str:
+    """The address, also from a scheduler file; Dask goes on trying for long, and then says much. Raises `DdpprofError`."""
+    address = text
+    if text.endswith(".json"):
+        try:
+            address = msgspec.json.decode(Path(text).read_bytes(), type=_SchedulerFile).address
+        except (OSError, msgspec.MsgspecError) as error:
+            raise DdpprofError(f"{text} is no scheduler file of Dask: {error}.") from error
     try:
         parts = urlsplit(address)
         where = (parts.hostname, parts.port)
@@ -86,6 +94,11 @@ def _check(address: str) -> None:
         socket.create_connection((where[0], where[1]), _CONNECT_S).close()
     except OSError as error:
         raise DdpprofError(f"no Dask scheduler answers at {address}: {error.strerror or error}.") from error
+    return address
+
+
+class _SchedulerFile(msgspec.Struct):
+    address: str
 
 
 def _keep(
