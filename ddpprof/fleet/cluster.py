@@ -76,7 +76,7 @@ def _connected(address: str) -> Client:
 
 
 def _checked(text: str) -> str:
-    """The address, also from a scheduler file; Dask goes on trying for long, and then says much. Raises `DdpprofError`."""
+    """The address, also from a scheduler file. Dask itself goes on trying for long. Raises `DdpprofError`."""
     address = text
     if text.endswith(".json"):
         try:
