@@ -135,7 +135,7 @@ class Ended:
 
 def is_experiment(directory: Location) -> bool:
     if isinstance(directory, RemotePath):
-        return (directory / EXPERIMENT_FILE).is_file()
+        return directory.holds(EXPERIMENT_FILE)
     return os.path.isfile(directory / EXPERIMENT_FILE)  # noqa: PTH113 (Path.is_file raises for a name that is too long)
 
 

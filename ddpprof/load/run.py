@@ -18,7 +18,7 @@ from ddpprof.load.attempts import load_attempts, shown_attempt
 from ddpprof.load.folder import assumed_rank, find_traces, load_trace, load_traces, rank_of_name
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.location import Location
+from ddpprof.location import Location, is_remote
 from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, trace_path
 
 
@@ -274,4 +274,6 @@ def _name(path: Location) -> str:
 
 
 def _how_to_record(path: Location) -> str:
+    if is_remote(path):
+        return "Give a run directory, a folder of torch.profiler's traces, or one trace."
     return f"Record one with: ddpprof trace --out {path} train.py"

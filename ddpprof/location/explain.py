@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ddpprof.errors import RemoteError, RemoteFileNotFound
+
 _HINTS = {
     "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket FSSPEC_S3_ANON=true",
     "gs": "try: gcloud auth application-default login; or set GOOGLE_APPLICATION_CREDENTIALS",
@@ -64,12 +66,13 @@ def without_secrets(text: str) -> str:
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
-    """Raises ``OSError``, with ``FileNotFoundError`` for what is not there, in place of whatever is raised inside."""
+    """Raises `RemoteError` in place of whatever is raised inside."""
     try:
         yield
     except Exception as error:
         number, text = _explain(error, url)
-        raise OSError(number, text) from error
+        kind = RemoteFileNotFound if number == errno.ENOENT else RemoteError
+        raise kind(number, text, without_secrets(url)) from error
 
 
 def _explain(error: BaseException, url: str) -> tuple[int, str]:
@@ -94,7 +97,7 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
     if isinstance(error, PermissionError) or status == 403:
         return errno.EACCES, f"permission denied ({said}): {_hint(url)}"
     if isinstance(error, FileNotFoundError):
-        return errno.ENOENT, "there is no such file or folder"
+        return errno.ENOENT, "there is no such file, folder or bucket"
     return errno.EIO, said or type(error).__name__
 
 

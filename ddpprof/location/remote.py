@@ -1,12 +1,13 @@
 """A file or folder that fsspec reaches (``s3://``, ``gs://``, ``sftp://``, ``https://``, …), with what ddpprof needs of
 pathlib's methods.
 
-What goes wrong is an ``OSError`` with one line in ``strerror``, whatever the driver raised. A path keeps what it was
+What goes wrong is a `RemoteError`, whatever the driver raised. A path keeps what it was
 told, and hands to its files what its listing said of them: object stores answer every question with a request.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,9 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
 from ddpprof.location.explain import explained, without_secrets
-from ddpprof.location.stream import open_stream
 
 _WEB = ("http://", "https://")
 _VERSIONS = (
@@ -65,6 +65,8 @@ class RemotePath:
         """with passwords, unlike ``str``"""
         self._info = info
         self._listing: dict[str, dict[str, Any]] | None = None
+        self._system: Any = None
+        """where threads may share it: object stores' take a tenth of a second to make"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePath, (self.url, self._info)
@@ -87,7 +89,7 @@ class RemotePath:
     def __truediv__(self, name: str) -> RemotePath:
         before, path, after = self._parts()
         url = f"{before}{path.rstrip('/')}/{name}{after}"
-        return RemotePath(url, None if self._listing is None else self._listing.get(name, _NOT_THERE))
+        return self._near(url, None if self._listing is None else self._listing.get(name, _NOT_THERE))
 
     @property
     def name(self) -> str:
@@ -106,7 +108,7 @@ class RemotePath:
     @property
     def parent(self) -> RemotePath:
         before, path, after = self._parts()
-        return RemotePath(f"{before}{path.rstrip('/').rpartition('/')[0]}{after}")
+        return self._near(f"{before}{path.rstrip('/').rpartition('/')[0]}{after}")
 
     def with_name(self, name: str) -> RemotePath:
         return self.parent / name
@@ -126,10 +128,14 @@ class RemotePath:
     def is_dir(self) -> bool:
         return self._kind() == "directory"
 
+    def holds(self, name: str) -> bool:
+        """Whether it is a folder with a file or folder of that name. Its listing answers what is asked next, too."""
+        return self.is_dir() and any(path.name == name for path in self.iterdir())
+
     def stat(self) -> _Stat:
         size = self._known().get("size")
         if not isinstance(size, int):
-            raise OSError(None, "nobody says how large it is")
+            raise RemoteError(errno.ENOTSUP, "the server does not say how large it is", str(self))
         return _Stat(size)
 
     def version(self) -> str | None:
@@ -150,6 +156,8 @@ class RemotePath:
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
         assert mode == "rb", "text is for the caller to decode, and writing is all at once"
+        from ddpprof.location.stream import open_stream
+
         with explained(self.url):
             fs, path = self._reached()
             return open_stream(fs, path, self.url)
@@ -186,11 +194,20 @@ class RemotePath:
         scheme, separator, path = self.url.rpartition("://")
         return f"{scheme}{separator}", path, ""
 
+    def _near(self, url: str, info: dict[str, Any] | None = None) -> RemotePath:
+        path = RemotePath(url, info)
+        path._system = self._system
+        return path
+
     def _reached(self) -> tuple[Any, str]:
         """The file system, and the path in it."""
+        if self._system is not None:
+            return self._system, self._system._strip_protocol(self.url)  # noqa: SLF001 (fsspec's own way)
         from fsspec.core import url_to_fs
 
         fs, path = url_to_fs(self.url)
+        if fs.async_impl and "::" not in self.url:
+            self._system = fs
         return fs, path
 
     def _kind(self) -> str | None:
@@ -211,7 +228,7 @@ class RemotePath:
             except FileNotFoundError:
                 self._info = _NOT_THERE
         if not self._info:
-            raise FileNotFoundError(2, "there is no such file or folder")
+            raise RemoteFileNotFound(errno.ENOENT, "there is no such file, folder or bucket", str(self))
         return self._info
 
     def _ask(self) -> dict[str, Any]:

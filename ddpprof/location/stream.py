@@ -27,6 +27,7 @@ class _Stream(io.RawIOBase):
     def __init__(self, fs: Any, path: str, url: str) -> None:
         self._fs, self._path, self._url = fs, path, url
         self._file = fs.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="none")
+        self._may_fetch_ahead = bool(fs.async_impl)  # threads must not share others
         self._position = 0
         """of what has been fetched"""
         self._block = memoryview(b"")
@@ -57,14 +58,11 @@ class _Stream(io.RawIOBase):
             super().close()
 
     def _next_block(self) -> bytes:
-        if self._next is None:
-            block = self._fetch(_FIRST_BYTES if not self._position else _BLOCK_BYTES)
-            is_first = self._fetcher is None and self._position == len(block)
-        else:
-            block, is_first = self._next.result(), False
-        if not block:
-            self._next = None
-        elif not is_first:  # who asks for a second block will want all
+        if not self._position:
+            return self._fetch(_FIRST_BYTES)
+        block = self._fetch(_BLOCK_BYTES) if self._next is None else self._next.result()
+        self._next = None
+        if block and self._may_fetch_ahead:  # who asks for a second block will want all
             self._fetcher = self._fetcher or ThreadPoolExecutor(1)
             self._next = self._fetcher.submit(self._fetch, _BLOCK_BYTES)
         return block
