@@ -87,8 +87,13 @@ def _map(
     ranks: Sequence[RankFiles], modules: tuple[DdpModule, ...], choice: Choice, cache: Cache, watch: Watch
 ) -> tuple[RunSummary, dict[int, tuple[str, ...]]]:
     """All that the ranks have an entry for, made where there was none, and rank → why there is none."""
-    known = [one for one in ranks if cache.holds(one)]
-    tasks = [RankTask(one, modules, choice.steps) for one in ranks if one not in known]
+    known: list[RankFiles] = []
+    tasks = []
+    for one in ranks:
+        if cache.holds(one):
+            known.append(one)
+        else:
+            tasks.append(RankTask(one, modules, choice.steps))
     cache.tidy()
     if choice.scheduler is not None and tasks:
         from ddpprof.fleet.cluster import run_on_cluster

@@ -19,6 +19,7 @@ from shutil import rmtree
 from tempfile import TemporaryDirectory
 
 import ddpprof
+from ddpprof.errors import DdpprofError
 from ddpprof.events import DdpModule
 from ddpprof.fleet.codec import encode
 from ddpprof.fleet.entry import BadEntryError, SeenFile, read_about
@@ -64,13 +65,17 @@ class Cache:
         )
 
     def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
-        """`make` writes beside, and what it wrote takes the place of older entries of the rank."""
+        """`make` writes beside, and what it wrote takes the place of an older entry. Raises `DdpprofError`."""
         path = self.path(files)
-        self.folder.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             make(part)
             os.replace(part, path)
+        except OSError as error:
+            why = error.strerror or error
+            raise DdpprofError(
+                f"cannot write {self.folder}: {why}. Make room, or try --no-cache: then to $TMPDIR"
+            ) from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -134,9 +139,9 @@ def _users_folder() -> Path | None:
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpprof"
         folder.mkdir(parents=True, exist_ok=True)
-        for one in folder.iterdir():
-            if (one / CACHE_IGNORED_BY_GIT).stat().st_mtime < time.time() - _UNUSED_S:
-                rmtree(one, ignore_errors=True)
+        for mark in folder.glob(f"*/{CACHE_IGNORED_BY_GIT}"):
+            if mark.stat().st_mtime < time.time() - _UNUSED_S:
+                rmtree(mark.parent, ignore_errors=True)
     except (OSError, RuntimeError):  # RuntimeError: no home
         return None
     return folder

@@ -18,6 +18,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from ddpprof.errors import DdpprofError
 from ddpprof.fleet.codec import decode, encode
 from ddpprof.measures.timeline import StepTimeline
 from ddpprof.report.rank_summary import RunSummary
@@ -46,8 +47,8 @@ class About:
     """``False``: some file could not be read, which may be better next time"""
 
 
-class BadEntryError(Exception):
-    """No entry, or one that was written in another way or not to its end."""
+class BadEntryError(DdpprofError):
+    """No entry, or a damaged one."""
 
 
 def write_entry(out: BinaryIO, about: About, summary: RunSummary, drawing: Drawing | None) -> None:
@@ -94,4 +95,4 @@ def _opened(source: Path | BinaryIO) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(source) as file:
             yield file
     except (OSError, zipfile.BadZipFile, KeyError, zlib.error, msgspec.MsgspecError, ValueError) as error:
-        raise BadEntryError(str(error)) from error
+        raise BadEntryError(f"{source} cannot be read ({error}). Delete it, or try --no-cache.") from error

@@ -11,7 +11,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.errors import DdpprofError
 from ddpprof.fleet.cache import Cache
 from ddpprof.fleet.progress import Progress, Watch, num_bytes
 from ddpprof.fleet.task import RankTask, run_task
@@ -50,12 +49,7 @@ def make_entry(task: RankTask, cache: Cache) -> None:
         with part.open("wb") as out:
             run_task(task, out)
 
-    try:
-        cache.write(task.files, make)
-    except OSError as error:
-        raise DdpprofError(
-            f"cannot write {cache.folder}: {error.strerror or error}. Make room, or try --no-cache, which uses $TMPDIR"
-        ) from error
+    cache.write(task.files, make)
 
 
 def _run(
