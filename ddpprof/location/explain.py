@@ -16,7 +16,7 @@ _HINTS = {
     "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket FSSPEC_S3_ANON=true",
     "gs": "try: gcloud auth application-default login; or set GOOGLE_APPLICATION_CREDENTIALS",
     "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING",
-    "sftp": "load the key into an ssh agent, or set FSSPEC_SFTP_KEY_FILENAME",
+    "sftp": "load the key into an ssh agent, keep it as ~/.ssh/id_ed25519, or set FSSPEC_SFTP_KEY_FILENAME",
     "hf": "try: hf auth login; or set HF_TOKEN",
 }
 _SAME = {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "adl": "abfs", "ssh": "sftp"}
@@ -84,7 +84,8 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
     status = next((code for one in causes if (code := _status(one)) is not None), None)
     if names & _NO_CREDENTIALS:
         return errno.EACCES, f"there are no credentials ({said}): {_hint(url)}"
-    if names & _REFUSED_CREDENTIALS or status == 401:
+    is_about_keys = "SSHException" in names and "authentication" in said.lower()
+    if names & _REFUSED_CREDENTIALS or status == 401 or is_about_keys:
         return errno.EACCES, f"the server refuses the credentials ({said}): {_hint(url)}"
     if names & _UNREACHABLE:
         return errno.EHOSTUNREACH, f"the server cannot be reached ({said})"

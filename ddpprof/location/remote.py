@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
@@ -32,6 +33,7 @@ _VERSIONS = (
 )
 """what stores call that which changes with a file, the surest first"""
 _OF_A_PAGE = "text/html"
+_WRITTEN_AT_ONCE_BYTES = 1 << 20
 
 
 def driver_of(url: str) -> None:
@@ -169,18 +171,27 @@ class RemotePath:
 
     def write_bytes(self, content: bytes) -> None:
         """All at once: whoever reads sees the old file or the new one, where the store can do that."""
-        with explained(self.url):
-            fs, path = self._reached()
-            fs.pipe_file(path, content)
+        self._write(lambda fs, path: fs.pipe_file(path, content), io.BytesIO(content))
 
     def write_text(self, text: str, encoding: str) -> None:
         self.write_bytes(text.encode(encoding))
 
     def upload(self, source: Path) -> None:
         """The content of a file of this machine."""
+        with source.open("rb") as content:
+            self._write(lambda fs, path: fs.put_file(str(source), path), content)
+
+    def _write(self, put: Callable[[Any, str], None], content: IO[bytes]) -> None:
+        """`put`: for stores that take a file as a whole."""
         with explained(self.url):
             fs, path = self._reached()
-            fs.put_file(str(source), path)
+            if fs.async_impl:
+                put(fs, path)
+                return
+            with fs.open(path, "wb") as file:
+                if hasattr(file, "set_pipelined"):
+                    file.set_pipelined(True)  # else paramiko waits for an answer every 32 KiB
+                shutil.copyfileobj(content, file, _WRITTEN_AT_ONCE_BYTES)
 
     @property
     def _is_of_web(self) -> bool:
