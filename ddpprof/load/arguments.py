@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ddpprof.events import UNKNOWN, CollectiveKind, ProcessGroup
 from ddpprof.load.classify import collective_kind, element_bytes
-
-NULL = msgspec.Raw(b"null")
+from ddpprof.load.entries import NULL
+from ddpprof.load.mend import mend
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """What the tables need of an event's ``args``.
+    """What the tables need of the ``args`` of device work and of communication.
 
     Typed as anything: where an argument is odd, what it would tell is unknown, and the trace is still good.
     """
@@ -38,12 +39,48 @@ class Arguments(msgspec.Struct, gc=False):
     op_of_2021: Any = msgspec.field(default=None, name="external id")
     grid: msgspec.Raw = NULL
     block: msgspec.Raw = NULL
-    # Every op has these two where shapes are recorded; they are decoded for communication alone.
     input_dims: msgspec.Raw = msgspec.field(default=NULL, name="Input Dims")
     input_type: msgspec.Raw = msgspec.field(default=NULL, name="Input type")
 
 
-NO_ARGUMENTS = Arguments()
+class LaunchArguments(msgspec.Struct, gc=False):
+    """Of the host's call that queues device work."""
+
+    correlation: Any = 0
+
+
+class OpArguments(msgspec.Struct, gc=False):
+    """Of an op of the host, where shapes are recorded."""
+
+    op: Any = msgspec.field(default=None, name="External id")
+    op_of_2021: Any = msgspec.field(default=None, name="external id")
+    input_dims: msgspec.Raw = msgspec.field(default=NULL, name="Input Dims")
+
+
+_A = TypeVar("_A", Arguments, LaunchArguments, OpArguments)
+_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(list[kind | None])  # type: ignore[valid-type]
+    for kind in (Arguments, LaunchArguments, OpArguments)
+}
+
+
+def decode_arguments(kind: type[_A], texts: Iterable[msgspec.Raw]) -> list[_A]:
+    """The arguments of each event; what is no object says nothing."""
+    nothing = kind()
+    texts = list(texts)
+    try:
+        decoded = _DECODERS[kind].decode(b"[%b]" % b",".join(texts))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        decoded = [_decode_one(kind, bytes(text)) for text in texts]
+    return [one or nothing for one in decoded] if None in decoded else decoded
+
+
+def _decode_one(kind: type[_A], text: bytes) -> _A | None:
+    """Also where characters are odd."""
+    try:
+        return msgspec.json.decode(mend(text), type=kind)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

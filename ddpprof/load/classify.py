@@ -36,6 +36,17 @@ class Role(IntEnum):
 DEVICE_ROLES = (Role.KERNEL, Role.COPY)
 
 
+class Family(IntEnum):
+    """Categories that are treated alike."""
+
+    OTHER = 0
+    OP = 1
+    ANNOTATION = 2
+    LAUNCH = 3
+    KERNEL = 4
+    COPY = 5
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """All events of one category and name."""
@@ -54,7 +65,6 @@ _KERNEL_CATEGORIES = {"kernel", "mtia_ccp_events"}
 _COPY_CATEGORIES = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 _LAUNCH_CATEGORY = re.compile(r"(?:[a-z0-9]+_)?(?:runtime|driver)")  # cuda_, hip_, xpu_, mtia_, privateuse1_, gcu_ …
 _OP_CATEGORIES = {"cpu_op", "operator"}
-_HOST_CATEGORIES = _OP_CATEGORIES | {"user_annotation"}
 
 # Spans that hold ops without being one. Traces of 2021 give them the category of ops.
 _ANNOTATION = re.compile(
@@ -123,18 +133,33 @@ _ELEMENT_BYTES = {
 }
 
 
+def family(category: str) -> Family:
+    category = category.lower()
+    if category in _OP_CATEGORIES:
+        return Family.OP
+    if category == "user_annotation":
+        return Family.ANNOTATION
+    if category in _KERNEL_CATEGORIES:
+        return Family.KERNEL
+    if category in _COPY_CATEGORIES:
+        return Family.COPY
+    return Family.LAUNCH if _LAUNCH_CATEGORY.fullmatch(category) else Family.OTHER
+
+
 def classify(category: str, name: str) -> Identity:
     """What the events of this category and name are."""
-    category = category.lower()
-    if category in _KERNEL_CATEGORIES:
+    return classify_in(family(category), name)
+
+
+def classify_in(which: Family, name: str) -> Identity:
+    if which in (Family.OP, Family.ANNOTATION):
+        return _classify_host_span(name, in_op_category=which is Family.OP)
+    if which is Family.KERNEL:
         return Identity(name, Role.KERNEL, kind=collective_kind(name) if is_communication_kernel(name) else None)
-    if category in _COPY_CATEGORIES:
-        return Identity(name, Role.COPY)
-    if category in _HOST_CATEGORIES:
-        return _classify_host_span(name, in_op_category=category in _OP_CATEGORIES)
-    if _LAUNCH_CATEGORY.fullmatch(category):
-        return Identity(name, Role.LAUNCH)
-    return Identity(name, Role.UNUSED)
+    return Identity(name, _ROLES.get(which, Role.UNUSED))
+
+
+_ROLES = {Family.COPY: Role.COPY, Family.LAUNCH: Role.LAUNCH}
 
 
 def _classify_host_span(name: str, *, in_op_category: bool) -> Identity:

@@ -20,6 +20,19 @@ def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -
     return np.concatenate(kept) if kept else np.empty(0, np.int64)
 
 
+def held_by_earlier(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.bool_]:
+    """Whether a span lies in one of its thread that stands before it. Where the holder always does, these are all."""
+    held = np.zeros(len(start_ns), np.bool_)
+    for number in np.unique(thread).tolist():
+        rows = np.flatnonzero(thread == number)
+        start, end = start_ns[rows], end_ns[rows]
+        ends_last = np.ones(len(rows), np.bool_)
+        ends_last[1:] = end[1:] > np.maximum.accumulate(end)[:-1]
+        holder = np.maximum.accumulate(np.where(ends_last, np.arange(len(rows)), 0))
+        held[rows] = ~ends_last & (start >= start[holder])
+    return held
+
+
 def cut_out(
     start_ns: Int64Column, end_ns: Int64Column, holes: Spans
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:

@@ -20,15 +20,11 @@ import msgspec
 
 from ddpprof.errors import BadTrace
 from ddpprof.load.arguments import decode_or_none
-from ddpprof.load.columns import (
-    Collector,
-    Columns,
-    Event,
-    ExactEvent,
-    NeedsExactTimesError,
-    TimeOutOfRangeError,
-)
+from ddpprof.load.collector import Collector
+from ddpprof.load.columns import Columns
+from ddpprof.load.entries import AnyEvent, AnyExactEvent, Entries, as_entries, decode_entries
 from ddpprof.load.mend import mend
+from ddpprof.load.times import NeedsExactTimesError, TimeOutOfRangeError
 from ddpprof.location import Location
 
 _open_gzip: Callable[..., Any]
@@ -60,6 +56,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
 _BETWEEN_EVENTS = _BLANKS + b","
+_CLOSING_EVENT = b'{"ph":"s"}]'
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _RANK_IN_INFO = re.compile(rb'"distributedInfo"\s*:\s*\{[^}]*?"rank"\s*:\s*"?(\d{1,18})')
 _ADVICE = "Record it again, or leave this file out."
@@ -75,18 +72,14 @@ class _Document(msgspec.Struct, gc=False):
 
 
 class _FastDocument(_Document, gc=False):
-    events: list[Event] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
+    events: list[AnyEvent] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
 
 
 class _ExactDocument(_Document, gc=False):
-    events: list[ExactEvent] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
+    events: list[AnyExactEvent] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
 
 
 _Decoder = Callable[[bytes | bytearray], Any]
-_DECODE_EVENTS: tuple[_Decoder, _Decoder] = (
-    msgspec.json.Decoder(list[Event]).decode,
-    msgspec.json.Decoder(list[ExactEvent]).decode,
-)
 _DECODE_DOCUMENT: tuple[_Decoder, _Decoder] = (
     msgspec.json.Decoder(_FastDocument).decode,
     msgspec.json.Decoder(_ExactDocument).decode,
@@ -125,7 +118,7 @@ def read_trace(path: Location) -> tuple[Header, Columns]:
                 header, columns = _read_whole(stream)
     if not columns.num_events:
         raise BadTrace(f"{path} holds no events: nothing was profiled. {_ADVICE}")
-    if not len(columns.start_ns):
+    if not len(columns.start_ns) and not columns.launches.num_all:
         raise BadTrace(
             f"{path} holds {columns.num_events} events, but no op, kernel or step of torch.profiler. {_ADVICE}"
         )
@@ -223,32 +216,35 @@ class _EventReader:
         self._exact = False
 
     def add_array(self, text: bytes | bytearray) -> None:
-        self._collect(lambda: _decode(_DECODE_EVENTS[self._exact], text))
+        self._collect(lambda: _decode(self._decode_entries, text))
 
     def add_batch(self, text: bytes) -> None:
         """An array whose last event only closes the one that a comma left open."""
-        self._collect(lambda: _decode(_DECODE_EVENTS[self._exact], text)[:-1])
+        self._collect(lambda: _decode(self._decode_entries, text)[:-1])
 
     def add_document(self, text: bytes | bytearray) -> _Document:
         """Also the keys beside the events, which must be there."""
         documents: list[_FastDocument | _ExactDocument] = []
 
-        def decode() -> list[Event] | list[ExactEvent]:
+        def decode() -> Entries:
             documents.append(_decode(_DECODE_DOCUMENT[self._exact], text))
             events = documents[-1].events
             if isinstance(events, msgspec.UnsetType):
                 raise _UnreadableError("is no profiler trace: it is JSON without traceEvents")
-            return events
+            return as_entries(events, exact=self._exact)
 
         self._collect(decode)
         return documents[-1]
 
-    def _collect(self, decode: Callable[[], list[Event] | list[ExactEvent]]) -> None:
+    def _decode_entries(self, text: bytes | bytearray) -> Entries:
+        return decode_entries(text, exact=self._exact)
+
+    def _collect(self, decode: Callable[[], Entries]) -> None:
         try:
-            self.collector.add(decode())
+            self.collector.add(decode(), exact=self._exact)
         except NeedsExactTimesError:
             self._exact = True
-            self.collector.add(decode())
+            self.collector.add(decode(), exact=True)
         if self.collector.num_events > MAX_EVENTS:
             raise _UnreadableError(f"is too large: more than {MAX_EVENTS} events")
 
@@ -311,7 +307,7 @@ def _add_batches(stream: _Stream, chunk: bytes, reader: _EventReader) -> bytes:
             begun += chunk
             _refuse_long(begun)
         else:
-            reader.add_batch(b"".join((b"[", begun, memoryview(chunk)[:cut], b"{}]")))
+            reader.add_batch(b"".join((b"[", begun, memoryview(chunk)[:cut], _CLOSING_EVENT)))
             begun = bytearray(chunk[cut:])
         chunk = stream.read(BATCH_BYTES)
         if not chunk:

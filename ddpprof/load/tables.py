@@ -100,8 +100,7 @@ def _steps(file: TraceFile) -> tuple[list[Step], list[str]]:
     threads, counts = np.unique(file.lane[forwards], return_counts=True)
     on_training_thread = forwards[file.lane[forwards] == threads[np.argmax(counts)]]
     optimizers = file.marked(Mark.OPTIMIZER)
-    last_ns = int(file.end_ns.max())
-    steps = steps_from_forwards(file.start_ns[on_training_thread], file.start_ns[optimizers], last_ns)
+    steps = steps_from_forwards(file.start_ns[on_training_thread], file.start_ns[optimizers], file.last_ns)
     return steps, ["the trace has no ProfilerStep marks: steps are counted from one forward to the next"]
 
 
@@ -133,21 +132,24 @@ def _device_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Wo
 
 
 class _Queued:
-    """Rows of device work, and the row of the host's call that queued each, or `UNKNOWN`."""
+    """Rows of device work, and the launch that queued each: index, or `UNKNOWN`."""
 
     def __init__(self, file: TraceFile, rows: Rows) -> None:
         self.rows = rows
-        launches = file.rows(Role.LAUNCH)
-        found = launch_of(file.correlation[rows], file.correlation[launches], file.start_ns[launches])
-        self.launch: Rows = np.append(launches, UNKNOWN)[found]  # the index UNKNOWN finds the last
+        self.launch = launch_of(file.correlation[rows], file.launches.correlation, file.launches.start_ns)
         self.is_known: NDArray[np.bool_] = self.launch != UNKNOWN
 
 
 def _origin(file: TraceFile, queued: _Queued, steps: StepFinder, phases: PhaseFinder) -> _Origin:
     known = queued.is_known
-    launched = np.where(known, file.start_ns[queued.launch], UNKNOWN)
-    phase = np.where(known, phases.at(launched, file.lane[queued.launch]), Phase.OTHER).astype(np.int8)
-    return _Origin(launched, phase, np.where(known, steps.at(launched), NO_STEP).astype(np.int32))
+    launch = queued.launch[known]
+    launched = np.full(len(known), UNKNOWN, np.int64)
+    launched[known] = start = file.launches.start_ns[launch]
+    phase = np.full(len(known), Phase.OTHER, np.int8)
+    phase[known] = phases.at(start, file.launches.lane[launch])
+    step = np.full(len(known), NO_STEP, np.int32)
+    step[known] = steps.at(start)
+    return _Origin(launched, phase, step)
 
 
 def _of_company(file: TraceFile, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
@@ -168,7 +170,8 @@ def _asking(file: TraceFile, talk: _Queued) -> Rows:
     found = np.full(len(talk.rows), UNKNOWN, np.int64)
     launch = talk.launch[talk.is_known]
     held = holder_of(
-        file.start_ns[launch], file.lane[launch], file.start_ns[ops], file.end_ns[ops], file.lane[ops]
+        file.launches.start_ns[launch], file.launches.lane[launch],
+        file.start_ns[ops], file.end_ns[ops], file.lane[ops],
     )  # fmt: skip
     found[talk.is_known] = np.append(ops, UNKNOWN)[held]
     return found
@@ -183,10 +186,11 @@ def _host_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Work
     row = ops[row]
     order = np.argsort(start, kind="stable")
     start, end, row = start[order], end[order], row[order]
-    lane = file.lane[row]
+    lane = file.lane[row].astype(np.int64)
     step = steps.at(start)
     kernel = file.kernel_of(row, positions(row, file.name[row], step))
-    compute = Work(start, end, file.name[row], phases.at(start, lane), step, lane, kernel, start, file.device[row])
+    device = file.device[row].astype(np.int32)
+    compute = Work(start, end, file.name[row], phases.at(start, lane), step, lane, kernel, start, device)
     no_rows = np.empty(0, np.int64)
     copies = _work(file, no_rows, _Origin(no_rows, no_rows.astype(np.int8), no_rows.astype(np.int32)))
     return _Work(compute, copies, _host_collectives(file, steps, phases), ())
@@ -231,8 +235,8 @@ def _work(file: TraceFile, rows: Rows, origin: _Origin, kernel: Int32Column | No
     kernel = np.full(len(rows), UNKNOWN, np.int32) if kernel is None else kernel[order]
     rows, origin = rows[order], origin.take(order)
     return Work(
-        file.start_ns[rows], file.end_ns[rows], file.name[rows], origin.phase, origin.step, file.lane[rows],
-        kernel, origin.launched_ns, file.device[rows],
+        file.start_ns[rows], file.end_ns[rows], file.name[rows], origin.phase, origin.step,
+        file.lane[rows].astype(np.int64), kernel, origin.launched_ns, file.device[rows].astype(np.int32),
     )  # fmt: skip
 
 
@@ -255,13 +259,13 @@ def _collectives(file: TraceFile, rows: Rows, origin: _Origin, asking: Rows | No
         name=file.name[rows],
         phase=origin.phase,
         step=origin.step,
-        lane=file.lane[rows],
+        lane=file.lane[rows].astype(np.int64),
         kind=np.array([CollectiveKind.OTHER if d.kind is None else d.kind for d in details], np.int8),
         launched_ns=origin.launched_ns,
         num_bytes=np.array([detail.num_bytes for detail in details], np.int64),
         group=np.array(groups, np.int32),
         sequence=np.array([detail.sequence for detail in details], np.int64),
-        device=file.device[rows],
+        device=file.device[rows].astype(np.int32),
     )
 
 
@@ -269,7 +273,8 @@ def _host_spans(file: TraceFile, steps: StepFinder) -> HostSpans:
     rows = file.rows(Role.MARK)
     rows = rows[np.argsort(file.start_ns[rows], kind="stable")]
     start = file.start_ns[rows]
-    return HostSpans(start, file.end_ns[rows], file.mark[rows], file.name[rows], steps.at(start), file.lane[rows])
+    thread = file.lane[rows].astype(np.int64)
+    return HostSpans(start, file.end_ns[rows], file.mark[rows], file.name[rows], steps.at(start), thread)
 
 
 def _notes_on_collectives(file: TraceFile, collectives: Collectives) -> list[str]:
@@ -288,6 +293,6 @@ def _notes_on_device(file: TraceFile, header: Header, on_device: bool) -> list[s
         return [
             f"the rank's kernels ran on {file.num_devices} accelerators: but in the table of devices they count as one"
         ]
-    if on_device or not (header.has_device or len(file.rows(Role.LAUNCH))):
+    if on_device or not (header.has_device or file.launches.num_all):
         return []
     return ["the trace knows of an accelerator but holds none of its work: times are those of the host"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, Int32Column, Int64Column, Kernel, Mark, ProcessGroup
 from ddpprof.load.arguments import CollectiveDetails
 from ddpprof.load.classify import Role
-from ddpprof.load.columns import Columns
+from ddpprof.load.columns import Columns, IntColumn
 
 Rows = NDArray[np.int64]
 
@@ -20,6 +22,7 @@ class TraceFile:
         identities = columns.identities
         self.start_ns, self.end_ns = columns.start_ns, columns.end_ns
         self.lane, self.device, self.correlation = columns.lane, columns.device, columns.correlation
+        self.launches, self.last_ns = columns.launches, columns.last_ns
         self.detail, self.details = columns.detail, columns.details
         self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
         self.names: dict[str, int] = {}
@@ -49,16 +52,17 @@ class TraceFile:
         """Index into ``kernels`` of each row; on CPU by its position among those of its name in its step."""
         if position is None:
             position = np.full(len(rows), UNKNOWN, np.int64)
-        parts = np.stack((self.name[rows], self.launch_shape[rows], self.input_shape[rows], position))
-        distinct, which = np.unique(parts, axis=1, return_inverse=True)
+        parts = (self.name[rows], self.launch_shape[rows], self.input_shape[rows], position)
+        first, which = _distinct(parts)
         names = list(self.names)
 
         def kernel(name: int, launch: int, inputs: int, place: int) -> Kernel:
             shape, of_inputs = (None if index == UNKNOWN else self.shapes[index] for index in (launch, inputs))
             return Kernel(names[name], shape, of_inputs, None if place == UNKNOWN else place)
 
-        index = [self.kernels.setdefault(kernel(*column), len(self.kernels)) for column in distinct.T.tolist()]
-        of_rows: Int32Column = np.array(index, np.int32)[which.reshape(-1)]
+        distinct = zip(*(part[first].tolist() for part in parts), strict=True)
+        index = [self.kernels.setdefault(kernel(*values), len(self.kernels)) for values in distinct]
+        of_rows: Int32Column = np.array(index, np.int32)[which]
         return of_rows
 
     def details_of(self, row: int) -> CollectiveDetails:
@@ -67,3 +71,13 @@ class TraceFile:
 
     def num_bytes(self, rows: Rows) -> Int64Column:
         return np.array([self.details_of(row).num_bytes for row in rows.tolist()], np.int64)
+
+
+def _distinct(columns: Sequence[IntColumn]) -> tuple[Rows, Rows]:
+    """A row of each distinct combination, in their order, and which of these each row is; ``np.unique`` is slow."""
+    which = np.zeros(len(columns[0]), np.int64)
+    first = which[:1]
+    for column in columns:
+        values, of_rows = np.unique(column, return_inverse=True)
+        _, first, which = np.unique(which * len(values) + of_rows, return_index=True, return_inverse=True)
+    return first, which

@@ -1,0 +1,397 @@
+"""Picks the events that the tables need out of decoded ones, batch by batch.
+
+Nearly all time goes into events that are thrown away, so these must cost next to nothing, and those kept must cost no
+Python per event where a column can be made at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.events import UNKNOWN, Int64Column
+from ddpprof.load.arguments import (
+    Arguments,
+    CollectiveDetails,
+    LaunchArguments,
+    OpArguments,
+    as_int,
+    collective_details,
+    decode_arguments,
+)
+from ddpprof.load.classify import DEVICE_ROLES, Family, Identity, Role, classify_in
+from ddpprof.load.columns import (
+    Chunk,
+    Columns,
+    IntColumn,
+    Launches,
+    Remembered,
+    concatenated,
+    integers,
+    narrow,
+    of_interest,
+)
+from ddpprof.load.entries import FAMILIES, MOMENT_TYPES, SPAN_TYPES, Category, Entries, ExactSpan, Span
+from ddpprof.load.hostwork import held_by_earlier, outermost
+from ddpprof.load.times import NeedsExactTimesError, nanoseconds, nanoseconds_of_texts
+
+_MERGE_ROWS = 100_000
+"""After so many rows, and whenever they double, ops inside other ops are dropped: those of a few GB would not fit."""
+
+_UNNEEDED, _UNNEEDED_OP = -1, -2
+"""Instead of an identity. Of an op the shapes of its inputs are kept, for the kernels that it launches."""
+
+_ROUNDING_US = 0.01
+"""More than sums of float64 times are wrong by."""
+
+_SHAPES = b'"Input Dims"'
+_LOOKED_AT, _MANY = 8, 1000
+"""Until shapes are found every eighth of many events is looked at."""
+
+_MAX_DEVICE = 1 << 16
+_NULL = b"null"
+_NUM_COLUMNS = 9
+_Span = Span | ExactSpan
+
+
+class Collector:
+    """Takes events in batches and keeps those that the tables need."""
+
+    def __init__(self) -> None:
+        self.num_events = 0
+        self._identities: list[Identity] = []
+        self._known_facts = _Facts([])
+        self._ids = {which: Remembered(self._identify_in(which)) for which in _FAMILIES}
+        """by family and name: index into the identities, or why there is none"""
+        self._lanes = Remembered(self._lane)
+        self._device_numbers = Remembered(_device_number)
+        self._named_lanes: dict[str, int] = {}
+        self._details: list[CollectiveDetails] = []
+        self._shapes = Remembered(self._shape)
+        """by their text as it stands in the file"""
+        self._launch_shapes = Remembered(self._launch_shape)
+        self._shape_texts: dict[bytes, int] = {}
+        """without blanks: files are laid out differently"""
+        self._rows: list[Chunk] = []
+        """start, duration, identity, lane, device, correlation, detail, launch shape, launching op"""
+        self._num_rows = self._num_merged = 0
+        self._launches: list[Chunk] = []
+        """start, lane, correlation"""
+        self._has_shapes = False
+        self._ops_with_shapes: list[Chunk] = []
+        """ids of ops, and indices of the shapes of their inputs"""
+        self._devices: set[int] = set()
+        """that ran kernels"""
+        self._on_device = False
+        self._num_launches = 0
+        self._last_ns = -(1 << 63)
+        self._window_end_ns: int | None = None
+
+    def add(self, entries: Entries, *, exact: bool) -> None:
+        """Keep what the tables need. Raises `NeedsExactTimesError` before it keeps anything, `TimeOutOfRangeError`."""
+        picked = self._pick(entries, SPAN_TYPES[exact])
+        host, device, launches = picked.host, picked.device, picked.launches
+        times = _Times([*host, *device, *launches], exact)
+        if picked.window_end is not None:
+            self._window_end_ns = int(nanoseconds_of_texts([picked.window_end])[0])
+        self.num_events += len(entries)
+        if len(times):
+            self._last_ns = max(self._last_ns, int(times.end_ns.max()))
+        if host:
+            self._add_host(host, times.part(0, len(host)), np.array(picked.host_ids, np.int32))
+        if device:
+            self._add_device(device, times.part(len(host), len(device)), np.array(picked.device_ids, np.int32))
+        if launches:
+            self._add_launches(launches, times.start_ns[len(host) + len(device) :])
+        if self._has_shapes or self._sees_shapes(entries, SPAN_TYPES[exact]):
+            self._add_shapes(entries, SPAN_TYPES[exact])
+        if self._num_rows > _MERGE_ROWS + 2 * self._num_merged and not self._on_device:
+            self._merge()
+
+    def columns(self) -> Columns:
+        """Everything that was kept. The collector is empty then."""
+        self._merge()
+        start, duration, identity, lane, device, correlation, detail, launch_shape, op = self._rows.pop()
+        end = start + duration
+        del duration
+        launches = concatenated(of_interest(self._launches, 2, correlation), 3)
+        return Columns(
+            tuple(self._identities), start, end, identity, lane, device, correlation, detail, tuple(self._details),
+            launch_shape, self._input_shapes(op), tuple(text.decode("utf-8", "replace") for text in self._shape_texts),
+            Launches(launches[0].astype(np.int64, copy=False), launches[1], launches[2], self._num_launches),
+            self._last_ns, self._window_end_ns, len(self._devices - {UNKNOWN}), self.num_events,
+        )  # fmt: skip
+
+    def _pick(self, entries: Entries, span: type[_Span]) -> _Picked:
+        picked = _Picked()
+        of_host, of_device = (picked.host, picked.host_ids), (picked.device, picked.device_ids)
+        kept = {
+            category: (self._ids[which], *(of_host if which in _HOST_FAMILIES else of_device))
+            for category, which in FAMILIES.items()
+            if which in self._ids
+        }
+        op, launch, other, frame = Category.OP, Category.LAUNCH, Category.OTHER, Category.FRAME
+        op_ids, host, host_ids = kept[op]
+        only_op = Role.OP
+        launches, identities_of = picked.launches, self._identities
+        holder_start, holder_end, holder_tid = 0.0, 0.0, None  # an op that holds those that follow, as most do
+        for entry in entries:
+            kind = type(entry)
+            if kind is not span:
+                if kind in _MOMENT_TYPES and entry.name == "Record Window End":
+                    picked.window_end = entry.ts
+                continue
+            category = entry.cat
+            if category is op:  # most events are one of these four
+                identity = op_ids[entry.name]
+                if identity >= 0:
+                    if span is Span and identities_of[identity].role is only_op:
+                        start = entry.ts
+                        end = start + entry.dur + _ROUNDING_US
+                        if start > holder_start and end < holder_end and entry.tid == holder_tid:
+                            continue
+                        holder_start, holder_end, holder_tid = start, end, entry.tid
+                    host.append(entry)
+                    host_ids.append(identity)
+            elif category is frame or category is other:
+                continue
+            elif category is launch:
+                launches.append(entry)
+            elif category in kept:
+                ids, spans, identities = kept[category]
+                identity = ids[entry.name]
+                if identity >= 0:
+                    spans.append(entry)
+                    identities.append(identity)
+            else:
+                launches.append(entry)
+        return picked
+
+    def _add_launches(self, launches: Sequence[_Span], start: Int64Column) -> None:
+        correlation = integers([one.correlation for one in decode_arguments(LaunchArguments, map(_args, launches))])
+        self._num_launches += len(launches)
+        self._launches.append([start.copy(), narrow(self._lanes_of(map(_tid, launches))), narrow(correlation)])
+
+    def _add_host(self, spans: Sequence[_Span], times: _Part, ids: NDArray[np.int32]) -> None:
+        lane = self._lanes_of(map(_tid, spans))
+        facts = self._facts()
+        kept = ~facts.is_only_op[ids]
+        if not self._on_device:
+            ops = np.flatnonzero(facts.is_op[ids])
+            kept[ops[~held_by_earlier(times.start_ns[ops], times.end_ns[ops], lane[ops])]] = True
+        rows = np.flatnonzero(kept)
+        ids = ids[rows]
+        collectives = np.flatnonzero(facts.has_kind[ids])
+        detail = np.full(len(rows), UNKNOWN, np.int64)
+        if len(collectives):
+            asked = [spans[row].args for row in rows[collectives].tolist()]
+            detail[collectives] = self._add_details(decode_arguments(Arguments, asked))
+        unknown, none = np.full(len(rows), UNKNOWN, np.int8), np.zeros(len(rows), np.int8)
+        self._add_rows(times.start_ns[rows], times.end_ns[rows], ids, lane[rows], unknown, none, detail, unknown, none)
+
+    def _add_device(self, spans: Sequence[_Span], times: _Part, ids: NDArray[np.int32]) -> None:
+        arguments = decode_arguments(Arguments, map(_args, spans))
+        lane = self._lanes_of(
+            [span.tid if one.stream is None else one.stream for span, one in zip(spans, arguments, strict=True)]
+        )
+        facts = self._facts()
+        is_kernel, is_comm = facts.is_kernel[ids], facts.has_kind[ids]
+        is_comm |= is_kernel & np.array([isinstance(one.collective, str) for one in arguments])
+        detail = np.full(len(spans), UNKNOWN, np.int64)
+        detail[is_comm] = self._add_details(compress(arguments, is_comm.tolist()))
+        kernels = list(compress(arguments, is_kernel.tolist()))
+        shape, op = np.full(len(spans), UNKNOWN, np.int64), np.zeros(len(spans), np.int64)
+        if kernels:
+            pairs = zip(map(bytes, map(_grid, kernels)), map(bytes, map(_block, kernels)), strict=True)
+            shape[is_kernel] = np.fromiter(map(self._launch_shapes.__getitem__, pairs), np.int64, len(kernels))
+            op[is_kernel] = integers([_op_id(one) for one in kernels])
+            self._devices.update(
+                _numbers(self._device_numbers, [one.device for one in kernels], _device_number).tolist()
+            )
+        correlation = integers([one.correlation for one in arguments])
+        device = self._devices_of([one.in_device if one.device is None else one.device for one in arguments])
+        self._add_rows(times.start_ns, times.end_ns, ids, lane, device, correlation, detail, shape, op)
+
+    def _add_rows(self, start: Int64Column, end: Int64Column, *columns: IntColumn) -> None:
+        self._rows.append([start.copy(), narrow(end - start), *map(narrow, columns)])
+        self._num_rows += len(start)
+
+    def _add_details(self, arguments: Iterable[Arguments]) -> NDArray[np.int64]:
+        begin = len(self._details)
+        self._details.extend(map(collective_details, arguments))
+        return np.arange(begin, len(self._details))
+
+    def _add_shapes(self, entries: Entries, span: type[_Span]) -> None:
+        op, of_2021, ids = Category.OP, Category.OP_OF_2021, self._ids[Family.OP]
+        spans = [entry for entry in entries if type(entry) is span and (entry.cat is op or entry.cat is of_2021)]
+        identity = np.fromiter(map(ids.__getitem__, map(_name, spans)), np.int32, len(spans))
+        is_op = np.append(self._facts().is_op, [True, False])[identity]  # the last two: `_UNNEEDED_OP`, `_UNNEEDED`
+        ops = decode_arguments(OpArguments, map(_args, compress(spans, is_op.tolist())))
+        shape = np.fromiter(map(self._shapes.__getitem__, map(bytes, map(_input_dims, ops))), np.int64, len(ops))
+        known = shape != UNKNOWN
+        ids_of_ops = integers([one.op_of_2021 if one.op is None else one.op for one in ops])
+        self._ops_with_shapes.append([narrow(ids_of_ops[known]), narrow(shape[known])])
+
+    def _sees_shapes(self, entries: Entries, span: type[_Span]) -> bool:
+        """Where they are recorded nearly every op has them: looking for them everywhere would take longer."""
+        op, of_2021 = Category.OP, Category.OP_OF_2021
+        self._has_shapes = any(
+            _SHAPES in bytes(entry.args)
+            for entry in entries[:: _LOOKED_AT if len(entries) > _MANY else 1]
+            if type(entry) is span and (entry.cat is op or entry.cat is of_2021)
+        )
+        return self._has_shapes
+
+    def _facts(self) -> _Facts:
+        if len(self._known_facts.is_op) < len(self._identities):
+            self._known_facts = _Facts(self._identities)
+        return self._known_facts
+
+    def _launch_shape(self, pair: tuple[bytes, bytes]) -> int:
+        return UNKNOWN if pair[0] == _NULL else self._shape(b" ".join(pair))
+
+    def _shape(self, text: bytes) -> int:
+        if text == _NULL:
+            return UNKNOWN
+        return self._shape_texts.setdefault(b"".join(text.split()), len(self._shape_texts))
+
+    def _input_shapes(self, op: IntColumn) -> IntColumn:
+        """For each row, the shapes of the inputs of the op with that id."""
+        ids, shapes = concatenated(of_interest(self._ops_with_shapes, 0, op), 2)
+        if not len(ids):
+            return np.full(len(op), UNKNOWN, np.int8)
+        order = np.argsort(ids, kind="stable")
+        found = order[np.minimum(np.searchsorted(ids, op, sorter=order), len(ids) - 1)]
+        return narrow(np.where((ids[found] == op) & (op != 0), shapes[found], UNKNOWN))
+
+    def _merge(self) -> None:
+        """Make one chunk of all, without the ops inside other ops: only the outermost stand for compute."""
+        columns = concatenated(self._rows, _NUM_COLUMNS)
+        start, duration, identity, lane = columns[:4]
+        is_only_op = self._facts().is_only_op[identity]
+        if is_only_op.any():
+            ops = np.flatnonzero(self._facts().is_op[identity])
+            needed = ~is_only_op
+            needed[ops[outermost(start[ops], start[ops] + duration[ops], lane[ops])]] = True
+            columns = [column[needed] for column in columns]
+        columns[0] = columns[0].astype(np.int64, copy=False)
+        self._rows = [columns]
+        self._num_rows = self._num_merged = len(columns[0])
+
+    def _identify_in(self, which: Family) -> Any:
+        return lambda name: self._identify(which, name)
+
+    def _identify(self, which: Family, name: str) -> int:
+        """Look at a name of a family for the first time."""
+        identity = classify_in(which, name)
+        if identity.role in DEVICE_ROLES and not self._on_device:
+            self._on_device = True
+            self._forget_ops()
+        if identity.role is Role.UNUSED or (self._on_device and identity.role is Role.OP):
+            return _UNNEEDED_OP if identity.is_op else _UNNEEDED
+        self._identities.append(identity)
+        return len(self._identities) - 1
+
+    def _forget_ops(self) -> None:
+        """Host ops stand for compute only where no device works, and they are most of the events of a trace."""
+        is_only_op = self._facts().is_only_op
+        of_ops = self._ids[Family.OP]
+        of_ops.update({name: _UNNEEDED_OP for name, number in of_ops.items() if number >= 0 and is_only_op[number]})
+        for chunk in self._rows:
+            needed = ~is_only_op[chunk[2]]
+            chunk[:] = [column[needed] for column in chunk]
+
+    def _lanes_of(self, names: Iterable[object]) -> NDArray[np.int64]:
+        return _numbers(self._lanes, list(names), self._lane)
+
+    def _devices_of(self, names: Sequence[object]) -> NDArray[np.int64]:
+        return _numbers(self._device_numbers, names, _device_number)
+
+    def _lane(self, name: object) -> int:
+        """A stream or thread as a number; names that are not numbers count down from -1."""
+        number = as_int(name)
+        return number if number is not None else self._named_lanes.setdefault(str(name), -1 - len(self._named_lanes))
+
+
+class _Picked:
+    """Events of a batch that the tables may need, in the file's order, and the identities of those that have one."""
+
+    def __init__(self) -> None:
+        self.host: list[_Span] = []
+        self.host_ids: list[int] = []
+        self.device: list[_Span] = []
+        self.device_ids: list[int] = []
+        self.launches: list[_Span] = []
+        self.window_end: msgspec.Raw | None = None
+
+
+class _Times:
+    def __init__(self, spans: Sequence[_Span], exact: bool) -> None:
+        durations = np.fromiter(map(_dur, spans), np.float64, len(spans))
+        if exact:
+            self.start_ns = nanoseconds_of_texts(list(map(_ts, spans)))
+        else:
+            self.start_ns = nanoseconds(np.fromiter(map(_ts, spans), np.float64, len(spans)))
+        try:
+            duration_ns = nanoseconds(durations)
+        except NeedsExactTimesError:
+            if not exact:
+                raise
+            duration_ns = nanoseconds(durations.tolist(), exact=True)
+        self.end_ns = self.start_ns + np.maximum(duration_ns, 0)
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def part(self, begin: int, number: int) -> _Part:
+        return _Part(self.start_ns[begin : begin + number], self.end_ns[begin : begin + number])
+
+
+class _Part(NamedTuple):
+    start_ns: Int64Column
+    end_ns: Int64Column
+
+
+class _Facts:
+    """What identities say, by their index."""
+
+    def __init__(self, identities: Sequence[Identity]) -> None:
+        self.is_op = np.array([one.is_op for one in identities], np.bool_)
+        self.is_only_op = np.array([one.role is Role.OP for one in identities], np.bool_)
+        self.is_kernel = np.array([one.role is Role.KERNEL for one in identities], np.bool_)
+        self.has_kind = np.array([one.kind is not None for one in identities], np.bool_)
+
+
+_ts, _dur, _tid, _name, _args = map(attrgetter, ("ts", "dur", "tid", "name", "args"))
+_grid, _block, _input_dims = map(attrgetter, ("grid", "block", "input_dims"))
+_MOMENT_TYPES = frozenset(MOMENT_TYPES)
+_HOST_FAMILIES = (Family.OP, Family.ANNOTATION)
+_FAMILIES = (*_HOST_FAMILIES, Family.KERNEL, Family.COPY)
+
+
+def _numbers(known: Remembered, names: Sequence[object], find: Callable[[object], int]) -> NDArray[np.int64]:
+    try:
+        return np.fromiter(map(known.__getitem__, names), np.int64, len(names))
+    except TypeError:  # a list or an object where a number should be
+        return np.array([find(name) for name in names], np.int64)
+
+
+def _device_number(name: object) -> int:
+    number = as_int(name)
+    return number if number is not None and 0 <= number <= _MAX_DEVICE else UNKNOWN
+
+
+def _op_id(arguments: Arguments) -> object:
+    """That of the op that launched a kernel.
+
+    A kernel that Kineto could not link to its op has its correlation there instead, which may be another op's id
+    (pytorch/kineto issue 843): before 2023 every kernel.
+    """
+    op = arguments.op if arguments.op is not None else arguments.op_of_2021
+    return None if op == arguments.correlation else op

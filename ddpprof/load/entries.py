@@ -1,0 +1,146 @@
+"""Entries of ``traceEvents`` as the decoder makes them: as little of each as the tables need.
+
+``args`` stay text until it is known which events' are needed (see `arguments`). What no table needs of any trace is
+decoded to next to nothing: flows and Python frames are most of a trace with stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any, Union
+
+import msgspec
+
+from ddpprof.load.classify import family
+
+NULL = msgspec.Raw(b"null")
+_ZERO = msgspec.Raw(b"0")
+
+
+class Category(Enum):
+    """``cat``: those that are most of a trace are found by the decoder itself; others count as one of their family."""
+
+    OP = "cpu_op"
+    OP_OF_2021 = "Operator"
+    ANNOTATION = "user_annotation"
+    LAUNCH = "cuda_runtime"
+    LAUNCH_OF_2021 = "Runtime"
+    DRIVER = "cuda_driver"
+    HIP_LAUNCH = "hip_runtime"
+    KERNEL = "kernel"
+    KERNEL_OF_2021 = "Kernel"
+    COPY = "gpu_memcpy"
+    FRAME = "python_function"
+    OTHER = ""
+
+    __hash__ = object.__hash__  # that of Enum is written in Python
+
+    @classmethod
+    def _missing_(cls, value: object) -> Category:
+        return _OF_FAMILY[family(str(value))]
+
+
+FAMILIES = {category: family(category.value) for category in Category}
+_OF_FAMILY = {of: category for category, of in reversed(FAMILIES.items())}
+
+
+class Span(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
+    """An event that lasts; times in microseconds."""
+
+    cat: Category = Category.OTHER
+    name: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    tid: int | str | float = 0
+    args: msgspec.Raw = NULL
+
+
+class ExactSpan(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
+    """The same where float64 cannot hold the time: absolute timestamps."""
+
+    cat: Category = Category.OTHER
+    name: str = ""
+    ts: msgspec.Raw = _ZERO
+    dur: float = 0.0
+    tid: int | str | float = 0
+    args: msgspec.Raw = NULL
+
+
+class Moment(msgspec.Struct, gc=False):
+    """Any other event: one tells when the profiler stopped."""
+
+    name: str = ""
+    ts: msgspec.Raw = _ZERO
+
+
+class _Flow(msgspec.Struct, gc=False):
+    """An arrow from one event to another."""
+
+
+class AnyEvent(msgspec.Struct, gc=False):
+    """Where the phase is missing or one that nobody has heard of, and where the whole file is decoded at once."""
+
+    ph: str = ""
+    cat: Category | None = Category.OTHER
+    name: str = ""
+    ts: float | None = 0.0
+    dur: float | None = 0.0
+    tid: int | str | float | None = 0
+    args: msgspec.Raw = NULL
+
+
+class AnyExactEvent(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: Category | None = Category.OTHER
+    name: str = ""
+    ts: msgspec.Raw = _ZERO
+    dur: float | None = 0.0
+    tid: int | str | float | None = 0
+    args: msgspec.Raw = NULL
+
+
+Entries = list[Any]
+"""`Span` or `ExactSpan`, `Moment`, and others, which say nothing."""
+
+
+def _of_phases(base: type[msgspec.Struct], phases: str) -> list[type[msgspec.Struct]]:
+    return [msgspec.defstruct(base.__name__, [], bases=(base,), gc=False, tag=ph, tag_field="ph") for ph in phases]
+
+
+MOMENT_TYPES = _of_phases(Moment, "iIRMBECbneNODPpScv")
+_OTHERS = [*_of_phases(_Flow, "stf"), *MOMENT_TYPES]
+
+SpanType = type[Span] | type[ExactSpan]
+AnyType = type[AnyEvent] | type[AnyExactEvent]
+SPAN_TYPES: tuple[SpanType, SpanType] = (Span, ExactSpan)
+"""of times that float64 holds, and of others"""
+_TAGGED: list[Callable[[bytes | bytearray], Entries]] = [
+    msgspec.json.Decoder(list[Union[(span, *_OTHERS)]]).decode  # type: ignore
+    for span in SPAN_TYPES
+]
+_ANY: tuple[Callable[[bytes | bytearray], Sequence[AnyEvent | AnyExactEvent]], ...] = (
+    msgspec.json.Decoder(list[AnyEvent]).decode,
+    msgspec.json.Decoder(list[AnyExactEvent]).decode,
+)
+
+
+def decode_entries(text: bytes | bytearray, *, exact: bool) -> Entries:
+    """The events of an array. Raises ``msgspec.MsgspecError``."""
+    try:
+        return _TAGGED[exact](text)
+    except msgspec.ValidationError:
+        return as_entries(_ANY[exact](text), exact=exact)
+
+
+def as_entries(events: Iterable[AnyEvent | AnyExactEvent], *, exact: bool) -> Entries:
+    span = SPAN_TYPES[exact]
+    return [_entry(event, span) for event in events]
+
+
+def _entry(event: AnyEvent | AnyExactEvent, span: SpanType) -> msgspec.Struct:
+    if event.ph == "X":
+        category = event.cat or Category.OTHER
+        return span(category, event.name, event.ts or 0.0, event.dur or 0.0, event.tid, event.args)  # type: ignore[arg-type]
+    ts = event.ts if isinstance(event.ts, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(event.ts))
+    return MOMENT_TYPES[0](name=event.name, ts=ts)
