@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -19,8 +20,8 @@ from jobs import DDPPROF, Run, environment
 pytestmark = pytest.mark.e2e
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 60
+def wait_until(holds: Callable[[], bool], what: str, at_most_s: float = 60) -> None:
+    until = time.monotonic() + at_most_s
     while not holds():
         assert time.monotonic() < until, f"never {what}"
         time.sleep(0.01)
@@ -159,20 +160,18 @@ def test_a_scheduler_that_does_not_answer_is_one_line(ddpprof: Run, fleet: Path)
     assert "nonsense://x is no address" in ddpprof("report", fleet, "--scheduler", "nonsense://x").stderr
 
 
-@pytest.mark.slow
-def test_a_thousand_ranks_take_little_more_memory_than_a_hundred(tmp_path: Path) -> None:
-    """The processes that read hold one rank each; the one that reports, all summaries."""
-    peaks = {}
-    for num_ranks in (100, 1000):
-        traces = make_traces(tmp_path / f"traces-{num_ranks}", num_ranks)
-        command = ["report", str(traces), "--format", "json", "--out", "r.json", "--jobs", "2"]
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _WITH_PEAKS, *command],
-            cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        peaks[num_ranks] = [int(text) / 1000 for text in done.stderr.split()]
-    assert peaks[1000][1] < 1.1 * peaks[100][1]
-    assert peaks[1000][0] < 250, "MB"
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_traces(tmp_path_factory.mktemp("thousand"), 1000)
+
+
+def report_with_peaks(traces: Path, cwd: Path, *options: str) -> tuple[str, list[float]]:
+    """The JSON, and the most memory that the process and any of its readers held, in MB."""
+    command = [sys.executable, "-P", "-c", _WITH_PEAKS, "report", traces, "--format", "json", "--no-cache", *options]
+    with started(*command, cwd=cwd) as process:
+        out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    return out, [int(text) / 1000 for text in err.split()]
 
 
 _WITH_PEAKS = """
@@ -183,3 +182,24 @@ if __name__ == "__main__":
     used = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(*used, file=sys.stderr)
 """
+
+
+@pytest.mark.slow
+def test_a_thousand_ranks_on_one_machine_and_on_a_cluster_that_loses_a_worker(
+    thousand: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Whoever reads holds one rank; whoever reports, summaries."""
+    _, of_few = report_with_peaks(make_traces(tmp_path / "few", 50), tmp_path, "--jobs", "2")
+    expected, of_many = report_with_peaks(thousand, tmp_path, "--jobs", "2")
+    assert of_many[1] < 1.1 * of_few[1]
+    assert of_many[0] < 250
+
+    ranks = json.loads(expected)["ranks"]
+    assert [rank["rank"] for rank in ranks] == list(range(1000))
+    with started(*DDPPROF, "report", thousand, "--format", "json", "--scheduler", cluster.address, cwd=tmp_path) as one:
+        cache = Path(os.environ["XDG_CACHE_HOME"], "ddpprof")
+        wait_until(lambda: len(list(cache.glob("*/rank-*.zip"))) >= 500, "half were read", 300)
+        cluster.workers[0].kill()
+        out, err = one.communicate(timeout=300)
+    assert (one.returncode, err) == (0, "")
+    assert out == expected
