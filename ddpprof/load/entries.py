@@ -116,7 +116,7 @@ AnyType = type[AnyEvent] | type[AnyExactEvent]
 SPAN_TYPES: tuple[SpanType, SpanType] = (Span, ExactSpan)
 """of times that float64 holds, and of others"""
 _TAGGED: list[Callable[[bytes | bytearray], Entries]] = [
-    msgspec.json.Decoder(list[Union[(span, *_OTHERS)]]).decode  # type: ignore
+    msgspec.json.Decoder(list[Union[(span, *_OTHERS)]]).decode  # type: ignore[valid-type]
     for span in SPAN_TYPES
 ]
 _ANY: tuple[Callable[[bytes | bytearray], Sequence[AnyEvent | AnyExactEvent]], ...] = (

@@ -12,12 +12,13 @@ from ddpprof.events import Trace
 from ddpprof.load.cycles import join_cycles
 from ddpprof.load.horovod import is_horovod_timeline
 from ddpprof.load.kineto import read_rank, read_trace
+from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.tables import build_trace
 from ddpprof.location import Location, spelled
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _NUMBER_IN_NAME = re.compile(r"_(\d{1,7})\.")
-_WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?")
+_WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz|\.zst)?")
 """as ``torch.profiler.tensorboard_trace_handler`` names its files: worker, time"""
 
 
@@ -44,9 +45,9 @@ class LoadedTraces:
     """``False``: there is a file that could not be read"""
 
 
-def load_trace(path: Location) -> Trace:
+def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS) -> Trace:
     """The tables of one trace file. Raises `BadTrace`."""
-    return replace(build_trace(*read_trace(path)), files=(spelled(path),))
+    return replace(build_trace(*read_trace(path, limits)), files=(spelled(path),))
 
 
 def find_traces(paths: Sequence[Location]) -> FoundTraces:

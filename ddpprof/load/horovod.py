@@ -22,11 +22,13 @@ import msgspec
 from ddpprof.errors import BadTrace
 from ddpprof.events import CollectiveKind
 from ddpprof.events.horovod import Activity, ActivityKind, HorovodTimeline, TensorOp
-from ddpprof.load.kineto import GZIP_ERRORS, MAX_WHOLE_BYTES, opened
+from ddpprof.load.inflate import UnreadableError, opened
+from ddpprof.load.limits import DEFAULT_LIMITS
 from ddpprof.load.mend import mend
 from ddpprof.location import Location
 
-_UNREADABLE: tuple[type[Exception], ...] = (OSError, *GZIP_ERRORS)
+_MOST_BYTES = DEFAULT_LIMITS.whole_bytes
+_UNREADABLE: tuple[type[Exception], ...] = (OSError, UnreadableError)
 _HEAD_BYTES = 1 << 16
 _OF_HOROVOD = re.compile(
     rb'"start_time_since_epoch_in_micros"|"ph":\s*"B",\s*"name":\s*"NEGOTIATE_|"ph":\s*"i",\s*"name":\s*"CYCLE_START"'
@@ -98,8 +100,10 @@ def load_horovod(path: Location) -> HorovodTimeline:
             text = bytearray()
             while chunk := stream.read(1 << 20):
                 text += chunk
-                if len(text) > MAX_WHOLE_BYTES:
-                    raise BadTrace(f"{path} is too large: more than {MAX_WHOLE_BYTES // 10**9} GB of Horovod timeline.")
+                if len(text) > DEFAULT_LIMITS.whole_bytes:
+                    raise BadTrace(
+                        f"{path} is too large: more than {DEFAULT_LIMITS.whole_bytes // 10**9} GB of Horovod timeline."
+                    )
     except _UNREADABLE as error:
         raise BadTrace(f"{path} cannot be read: {error}.") from error
     try:

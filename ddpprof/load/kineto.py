@@ -7,14 +7,12 @@ the whole document is decoded instead. What follows the last batch is decoded to
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import msgspec
 
@@ -23,36 +21,15 @@ from ddpprof.load.arguments import decode_or_none
 from ddpprof.load.collector import Collector
 from ddpprof.load.columns import Columns
 from ddpprof.load.entries import AnyEvent, AnyExactEvent, Entries, as_entries, decode_entries
+from ddpprof.load.inflate import Stream, UnreadableError, opened
+from ddpprof.load.limits import DEFAULT_LIMITS, MAX_EVENTS_OPTION, Limits
 from ddpprof.load.mend import mend
 from ddpprof.load.times import NeedsExactTimesError, TimeOutOfRangeError
 from ddpprof.location import Location
 
-_open_gzip: Callable[..., Any]
-GZIP_ERRORS: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
-try:
-    from isal import igzip
-    from isal.igzip_lib import IsalError
-except ImportError:  # no wheel for this machine
-    _open_gzip = gzip.open
-else:
-    _open_gzip = igzip.open
-    GZIP_ERRORS = (*GZIP_ERRORS, cast("type[Exception]", IsalError))  # its stub calls it an instance
-
 BATCH_BYTES = 1_000_000
 """Larger batches are slower: they leave the processor's cache."""
 
-MAX_BYTES = 64 * 10**9
-"""Refuse what inflates to more: real traces of one rank stay below 10 GB, a gzip bomb does not."""
-
-MAX_WHOLE_BYTES = 2 * 10**9
-"""Likewise where the layout forbids batches: memory then holds several times the file."""
-
-MAX_KEYS_BYTES = 256 * 10**6
-"""Likewise for what stands before and after the events, which is read in one piece."""
-
-MAX_EVENTS = 500_000_000
-
-_GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
 _BETWEEN_EVENTS = _BLANKS + b","
@@ -103,19 +80,15 @@ class Header:
     """an accelerator was visible"""
 
 
-class _Stream(Protocol):
-    def read(self, num_bytes: int, /) -> bytes: ...
-
-
-def read_trace(path: Location) -> tuple[Header, Columns]:
+def read_trace(path: Location, limits: Limits = DEFAULT_LIMITS) -> tuple[Header, Columns]:
     """The header of a trace file and the events that the tables need. Raises `BadTrace`."""
     with _told_as_bad_trace(path):
         try:
-            with opened(path) as stream:
-                header, columns = _read_in_batches(stream)
+            with opened(path, limits) as stream:
+                header, columns = _read_in_batches(stream, limits)
         except _OddLayoutError:
-            with opened(path) as stream:
-                header, columns = _read_whole(stream)
+            with opened(path, limits) as stream:
+                header, columns = _read_whole(stream, limits)
     if not columns.num_events:
         raise BadTrace(f"{path} holds no events: nothing was profiled. {_ADVICE}")
     if not len(columns.start_ns) and not columns.launches.num_all:
@@ -125,20 +98,20 @@ def read_trace(path: Location) -> tuple[Header, Columns]:
     return header, columns
 
 
-def read_rank(path: Location) -> int | None:
+def read_rank(path: Location, limits: Limits = DEFAULT_LIMITS) -> int | None:
     """The rank that a trace file states; no events are decoded where its layout allows it. Raises `BadTrace`."""
     with _told_as_bad_trace(path):
         try:
-            with opened(path) as stream:
-                before, rest = _split_at_array(stream)
+            with opened(path, limits) as stream:
+                before, rest = _split_at_array(stream, limits)
                 keys = _Document() if before is None else _decode(_DECODE_KEYS, before + b'"traceEvents":[]}')
                 rank = _header(keys).rank
                 return _rank_after_events(stream, rest) if rank is None and before is not None else rank
         except (_OddLayoutError, msgspec.MsgspecError):
-            return read_trace(path)[0].rank
+            return read_trace(path, limits)[0].rank
 
 
-def _rank_after_events(stream: _Stream, text: bytes) -> int | None:
+def _rank_after_events(stream: Stream, text: bytes) -> int | None:
     """By the keys that follow the events, if there are any."""
     while chunk := stream.read(BATCH_BYTES):
         text = text[-BATCH_BYTES:] + chunk
@@ -151,21 +124,14 @@ def _told_as_bad_trace(path: Location) -> Iterator[None]:
     """Whatever goes wrong with the file becomes a `BadTrace`."""
     try:
         yield
-    except GZIP_ERRORS as error:
-        what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
-        raise BadTrace(f"{path} {what}: its gzip data does not end well. {_ADVICE}") from error
     except OSError as error:
         raise BadTrace(f"{path} cannot be read: {error.strerror or error}.") from error
-    except _UnreadableError as error:
+    except UnreadableError as error:
         raise BadTrace(f"{path} {error}. {_ADVICE}") from error
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadTrace(f"{path} {_explain(error)}. {_ADVICE}") from error
     except TimeOutOfRangeError as error:
         raise BadTrace(f"{path} holds a time that no clock shows. {_ADVICE}") from error
-
-
-class _UnreadableError(Exception):
-    """Says what is wrong, without the file's name."""
 
 
 class _OddLayoutError(Exception):
@@ -182,37 +148,12 @@ def _explain(error: Exception) -> str:
     return f"is not valid JSON ({error})"
 
 
-@contextmanager
-def opened(path: Location) -> Iterator[_Stream]:
-    """The file's bytes, inflated where they are gzip's, whatever its name says."""
-    with path.open("rb") as file:
-        if file.peek(2)[:2] == _GZIP_MAGIC:
-            with _open_gzip(file, "rb") as inflated:
-                yield _Limited(inflated)
-        else:
-            yield _Limited(file)
-
-
-class _Limited:
-    """Refuses to read on after `MAX_BYTES`."""
-
-    def __init__(self, stream: _Stream) -> None:
-        self._stream = stream
-        self._num_bytes = 0
-
-    def read(self, num_bytes: int, /) -> bytes:
-        chunk = self._stream.read(num_bytes)
-        self._num_bytes += len(chunk)
-        if self._num_bytes > MAX_BYTES:
-            raise _UnreadableError(f"is too large: more than {MAX_BYTES // 10**9} GB when inflated")
-        return chunk
-
-
 class _EventReader:
     """Decodes events into a collector; once float64 cannot hold a time, decodes all that follow exactly."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.collector = Collector()
+        self._limits = limits
         self._exact = False
 
     def add_array(self, text: bytes | bytearray) -> None:
@@ -230,7 +171,7 @@ class _EventReader:
             documents.append(_decode(_DECODE_DOCUMENT[self._exact], text))
             events = documents[-1].events
             if isinstance(events, msgspec.UnsetType):
-                raise _UnreadableError("is no profiler trace: it is JSON without traceEvents")
+                raise UnreadableError("is no profiler trace: it is JSON without traceEvents")
             return as_entries(events, exact=self._exact)
 
         self._collect(decode)
@@ -245,8 +186,11 @@ class _EventReader:
         except NeedsExactTimesError:
             self._exact = True
             self.collector.add(decode(), exact=True)
-        if self.collector.num_events > MAX_EVENTS:
-            raise _UnreadableError(f"is too large: more than {MAX_EVENTS} events")
+        if self.collector.num_events > self._limits.events:
+            raise UnreadableError(
+                f"is too large: more than {self._limits.events:,} events. "
+                f"If it is a trace nevertheless: {MAX_EVENTS_OPTION}"
+            )
 
 
 def _decode(decode: _Decoder, text: bytes | bytearray) -> Any:
@@ -258,15 +202,15 @@ def _decode(decode: _Decoder, text: bytes | bytearray) -> Any:
         return decode(mend(bytes(text)))
 
 
-def _read_in_batches(stream: _Stream) -> tuple[Header, Columns]:
+def _read_in_batches(stream: Stream, limits: Limits) -> tuple[Header, Columns]:
     """Raises `_OddLayoutError`, and ``msgspec.DecodeError`` where decoding the whole would fail too."""
-    before, rest = _split_at_array(stream)
-    reader = _EventReader()
+    before, rest = _split_at_array(stream, limits)
+    reader = _EventReader(limits)
     keys_before = _Document()
     try:
         if before is not None:
             keys_before = _decode(_DECODE_KEYS, before + b'"traceEvents":[]}')
-        tail = _add_batches(stream, rest, reader)
+        tail = _add_batches(stream, rest, reader, limits)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise _OddLayoutError from error
     try:
@@ -279,7 +223,7 @@ def _read_in_batches(stream: _Stream) -> tuple[Header, Columns]:
     return _header(keys_before, keys_after), reader.collector.columns()
 
 
-def _split_at_array(stream: _Stream) -> tuple[bytes | None, bytes]:
+def _split_at_array(stream: Stream, limits: Limits) -> tuple[bytes | None, bytes]:
     """What stands before the array of events (``None`` where the file is nothing but it), and what was read of it."""
     text = bytearray()
     while chunk := stream.read(BATCH_BYTES):
@@ -289,23 +233,23 @@ def _split_at_array(stream: _Stream) -> tuple[bytes | None, bytes]:
         if start == b"[":
             return None, bytes(text[text.index(b"[") + 1 :])
         if start not in (b"{", b""):
-            raise _UnreadableError("is not JSON")
+            raise UnreadableError("is not JSON")
         if match := _ARRAY_START.search(text, searched):
             return bytes(text[: match.start()].removeprefix(_BYTE_ORDER_MARK)), bytes(text[match.end() :])
-        _refuse_long(text)
+        _refuse_long(text, limits)
     if not text.strip(_BLANKS):
-        raise _UnreadableError("is empty")
+        raise UnreadableError("is empty")
     raise _OddLayoutError
 
 
-def _add_batches(stream: _Stream, chunk: bytes, reader: _EventReader) -> bytes:
+def _add_batches(stream: Stream, chunk: bytes, reader: _EventReader, limits: Limits) -> bytes:
     """Decode all events but the last few. Returns what is left, to the file's end."""
     begun = bytearray()
     while True:
         cut = chunk.rfind(b"{", 0, max(chunk.rfind(b'"ph"'), 0))
         if cut < 0:
             begun += chunk
-            _refuse_long(begun)
+            _refuse_long(begun, limits)
         else:
             reader.add_batch(b"".join((b"[", begun, memoryview(chunk)[:cut], _CLOSING_EVENT)))
             begun = bytearray(chunk[cut:])
@@ -314,9 +258,9 @@ def _add_batches(stream: _Stream, chunk: bytes, reader: _EventReader) -> bytes:
             return bytes(begun)
 
 
-def _refuse_long(text: bytearray) -> None:
-    if len(text) > MAX_KEYS_BYTES:
-        raise _UnreadableError(f"holds {MAX_KEYS_BYTES // 10**6} MB without a single event: it is no profiler trace")
+def _refuse_long(text: bytearray, limits: Limits) -> None:
+    if len(text) > limits.keys_bytes:
+        raise UnreadableError(f"holds {limits.keys_bytes // 10**6} MB without a single event: it is no profiler trace")
 
 
 def _closed(array: bytes | bytearray) -> bytes | bytearray:
@@ -325,14 +269,14 @@ def _closed(array: bytes | bytearray) -> bytes | bytearray:
     return array if array.endswith(b"]") else array + b"]"
 
 
-def _read_whole(stream: _Stream) -> tuple[Header, Columns]:
+def _read_whole(stream: Stream, limits: Limits) -> tuple[Header, Columns]:
     text = bytearray()
     while chunk := stream.read(io.DEFAULT_BUFFER_SIZE * 128):
         text += chunk
-        if len(text) > MAX_WHOLE_BYTES:
-            raise _UnreadableError(f"is not laid out as a trace, and too large to decode whole ({len(text)} bytes)")
+        if len(text) > limits.whole_bytes:
+            raise UnreadableError(f"is not laid out as a trace, and too large to decode whole ({len(text)} bytes)")
     document = text.removeprefix(_BYTE_ORDER_MARK).strip(_BLANKS)
-    reader = _EventReader()
+    reader = _EventReader(limits)
     if document.startswith(b"["):
         reader.add_array(_closed(document))
         return Header(), reader.collector.columns()

@@ -22,7 +22,7 @@ from ddpprof.events.plugin import PluginCollective, PluginView
 from ddpprof.intervals import union
 from ddpprof.load.classify import Identity, Role, classify, step_number
 from ddpprof.load.hostwork import cut_out
-from ddpprof.load.kineto import opened
+from ddpprof.load.inflate import opened
 from ddpprof.load.mend import mend
 from ddpprof.load.times import EXACT_FLOAT_US, nanoseconds
 from ddpprof.location import Location

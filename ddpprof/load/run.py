@@ -249,7 +249,7 @@ def _holds_no_trace(directory: Location, missing: Sequence[str]) -> str:
 
 def _may_be_trace(name: str) -> bool:
     """Not what ``ddpprof timeline`` wrote."""
-    return name.endswith((".json", ".json.gz")) and ".perfetto.json" not in name
+    return name.endswith((".json", ".json.gz", ".json.zst")) and ".perfetto.json" not in name
 
 
 def _absent_ranks(present: list[int], world_size: int | None, what: str) -> list[str]:

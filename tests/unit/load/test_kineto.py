@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,15 @@ import numpy as np
 import pytest
 
 from ddpprof.errors import BadTrace
-from ddpprof.load import collector, kineto
+from ddpprof.load import collector, inflate, kineto
 from ddpprof.load.columns import Columns
 from ddpprof.load.kineto import Header, read_trace
+from ddpprof.load.limits import Limits
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 EVENTS: list[dict[str, Any]] = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
@@ -53,10 +60,10 @@ def batch_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[[str | bytes], tuple[Header, Columns]]:
-    def write_and_read(text: str | bytes) -> tuple[Header, Columns]:
+    def write_and_read(text: str | bytes, **limits: int) -> tuple[Header, Columns]:
         path = tmp_path / "trace.json"
         path.write_bytes(text.encode() if isinstance(text, str) else text)
-        return read_trace(path)
+        return read_trace(path, Limits(**limits))
 
     return write_and_read
 
@@ -89,6 +96,9 @@ LAYOUTS: dict[str, str | bytes] = {
     "gzip": gzip.compress(json.dumps({**KEYS, "traceEvents": EVENTS}).encode()),
     "gzip-of-two-members": gzip.compress(json.dumps({**KEYS, "traceEvents": EVENTS})[:500].encode())
     + gzip.compress(json.dumps({**KEYS, "traceEvents": EVENTS})[500:].encode()),
+    "zstd": zstd.compress(json.dumps({**KEYS, "traceEvents": EVENTS}).encode()),
+    "zstd-of-two-frames": zstd.compress(json.dumps({**KEYS, "traceEvents": EVENTS})[:500].encode())
+    + zstd.compress(json.dumps({**KEYS, "traceEvents": EVENTS})[500:].encode()),
 }
 EXPECTED = [
     *((f"aten::op{i % 3}", 10_000 * i + 125, 10_000 * i + 5126, 1, 0) for i in range(40)),
@@ -115,9 +125,8 @@ READ_IN_BATCHES = set(LAYOUTS) - {
 
 
 @pytest.mark.parametrize("layout", sorted(READ_IN_BATCHES))
-def test_usual_layouts_are_never_held_whole(read: Any, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "MAX_WHOLE_BYTES", 0)
-    assert content(read(LAYOUTS[layout])[1])[:-1] == EXPECTED
+def test_usual_layouts_are_never_held_whole(read: Any, layout: str) -> None:
+    assert content(read(LAYOUTS[layout], whole_bytes=0)[1])[:-1] == EXPECTED
 
 
 @pytest.mark.parametrize("end", ["]", "]\n", "", ",", ",\n"], ids=repr)
@@ -127,7 +136,7 @@ def test_a_bare_list_of_events_is_a_trace(read: Any, end: str) -> None:
 
 
 def test_without_isal_the_same_is_read(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "_open_gzip", gzip.open)
+    monkeypatch.setattr(inflate, "_open_gzip", gzip.open)
     assert content(read(LAYOUTS["gzip"])[1])[:-1] == EXPECTED
 
 
@@ -247,6 +256,8 @@ def one_with(**changes: Any) -> bytes:
         pytest.param(gzip.compress(GOOD)[:-20], "is cut off", id="gzip-cut-off"),
         pytest.param(gzip.compress(GOOD)[:5], "is cut off", id="gzip-header-only"),
         pytest.param(gzip.compress(GOOD)[:200] + b"\0" * 100, "gzip", id="gzip-damaged"),
+        pytest.param(zstd.compress(GOOD)[:-20], "is cut off: its zstd data", id="zstd-cut-off"),
+        pytest.param(zstd.compress(GOOD)[:4] + b"\xff" * 100, "is damaged .*zstd", id="zstd-damaged"),
         pytest.param(b"[" * 100_000, "what no trace holds", id="nested-too-deeply"),
         pytest.param(b'{"a":' * 100_000, "nested too deeply", id="objects-nested-too-deeply"),
         pytest.param(
@@ -277,18 +288,35 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
             read_trace(path)
 
 
-def test_a_gzip_bomb_is_refused_before_it_fills_memory(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "MAX_BYTES", 100_000)
-    for text in (b"{" + b" " * 10_000_000, b'{"traceEvents": [' + b" " * 10_000_000, GOOD[:-1] + b" " * 10_000_000):
-        with pytest.raises(BadTrace, match="too large"):
-            read(gzip.compress(text))
+BOMBS = (b"{" + b" " * 10_000_000, b'{"traceEvents": [' + b" " * 10_000_000, GOOD[:-1] + b" " * 10_000_000)
 
 
-def test_memory_does_not_grow_with_what_stands_around_the_events(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "MAX_KEYS_BYTES", 100_000)
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress], ids=["gzip", "zstd"])
+def test_a_bomb_is_refused_before_it_fills_memory(read: Any, compress: Any) -> None:
+    for text in BOMBS:
+        with pytest.raises(BadTrace, match=r"too large: .* --max-trace-gb"):
+            read(compress(text), inflated_bytes=100_000)
+
+
+def test_a_bomb_of_events_is_refused_by_its_ratio(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inflate, "_ALWAYS_ALLOWED", 10_000)
+    text = b'{"traceEvents": [' + (ONE + b",") * 100_000 + ONE + b"]}"
+    with pytest.raises(BadTrace, match="inflates to more than 100 times its size"):
+        read(gzip.compress(text), inflation=100)
+    assert read(gzip.compress(text), inflation=1100)[1].num_events == 100_001
+
+
+def test_who_says_how_large_a_trace_is_knows_it() -> None:
+    chosen = Limits.chosen(trace_gb=100, events=7)
+    assert (chosen.inflated_bytes, chosen.events) == (100 * 10**9, 7)
+    assert chosen.inflation > 10**9
+    assert Limits.chosen(None, None) == Limits()
+
+
+def test_memory_does_not_grow_with_what_stands_around_the_events(read: Any) -> None:
     for text in (b"{" + b" " * 2_000_000, GOOD[:-1] + b" " * 2_000_000 + b"}"):
         with pytest.raises(BadTrace, match="without a single event"):
-            read(gzip.compress(text))
+            read(gzip.compress(text), keys_bytes=100_000)
 
 
 @pytest.mark.parametrize(
@@ -299,16 +327,21 @@ def test_odd_arguments_are_unknown_and_no_error(read: Any, arguments: object) ->
     assert columns.correlation.tolist() == [0]
 
 
-def test_too_many_events_are_refused(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "MAX_EVENTS", 30)
-    with pytest.raises(BadTrace, match="more than 30 events"):
-        read(GOOD)
+def test_too_many_events_are_refused(read: Any) -> None:
+    with pytest.raises(BadTrace, match=r"more than 30 events.* --max-events"):
+        read(GOOD, events=30)
 
 
-def test_an_odd_layout_is_decoded_whole_only_up_to_a_size(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "MAX_WHOLE_BYTES", 1000)
+def test_an_odd_layout_is_decoded_whole_only_up_to_a_size(read: Any) -> None:
     with pytest.raises(BadTrace, match="too large to decode whole"):
-        read(LAYOUTS["traceEvents-in-a-key"])
+        read(LAYOUTS["traceEvents-in-a-key"], whole_bytes=1000)
+
+
+def test_without_zstd_its_traces_are_refused_in_one_line(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "backports", None)
+    monkeypatch.setitem(sys.modules, "compression", None)
+    with pytest.raises(BadTrace, match=r"compressed with zstd.*pip install backports\.zstd"):
+        read(LAYOUTS["zstd"])
 
 
 @pytest.mark.parametrize("raw", [b'{"rank": 1e999}', b'{"rank": "\xff"}', b'{"rank": -1}', b"[1]"])

@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ import pytest
 
 from ddpprof.errors import BadTrace, NotARun
 from ddpprof.load.run import find_ranks, load_rank, load_run
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 RUN = {"format": 1, "run_id": "a", "ddpprof": "0.1", "created_unix_s": 1.5, "command": ["train.py"], "world_size": 2,
        "settings": {"steps": 5}}  # fmt: skip
@@ -171,6 +177,13 @@ def test_a_folder_without_a_run_says_how_to_record_one(tmp_path: Path) -> None:
     )
     with pytest.raises(NotARun, match="does not exist"):
         load_run(tmp_path / "none")
+
+
+def test_traces_compressed_with_zstd_are_traces(tmp_path: Path) -> None:
+    for rank in range(2):
+        text = trace_text(**distributed(rank)).encode()
+        (tmp_path / f"host_7.{rank}000000000.pt.trace.json.zst").write_bytes(zstd.compress(text))
+    assert ranks_with_trace(tmp_path) == [(0, True, False), (1, True, False)]
 
 
 def test_a_folder_of_traces_is_a_run(tmp_path: Path) -> None:
