@@ -44,6 +44,8 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         metavar="tcp://HOST:PORT",
         help="let a Dask cluster read, whose workers see the files; also a scheduler file (.json)",
     )
+    add("--max-trace-gb", type=positive, metavar="GB", help="refuse traces whose JSON is larger (default: 64)")
+    add("--max-events", type=positive, metavar="N", help="refuse traces of more events (default: 500 million)")
 
 
 @contextmanager
@@ -51,6 +53,7 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
     """As `add_reading_options` chose. Raises `DdpprofError`."""
     from ddpprof.experiment.plan import is_experiment
     from ddpprof.fleet.analysis import Choice, analysed
+    from ddpprof.load.limits import Limits
 
     if is_experiment(path):
         raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
@@ -61,6 +64,7 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
         use_cache=not options.no_cache,
         jobs=options.jobs,
         scheduler=options.scheduler,
+        limits=Limits.chosen(options.max_trace_gb, options.max_events),
     )
     with _progress() as watch, analysed(path, choice, watch) as analysis:
         yield analysis

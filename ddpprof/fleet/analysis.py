@@ -14,6 +14,7 @@ from ddpprof.fleet.pool import run_on_cores
 from ddpprof.fleet.progress import Watch
 from ddpprof.fleet.selection import select_ranks
 from ddpprof.fleet.task import RankTask
+from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.load.run import RankFiles, complete, find_ranks
 from ddpprof.location import Location
@@ -42,6 +43,7 @@ class Choice:
     """processes; ``None``: as many as cores and memory allow"""
     scheduler: str | None = None
     """address of a Dask scheduler; ``None``: this machine's cores"""
+    limits: Limits = DEFAULT_LIMITS
 
 
 ALL = Choice()
@@ -93,7 +95,7 @@ def _map(
         if cache.holds(one):
             known.append(one)
         else:
-            tasks.append(RankTask(one, modules, choice.steps))
+            tasks.append(RankTask(one, modules, choice.steps, choice.limits))
     cache.tidy()
     if choice.scheduler is not None and tasks:
         from ddpprof.fleet.cluster import run_on_cluster

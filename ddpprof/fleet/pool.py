@@ -5,20 +5,23 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ddpprof.fleet.cache import Cache
-from ddpprof.fleet.progress import Progress, Watch, num_bytes
+from ddpprof.fleet.progress import FileBytes, Progress, Watch, num_bytes
 from ddpprof.fleet.task import RankTask, run_task
+from ddpprof.load.inflate import telling
 
 _BASE_BYTES = 150_000_000
 """that a process needs for itself, and for what is measured"""
 _BYTES_PER_BYTE = 1.5
 """of memory for each byte of a compressed trace: 6 % of its JSON, which is 12 times as large, with a margin"""
+_TELL_EVERY_S = 0.2
 _WORTH_A_POOL_BYTES = 4_000_000
 """Less is read before a process has started."""
 
@@ -31,7 +34,7 @@ def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watc
     if num_processes < 2 or (jobs is None and sum(sizes) < _WORTH_A_POOL_BYTES):
         for index, task in enumerate(tasks):
             progress.begin(index)
-            make_entry(task, cache)
+            make_entry(task, cache, partial(progress.read, index))
             progress.end(index)
         return {}
     left = _run(list(range(len(tasks))), tasks, cache, num_processes, progress)
@@ -42,11 +45,11 @@ def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watc
 _KILLED = "the process that read it was killed: too little memory? Try again with --jobs 1 on a larger machine"
 
 
-def make_entry(task: RankTask, cache: Cache) -> None:
-    """Raises `DdpprofError`."""
+def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None]) -> None:
+    """`told`: learns how many bytes have been read. Raises `DdpprofError`."""
 
     def make(part: Path) -> None:
-        with part.open("wb") as out:
+        with part.open("wb") as out, telling(FileBytes(told)):
             run_task(task, out)
 
     cache.write(task.files, make)
@@ -58,7 +61,8 @@ def _run(
     """Returns those that were not done because a process was killed."""
     # spawn: a fork of a process with threads may hang.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(num_processes, context, _begin_process)
+    read_bytes = context.RawArray("q", len(tasks))
+    pool = ProcessPoolExecutor(num_processes, context, _begin_process, (read_bytes,))
     running: dict[Future[None], int] = {}
     waiting = list(reversed(chosen))
     unfinished: list[int] = []
@@ -68,11 +72,13 @@ def _run(
             while waiting and len(running) < num_processes and not unfinished:
                 index = waiting.pop()
                 progress.begin(index)
-                running[pool.submit(make_entry, tasks[index], cache)] = index
+                running[pool.submit(_make_entry, index, tasks[index], cache)] = index
             pids |= {process.pid for process in multiprocessing.active_children() if process.pid is not None}
             if not running:
                 break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            for index in running.values():
+                progress.read(index, read_bytes[index])
+            for future in wait(running, _TELL_EVERY_S, FIRST_COMPLETED).done:
                 index = running.pop(future)
                 try:
                     future.result()
@@ -90,9 +96,19 @@ def _run(
     return [*unfinished, *waiting]
 
 
-def _begin_process() -> None:
-    """Ctrl-C goes to all processes of a terminal: the first one ends the others."""
+def _begin_process(read_bytes: MutableSequence[int]) -> None:
+    global _read_bytes  # noqa: PLW0603 (shared memory is handed over once, when the process starts)
+    _read_bytes = read_bytes
+    # Ctrl-C goes to all processes of a terminal: the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+_read_bytes: MutableSequence[int] = []
+"""by index of the task; shared by all processes"""
+
+
+def _make_entry(index: int, task: RankTask, cache: Cache) -> None:
+    make_entry(task, cache, partial(_read_bytes.__setitem__, index))
 
 
 def _that_fit(largest_bytes: int) -> int:

@@ -12,7 +12,7 @@ from ddpprof.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One rank was begun or is done."""
+    """How far it was at one moment."""
 
     path: Location
     """one of the files that are being read"""
@@ -27,22 +27,44 @@ Watch = Callable[[Step], None]
 
 
 class Progress:
+    """Ranks are named by their index."""
+
     def __init__(self, watch: Watch, ranks: Sequence[RankFiles], sizes: Sequence[int]) -> None:
         self._watch, self._ranks, self._sizes = watch, ranks, sizes
-        self._done: set[int] = set()
+        self._read: dict[int, int] = {}
+        """bytes of each that was begun"""
+        self._num_done = 0
         self._path: Location = some_file(ranks[0]) if ranks else Path()
 
     def begin(self, index: int) -> None:
         self._path = some_file(self._ranks[index])
+        self.read(index, 0)
+
+    def read(self, index: int, num_bytes: int) -> None:
+        """So many bytes of its files until now."""
+        self._read[index] = min(num_bytes, self._sizes[index])
         self._tell()
 
     def end(self, index: int) -> None:
-        self._done.add(index)
-        self._tell()
+        self._num_done += 1
+        self.read(index, self._sizes[index])
 
     def _tell(self) -> None:
-        done_bytes = sum(self._sizes[index] for index in self._done)
-        self._watch(Step(self._path, len(self._done), len(self._ranks), done_bytes, sum(self._sizes)))
+        self._watch(Step(self._path, self._num_done, len(self._ranks), sum(self._read.values()), sum(self._sizes)))
+
+
+class FileBytes:
+    """Adds up what is told of one file after the other; each counts from 0."""
+
+    def __init__(self, told: Callable[[int], None]) -> None:
+        self._told = told
+        self._before = self._last = 0
+
+    def __call__(self, num_bytes: int) -> None:
+        if num_bytes < self._last:
+            self._before += self._last
+        self._last = num_bytes
+        self._told(self._before + num_bytes)
 
 
 def num_bytes(files: RankFiles) -> int:

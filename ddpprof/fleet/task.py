@@ -9,6 +9,7 @@ from typing import BinaryIO
 from ddpprof.events import DdpModule
 from ddpprof.fleet.cache import seen_files
 from ddpprof.fleet.entry import About, write_entry
+from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.run import LoadedRank, RankFiles, load_rank
 from ddpprof.load.selection import only_steps
 from ddpprof.report.rank_summary import RunSummary, summarise_rank
@@ -22,12 +23,13 @@ class RankTask:
     """those of the job"""
     steps: Container[int] | None = None
     """numbers of those to measure; ``None``: all"""
+    limits: Limits = DEFAULT_LIMITS
 
 
 def run_task(task: RankTask, out: BinaryIO) -> None:
     """Raises `BadTrace` where the rank is one bad trace that was asked for by its name."""
     seen = seen_files(task.files)  # before they are read: what is written meanwhile must not pass for known
-    loaded = load_rank(task.files)
+    loaded = load_rank(task.files, task.limits)
     if loaded.rank is not None and task.steps is not None:
         loaded = replace(loaded, rank=only_steps(loaded.rank, task.steps))
     drawing = drawing_of(loaded.rank) if loaded.rank is not None else None

@@ -73,12 +73,12 @@ def find_traces(paths: Sequence[Location]) -> FoundTraces:
     return FoundTraces({rank: tuple(ranks[rank]) for rank in sorted(ranks)}, tuple(missing))
 
 
-def load_traces(rank: int, paths: Sequence[Location]) -> LoadedTraces:
+def load_traces(rank: int, paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> LoadedTraces:
     """The profiler's cycles in one process as one trace; what is of another process is left out."""
     names, traces, missing = [], [], []
     for path in paths:
         try:
-            traces.append(load_trace(path))
+            traces.append(load_trace(path, limits))
             names.append(path.name)
         except BadTrace as error:
             missing.append(_skipped(path, error))

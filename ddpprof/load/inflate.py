@@ -9,6 +9,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import IO, Any, Protocol, cast
 
@@ -38,6 +39,19 @@ class UnreadableError(Exception):
 
 class Stream(Protocol):
     def read(self, num_bytes: int, /) -> bytes: ...
+
+
+@contextmanager
+def telling(told: Callable[[int], None]) -> Iterator[None]:
+    """Within it `told` learns again and again how many bytes of a file have been read."""
+    token = _told.set(told)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+_told: ContextVar[Callable[[int], None] | None] = ContextVar("_told", default=None)
 
 
 @contextmanager
@@ -88,6 +102,8 @@ class _Checked:
             what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
             raise UnreadableError(f"{what}: its {self._method} data does not end well") from error
         self._num_bytes += len(chunk)
+        if (told := _told.get()) is not None:
+            told(self._file.tell())
         if self._num_bytes > self._limits.inflated_bytes:
             raise UnreadableError(
                 f"is too large: more than {self._limits.inflated_bytes / 10**9:g} GB of JSON. "

@@ -17,6 +17,7 @@ from ddpprof.events import Rank, Record, Run
 from ddpprof.load.attempts import load_attempts, shown_attempt
 from ddpprof.load.folder import assumed_rank, find_traces, load_trace, load_traces, rank_of_name
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
+from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.location import Location, is_remote
 from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, trace_path
@@ -110,16 +111,16 @@ def some_file(files: RankFiles) -> Location:
     return path
 
 
-def load_rank(files: RankFiles) -> LoadedRank:
+def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS) -> LoadedRank:
     """Raises `BadTrace` where the rank is one bad trace that was asked for by its name."""
     if files.directory is not None:
-        return _recorded_rank(files, files.directory)
+        return _recorded_rank(files, files.directory, limits)
     if files.rank is not None:
-        loaded = load_traces(files.rank, files.traces)
+        loaded = load_traces(files.rank, files.traces, limits)
         rank = Rank(files.rank, loaded.trace, None) if loaded.trace is not None else None
         return LoadedRank(rank, loaded.missing, loaded.is_whole)
     (path,) = files.traces
-    trace = load_trace(path)
+    trace = load_trace(path, limits)
     number = trace.rank if trace.rank is not None else rank_of_name(path.name, num_files=1)
     missing = (assumed_rank(path.name, 0),) if number is None else ()
     return LoadedRank(Rank(number or 0, trace, None), missing)
@@ -145,7 +146,7 @@ def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str]
     return replace(run, world_size=world_size, missing=(*run.missing, *missing, *absent))
 
 
-def _recorded_rank(files: RankFiles, directory: Location) -> LoadedRank:
+def _recorded_rank(files: RankFiles, directory: Location, limits: Limits) -> LoadedRank:
     assert files.rank is not None
     rank, missing, is_whole = files.rank, [], True
     record, trace = None, None
@@ -156,7 +157,7 @@ def _recorded_rank(files: RankFiles, directory: Location) -> LoadedRank:
         is_whole = False
     if files.traces:
         try:
-            trace = load_trace(files.traces[0])
+            trace = load_trace(files.traces[0], limits)
         except BadTrace as error:
             missing.append(f"rank {rank}: {error}")
             is_whole = False

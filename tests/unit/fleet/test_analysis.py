@@ -12,6 +12,7 @@ from ddpprof.cli.arguments import numbers
 from ddpprof.errors import BadTrace, DdpprofError, NotARun
 from ddpprof.fleet.analysis import ALL, Choice, analysed
 from ddpprof.fleet.progress import Step
+from ddpprof.load.limits import Limits
 from ddpprof.load.run import load_run
 from ddpprof.render.json import render_json
 from ddpprof.report import build_report
@@ -182,3 +183,18 @@ def test_progress_counts_ranks_and_bytes(fleet: Path) -> None:
     assert {(step.num_ranks, step.all_bytes) for step in seen} == {(5, size)}
     assert (seen[0].num_done, seen[0].done_bytes) == (0, 0)
     assert (seen[-1].num_done, seen[-1].done_bytes) == (5, size)
+
+
+def test_progress_goes_on_within_a_file(fleet: Path) -> None:
+    seen: list[Step] = []
+    with analysed(fleet, Choice(jobs=1), seen.append):
+        pass
+    assert any(step.done_bytes > 0 for step in seen if step.num_done == 0)
+    assert [step.done_bytes for step in seen] == sorted(step.done_bytes for step in seen)
+
+
+def test_limits_refuse_what_is_larger_and_name_their_option(fleet: Path) -> None:
+    with analysed(fleet, Choice(jobs=2, limits=Limits.chosen(None, 10))) as analysis:
+        missing = analysis.report.missing
+    assert sum("--max-events" in text for text in missing) == 5
+    assert report_of(fleet) == in_memory(fleet), "what was refused is read once it may be"
