@@ -118,7 +118,7 @@ def _progress() -> Iterator[Callable[[Step], None]]:
         if not tasks:
             if time.monotonic() - began < _SILENT_S and step.all_bytes < _SILENT_BYTES:
                 return
-            tasks.append(bar.add_task("", ranks=""))
+            tasks.append(bar.add_task("", ranks="", total=None))
             bar.start()
         bar.update(
             tasks[0],
