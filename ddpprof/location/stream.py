@@ -30,6 +30,7 @@ class _Stream(io.RawIOBase):
         self._may_fetch_ahead = bool(fs.async_impl)  # threads must not share others
         self._position = 0
         """of what has been fetched"""
+        self._given = 0
         self._block = memoryview(b"")
         self._next: Future[bytes] | None = None
         self._fetcher: ThreadPoolExecutor | None = None
@@ -44,7 +45,11 @@ class _Stream(io.RawIOBase):
         taken = self._block[: len(buffer)]
         buffer[: len(taken)] = taken
         self._block = self._block[len(taken) :]
+        self._given += len(taken)
         return len(taken)
+
+    def tell(self) -> int:
+        return self._given
 
     def close(self) -> None:
         if self.closed:
