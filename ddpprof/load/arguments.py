@@ -155,7 +155,7 @@ def _message_bytes(arguments: Arguments) -> int:
     elements, out = as_int(arguments.num_elements), as_int(arguments.num_elements_out)
     if elements is not None and isinstance(arguments.dtype, str):
         size = element_bytes(arguments.dtype)
-        return max(elements, out or 0) * size if size != UNKNOWN and elements >= 0 else UNKNOWN
+        return _believable(max(elements, out or 0) * size) if size != UNKNOWN and elements >= 0 else UNKNOWN
     dims, types = decode_or_none(arguments.input_dims), decode_or_none(arguments.input_type)
     if not isinstance(dims, list) or not isinstance(types, list):
         return UNKNOWN
@@ -164,7 +164,15 @@ def _message_bytes(arguments: Arguments) -> int:
         for shape, dtype in zip(dims, types, strict=False)
         if isinstance(dtype, str) and element_bytes(dtype) != UNKNOWN and _is_shape(shape)
     ]
-    return sum(tensors) if tensors else UNKNOWN
+    return _believable(sum(tensors)) if tensors else UNKNOWN
+
+
+def _believable(num_bytes: int) -> int:
+    return num_bytes if num_bytes < _MOST_BYTES else UNKNOWN
+
+
+_MOST_BYTES = 1 << 53
+"""More than any machine has; sums over collectives stay within int64."""
 
 
 def decode_or_none(text: msgspec.Raw) -> Any:

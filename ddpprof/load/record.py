@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,10 +23,13 @@ from ddpprof.events import (
 from ddpprof.location import Location
 from ddpprof.rundir import FORMAT, facts_file, steps_file
 
+_Int = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+"""What columns of int64 can hold, also a sum of two."""
+
 
 class _Parameter(msgspec.Struct, array_like=True):
     name: str
-    num_bytes: int
+    num_bytes: _Int
 
 
 class _Module(msgspec.Struct):
@@ -34,10 +37,10 @@ class _Module(msgspec.Struct):
     settings: dict[str, Any]
     comm_hook: str | None
     parameters: list[_Parameter]
-    buckets: list[list[int]]
-    num_buffers: int
-    buffer_bytes: int
-    num_batch_norms: int
+    buckets: list[list[_Int]]
+    num_buffers: _Int
+    buffer_bytes: _Int
+    num_batch_norms: _Int
     unused: list[str] | None = None
     graph_is_static: bool | None = None
 
@@ -47,72 +50,72 @@ class _FactsOfMemory(msgspec.Struct, frozen=True):
 
 
 class _Facts(msgspec.Struct):
-    format: int
-    rank: int
-    world_size: int
+    format: _Int
+    rank: _Int
+    world_size: _Int
     host: str
-    pid: int
+    pid: _Int
     device: str
     backend: str
     torch: str
-    local_rank: int | None = None
+    local_rank: _Int | None = None
     modules: list[_Module] = []
     loaders: tuple[Loader, ...] = ()
     checkpoints: list[str] = []
-    profiler_pause_ns: int | None = None
+    profiler_pause_ns: _Int | None = None
     ended: str | None = None
     data_parallel: tuple[DataParallelModule, ...] = ()
     memory: _FactsOfMemory = _FactsOfMemory()
 
 
 class _Forward(msgspec.Struct, array_like=True):
-    module: int
-    start_ns: int
-    inner_start_ns: int
-    inner_end_ns: int
-    end_ns: int
-    buffer_sync_ns: int
-    rebuild_ns: int
+    module: _Int
+    start_ns: _Int
+    inner_start_ns: _Int
+    inner_end_ns: _Int
+    end_ns: _Int
+    buffer_sync_ns: _Int
+    rebuild_ns: _Int
     synchronises: bool
 
 
 class _Bucket(msgspec.Struct, array_like=True):
-    module: int
-    index: int
-    launched_ns: int | None
-    finished_ns: int | None
+    module: _Int
+    index: _Int
+    launched_ns: _Int | None
+    finished_ns: _Int | None
 
 
 class _Memory(msgspec.Struct):
-    rss: int | None = None
-    peak_rss: int | None = None
-    devices: list[tuple[int, int, int, int]] = []
+    rss: _Int | None = None
+    peak_rss: _Int | None = None
+    devices: list[tuple[_Int, _Int, _Int, _Int]] = []
 
 
 class _RpcCall(msgspec.Struct, array_like=True):
     callee: str
     function: str
     kind: str
-    start_ns: int
-    end_ns: int | None
-    request_bytes: int
-    reply_bytes: int | None
+    start_ns: _Int
+    end_ns: _Int | None
+    request_bytes: _Int
+    reply_bytes: _Int | None
 
 
 class _Step(msgspec.Struct):
-    number: int
+    number: _Int
     mode: str
-    start_ns: int
-    end_ns: int
-    data_ns: int | None = None
+    start_ns: _Int
+    end_ns: _Int
+    data_ns: _Int | None = None
     forwards: list[_Forward] = []
-    optimizers: list[tuple[int, int]] = []
-    ready_ns: dict[int, list[int | None]] = {}
+    optimizers: list[tuple[_Int, _Int]] = []
+    ready_ns: dict[_Int, list[_Int | None]] = {}
     buckets: list[_Bucket] = []
-    torch_stats: dict[int, dict[str, int]] = {}
+    torch_stats: dict[_Int, dict[str, _Int]] = {}
     memory: _Memory | None = None
     rpc: list[_RpcCall] = []
-    rpc_left_out: int = 0
+    rpc_left_out: _Int = 0
 
 
 _decode_facts = msgspec.json.Decoder(_Facts).decode

@@ -327,6 +327,20 @@ def test_odd_arguments_are_unknown_and_no_error(read: Any, arguments: object) ->
     assert columns.correlation.tolist() == [0]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"In msg nelems": 2**63 - 1, "dtype": "Float"},
+        {"In msg nelems": 2**62, "Out msg nelems": 1, "dtype": "Byte"},
+        {"Input Dims": [[10**9, 10**9]], "Input type": ["double"]},
+    ],
+    ids=["nelems", "few-bytes-each", "dims"],
+)
+def test_a_message_larger_than_any_memory_has_no_known_size(read: Any, arguments: dict[str, Any]) -> None:
+    _, columns = read(one_with(name="ncclKernel_AllReduce", args={"Collective name": "allreduce", **arguments}))
+    assert [details.num_bytes for details in columns.details] == [-1]
+
+
 def test_too_many_events_are_refused(read: Any) -> None:
     with pytest.raises(BadTrace, match=r"more than 30 events.* --max-events"):
         read(GOOD, events=30)

@@ -159,3 +159,10 @@ def test_unreadable_facts_are_an_error(tmp_path: Path, facts: Any, message: str)
     write(tmp_path, facts=facts)
     with pytest.raises(BadRecordError, match=message):
         load_record(tmp_path, 1)
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 64), 10**40])
+def test_times_that_no_column_holds_are_refused(tmp_path: Path, number: int) -> None:
+    write(tmp_path, lines=json.dumps({**STEP, "optimizers": [[70, number]]}) + "\n")
+    with pytest.raises(BadRecordError, match="line 1 cannot be read"):
+        load_record(tmp_path, 1)

@@ -1,0 +1,26 @@
+"""Damaged traces, run directories and reports give a report or one clear error, in bounded time and memory."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from mutants import complaints
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
+NUM_MUTANTS = 20_000
+PART = 2_500
+
+
+def complaints_in_processes(parts: list[range]) -> list[str]:
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        return [text for found in pool.starmap(complaints, [(part, SAMPLE) for part in parts]) for text in found]
+
+
+def test_a_few_hundred_mutants_are_read_or_refused() -> None:
+    assert complaints_in_processes([range(150), range(150, 300)]) == []
+
+
+@pytest.mark.slow
+def test_twenty_thousand_mutants_are_read_or_refused() -> None:
+    parts = [range(begin, begin + PART) for begin in range(0, NUM_MUTANTS, PART)]
+    assert complaints_in_processes(parts) == []
