@@ -1,0 +1,175 @@
+"""Paths that fsspec reaches: what pathlib's methods say of them, and what goes wrong."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
+from ddpprof.location import RemotePath, identity, local, location, spelled
+from ddpprof.location.explain import explained, without_secrets
+
+
+@pytest.fixture
+def remote() -> Iterator[RemotePath]:
+    """A folder with two files and a folder in it, in fsspec's memory."""
+    files = fsspec.filesystem("memory")
+    files.pipe({"/runs/a/run.json": b"{}", "/runs/a/rank-0.json": b"[1]", "/runs/a/attempt-1/run.json": b"{}"})
+    yield RemotePath("memory://runs/a")
+    files.rm("/runs", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("runs/a", Path("runs/a")),
+        ("file:///runs/a", Path("/runs/a")),
+        ("memory://runs/a", RemotePath("memory://runs/a")),
+    ],
+)
+def test_only_text_with_a_scheme_is_elsewhere(text: str, path: Path | RemotePath) -> None:
+    assert location(text) == path
+
+
+@pytest.mark.parametrize("text", ["runs/a", "memory://user:pass@host/runs/a"])
+def test_what_is_spelled_makes_the_same_path(text: str) -> None:
+    assert location(spelled(location(text))) == location(text)
+
+
+def test_what_must_be_here_is_refused_elsewhere() -> None:
+    assert local("runs/a") == Path("runs/a")
+    with pytest.raises(DdpprofError, match="memory://runs/a is not on this machine"):
+        local("memory://runs/a")
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "parent", "child"),
+    [
+        ("s3://bucket/runs/a.json", "a.json", "s3://bucket/runs", "s3://bucket/runs/a.json/x"),
+        ("s3://bucket/runs/", "runs", "s3://bucket", "s3://bucket/runs/x"),
+        ("s3://bucket", "bucket", "s3://", "s3://bucket/x"),
+        ("sftp://me@host:22/runs/a", "a", "sftp://me@host:22/runs", "sftp://me@host:22/runs/a/x"),
+        ("https://host/a%20b.json?key=1", "a b.json", "https://host?key=1", "https://host/a%20b.json/x?key=1"),
+    ],
+)
+def test_parts_of_a_url(url: str, name: str, parent: str, child: str) -> None:
+    path = RemotePath(url)
+    assert (path.name, path.parent.url, (path / "x").url) == (name, parent, child)
+
+
+def test_with_suffix_leaves_the_folder() -> None:
+    assert RemotePath("s3://bucket/a/x.md").with_suffix(".plot.png").url == "s3://bucket/a/x.plot.png"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("sftp://me:secret@host/a", "sftp://me@host/a"),
+        ("https://host/a?token=secret", "https://host/a"),
+        (
+            "cannot open https://me:secret@host/a?x=1, url='https://b/?y'",
+            "cannot open https://me@host/a url='https://b/'",
+        ),
+        ("s3://bucket/a@b:c", "s3://bucket/a@b:c"),
+    ],
+)
+def test_no_password_is_shown(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+
+
+def test_a_folder_and_what_is_in_it(remote: RemotePath) -> None:
+    assert (remote.is_dir(), remote.is_file(), remote.exists()) == (True, False, True)
+    assert sorted(path.name for path in remote.iterdir()) == ["attempt-1", "rank-0.json", "run.json"]
+    assert (remote / "run.json").is_file()
+    assert (remote / "attempt-1").is_dir()
+    assert not (remote / "none").exists()
+    assert remote.holds("run.json")
+    assert not (remote / "run.json").holds("run.json")
+    assert (remote / "rank-0.json").stat().st_size == 3
+    assert (remote / "rank-0.json").read_bytes() == b"[1]"
+
+
+def test_what_a_listing_said_goes_with_its_files_to_other_processes(remote: RemotePath) -> None:
+    there, absent = (next(iter(remote.iterdir())).parent / name for name in ("run.json", "none"))
+    listed = remote / "run.json"
+    assert pickle.loads(pickle.dumps(listed)).is_file()
+    fsspec.filesystem("memory").rm("/runs/a/run.json")
+    assert pickle.loads(pickle.dumps(listed)).is_file()
+    assert not there.is_file()
+    assert not absent.is_file()
+
+
+def test_files_are_written(remote: RemotePath, tmp_path: Path) -> None:
+    (remote / "new").write_text("é", "utf-8")
+    assert (remote / "new").read_bytes() == b"\xc3\xa9"
+    (tmp_path / "here").write_bytes(b"content")
+    (remote / "new").upload(tmp_path / "here")
+    assert (remote / "new").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 1 << 18, (1 << 18) + 1, (1 << 18) + (1 << 23), 20_000_001])
+def test_a_file_comes_whole_in_pieces_of_any_size(num_bytes: int, remote: RemotePath) -> None:
+    content = bytes(range(251)) * (num_bytes // 251 + 1)
+    (remote / "large").write_bytes(content[:num_bytes])
+    with (remote / "large").open() as file:
+        assert file.peek(4)[:4] == content[: min(num_bytes, 4)]
+        read = bytearray()
+        while chunk := file.read(1_000_003):
+            read += chunk
+            assert file.tell() == len(read)
+    assert read == content[:num_bytes]
+
+
+def test_identity_changes_with_the_file(remote: RemotePath, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    assert identity(file) is None
+    file.write_bytes(b"1")
+    before = identity(file)
+    assert identity(file) == before
+    file.write_bytes(b"22")
+    assert identity(file) != before
+    assert identity(RemotePath("memory://runs/a/none")) is None
+    assert identity(RemotePath("memory://runs/a/run.json")) != identity(RemotePath("memory://runs/a/run.json"))
+
+
+class NoCredentialsError(Exception):
+    """As botocore's is named."""
+
+
+class ClientPayloadError(Exception):
+    """As aiohttp's is named."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NoCredentialsError("Unable to locate credentials"), "there are no credentials (Unable to locate credentials)"),
+        (PermissionError("Access Denied"), "permission denied (Access Denied)"),
+        (ConnectionRefusedError(111, "Connection refused"), "the server cannot be reached (Connection refused)"),
+        (ClientPayloadError("not enough data"), "the connection was lost (not enough data)"),
+        (TimeoutError(), "the server did not answer in time"),
+        (RuntimeError("two\nlines"), "two lines"),
+        (RuntimeError(), "RuntimeError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_of_drivers_are_one_line(error: Exception, said: str) -> None:
+    with pytest.raises(RemoteError) as told, explained("s3://bucket/run"):
+        raise error
+    assert str(told.value).startswith(f"s3://bucket/run: {said}")
+    assert "\n" not in str(told.value)
+    again = pickle.loads(pickle.dumps(told.value))
+    assert (type(again), str(again)) == (type(told.value), str(told.value))
+
+
+def test_what_hides_behind_not_found_is_told() -> None:
+    """fsspec's web driver says of whatever fails that there is no such file."""
+    with pytest.raises(RemoteFileNotFound), explained("https://host/a"):
+        raise FileNotFoundError("https://host/a")
+    with pytest.raises(RemoteError, match="cannot be reached") as told, explained("https://host/a"):
+        raise FileNotFoundError("https://host/a") from ConnectionRefusedError(111, "Connection refused")
+    assert not isinstance(told.value, FileNotFoundError)
