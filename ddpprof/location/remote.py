@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import errno
 import io
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import IO, Any, NamedTuple
 
 from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
 from ddpprof.location.explain import explained, without_secrets
@@ -54,8 +51,7 @@ def driver_of(url: str) -> None:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Stat:
+class _Stat(NamedTuple):
     st_size: int
 
 
@@ -96,7 +92,11 @@ class RemotePath:
     @property
     def name(self) -> str:
         last = PurePosixPath(self._parts()[1]).name
-        return unquote(last) if self._is_of_web else last
+        if not self._is_of_web:
+            return last
+        from urllib.parse import unquote
+
+        return unquote(last)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -183,6 +183,8 @@ class RemotePath:
 
     def _write(self, put: Callable[[Any, str], None], content: IO[bytes]) -> None:
         """`put`: for stores that take a file as a whole."""
+        import shutil
+
         with explained(self.url):
             fs, path = self._reached()
             if fs.async_impl:
@@ -200,6 +202,8 @@ class RemotePath:
     def _parts(self) -> tuple[str, str, str]:
         """What stands before the path, the path, and a query behind it."""
         if self._is_of_web:
+            from urllib.parse import urlsplit, urlunsplit
+
             parts = urlsplit(self.url)
             return f"{parts.scheme}://{parts.netloc}", parts.path, urlunsplit(("", "", "", parts.query, ""))
         scheme, separator, path = self.url.rpartition("://")
