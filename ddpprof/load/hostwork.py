@@ -38,13 +38,30 @@ def cut_out(
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
     """What the holes leave of spans that each count on their own: starts and ends of the pieces, and whose they are."""
     first = np.searchsorted(holes.end_ns, start_ns, side="right")
-    num_holes = np.maximum(np.searchsorted(holes.start_ns, end_ns, side="left") - first, 0)
+    num_holes = np.searchsorted(holes.start_ns, end_ns, side="left") - first
+    whole, cut = np.flatnonzero((num_holes <= 0) & (end_ns > start_ns)), np.flatnonzero(num_holes > 0)
+    if not len(cut):
+        return start_ns[whole], end_ns[whole], whole
+    start, end, owner = _pieces(start_ns[cut], end_ns[cut], first[cut], num_holes[cut], holes)
+    of_all = np.concatenate((whole, cut[owner]))
+    order = np.argsort(of_all, kind="stable")
+    return (
+        np.concatenate((start_ns[whole], start))[order],
+        np.concatenate((end_ns[whole], end))[order],
+        of_all[order],
+    )
+
+
+def _pieces(
+    start_ns: Int64Column, end_ns: Int64Column, first: NDArray[np.int64], num_holes: NDArray[np.int64], holes: Spans
+) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
+    """Of spans that each have holes, from the hole with index `first` on."""
     num_pieces = num_holes + 1
     owner = np.repeat(np.arange(len(start_ns)), num_pieces)
     piece = np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
     # Piece i stands between hole i-1 and hole i of its owner; the outer edges are the owner's own.
-    after_hole = np.append(holes.end_ns, 0)[np.minimum(first[owner] + piece - 1, len(holes))]
-    before_hole = np.append(holes.start_ns, 0)[np.minimum(first[owner] + piece, len(holes))]
+    after_hole = holes.end_ns[np.maximum(first[owner] + piece - 1, 0)]
+    before_hole = holes.start_ns[np.minimum(first[owner] + piece, len(holes) - 1)]
     start = np.where(piece == 0, start_ns[owner], after_hole)
     end = np.where(piece == num_holes[owner], end_ns[owner], before_hole)
     filled = end > start
@@ -71,18 +88,17 @@ def compute_pieces(
     return np.concatenate([empty, *starts]), np.concatenate([empty, *ends]), np.concatenate([empty, *rows])
 
 
-def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> Int64Column:
+def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> Int32Column:
     """For each piece of an op, in order of time: how many ops of that name came before it in its step."""
-    order = np.lexsort((np.arange(len(op)), step, name))
+    order = np.lexsort((step, name)).astype(np.int32)  # stable, and time is the order already
     name, step, op = name[order], step[order], op[order]
     begins = np.ones(len(op), np.bool_)
     begins[1:] = (name[1:] != name[:-1]) | (step[1:] != step[:-1])
-    is_new = np.ones(len(op), np.bool_)
-    is_new[1:] = begins[1:] | (op[1:] != op[:-1])
-    count = np.cumsum(is_new)
-    first = np.maximum.accumulate(np.where(begins, count, 0))
-    place = np.empty(len(op), np.int64)
-    place[order] = count - first
+    is_new = begins.copy()
+    is_new[1:] |= op[1:] != op[:-1]
+    count = np.cumsum(is_new, dtype=np.int32)
+    place = np.empty(len(op), np.int32)
+    place[order] = count - np.maximum.accumulate(np.where(begins, count, 0))
     return place
 
 

@@ -186,6 +186,7 @@ def _host_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Work
     row = ops[row]
     order = np.argsort(start, kind="stable")
     start, end, row = start[order], end[order], row[order]
+    del order, ops
     lane = file.lane[row].astype(np.int64)
     step = steps.at(start)
     kernel = file.kernel_of(row, positions(row, file.name[row], step))

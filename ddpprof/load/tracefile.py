@@ -48,10 +48,10 @@ class TraceFile:
     def name_index(self, name: str) -> int:
         return self.names.setdefault(name, len(self.names))
 
-    def kernel_of(self, rows: Rows, position: Int64Column | None = None) -> Int32Column:
+    def kernel_of(self, rows: Rows, position: Int32Column | None = None) -> Int32Column:
         """Index into ``kernels`` of each row; on CPU by its position among those of its name in its step."""
         if position is None:
-            position = np.full(len(rows), UNKNOWN, np.int64)
+            position = np.full(len(rows), UNKNOWN, np.int32)
         parts = (self.name[rows], self.launch_shape[rows], self.input_shape[rows], position)
         first, which = _distinct(parts)
         names = list(self.names)
@@ -75,9 +75,14 @@ class TraceFile:
 
 def _distinct(columns: Sequence[IntColumn]) -> tuple[Rows, Rows]:
     """A row of each distinct combination, in their order, and which of these each row is; ``np.unique`` is slow."""
-    which = np.zeros(len(columns[0]), np.int64)
-    first = which[:1]
+    which = np.zeros(len(columns[0]), np.int32)
+    first: Rows = np.zeros(min(len(which), 1), np.int64)
     for column in columns:
+        if len(column) and column.min() == column.max():
+            continue
         values, of_rows = np.unique(column, return_inverse=True)
-        _, first, which = np.unique(which * len(values) + of_rows, return_index=True, return_inverse=True)
-    return first, which
+        both = which * np.int64(len(values)) + of_rows
+        del of_rows
+        _, first, numbers = np.unique(both, return_index=True, return_inverse=True)
+        which = numbers.astype(np.int32)
+    return first, which.astype(np.int64)
