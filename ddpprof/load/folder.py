@@ -23,8 +23,8 @@ _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz|\.zst)?")
 
 
 _IS_HOROVOD = "{} is a Horovod timeline; give it alone"
-_READERS = 16
-"""Files may be far away."""
+_READERS = 8
+"""Files may be far away. An ssh server refuses some of more than ten connections at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ that processes and machines can share the work; `complete` says what all of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from ddpprof.load.folder import assumed_rank, find_traces, load_trace, load_trac
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.location import Location, is_remote
+from ddpprof.location import Location, is_remote, location
 from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, trace_path
 
 
@@ -72,22 +72,15 @@ class KnownRank(Protocol):
     def world_size(self) -> int | None: ...
 
 
-Watch = Callable[[Location, int, int], None]
-"""Called before each rank is read: one of its files, how many have been read, and of how many."""
+def load_run(path: str | Location) -> Run:
+    """All of a run, in memory; ``"s3://…"`` and others wherever fsspec reaches.
 
-
-def load_run(path: Location, watch: Watch | None = None) -> Run:
-    """Everything that can be read of a run. Raises `NotARun`, and `BadTrace` where the path is one bad trace file."""
-    files = find_ranks(path)
-    ranks: list[Rank] = []
-    missing: list[str] = []
-    for done, of_rank in enumerate(files.ranks):
-        if watch is not None:
-            watch(some_file(of_rank), done, len(files.ranks))
-        loaded = load_rank(of_rank)
-        missing += loaded.missing
-        ranks += [loaded.rank] if loaded.rank is not None else []
-    return replace(complete(files, ranks, missing), ranks=tuple(ranks))
+    Raises `NotARun`, `BadTrace` where the path is one bad trace file, and `RemoteError`.
+    """
+    files = find_ranks(location(path) if isinstance(path, str) else path)
+    loaded = [load_rank(one) for one in files.ranks]
+    ranks = tuple(one.rank for one in loaded if one.rank is not None)
+    return replace(complete(files, ranks, [text for one in loaded for text in one.missing]), ranks=ranks)
 
 
 def find_ranks(path: Location) -> RunFiles:

@@ -32,5 +32,5 @@ def test_importing_it_imports_nothing_heavy() -> None:
 
 
 def test_a_run_read_and_measured() -> None:
-    report = ddpprof.build_report(ddpprof.load_run(SAMPLE))
+    report = ddpprof.build_report(ddpprof.load_run(str(SAMPLE)))
     assert [rank.rank for rank in report.ranks] == [0, 1]
