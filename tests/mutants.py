@@ -249,24 +249,27 @@ def complaint_about(path: Path, number: int) -> str | None:
 
 
 def _show(path: Path, number: int) -> None:
-    from ddpprof.load.run import load_run
+    """As the command line does, in this process."""
+    from ddpprof.fleet.analysis import Choice, analysed
     from ddpprof.render import json as as_json
     from ddpprof.render.html.report_page import report_page
     from ddpprof.render.markdown import render_markdown
     from ddpprof.render.sections import sections
     from ddpprof.render.terminal import render_terminal
-    from ddpprof.report import build_report
 
-    read = as_json.read_report(path) if path.is_file() else None
-    report = build_report(load_run(path)) if read is None else read
+    report = as_json.read_report(path) if path.is_file() else None
+    timeline = None
+    if report is None:
+        with analysed(path, Choice(jobs=1, use_cache=number % 3 == 0)) as analysis:
+            report, timeline = analysis.report, analysis.timeline()
     if number // 10 % 4 == 0:
         as_json.render_json(report)
     elif number // 10 % 4 == 1:
-        render_markdown("mutant", sections(report))
+        render_markdown("mutant", sections(report, timeline))
     elif number // 10 % 40 == 2:
-        report_page(report)
+        report_page(report, timeline)
     else:
-        render_terminal(sections(report), StringIO(), width=100)
+        render_terminal(sections(report, timeline), StringIO(), width=100)
 
 
 @contextmanager
