@@ -119,7 +119,7 @@ def _folder(path: Location, recorded_in: Location | None) -> Path | None:
     """``None`` where nothing can be written anywhere."""
     candidates = [recorded_in / CACHE_DIRECTORY] if isinstance(recorded_in, Path) else []
     if (users := _users_folder()) is not None:
-        candidates.append(users / hashlib.blake2b(_absolute(path).encode(), digest_size=12).hexdigest())
+        candidates.append(users / hashlib.blake2b(os.fsencode(_absolute(path)), digest_size=12).hexdigest())
     for folder in candidates:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,8 @@ def _paths(files: RankFiles) -> dict[str, Location]:
         if files.directory is None or files.rank is None
         else [files.directory / facts_file(files.rank), files.directory / steps_file(files.rank)]
     )
-    return {path.name: path for path in (*files.traces, *recorded)}
+    # A name need not be UTF-8.
+    return {os.fsencode(path.name).decode("utf-8", "backslashreplace"): path for path in (*files.traces, *recorded)}
 
 
 def _has_content(path: Location, content: str | None) -> bool:

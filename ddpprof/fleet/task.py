@@ -12,6 +12,7 @@ from ddpprof.fleet.entry import About, write_entry
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.run import LoadedRank, RankFiles, load_rank
 from ddpprof.load.selection import only_steps
+from ddpprof.report.build import utf8_text
 from ddpprof.report.rank_summary import RunSummary, summarise_rank
 from ddpprof.report.timeline import drawing_of
 
@@ -38,6 +39,7 @@ def run_task(task: RankTask, out: BinaryIO) -> None:
 
 def _summary(loaded: LoadedRank, task: RankTask) -> RunSummary:
     number = loaded.rank.rank if loaded.rank is not None else task.files.rank or 0
+    missing = {number: tuple(map(utf8_text, loaded.missing))}
     if loaded.rank is None:
-        return RunSummary(missing={number: loaded.missing})
-    return replace(summarise_rank(loaded.rank, task.modules), missing={number: loaded.missing})
+        return RunSummary(missing=missing)
+    return replace(summarise_rank(loaded.rank, task.modules), missing=missing)

@@ -68,7 +68,9 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         format=REPORT_FORMAT,
         ddpprof=__version__,
         job=job,
-        missing=(*run.missing, *_notes(run, ranks), *_idle_steps(reports), *traced.notes, *mismatches),
+        missing=tuple(
+            map(utf8_text, (*run.missing, *_notes(run, ranks), *_idle_steps(reports), *traced.notes, *mismatches))
+        ),
         ranks=reports,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
         findings=find(replace(observed, own_reduction=own)),

@@ -198,3 +198,14 @@ def test_limits_refuse_what_is_larger_and_name_their_option(fleet: Path) -> None
         missing = analysis.report.missing
     assert sum("--max-events" in text for text in missing) == 5
     assert report_of(fleet) == in_memory(fleet), "what was refused is read once it may be"
+
+
+def test_names_need_not_be_utf_8(tmp_path: Path, cache_home: Path) -> None:
+    traces = make_traces(tmp_path / "traces-\udcff", 2)
+    (traces / "rank-1.json.gz").rename(traces / "rank-1-\udcff.json.gz")
+    (traces / "no-trace-\udcff.json").write_text("{}")
+    made = report_of(traces)
+    assert made == in_memory(traces)
+    assert "no-trace-?.json is no profiler trace" in made
+    assert read_by(traces) == []
+    assert read_by(traces / "rank-1-\udcff.json.gz") == ["rank-1-\udcff.json.gz"]
