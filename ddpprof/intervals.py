@@ -60,11 +60,14 @@ class Spans:
 def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
     """The instants that at least one of the given spans holds; they may overlap, and empty ones are dropped."""
     filled = end_ns > start_ns
-    start, end = start_ns[filled], end_ns[filled]
+    start, end = (start_ns, end_ns) if filled.all() else (start_ns[filled], end_ns[filled])
     if not len(start):
         return Spans(np.empty(0, np.int64), np.empty(0, np.int64))
-    order = np.argsort(start, kind="stable")
-    start, latest_end = start[order], np.maximum.accumulate(end[order])
+    if not (start[1:] >= start[:-1]).all():  # tables are sorted, and those of a long trace are a tenth of its memory
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+        del order
+    latest_end = np.maximum.accumulate(end)
     opens = np.concatenate(([True], start[1:] > latest_end[:-1]))
     closes = np.concatenate((opens[1:], [True]))
     return Spans(start[opens], latest_end[closes])
@@ -99,9 +102,12 @@ def _covered_by(a: Spans, b: Spans, *, depth_of_a: int, depth_of_b: int, depth: 
     """The instants at which the depths of the spans that are open add up to exactly ``depth``."""
     num_a, num_b = len(a), len(b)
     times = np.concatenate((a.start_ns, a.end_ns, b.start_ns, b.end_ns))
-    changes = np.repeat([depth_of_a, -depth_of_a, depth_of_b, -depth_of_b], [num_a, num_a, num_b, num_b])
+    changes = np.repeat(
+        np.array([depth_of_a, -depth_of_a, depth_of_b, -depth_of_b], np.int8), [num_a, num_a, num_b, num_b]
+    )
     order = np.argsort(times, kind="stable")
     times = times[order]
     # Of several changes at one instant, all but the last open a span of no length, which `union` drops.
-    at_depth = np.cumsum(changes[order])[:-1] == depth
+    at_depth = np.cumsum(changes[order], dtype=np.int8)[:-1] == depth
+    del order, changes
     return union(times[:-1][at_depth], times[1:][at_depth])

@@ -14,6 +14,7 @@ from ddpprof.load.horovod import is_horovod_timeline
 from ddpprof.load.kineto import read_rank, read_trace
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.tables import build_trace
+from ddpprof.load.tracefile import TraceFile
 from ddpprof.location import Location, spelled
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
@@ -47,7 +48,10 @@ class LoadedTraces:
 
 def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS) -> Trace:
     """The tables of one trace file. Raises `BadTrace`."""
-    return replace(build_trace(*read_trace(path, limits)), files=(spelled(path),))
+    header, columns = read_trace(path, limits)
+    file = TraceFile(columns)
+    del columns  # so that the file can forget, while tables are built, what it has been asked for
+    return replace(build_trace(header, file), files=(spelled(path),))
 
 
 def find_traces(paths: Sequence[Location]) -> FoundTraces:

@@ -22,7 +22,6 @@ from ddpprof.events import (
     Work,
 )
 from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
-from ddpprof.load.columns import Columns
 from ddpprof.load.devicework import holder_of, last_begun, launch_of
 from ddpprof.load.hostwork import compute_pieces, match_calls, positions
 from ddpprof.load.kineto import Header
@@ -30,9 +29,8 @@ from ddpprof.load.steps import PhaseFinder, StepFinder, steps_from_forwards
 from ddpprof.load.tracefile import Rows, TraceFile
 
 
-def build_trace(header: Header, columns: Columns) -> Trace:
+def build_trace(header: Header, file: TraceFile) -> Trace:
     """The tables of one rank's trace."""
-    file = TraceFile(columns)
     steps, notes = _steps(file)
     found = StepFinder(steps)
     marks = file.rows(Role.MARK)
@@ -127,8 +125,12 @@ def _device_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Wo
     if not len(talk.rows):
         # NCCL did not work here; DDP on gloo moves an accelerator's gradients by threads of the host.
         collectives = _host_collectives(file, steps, phases)
-    computed = _work(file, compute.rows, origins[0], file.kernel_of(compute.rows))
-    return _Work(computed, _work(file, copies.rows, origins[2]), collectives, tuple(notes))
+    of_compute, of_copies = compute.rows, copies.rows
+    file.forget_launches()
+    del compute, talk, copies  # what links kernels to launches is a third of the memory
+    copied = _work(file, of_copies, origins.pop())
+    computed = _work(file, of_compute, origins[0], file.kernel_of(of_compute))
+    return _Work(computed, copied, collectives, tuple(notes))
 
 
 class _Queued:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,8 @@ class TraceFile:
     def __init__(self, columns: Columns) -> None:
         identities = columns.identities
         self.start_ns, self.end_ns = columns.start_ns, columns.end_ns
-        self.lane, self.device, self.correlation = columns.lane, columns.device, columns.correlation
+        self.lane, self.device = columns.lane, columns.device
+        self.correlation: IntColumn = columns.correlation
         self.launches, self.last_ns = columns.launches, columns.last_ns
         self.detail, self.details = columns.detail, columns.details
         self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
@@ -38,6 +40,12 @@ class TraceFile:
         self.mark = np.array(mark, np.int8)[columns.identity]
         kind = [UNKNOWN if identity.kind is None else identity.kind for identity in identities]
         self.kind = np.array(kind, np.int8)[columns.identity]
+
+    def forget_launches(self) -> None:
+        """Once it is known what each kernel was launched by."""
+        nothing = np.empty(0, np.int64)
+        self.correlation = nothing
+        self.launches = replace(self.launches, start_ns=nothing, lane=nothing, correlation=nothing)
 
     def rows(self, *roles: Role) -> Rows:
         return np.flatnonzero(np.isin(self.role, roles))

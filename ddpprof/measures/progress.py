@@ -161,17 +161,19 @@ def _host_parts(trace: Trace) -> _Parts:
 
 def _device_parts(trace: Trace) -> _Parts:
     comm, tables = trace.collectives, (trace.compute, trace.copies)
+    order = np.argsort(np.concatenate([table.start_ns for table in tables]), kind="stable")
     start, end, launched, phase = (
-        np.concatenate([getattr(table, name) for table in tables])
+        np.concatenate([getattr(table, name) for table in tables])[order]
         for name in ("start_ns", "end_ns", "launched_ns", "phase")
     )
-    order = np.argsort(start, kind="stable")
-    start, end, launched, phase = start[order], end[order], launched[order], phase[order]
+    del order  # columns of a long trace are a tenth of its memory
     busy = union(start, end)
     # Each row reaches back to the end of what came before it: there it was launched late, or waited.
     reached = np.maximum.accumulate(end)
+    del end
     begin = np.concatenate((start[:1], reached[:-1]))
     held_up = union(np.where(launched == UNKNOWN, begin, np.maximum(begin, launched)), start)
+    del launched, start
     gradients = comm.phase == Phase.BACKWARD
     waits_for_gradients = intersect(union(comm.start_ns[gradients], comm.end_ns[gradients]), held_up)
     waits_for_others = subtract(union(comm.start_ns[~gradients], comm.end_ns[~gradients]), busy)

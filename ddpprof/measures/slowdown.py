@@ -224,14 +224,17 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
     changes = (np.diff(runs.kernel[order]) != 0) | (np.diff(runs.step[order]) != 0)
     first = np.flatnonzero(np.concatenate((np.ones(min(len(runs), 1), np.bool_), changes)))
     count = np.diff(np.append(first, len(runs)))
-    key = np.zeros((3, len(runs)), np.int64)
-    key[0] = runs.kernel
-    key[1, order] = np.arange(len(runs)) - np.repeat(first, count)
-    key[2, order] = np.repeat(count, count)
+    place, repeats = np.zeros((2, len(runs)), np.int64)
+    place[order] = np.arange(len(runs)) - np.repeat(first, count)
+    repeats[order] = np.repeat(count, count)
+    del order
     if len(runs):
-        key[1:, ~by_place[runs.kernel]] = 0
-    _, same = np.unique(key, axis=1, return_inverse=True)
-    return same.reshape(-1).astype(np.int64)
+        placeless = ~by_place[runs.kernel]
+        place[placeless] = repeats[placeless] = 0
+    same = runs.kernel.astype(np.int64)
+    for part in (place, repeats):  # number by number: `np.unique` of columns takes many times the memory
+        same = np.unique(same * (part.max(initial=0) + 1) + part, return_inverse=True)[1]
+    return same
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ import pytest
 
 from ddpprof.events import Phase, Trace
 from ddpprof.intervals import intersect, subtract, union
-from ddpprof.load.kineto import read_trace
-from ddpprof.load.tables import build_trace
+from ddpprof.load.folder import load_trace
 
 SHARED = Path(__file__).parents[4] / "shared"
 REFERENCES = sorted((SHARED / "reference").glob("*.json"))
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.skipif(not REFERENCES, reason="the traces of others are
 @functools.cache
 def load(path: Path) -> tuple[Trace, dict[str, Any]]:
     reference = json.loads(path.read_text())
-    return build_trace(*read_trace(SHARED / "traces" / reference["trace"])), reference
+    return load_trace(SHARED / "traces" / reference["trace"]), reference
 
 
 def device_sums(trace: Trace, step: int | None) -> dict[str, int]:
