@@ -27,7 +27,7 @@ from ddpprof.load.arguments import (
 )
 from ddpprof.load.classify import DEVICE_ROLES, Family, Identity, Role, classify_in
 from ddpprof.load.columns import (
-    Chunk,
+    Chunks,
     Columns,
     IntColumn,
     Launches,
@@ -78,13 +78,13 @@ class Collector:
         self._launch_shapes = Remembered(self._launch_shape)
         self._shape_texts: dict[bytes, int] = {}
         """without blanks: files are laid out differently"""
-        self._rows: list[Chunk] = []
+        self._rows = Chunks()
         """start, duration, identity, lane, device, correlation, detail, launch shape, launching op"""
         self._num_rows = self._num_merged = 0
-        self._launches: list[Chunk] = []
+        self._launches = Chunks()
         """start, lane, correlation"""
         self._has_shapes = False
-        self._ops_with_shapes: list[Chunk] = []
+        self._ops_with_shapes = Chunks()
         """ids of ops, and indices of the shapes of their inputs"""
         self._devices: set[int] = set()
         """that ran kernels"""
@@ -176,7 +176,7 @@ class Collector:
     def _add_launches(self, launches: Sequence[_Span], start: Int64Column) -> None:
         correlation = integers([one.correlation for one in decode_arguments(LaunchArguments, map(_args, launches))])
         self._num_launches += len(launches)
-        self._launches.append([start.copy(), narrow(self._lanes_of(map(_tid, launches))), narrow(correlation)])
+        self._launches.add([start.copy(), narrow(self._lanes_of(map(_tid, launches))), narrow(correlation)])
 
     def _add_host(self, spans: Sequence[_Span], times: _Part, ids: NDArray[np.int32]) -> None:
         lane = self._lanes_of(map(_tid, spans))
@@ -219,7 +219,7 @@ class Collector:
         self._add_rows(times.start_ns, times.end_ns, ids, lane, device, correlation, detail, shape, op)
 
     def _add_rows(self, start: Int64Column, end: Int64Column, *columns: IntColumn) -> None:
-        self._rows.append([start.copy(), narrow(end - start), *map(narrow, columns)])
+        self._rows.add([start.copy(), narrow(end - start), *map(narrow, columns)])
         self._num_rows += len(start)
 
     def _add_details(self, arguments: Iterable[Arguments]) -> NDArray[np.int64]:
@@ -236,7 +236,7 @@ class Collector:
         shape = np.fromiter(map(self._shapes.__getitem__, map(bytes, map(_input_dims, ops))), np.int64, len(ops))
         known = shape != UNKNOWN
         ids_of_ops = integers([one.op_of_2021 if one.op is None else one.op for one in ops])
-        self._ops_with_shapes.append([narrow(ids_of_ops[known]), narrow(shape[known])])
+        self._ops_with_shapes.add([narrow(ids_of_ops[known]), narrow(shape[known])])
 
     def _sees_shapes(self, entries: Entries, span: type[_Span]) -> bool:
         """Where they are recorded nearly every op has them: looking for them everywhere would take longer."""
@@ -281,7 +281,7 @@ class Collector:
             needed[ops[outermost(start[ops], start[ops] + duration[ops], lane[ops])]] = True
             columns = [column[needed] for column in columns]
         columns[0] = columns[0].astype(np.int64, copy=False)
-        self._rows = [columns]
+        self._rows = Chunks([columns])
         self._num_rows = self._num_merged = len(columns[0])
 
     def _identify_in(self, which: Family) -> Any:

@@ -75,6 +75,23 @@ def concatenated(chunks: Sequence[Chunk], num_columns: int) -> Chunk:
     return [np.concatenate([empty, *[chunk.pop(0) for chunk in chunks]]) for _ in range(num_columns)]
 
 
+class Chunks(list[Chunk]):
+    """Those of batches are made larger ones as they come: many small arrays leave the heap full of holes."""
+
+    _MANY = 64
+
+    def __init__(self, chunks: Sequence[Chunk] = ()) -> None:
+        super().__init__(chunks)
+        self._num_small = 0
+
+    def add(self, chunk: Chunk) -> None:
+        self.append(chunk)
+        self._num_small += 1
+        if self._num_small == self._MANY:
+            self[-self._MANY :] = [concatenated(self[-self._MANY :], len(chunk))]
+            self._num_small = 0
+
+
 def of_interest(chunks: Sequence[Chunk], key: int, wanted: IntColumn) -> list[Chunk]:
     """The rows of which the column with index `key` has a wanted number. The chunks are empty then."""
     distinct = np.unique(wanted)
