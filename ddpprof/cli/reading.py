@@ -53,8 +53,10 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
     """As `add_reading_options` chose. Raises `DdpprofError`."""
     from ddpprof.experiment.plan import is_experiment
     from ddpprof.fleet.analysis import Choice, analysed
+    from ddpprof.load.heap import give_back_freed_arrays
     from ddpprof.load.limits import Limits
 
+    give_back_freed_arrays()
     if is_experiment(path):
         raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
     choice = Choice(

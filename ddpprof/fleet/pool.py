@@ -15,6 +15,7 @@ from pathlib import Path
 from ddpprof.fleet.cache import Cache
 from ddpprof.fleet.progress import FileBytes, Progress, Watch, num_bytes
 from ddpprof.fleet.task import RankTask, run_task
+from ddpprof.load.heap import give_back_freed_arrays
 from ddpprof.load.inflate import telling
 
 _BASE_BYTES = 150_000_000
@@ -101,6 +102,7 @@ def _begin_process(read_bytes: MutableSequence[int]) -> None:
     _read_bytes = read_bytes
     # Ctrl-C goes to all processes of a terminal: the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    give_back_freed_arrays()
 
 
 _read_bytes: MutableSequence[int] = []
