@@ -61,8 +61,11 @@ def find_gaps(trace: Trace) -> Gaps | None:
     busy = union(work.start_ns, work.end_ns)
     gap_start, gap_end = busy.end_ns, np.append(busy.start_ns[1:], _NEVER)
     ender = np.searchsorted(work.start_ns, gap_end)  # of several that start at once, the one launched first
-    is_known = np.append(work.launched_ns, _NEVER)[ender] != _NEVER
-    is_late = is_known & (np.append(work.launched_ns, 0)[ender] + _latency(trace) > gap_start)
+    launched = np.append(work.launched_ns, _NEVER)[ender]
+    is_known = launched != _NEVER
+    launched[~is_known] = 0
+    is_late = is_known & (launched + _latency(trace) > gap_start)
+    del launched
     follows_comm = np.isin(gap_start, work.end_ns[work.is_comm])
     waits = is_known & ~is_late & (follows_comm | np.append(work.is_comm, False)[ender])
     return Gaps(
@@ -98,7 +101,9 @@ def _all_work(trace: Trace) -> _AllWork:
     is_comm = np.repeat([False, False, True], [len(table) for table in tables])
     order = np.lexsort((is_comm, launched, start))
     order = order[end[order] > start[order]]
-    return _AllWork(start[order], end[order], launched[order], is_comm[order])
+    start, end = start[order], end[order]  # column by column: those of a long trace are a tenth of its memory
+    launched = launched[order]
+    return _AllWork(start, end, launched, is_comm[order])
 
 
 def _latency(trace: Trace) -> int:

@@ -172,7 +172,10 @@ def _device_parts(trace: Trace) -> _Parts:
     reached = np.maximum.accumulate(end)
     del end
     begin = np.concatenate((start[:1], reached[:-1]))
-    held_up = union(np.where(launched == UNKNOWN, begin, np.maximum(begin, launched)), start)
+    unknown = launched == UNKNOWN
+    np.maximum(begin, launched, out=launched)
+    launched[unknown] = begin[unknown]
+    held_up = union(launched, start)
     del launched, start
     gradients = comm.phase == Phase.BACKWARD
     waits_for_gradients = intersect(union(comm.start_ns[gradients], comm.end_ns[gradients]), held_up)
