@@ -38,7 +38,7 @@ AT_THREE = [
     "delay_all_reduce",
     "optimizer_in_backward",
 ]
-FAST = [("plain", 2), ("plain", 3), ("fp16_hook", 2)]
+FAST = [("plain", 2), ("fp16_hook", 2)]
 SLOW = [
     *((variant, 2) for variant in VARIANTS if (variant, 2) not in FAST),
     *((variant, 1) for variant in AT_ONE if (variant, 1) not in FAST),

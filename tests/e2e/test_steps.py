@@ -129,7 +129,10 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     ("updates", "first_mark_ends"),
-    [pytest.param(1, 1, id="one-update-each", marks=pytest.mark.slow), pytest.param(3, 3, id="three-updates-each")],
+    [
+        pytest.param(1, 1, id="one-update-each", marks=pytest.mark.slow),
+        pytest.param(3, 3, id="three-updates-each", marks=pytest.mark.slow),
+    ],
 )
 def test_the_user_marks_the_steps(updates: int, first_mark_ends: int, tmp_path: Path, torchrun: Run) -> None:
     """Until the first mark steps are found as ever: each of the first iteration's updates is one."""

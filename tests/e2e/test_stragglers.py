@@ -36,7 +36,7 @@ def only_one(across: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rank", "phase"),
     [
-        pytest.param(1, "backward", id="backward"),
+        pytest.param(1, "backward", id="backward", marks=SLOW),
         pytest.param(0, "data", id="data-of-the-rank-whose-buffers-all-wait-for", marks=SLOW),
         pytest.param(2, "data", id="data", marks=SLOW),
         pytest.param(2, "forward", id="forward", marks=SLOW),
