@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof.cli.arguments import numbers, positive
 from ddpprof.errors import DdpprofError
@@ -68,8 +70,24 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
         scheduler=options.scheduler,
         limits=Limits.chosen(options.max_trace_gb, options.max_events),
     )
-    with _progress() as watch, analysed(path, choice, watch) as analysis:
+    with _sigterm_as_exit(), _progress() as watch, analysed(path, choice, watch) as analysis:
         yield analysis
+
+
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """So that whoever reads is ended, too; not where it is ignored, as SIGHUP is under nohup."""
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    before = {number: signal.signal(number, end) for number in ends}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def read_run(path: Location) -> Run:

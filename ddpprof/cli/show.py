@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -181,15 +181,16 @@ def _read(path: Location, options: argparse.Namespace) -> Iterator[tuple[Report,
     """Of a run, or traces; of a report that was written as JSON there is no more. Raises `DdpprofError`."""
     from ddpprof.render.json import read_report
 
-    try:
-        written = read_report(path) if path.is_file() else None
+    with ExitStack() as stack:
+        try:
+            written = read_report(path) if path.is_file() else None
+            analysis = stack.enter_context(analysed_run(path, options)) if written is None else None
+        except OSError as error:
+            raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
         if written is not None:
             yield written, None
-            return
-        with analysed_run(path, options) as analysis:
+        elif analysis is not None:
             yield analysis.report, analysis
-    except OSError as error:
-        raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
 
 
 def _form(options: argparse.Namespace) -> str:

@@ -104,6 +104,8 @@ def _map(
     else:
         made, failed = RunSummary(), run_on_cores(tasks, cache, choice.jobs, watch)
         known += [task.files for index, task in enumerate(tasks) if index not in failed]
+    if failed and len(failed) == len(ranks):
+        raise DdpprofError(f"no rank could be read: {failed[0]}.")
     without = {(rank := tasks[index].files.rank or 0): (f"rank {rank}: {why}",) for index, why in failed.items()}
     return _merged(known, cache, made), {**without}
 

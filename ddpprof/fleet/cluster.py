@@ -7,8 +7,10 @@ Slurm, Kubernetes, SSH and others.
 from __future__ import annotations
 
 import io
+import logging
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 _MERGED_AT_ONCE = 16
 _CONNECT_S = 20
+_CLOSE_S = 5
+_WORKERS_COME_S = 60
+_LOOK_EVERY_S = 0.1
 
 
 def run_on_cluster(
@@ -40,6 +45,7 @@ def run_on_cluster(
     """Write an entry for each rank. Returns the summary of them all, and why tasks failed, by index."""
     client = _connected(address)
     try:
+        _await_workers(client, address)
         # Sent once, and known to the scheduler, so that no lost worker takes it away.
         modules = client.submit(_same, tasks[0].modules) if tasks else None
         leaves = {
@@ -49,8 +55,29 @@ def run_on_cluster(
         failed = _keep(client, leaves, tasks, cache, watch)
         done = [leaf for leaf, index in leaves.items() if index not in failed]
         return _tree(client, done), failed
+    except DdpprofError:
+        raise
+    except Exception as error:
+        raise DdpprofError(
+            f"lost the Dask scheduler at {address} ({type(error).__name__}). What was read is kept."
+        ) from error
     finally:
-        client.close()
+        client.close(timeout=_CLOSE_S)
+
+
+def _await_workers(client: Client, address: str) -> None:
+    """Raises `DdpprofError` where none comes."""
+    try:
+        client.wait_for_workers(1, timeout=_WORKERS_COME_S)
+    except TimeoutError as error:
+        raise DdpprofError(f"no worker has come to the Dask scheduler at {address} in {_WORKERS_COME_S} s.") from error
+    try:
+        versions = set(client.run(code_version).values())
+    except Exception as error:
+        why = str(error).partition("\n")[0]
+        raise DdpprofError(f"the Dask workers of {address} have no such ddpprof ({why}). Install it there.") from error
+    if versions - {code_version()}:
+        raise DdpprofError(f"the Dask workers of {address} have another version of ddpprof. Install the same there.")
 
 
 def _connected(address: str) -> Client:
@@ -60,18 +87,11 @@ def _connected(address: str) -> Client:
     except ImportError as error:
         raise DdpprofError("--scheduler needs Dask. Install it with: pip install 'ddpprof[cluster]'") from error
     address = _checked(address)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # it would tell of every lost connection
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
         raise DdpprofError(f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}.") from error
-    try:
-        versions = set(client.run(code_version).values())
-    except Exception as error:
-        client.close()
-        raise DdpprofError(f"the Dask workers of {address} have no such ddpprof: {error}. Install it there.") from error
-    if versions - {code_version()}:
-        client.close()
-        raise DdpprofError(f"the Dask workers of {address} have another version of ddpprof. Install the same there.")
     return client
 
 
@@ -105,11 +125,11 @@ def _keep(
     client: Client, leaves: dict[Future[bytes], int], tasks: Sequence[RankTask], cache: Cache, watch: Watch
 ) -> dict[int, str]:
     """Write entries as they come. Returns why others do not come."""
-    from distributed import KilledWorker, as_completed
+    from distributed import KilledWorker
 
     progress = Progress(watch, [task.files for task in tasks], [num_bytes(task.files) for task in tasks])
     failed = {}
-    for leaf in as_completed(leaves, loop=client.loop):
+    for leaf in _as_they_come(client, leaves):
         index = leaves[leaf]
         progress.begin(index)
         try:
@@ -118,12 +138,31 @@ def _keep(
             raise
         except KilledWorker:
             failed[index] = "the workers that read it were killed again and again: too little memory?"
-        except Exception as error:  # noqa: BLE001 (whatever a worker has met)
-            failed[index] = f"a worker could not read it: {type(error).__name__}: {error}"
+        except Exception as error:
+            if client.status != "running":
+                raise
+            failed[index] = f"a worker could not read it: {type(error).__name__}: {error!s}".partition("\n")[0]
         else:
             cache.write(tasks[index].files, partial(_write, entry))
         progress.end(index)
     return failed
+
+
+def _as_they_come(client: Client, leaves: Iterable[Future[bytes]]) -> Iterator[Future[bytes]]:
+    """Raises `DdpprofError` where all workers go and none comes."""
+    left, with_workers = list(leaves), time.monotonic()
+    while left:
+        done = [leaf for leaf in left if leaf.done()]
+        yield from done
+        left = [leaf for leaf in left if leaf not in done]
+        if client.nthreads():
+            with_workers = time.monotonic()
+        elif time.monotonic() > with_workers + _WORKERS_COME_S:
+            raise DdpprofError(
+                f"all workers of the Dask scheduler are gone for {_WORKERS_COME_S} s. What was read is kept."
+            )
+        if not done:
+            time.sleep(_LOOK_EVERY_S)
 
 
 def _write(entry: bytes, part: Path) -> None:

@@ -34,7 +34,7 @@ def select_ranks(files: Sequence[RankFiles], ranks: Container[int] | None, sampl
         return Selection(tuple(files))
     how = "" if sample is None else f", of which {_named(late)} by the light record" if late else ", evenly chosen"
     left_out = frozenset(one.rank for one in files if one not in wanted and one.rank is not None)
-    note = f"only {len(wanted)} of {len(files)} ranks were read, as asked{how}"
+    note = f"only {len(wanted)} of {len(files)} ranks {'was' if len(wanted) == 1 else 'were'} read, as asked{how}"
     return Selection(tuple(wanted), left_out, (note,))
 
 
