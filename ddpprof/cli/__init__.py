@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -35,3 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `ddpprof report … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("ddpprof: cannot write the output: no space left.", file=sys.stderr)
+        return 2

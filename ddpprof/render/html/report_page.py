@@ -55,9 +55,7 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
     )
 
 
-_OF_TILES = (
-    "The median over the profiled steps of each step's mean over the ranks: what ddpprof compare shows of the run."
-)
+_OF_TILES = "Each step's mean over the ranks, and of these the median: what ddpprof compare shows of the run."
 
 
 def _head(report: Report, job: Iterable[Section], findings: Iterable[Section]) -> str:
