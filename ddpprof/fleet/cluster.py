@@ -87,7 +87,8 @@ def _connected(address: str) -> Client:
     except ImportError as error:
         raise DdpprofError("--scheduler needs Dask. Install it with: pip install 'ddpprof[cluster]'") from error
     address = _checked(address)
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # it would tell of every lost connection
+    for part in ("client", "core", "comm"):  # they would tell of every lost connection
+        logging.getLogger(f"distributed.{part}").setLevel(logging.CRITICAL)
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
@@ -220,6 +221,7 @@ class RemotePath:
             return self._system, self._system._strip_protocol(self.url)  # noqa: SLF001 (fsspec's own way)
         from fsspec.core import url_to_fs
 
+        logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it writes tracebacks of what it raises
         fs, path = url_to_fs(self.url)
         if fs.async_impl and "::" not in self.url:
             self._system = fs
