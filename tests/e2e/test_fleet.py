@@ -209,3 +209,30 @@ def test_a_thousand_ranks_on_one_machine_and_on_a_cluster_that_loses_a_worker(
         out, err = one.communicate(timeout=300)
     assert (one.returncode, err) == (0, "")
     assert out == expected
+
+
+def test_a_scheduler_that_dies_is_one_line(fleet: Path, cluster: Cluster, tmp_path: Path) -> None:
+    with started(*DDPPROF, "report", fleet, "--scheduler", cluster.address, cwd=tmp_path) as process:
+        wait_until(lambda: bool(list((fleet / "summaries").glob("*.zip"))), "a rank was read")
+        cluster.scheduler.kill()
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith(f"ddpprof: lost the Dask scheduler at {cluster.address}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_readers_end_with_whoever_waits_for_them(fleet: Path, tmp_path: Path, number: signal.Signals) -> None:
+    with started(*DDPPROF, "report", fleet, "--jobs", "2", cwd=tmp_path) as process:
+        wait_until(lambda: bool(list((fleet / "summaries").glob("*.zip"))), "a rank was read")
+        pool = readers(process.pid)
+        process.send_signal(number)
+        assert process.wait(30) == (143 if number == signal.SIGTERM else -9)
+    assert len(pool) == 2
+    wait_until(lambda: all(map(is_gone, pool)), "all processes ended")
+
+
+def test_a_reader_of_the_report_that_goes_is_no_failure(fleet: Path, tmp_path: Path) -> None:
+    command = f"{' '.join(DDPPROF)} report {fleet} --format json | head -c 10; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '{\n  "forma', "")
