@@ -19,7 +19,7 @@ if sys.argv[1] == "yes":
     give_back_freed_arrays()
 np.ones(30_000_000, np.int8)[:1].copy()  # what glibc learns from: blocks up to this size are worth keeping
 before = resident_mb()
-held = [(np.ones(200_000, np.int8), np.ones(2_000, np.int8)) for _ in range(500)]
+held = [(np.ones(400_000, np.int8), np.ones(2_000, np.int8)) for _ in range(250)]
 kept = [small for _, small in held]
 del held
 print(resident_mb() - before)
