@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 _M_MMAP_THRESHOLD = -3
-_THRESHOLD_BYTES = 1 << 18
+_THRESHOLD_BYTES = 1 << 16
 
 
 def give_back_freed_arrays() -> None:

@@ -133,10 +133,11 @@ def load_record(directory: Location, rank: int) -> Record | None:
         facts = _decode_facts(path.read_bytes())
         if facts.format > FORMAT:
             raise BadRecordError(f"{path.name} has format {facts.format}, and this ddpprof reads up to {FORMAT}")
+        msgspec.msgpack.encode(facts)  # which no integer outlives that a summary could not hold
         return _record(facts, rank, _load_steps(directory / steps_file(rank)))
     except FileNotFoundError:
         return None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise BadRecordError(f"{path.name} cannot be read: {error}") from error
     except OSError as error:
         raise BadRecordError(f"{path.name} cannot be read: {error.strerror}") from error

@@ -166,3 +166,9 @@ def test_times_that_no_column_holds_are_refused(tmp_path: Path, number: int) -> 
     write(tmp_path, lines=json.dumps({**STEP, "optimizers": [[70, number]]}) + "\n")
     with pytest.raises(BadRecordError, match="line 1 cannot be read"):
         load_record(tmp_path, 1)
+
+
+def test_settings_that_no_summary_holds_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, facts={**FACTS, "modules": [{**MODULE, "settings": {"bucket_cap_mb": 10**40}}]})
+    with pytest.raises(BadRecordError, match=r"rank-1\.facts\.json cannot be read"):
+        load_record(tmp_path, 1)
