@@ -53,14 +53,12 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
     """As `add_reading_options` chose. Raises `DdpprofError`."""
-    from ddpprof.experiment.plan import is_experiment
     from ddpprof.fleet.analysis import Choice, analysed
     from ddpprof.load.heap import give_back_freed_arrays
     from ddpprof.load.limits import Limits
 
     give_back_freed_arrays()
-    if is_experiment(path):
-        raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
+    _refuse_experiment(path)
     choice = Choice(
         ranks=getattr(options, "ranks", None),
         steps=getattr(options, "measured_steps", None),
@@ -92,12 +90,18 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 def read_run(path: Location) -> Run:
     """All of it, in memory. Raises `DdpprofError`."""
-    from ddpprof.experiment.plan import is_experiment
     from ddpprof.load.run import load_run
+
+    _refuse_experiment(path)
+    return load_run(path)
+
+
+def _refuse_experiment(path: Location) -> None:
+    """Raises `DdpprofError`."""
+    from ddpprof.experiment.plan import is_experiment
 
     if is_experiment(path):
         raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
-    return load_run(path)
 
 
 @contextmanager

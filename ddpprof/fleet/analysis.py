@@ -53,10 +53,13 @@ ALL = Choice()
 class Analysis:
     """Valid while the context that made it is open: timelines are drawn from what lies on disk."""
 
-    report: Report
     _reduced: Reduced
     _cache: Cache
     _ranks: tuple[RankFiles, ...]
+
+    @property
+    def report(self) -> Report:
+        return self._reduced.report
 
     def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
         """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
@@ -82,7 +85,7 @@ def analysed(path: Location, choice: Choice = ALL, watch: Watch = lambda _step: 
         run = complete(files, summary.ranks, missing, selection.left_out)
         run = replace(run, missing=(*selection.notes, *_on_steps(choice.steps, summary), *run.missing))
         reduced = reduce_summary(run, modules, summary, _recorded_by(ranks, choice.steps))
-        yield Analysis(reduced.report, reduced, cache, ranks)
+        yield Analysis(reduced, cache, ranks)
 
 
 def _map(

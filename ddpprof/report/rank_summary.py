@@ -28,7 +28,7 @@ from ddpprof.measures.recorded_progress import progress_of_rank
 from ddpprof.measures.rpc import RankRpc, measure_rpc
 from ddpprof.measures.slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.measures.traced_buckets import TracedPasses, find_passes
-from ddpprof.report.ranks import baseline_steps, bucket_steps, rank_report, training_steps, whole_steps
+from ddpprof.report.ranks import baseline_steps, bucket_steps, measured_steps, rank_report, training_steps
 from ddpprof.report.tree import DataParallelReport, RankReport
 
 MOST_KERNELS = 500
@@ -103,7 +103,7 @@ class RunSummary:
 def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
     """`modules`: those of the job, which are the same on all ranks."""
     trace, baseline = rank.trace, baseline_steps(rank)
-    steps = whole_steps(trace, training_steps(rank.record)) if trace is not None else []
+    steps = measured_steps(rank)
     return RunSummary(
         ranks=(_rank_summary(rank, modules),),
         slowdown=thinned(measure_slowdown(trace, steps, baseline)) if trace is not None else None,
@@ -162,7 +162,7 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
     if trace is None or collectives is None:
         return None
     recorded = training_steps(rank.record)
-    steps, by_number = whole_steps(trace, recorded), {step.number: step for step in recorded}
+    steps, by_number = measured_steps(rank), {step.number: step for step in recorded}
     parameters = [[parameter.num_bytes for parameter in module.parameters] for module in modules]
     return TraceSummary(
         host=trace.host,
@@ -210,14 +210,12 @@ def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
     """Medians over the rank's steps; empty where it has one device."""
     if rank.trace is None:
         return ()
-    steps = whole_steps(rank.trace, training_steps(rank.record))
-    return median_load([measure_devices(rank.trace, step) for step in steps])
+    return median_load([measure_devices(rank.trace, step) for step in measured_steps(rank)])
 
 
 def _data_parallel(rank: Rank) -> DataParallelReport | None:
     modules = rank.record.data_parallel if rank.record is not None else ()
     measured = None
     if rank.trace is not None:
-        steps = whole_steps(rank.trace, training_steps(rank.record))
-        measured = median_data_parallel([measure_data_parallel(rank.trace, step) for step in steps])
+        measured = median_data_parallel([measure_data_parallel(rank.trace, step) for step in measured_steps(rank)])
     return DataParallelReport(rank.rank, modules, measured) if modules or measured is not None else None

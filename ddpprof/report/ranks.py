@@ -74,6 +74,11 @@ def whole_steps(trace: Trace, recorded: Sequence[RecordedStep]) -> list[int]:
     return [index for index, step in enumerate(trace.steps) if not recorded or step.number in known]
 
 
+def measured_steps(rank: Rank) -> list[int]:
+    """Indices of the steps of its trace that count; none without a trace."""
+    return whole_steps(rank.trace, training_steps(rank.record)) if rank.trace is not None else []
+
+
 def _step_reports(
     trace: Trace, recorded: Sequence[RecordedStep], modules: Sequence[DdpModule]
 ) -> tuple[StepReport, ...]:

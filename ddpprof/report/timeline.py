@@ -13,7 +13,7 @@ from ddpprof.measures.buckets import BucketStep
 from ddpprof.measures.clock import common_ns
 from ddpprof.measures.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
 from ddpprof.measures.traced_buckets import find_passes, trace_buckets
-from ddpprof.report.ranks import bucket_steps, modules_of, training_steps, whole_steps
+from ddpprof.report.ranks import bucket_steps, measured_steps, modules_of
 from ddpprof.report.tree import ClockReport, Report
 
 
@@ -66,8 +66,7 @@ def drawing_of(rank: Rank) -> Drawing | None:
     trace = rank.trace
     if trace is None:
         return None
-    measured = tuple(whole_steps(trace, training_steps(rank.record)))
-    about = DrawnRank(rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, measured)
+    about = DrawnRank(rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, tuple(measured_steps(rank)))
     return Drawing(about, partial(step_timeline, trace))
 
 
