@@ -1,0 +1,117 @@
+"""Into which buckets does DDP put the gradients?
+
+    a bucket is closed by the gradient that makes it as large as its cap, or larger
+
+There is one open bucket per kind of gradient, and each kind goes through the list of caps on its own; the last cap
+stands for all further buckets. This is torch 2.13's ``compute_bucket_assignment_by_size`` and what
+``DistributedDataParallel`` and its reducer call it with (torch/csrc/distributed/c10d/reducer.cpp), where
+``DDP_SET_LAST_BUCKET_CAP`` is not set.
+
+DDP constructs with buckets in the reverse of the model's order. Unless it searches for unused parameters in every
+iteration, it then builds them anew, in the order in which rank 0's gradients became ready: at the second forward,
+with a static graph at the third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MB = 1 << 20
+_DEFAULT_CAP_BYTES = 25 * _MB
+_DEFAULT_FIRST_CAP_BYTES = _MB
+
+Buckets = tuple[tuple[int, ...], ...]
+"""per bucket, in the order in which they are launched, the indices of its parameters"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Of one parameter."""
+
+    num_bytes: int
+    kind: str = ""
+    """dtype and device; a bucket holds gradients of one kind"""
+    is_sparse: bool = False
+    """expected to be: it gets a bucket of its own"""
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    first_bytes: int = _DEFAULT_FIRST_CAP_BYTES
+    others_bytes: int = _DEFAULT_CAP_BYTES
+    per_bucket_bytes: tuple[int, ...] = ()
+    """instead of the two above"""
+
+    @classmethod
+    def of(cls, bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] = ()) -> Caps:
+        """As DDP takes its arguments: a list goes before a cap, and only the default has a small first bucket."""
+        if bucket_cap_mb_list:
+            return cls(per_bucket_bytes=tuple(int(cap * _MB) for cap in bucket_cap_mb_list))
+        if bucket_cap_mb is None:
+            return cls()
+        return cls(int(bucket_cap_mb * _MB), int(bucket_cap_mb * _MB))
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        return self.per_bucket_bytes or (self.first_bytes, self.others_bytes)
+
+
+def final_buckets(
+    gradients: Sequence[Gradient],
+    caps: Caps,
+    ready_order: Sequence[int],
+    *,
+    find_unused_parameters: bool = False,
+    static_graph: bool = False,
+) -> Buckets:
+    """Those in force once DDP has rebuilt them, or the initial ones where it never does.
+
+    `ready_order`: indices of gradients in the order in which rank 0 had them; those missing are unused.
+    """
+    if find_unused_parameters and not static_graph:
+        return initial_buckets(gradients, caps, find_unused_parameters=True)
+    return rebuilt_buckets(gradients, caps, ready_order)
+
+
+def initial_buckets(
+    gradients: Sequence[Gradient], caps: Caps, *, find_unused_parameters: bool = False, static_graph: bool = False
+) -> Buckets:
+    """With which DDP is constructed: not cut at all, unless caps are given in a list, or these buckets are to stay."""
+    stay = find_unused_parameters and not static_graph
+    limits = caps.limits if stay or caps.per_bucket_bytes else ()
+    buckets = _cut(gradients, range(len(gradients)), limits)
+    return tuple(sorted(buckets, key=min, reverse=True))
+
+
+def rebuilt_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int]) -> Buckets:
+    """After the first backward pass. Gradients that were never ready, as a static graph allows, come last."""
+    seen = set(ready_order)
+    unused = [index for index in range(len(gradients)) if index not in seen]
+    return tuple(_cut(gradients, [*ready_order, *unused], caps.limits))
+
+
+def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[int]) -> list[tuple[int, ...]]:
+    """Buckets in the order in which they were closed; then those that never were.
+
+    Torch goes through the latter in the order of a hash table: the last kind first. Where three or more kinds are left
+    and two of them meet in the table, as complex128 and float8_e5m2 do, torch's order is another.
+    """
+    closed: list[tuple[int, ...]] = []
+    filled: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    num_closed: dict[str, int] = {}
+    for index in order:
+        gradient = gradients[index]
+        if gradient.is_sparse:
+            closed.append((index,))
+            continue
+        kind = gradient.kind
+        filled.setdefault(kind, []).append(index)
+        sizes[kind] = sizes.get(kind, 0) + gradient.num_bytes
+        cap_index = min(num_closed.get(kind, 0), len(limits) - 1)
+        if limits and sizes[kind] >= limits[cap_index]:
+            closed.append(tuple(filled[kind]))
+            filled[kind], sizes[kind] = [], 0
+            num_closed[kind] = num_closed.get(kind, 0) + 1
+    return [*closed, *(tuple(open_bucket) for open_bucket in reversed(filled.values()) if open_bucket)]
