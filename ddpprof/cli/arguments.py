@@ -7,7 +7,10 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s)")
+_SIZE = re.compile(r"(\d{1,15})([KMG]?)(?:i?B)?", re.IGNORECASE)
+_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+_LONGEST_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +60,34 @@ def duration_ns(text: str) -> int:
     if match is None:
         raise ArgumentTypeError(f"{text!r} is no duration; write, say, 10us or 0.1ms")
     return round(float(match.group(1)) * NANOSECONDS[match.group(2)])
+
+
+def sizes_bytes(text: str) -> list[int]:
+    """``1K-256M``: doubled from the one to the other; ``4K,1M``: these."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        first, is_span, last = part.partition("-")
+        size, end = _size_bytes(first), _size_bytes(last if is_span else first)
+        if end < size:
+            raise ArgumentTypeError(f"{part.strip()} ends before it begins")
+        while size <= end:
+            sizes.append(size)
+            size *= 2
+    return sizes
+
+
+def _size_bytes(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not int(match.group(1)):
+        raise ArgumentTypeError(f"{text!r} is no size; write, say, 1K-256M or 64K,1M")
+    return int(match.group(1)) * _BYTES[match.group(2).upper()]
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < _LONGEST_S:
+        raise ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value

@@ -12,6 +12,7 @@ from ddpprof.cli.completion import add_completion_options
 from ddpprof.cli.demo import add_demo_options
 from ddpprof.cli.experiments import add_experiment_options, run_experiment
 from ddpprof.cli.explain import add_explain_options
+from ddpprof.cli.netbench import add_netbench_options
 from ddpprof.cli.show import add_compare_options, add_report_options
 from ddpprof.cli.tensorboard import add_tensorboard_options
 from ddpprof.cli.timeline import add_timeline_options
@@ -107,6 +108,12 @@ GROUPS = (
                 "ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py",
                 _experiment("sweep", 3),
                 run_experiment,
+            ),
+            Command(
+                "netbench",
+                "how fast collectives are between the ranks of a job, by size",
+                "ddpprof netbench --nproc-per-node 2",
+                add_netbench_options,
             ),
         ),
     ),

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
     from ddpprof.record.settings import Settings
-    from ddpprof.record.torchrun import OPTIONS
 
     add = parser.add_argument
     add("--out", type=local, metavar="DIR", help="the run directory (default: runs/SCRIPT-TIME)")
@@ -63,6 +62,13 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add("--profile-memory", action="store_true", help="as in torch.profiler")
     add("--quiet", action="store_true", help="print nothing but what the job prints")
     add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
+    add_torchrun_options(parser)
+
+
+def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
+    """As ``torchrun``, the words to pass on; ``None`` where none of them is given."""
+    from ddpprof.record.torchrun import OPTIONS
+
     torchrun = parser.add_argument_group("torchrun's options", "given to torchrun, which then starts the ranks")
     for names, takes_value in OPTIONS:
         if takes_value:

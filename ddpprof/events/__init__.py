@@ -1,8 +1,9 @@
 """What is known of a run, read-only: ``Run > Rank > Trace and Record``.
 
-tables.py   a trace as numpy columns
-record.py   what ddpprof recorded beside it
-horovod.py  a timeline of Horovod, which is no trace
+tables.py    a trace as numpy columns
+record.py    what ddpprof recorded beside it
+horovod.py   a timeline of Horovod, which is no trace
+netbench.py  what `ddpprof netbench` measured of a network
 """
 
 from __future__ import annotations

@@ -80,9 +80,19 @@ def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[st
     module = ["-m"] if as_module else []
     if torchrun is None:
         return [sys.executable, *module, *script]
+    return torchrun_command([*torchrun, *module, *script])
+
+
+def torchrun_command(words: Sequence[str]) -> list[str]:
+    """Raises `CannotRecord` where there is no torch."""
+    refuse_without_torch()
+    return [sys.executable, "-m", "torch.distributed.run", *words]
+
+
+def refuse_without_torch() -> None:
+    """Raises `CannotRecord`."""
     if importlib.util.find_spec("torch") is None:
         raise CannotRecord("torch is not installed in this environment. Install it with: pip install 'ddpprof[torch]'")
-    return [sys.executable, "-m", "torch.distributed.run", *torchrun, *module, *script]
 
 
 def clear_out(settings: Settings, inside: bool = False) -> Settings:
@@ -129,22 +139,31 @@ def run_job(
         streams: dict[str, Any] = {}
         if output is not None:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        _adopt_orphans()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would never come
-        signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
-        try:
-            job = subprocess.Popen(command, env=environment, preexec_fn=_unblock, **streams)  # noqa: PLW1509 (no threads here)
-            returncode, interrupted = _wait(job)
-        except OSError as error:
-            raise CannotRecord(f"cannot start {command[0]}: {error.strerror}") from error
-        finally:
-            _unblock()
-        if interrupted:
-            _end_descendants()
+        returncode, interrupted = run_to_its_end(command, environment, **streams)
         needs_rank = note.read_text(encoding="utf-8") if note.exists() else None
     if returncode < 0:
         return Outcome(128 - returncode, -returncode, needs_rank, interrupted)
     return Outcome(returncode, None, needs_rank, interrupted)
+
+
+def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], **streams: Any) -> tuple[int, bool]:
+    """The return code, and whether a signal asked it to end: signals are passed on, and no process is left over.
+
+    `streams`: as for ``subprocess.Popen``. Raises `CannotRecord` where the command cannot be started.
+    """
+    _adopt_orphans()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would never come
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
+    try:
+        job = subprocess.Popen(command, env=environment, preexec_fn=_unblock, **streams)  # noqa: PLW1509 (no threads here)
+        returncode, interrupted = _wait(job)
+    except OSError as error:
+        raise CannotRecord(f"cannot start {command[0]}: {error.strerror}") from error
+    finally:
+        _unblock()
+    if interrupted:
+        _end_descendants()
+    return returncode, interrupted
 
 
 def _environment(settings: Settings, note: Path | None) -> dict[str, str]:

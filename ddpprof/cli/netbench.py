@@ -1,0 +1,108 @@
+"""`ddpprof netbench`: start the ranks, or be one of them; print what they measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddpprof.cli.arguments import seconds, sizes_bytes
+from ddpprof.cli.trace import add_torchrun_options
+from ddpprof.errors import DdpprofError
+from ddpprof.location import local
+
+_SIZES = "1K-256M"
+_SECONDS = "1"
+_EXAMPLES = """\
+Inside a job of torchrun, Slurm or MPI it measures between that job's ranks:
+  srun ddpprof netbench -o network.json
+On several hosts, with torchrun's own options on each of them:
+  ddpprof netbench --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500
+What is written, `ddpprof whatif RUN --network network.json` takes for the network.
+"""
+
+
+def add_netbench_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-o", "--out", type=local, metavar="FILE.json", help="write every iteration's time")
+    add(
+        "--sizes",
+        type=sizes_bytes,
+        default=_SIZES,
+        metavar="SIZES",
+        help="of messages: doubled from the first to the last, or a list as in 64K,1M,25M (%(default)s)",
+    )
+    add(
+        "--collective",
+        choices=["all_reduce", "all_gather", "reduce_scatter", "broadcast"],
+        default="all_reduce",
+        help="of float32 (%(default)s)",
+    )
+    add("--backend", metavar="NAME", help="gloo, nccl, … (default: that of the accelerator; without one, gloo)")
+    add(
+        "--seconds",
+        type=seconds,
+        default=_SECONDS,
+        metavar="S",
+        help="for each size; the first size of which one collective takes longer is the last (%(default)s)",
+    )
+    add_torchrun_options(parser)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"{_EXAMPLES}\n{parser.epilog}"
+    parser.set_defaults(run=run_netbench)
+
+
+def run_netbench(options: argparse.Namespace) -> int:
+    from ddpprof.record import launch
+
+    if options.out is not None and not options.out.parent.is_dir():
+        raise DdpprofError(f"cannot write {options.out}: there is no folder {options.out.parent}.")
+    launch.refuse_without_torch()
+    if options.torchrun is None and launch.inside_job(os.environ):
+        return _run_as_a_rank(options)
+    if options.torchrun is None:
+        raise DdpprofError("say how many ranks: ddpprof netbench --nproc-per-node 2. Inside a job, they are the job's.")
+    from ddpprof.record.netbench_job import run_ranks
+
+    sys.stdout.flush()
+    if run_ranks(options.torchrun, _own_words(options)):
+        raise KeyboardInterrupt
+    return 0
+
+
+def _own_words(options: argparse.Namespace) -> list[str]:
+    """All but torchrun's options, again as words."""
+    sizes = ",".join(map(str, options.sizes))
+    words = [f"--sizes={sizes}", f"--collective={options.collective}", f"--seconds={options.seconds}"]
+    words += [f"--backend={options.backend}"] if options.backend is not None else []
+    return words + ([f"--out={options.out}"] if options.out is not None else [])
+
+
+def _run_as_a_rank(options: argparse.Namespace) -> int:
+    from ddpprof.record.netbench import Plan, measure
+
+    measured = measure(Plan(options.collective, options.sizes, options.backend, options.seconds))
+    if measured is not None:
+        _show(measured, options.out)
+    return 0
+
+
+def _show(measured: dict[str, Any], out: Path | None) -> None:
+    from ddpprof.load.netbench import parse_netbench
+    from ddpprof.render.sections.netbench import netbench_sections
+    from ddpprof.render.terminal import render_terminal
+    from ddpprof.rundir import write_json
+
+    bench = parse_netbench(json.dumps(measured).encode(), "what was measured")
+    render_terminal(netbench_sections(bench), sys.stdout)
+    if out is None:
+        print("\nKeep it with -o FILE.json: ddpprof whatif RUN --network FILE.json takes it for the network.")
+        return
+    try:
+        write_json(out, measured)
+    except OSError as error:
+        raise DdpprofError(f"cannot write {out}: {error.strerror}.") from error
+    print(f"\nWrote {out}. Replay a run on this network with: ddpprof whatif RUN --network {out}")

@@ -1,0 +1,66 @@
+"""What `ddpprof netbench` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ddpprof.errors import BadTrace
+from ddpprof.events.netbench import NETBENCH_FORMAT, NetBench
+from ddpprof.location import Location
+
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+_MOST = 1 << 62
+_AGAIN = "Measure anew with: ddpprof netbench --nproc-per-node 2 -o FILE.json"
+
+
+def load_netbench(path: Location) -> NetBench:
+    """Raises `BadTrace`."""
+    try:
+        return parse_netbench(path.read_bytes(), str(path))
+    except OSError as error:
+        raise BadTrace(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def parse_netbench(text: bytes, name: str) -> NetBench:
+    """`name`: of where the text comes from. Raises `BadTrace`."""
+    try:
+        found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
+        if isinstance(found, int) and found > NETBENCH_FORMAT:
+            raise BadTrace(
+                f"{name} was written by a newer ddpprof: its format is {found}, this one reads up to "
+                f"{NETBENCH_FORMAT}. Update with: pip install --upgrade ddpprof"
+            )
+        bench = msgspec.json.decode(text, type=NetBench)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadTrace(f"{name} is not what ddpprof netbench writes ({error}). {_AGAIN}") from error
+    wrong = _what_is_wrong(bench)
+    if wrong is not None:
+        raise BadTrace(f"{name} is not what ddpprof netbench writes ({wrong}). {_AGAIN}")
+    return bench
+
+
+def _what_is_wrong(bench: NetBench) -> str | None:
+    if bench.collective not in _COLLECTIVES:
+        return f"its collective is {bench.collective[:40]!r}"
+    if bench.world_size < 2 or len(bench.hosts) != bench.world_size:
+        return f"it has {bench.world_size} ranks on {len(bench.hosts)} hosts"
+    if not bench.sizes:
+        return "no size was measured"
+    for numbers in ([one.num_bytes for one in bench.sizes], [one.num_bytes for one in bench.concurrent]):
+        if numbers != sorted(set(numbers)) or not _are_within(numbers, least=1):
+            return "its sizes do not ascend"
+    tables = [(one.num_bytes, one.longest_ns, one.shortest_ns, one.cpu_ns) for one in bench.sizes]
+    tables += [(one.num_bytes, one.both_ns, one.alone_ns, one.cpu_ns) for one in bench.concurrent]
+    for num_bytes, times_ns, others_ns, cpu_ns in tables:
+        if not times_ns or len(others_ns) != len(times_ns) or len(cpu_ns) != bench.world_size:
+            return f"{num_bytes} bytes: iterations or ranks are missing"
+        if not (_are_within([*times_ns, *others_ns], least=1) and _are_within(cpu_ns, least=0)):
+            return f"{num_bytes} bytes: a time that is none"
+    return None
+
+
+def _are_within(values: Sequence[int], least: int) -> bool:
+    return all(least <= value <= _MOST for value in values)

@@ -1,0 +1,262 @@
+"""How long do collectives take between the ranks of this job? Called in every rank of it.
+
+Each size: up to three iterations to warm up, then as many as fit into the time that a size may take, each after a
+barrier. How many, all ranks know from the same numbers. The first size of which one iteration takes longer than all
+may is the last. Two at once take turns with one alone, so that a slow minute of the machine hits both. The fields of
+what comes out stand in `ddpprof.events.netbench`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ddpprof import __version__
+from ddpprof.errors import CannotRecord
+from ddpprof.record.netbench_job import STORE_VARIABLE
+
+_FORMAT = 1
+_WARM_UPS = 3
+_FEWEST, _MOST = 3, 200
+_EVERY = 4
+"""of the sizes, counted from the largest, is also measured with two at once"""
+_PATIENCE = timedelta(minutes=5)
+_ELEMENT_BYTES = 4
+
+_PARTS = 10
+"""of a size's iterations, after each of which the ranks agree whether there is time for more"""
+
+_Start = Callable[[], Any]
+"""starts a collective, and gives its work"""
+
+
+class _Time(NamedTuple):
+    """Of one iteration on one rank."""
+
+    wall_ns: int
+    cpu_ns: int
+
+
+_Ranks = tuple[_Time, ...]
+"""of one iteration, in order"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    collective: str
+    sizes_bytes: Sequence[int]
+    backend: str | None
+    """``None``: that of the device"""
+    seconds: float
+    """for each size"""
+
+
+def measure(plan: Plan) -> dict[str, Any] | None:
+    """What is written as JSON, on the first rank; ``None`` on others. Raises `CannotRecord`."""
+    device, backend = _device_and_backend(plan.backend)
+    with _process_group(backend, device):
+        bench = _Bench(plan, device)
+        sizes = list(bench.sizes())
+        measured = [entry["num_bytes"] for entry in sizes]
+        concurrent = [bench.concurrent(size) for size in sorted(measured[::-_EVERY])]
+        hosts = _from_all(socket.gethostname())
+        if dist.get_rank() != 0:
+            return None
+    return {
+        "format": _FORMAT,
+        "ddpprof": __version__,
+        "torch": torch.__version__,
+        "created_unix_s": time.time(),
+        "collective": plan.collective,
+        "dtype": "float32",
+        "backend": backend,
+        "device": device.type,
+        "world_size": len(hosts),
+        "hosts": hosts,
+        "sizes": sizes,
+        "concurrent": concurrent,
+        "left_out": bench.sizes_bytes[len(sizes) :],
+    }
+
+
+def _device_and_backend(asked: str | None) -> tuple[torch.device, str]:
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    backend = asked or (dist.get_default_backend_for_device(device) if device is not None else "gloo")
+    if not dist.is_available() or not dist.is_backend_available(backend):
+        known = [name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if dist.is_backend_available(name)]
+        raise CannotRecord(f"this torch has no backend {backend}; it has {', '.join(known)}.")
+    if device is None or backend in ("gloo", "mpi"):
+        return torch.device("cpu"), backend
+    device = torch.device(device.type, _place(os.environ)[2] % torch.accelerator.device_count())
+    torch.accelerator.set_device_index(device.index)
+    return device, backend
+
+
+def _place(environment: Mapping[str, str]) -> tuple[int, int, int]:
+    """Rank, world size and local rank, as torchrun, MPI or Slurm says. Raises `CannotRecord`."""
+    launchers = (
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    )
+    for rank, size, local in launchers:
+        if rank in environment and size in environment:
+            return int(environment[rank]), int(environment[size]), int(environment.get(local, "0"))
+    raise CannotRecord("the launcher does not say how many ranks there are: set RANK and WORLD_SIZE.")
+
+
+@contextmanager
+def _process_group(backend: str, device: torch.device) -> Iterator[None]:
+    rank, world_size, _ = _place(os.environ)
+    store = os.environ.get(STORE_VARIABLE)
+    if store is None and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise CannotRecord(
+            "MASTER_ADDR and MASTER_PORT are not set: the first rank's host and a free port there, the same for all."
+        )
+    if world_size < 2:
+        raise CannotRecord("one rank has none to exchange anything with: start two or more.")
+    try:
+        dist.init_process_group(
+            backend,
+            init_method="env://" if store is None else f"file://{store}",
+            rank=rank,
+            world_size=world_size,
+            timeout=_PATIENCE,
+            device_id=None if device.type == "cpu" else device,
+        )
+        yield
+        dist.destroy_process_group()
+    except (RuntimeError, ValueError) as error:
+        raise CannotRecord(f"rank {rank} of {world_size}, {backend}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _from_all(mine: Any) -> list[Any]:
+    """What each rank gives, in order."""
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return everyones
+
+
+def _cpu_ns(iterations: Sequence[_Ranks]) -> list[int]:
+    """Per rank, the median."""
+    return [round(median(times.cpu_ns for times in rank)) for rank in zip(*iterations, strict=True)]
+
+
+class _Bench:
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self._collective = plan.collective
+        self._device = device
+        self._may_take_ns = round(plan.seconds * 1e9)
+        whole = _ELEMENT_BYTES * (dist.get_world_size() if plan.collective in _SHARED_OUT else 1)
+        self.sizes_bytes = sorted({max(1, size // whole) * whole for size in plan.sizes_bytes})
+
+    def sizes(self) -> Iterator[dict[str, Any]]:
+        """Every size, as long as one iteration does not take too long."""
+        for size in self.sizes_bytes:
+            (one,) = self._in_turns([[self._start(size)]])
+            yield {
+                "num_bytes": size,
+                "longest_ns": [longest.wall_ns for longest in map(max, one)],
+                "shortest_ns": [shortest.wall_ns for shortest in map(min, one)],
+                "cpu_ns": _cpu_ns(one),
+            }
+            if min(map(max, one)).wall_ns > self._may_take_ns:
+                return
+
+    def concurrent(self, num_bytes: int) -> dict[str, Any]:
+        starts = [self._start(num_bytes), self._start(num_bytes)]
+        both, alone = self._in_turns([starts, starts[:1]])
+        return {
+            "num_bytes": num_bytes,
+            "both_ns": [longest.wall_ns for longest in map(max, both)],
+            "alone_ns": [longest.wall_ns for longest in map(max, alone)],
+            "cpu_ns": _cpu_ns(both),
+        }
+
+    def _start(self, num_bytes: int) -> _Start:
+        return _COLLECTIVES[self._collective](num_bytes, self._device)
+
+    def _in_turns(self, variants: Sequence[Sequence[_Start]]) -> list[list[_Ranks]]:
+        """Per variant and iteration, the times of all ranks. A variant starts its collectives at once."""
+        warm_ns: list[int] = []
+        while len(warm_ns) < _WARM_UPS and sum(warm_ns) <= self._may_take_ns:
+            warm_ns.append(max(_from_all(sum(self._time(starts).wall_ns for starts in variants))))
+        fit = self._may_take_ns // max(1, warm_ns[-1])
+        fewest = _FEWEST if fit else 1
+        at_a_time = max(1, min(_MOST, fit) // _PARTS)
+        done: list[list[_Ranks]] = [[] for _ in variants]
+        begin_ns = time.perf_counter_ns()
+        while len(done[0]) < _MOST:
+            number = min(at_a_time, _MOST - len(done[0]))
+            mine = [[self._time(starts) for starts in variants] for _ in range(number)]
+            everyones = _from_all((time.perf_counter_ns() - begin_ns, mine))
+            for iteration in zip(*(theirs for _, theirs in everyones), strict=True):
+                for ranks, times in zip(done, zip(*iteration, strict=True), strict=True):
+                    ranks.append(times)
+            if max(elapsed_ns for elapsed_ns, _ in everyones) > self._may_take_ns and len(done[0]) >= fewest:
+                break
+        return done
+
+    def _time(self, starts: Sequence[_Start]) -> _Time:
+        dist.barrier()
+        self._synchronize()
+        cpu_ns, begin_ns = time.process_time_ns(), time.perf_counter_ns()
+        for work in [start() for start in starts]:
+            work.wait()
+        self._synchronize()
+        return _Time(time.perf_counter_ns() - begin_ns, time.process_time_ns() - cpu_ns)
+
+    def _synchronize(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+
+
+def _all_reduce(num_bytes: int, device: torch.device) -> _Start:
+    tensor = _tensor(num_bytes, device)
+    return lambda: dist.all_reduce(tensor, async_op=True)
+
+
+def _broadcast(num_bytes: int, device: torch.device) -> _Start:
+    tensor = _tensor(num_bytes, device)
+    return lambda: dist.broadcast(tensor, 0, async_op=True)
+
+
+def _all_gather(num_bytes: int, device: torch.device) -> _Start:
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
+    whole, share = _tensor(num_bytes, device), _tensor(num_bytes // dist.get_world_size(), device)
+    return lambda: gather(whole, share, async_op=True)
+
+
+def _reduce_scatter(num_bytes: int, device: torch.device) -> _Start:
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    whole, share = _tensor(num_bytes, device), _tensor(num_bytes // dist.get_world_size(), device)
+    return lambda: scatter(share, whole, async_op=True)
+
+
+def _tensor(num_bytes: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(num_bytes // _ELEMENT_BYTES, dtype=torch.float32, device=device)
+
+
+_COLLECTIVES: Mapping[str, Callable[[int, torch.device], _Start]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+}
+_SHARED_OUT = ("all_gather", "reduce_scatter")
+"""each rank has an equal part of the bytes"""

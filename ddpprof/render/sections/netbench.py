@@ -1,0 +1,50 @@
+"""How fast collectives are, by size, like the table of nccl-tests; times in µs as there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.events.netbench import NetBench
+from ddpprof.measures.link import LinkSpeed, measure_link
+from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count
+
+_COLUMNS = ("bytes", "times", "median µs", "min µs", "max µs", "algbw GB/s", "busbw GB/s", "CPU µs", "pair")
+
+
+def netbench_sections(bench: NetBench) -> Iterable[Section]:
+    ranks, hosts = count(bench.world_size, "rank"), count(len(set(bench.hosts)), "host")
+    name = bench.collective.replace("_", "-")
+    setting = (name, bench.dtype, ranks, hosts, bench.backend, bench.device, f"torch {bench.torch}")
+    yield Line(" · ".join(clean(part) for part in setting))
+    yield Table(
+        "",
+        tuple(Column(column) for column in _COLUMNS),
+        tuple(_row(speed) for speed in measure_link(bench)),
+        "time: on the rank that took longest, after a barrier; busbw: of the link, as nccl-tests defines it; a GB is "
+        "10⁹ bytes; CPU: processor time of one rank; pair: time of two at once ÷ that of one, undisturbed (1: the "
+        "second is free, 2: they take turns)",
+    )
+    if bench.left_out:
+        left_out = (
+            f"{bench.left_out[0]:,} bytes and more" if len(bench.left_out) > 1 else f"{bench.left_out[0]:,} bytes"
+        )
+        yield Line(f"Left out, because {bench.sizes[-1].num_bytes:,} bytes took so long: {left_out}.", is_aside=True)
+
+
+def _row(speed: LinkSpeed) -> tuple[str, ...]:
+    return (
+        f"{speed.num_bytes:,}",
+        str(speed.num_iterations),
+        *(_us(ns) for ns in (speed.median_ns, speed.least_ns, speed.most_ns)),
+        *(_gigabytes(rate) for rate in (speed.algbw_bytes_per_s, speed.busbw_bytes_per_s)),
+        _us(speed.cpu_ns),
+        ABSENT if speed.two_at_once is None else f"{speed.two_at_once:.2f}",
+    )
+
+
+def _us(ns: int) -> str:
+    return f"{ns / 1e3:.1f}"
+
+
+def _gigabytes(bytes_per_s: float | None) -> str:
+    return ABSENT if bytes_per_s is None else f"{bytes_per_s / 1e9:.3g}"

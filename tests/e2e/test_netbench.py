@@ -1,0 +1,113 @@
+"""`ddpprof netbench` on real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+from jobs import DDPPROF, TORCHRUN, Run, environment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+QUICK = ["--sizes", "4K,64K,1M", "--seconds", "0.1"]
+
+
+def rows(printed: str) -> list[list[str]]:
+    return [line.split() for line in printed.splitlines() if line.strip()[:1].isdigit()]
+
+
+def test_two_ranks_of_its_own(ddpprof: Run, tmp_path: Path) -> None:
+    done = ddpprof("netbench", "--nproc-per-node", "2", *QUICK, "-o", "network.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("all-reduce · float32 · 2 ranks · 1 host · gloo · cpu") == 1
+    assert "ddpprof whatif RUN --network network.json" in done.stdout
+    bench = json.loads((tmp_path / "network.json").read_text())
+    assert [entry["num_bytes"] for entry in bench["sizes"]] == [1 << 12, 1 << 16, 1 << 20]
+    assert [entry["num_bytes"] for entry in bench["concurrent"]] == [1 << 20]
+    assert len(bench["hosts"]) == bench["world_size"] == 2
+    for row, entry in zip(rows(done.stdout), bench["sizes"], strict=True):
+        assert all(s <= most for s, most in zip(entry["shortest_ns"], entry["longest_ns"], strict=True))
+        assert len(entry["cpu_ns"]) == 2
+        assert min(entry["cpu_ns"]) > 0
+        assert row[:2] == [f"{entry['num_bytes']:,}", str(len(entry["longest_ns"]))]
+        bytes_per_ns = entry["num_bytes"] / median(entry["longest_ns"])  # of two ranks' all-reduce, also on the bus
+        assert [float(row[5]), float(row[6])] == [pytest.approx(bytes_per_ns, rel=0.01)] * 2
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "broadcast"])
+def test_inside_a_job(collective: str, tmp_path: Path) -> None:
+    own = [*DDPPROF, "netbench", *QUICK, "--collective", collective, "--out", "network.json"]
+    done = subprocess.run(
+        [*TORCHRUN, "--standalone", "--nproc-per-node=3", "--no-python", *own],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ddpprof: " not in done.stderr
+    assert done.stdout.count(f"{collective.replace('_', '-')} · float32 · 3 ranks") == 1
+    bench = json.loads((tmp_path / "network.json").read_text())
+    whole = {"broadcast": [1 << 12, 1 << 16, 1 << 20]}.get(collective, [4092, 65532, 1048572])
+    assert [entry["num_bytes"] for entry in bench["sizes"]] == whole
+    factor = 1 if collective == "broadcast" else 2 / 3
+    for row in rows(done.stdout):
+        assert float(row[6]) == pytest.approx(float(row[5]) * factor, rel=0.01)
+
+
+def test_the_first_size_that_takes_too_long_is_the_last(ddpprof: Run, tmp_path: Path) -> None:
+    options = ["--sizes", "4M-64M", "--seconds", "0.0001", "--out", "network.json"]
+    done = ddpprof("netbench", "--nproc-per-node", "2", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    bench = json.loads((tmp_path / "network.json").read_text())
+    assert [len(entry["longest_ns"]) for entry in bench["sizes"]] == [1]
+    assert bench["left_out"] == [8 << 20, 16 << 20, 32 << 20, 64 << 20]
+    assert "Left out, because 4,194,304 bytes took so long: 8,388,608 bytes and more." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--nproc-per-node", "2", "--backend", "smoke"], "this torch has no backend smoke; it has gloo"),
+        (["--nproc-per-node", "1"], "one rank has none to exchange anything with: start two or more."),
+        (["--nproc-per-node", "many"], "torchrun ended with exit code 1: ValueError: Unsupported nproc_per_node value"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(options: list[str], said: str, ddpprof: Run) -> None:
+    done = ddpprof("netbench", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"ddpprof: {said}")
+    assert done.stderr.count("\n") == 1
+
+
+def descendants(process: int) -> list[int]:
+    listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in listed] + [below for child in listed for below in descendants(int(child))]
+
+
+def listening(processes: list[int]) -> set[str]:
+    """The addresses, in hexadecimal, on which they accept connections."""
+    files = [file.readlink() for process in processes for file in Path(f"/proc/{process}/fd").iterdir()]
+    inodes = {file.name.removeprefix("socket:[").removesuffix("]") for file in files}
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    return {line[1].split(":")[0] for line in lines if line[3] == "0A" and line[9] in inodes}
+
+
+def test_a_rank_that_dies_and_nobody_else_can_reach_the_ranks(tmp_path: Path) -> None:
+    options = ["netbench", "--nproc-per-node", "2", "--sizes", "1M", "--seconds", "300"]
+    job = subprocess.Popen([*DDPPROF, *options], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    loopback, deadline = {"0100007F"}, time.monotonic() + 60
+    while listening(ranks := descendants(job.pid)) != loopback and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert listening(ranks) == loopback
+    os.kill(ranks[-1], signal.SIGKILL)
+    _, said = job.communicate(timeout=60)
+    assert (job.returncode, said) == (2, "ddpprof: rank 1 was ended by SIGKILL.\n")
