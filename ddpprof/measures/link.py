@@ -48,6 +48,11 @@ def measure_link(bench: NetBench) -> tuple[LinkSpeed, ...]:
     return tuple(_speed(times, factor, ratios.get(times.num_bytes)) for times in bench.sizes)
 
 
+def is_disturbed(speeds: Sequence[LinkSpeed]) -> bool:
+    """Whether most sizes usually take more than twice as long as they once did."""
+    return sum(speed.median_ns > 2 * speed.least_ns for speed in speeds) > len(speeds) / 2
+
+
 def _speed(times: CollectiveTimes, factor: float | None, two_at_once: float | None) -> LinkSpeed:
     return LinkSpeed(
         num_bytes=times.num_bytes,

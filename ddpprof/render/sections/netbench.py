@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.events.netbench import NetBench
-from ddpprof.measures.link import LinkSpeed, measure_link
+from ddpprof.measures.link import LinkSpeed, is_disturbed, measure_link
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count
 
 _COLUMNS = ("bytes", "times", "median µs", "min µs", "max µs", "algbw GB/s", "busbw GB/s", "CPU µs", "pair")
+
+_NS_WITH_TENTHS = 1_000_000
 
 
 def netbench_sections(bench: NetBench) -> Iterable[Section]:
@@ -16,24 +18,28 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
     name = bench.collective.replace("_", "-")
     setting = (name, bench.dtype, ranks, hosts, bench.backend, bench.device, f"torch {bench.torch}")
     yield Line(" · ".join(clean(part) for part in setting))
+    speeds = measure_link(bench)
     yield Table(
         "",
         tuple(Column(column) for column in _COLUMNS),
-        tuple(_row(speed) for speed in measure_link(bench)),
+        tuple(map(_row, speeds)),
         "time: on the rank that took longest, after a barrier; busbw: of the link, as nccl-tests defines it; a GB is "
         "10⁹ bytes; CPU: processor time of one rank; pair: time of two at once ÷ that of one, undisturbed (1: the "
         "second is free, 2: they take turns)",
     )
-    if bench.left_out:
-        left_out = (
-            f"{bench.left_out[0]:,} bytes and more" if len(bench.left_out) > 1 else f"{bench.left_out[0]:,} bytes"
+    if is_disturbed(speeds):
+        yield Line(
+            "Most sizes mostly took more than twice their shortest time: other work disturbs the hosts or the network.",
+            is_warning=True,
         )
-        yield Line(f"Left out, because {bench.sizes[-1].num_bytes:,} bytes took so long: {left_out}.", is_aside=True)
+    if bench.left_out:
+        left_out = f"{bench.left_out[0]} bytes{' and more' if len(bench.left_out) > 1 else ''}"
+        yield Line(f"Left out, because {bench.sizes[-1].num_bytes} bytes took so long: {left_out}.", is_aside=True)
 
 
 def _row(speed: LinkSpeed) -> tuple[str, ...]:
     return (
-        f"{speed.num_bytes:,}",
+        str(speed.num_bytes),
         str(speed.num_iterations),
         *(_us(ns) for ns in (speed.median_ns, speed.least_ns, speed.most_ns)),
         *(_gigabytes(rate) for rate in (speed.algbw_bytes_per_s, speed.busbw_bytes_per_s)),
@@ -43,7 +49,7 @@ def _row(speed: LinkSpeed) -> tuple[str, ...]:
 
 
 def _us(ns: int) -> str:
-    return f"{ns / 1e3:.1f}"
+    return f"{ns / 1e3:.1f}" if ns < _NS_WITH_TENTHS else f"{ns / 1e3:.0f}"
 
 
 def _gigabytes(bytes_per_s: float | None) -> str:
