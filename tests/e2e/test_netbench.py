@@ -49,7 +49,7 @@ def test_inside_a_job(collective: str, tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
