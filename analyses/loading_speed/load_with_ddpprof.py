@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from ddpprof.load.folder import load_trace
-from ddpprof.load.heap import give_back_freed_arrays
+from ddpprof.load.heap import give_back_large_arrays
 from ddpprof.measures.overlap import measure_overlap
 
 
@@ -19,14 +19,14 @@ def overlap_of(path: Path) -> float:
 
 
 if __name__ == "__main__":
-    give_back_freed_arrays()  # as the command line does
+    give_back_large_arrays()  # as the command line does
     began = time.perf_counter()
     files = sorted(Path(sys.argv[1]).iterdir())
     if len(files) == 1:
         overlaps = [overlap_of(files[0])]
     else:
         with ProcessPoolExecutor(
-            min(len(files), os.cpu_count() or 1), get_context("spawn"), give_back_freed_arrays
+            min(len(files), os.cpu_count() or 1), get_context("spawn"), give_back_large_arrays
         ) as pool:
             overlaps = list(pool.map(overlap_of, files))
     seconds = time.perf_counter() - began

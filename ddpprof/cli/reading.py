@@ -54,10 +54,10 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
     """As `add_reading_options` chose. Raises `DdpprofError`."""
     from ddpprof.fleet.analysis import Choice, analysed
-    from ddpprof.load.heap import give_back_freed_arrays
+    from ddpprof.load.heap import give_back_large_arrays
     from ddpprof.load.limits import Limits
 
-    give_back_freed_arrays()
+    give_back_large_arrays()
     _refuse_experiment(path)
     choice = Choice(
         ranks=getattr(options, "ranks", None),

@@ -16,7 +16,7 @@ from pathlib import Path
 from ddpprof.fleet.cache import Cache
 from ddpprof.fleet.progress import FileBytes, Progress, Watch, num_bytes
 from ddpprof.fleet.task import RankTask, run_task
-from ddpprof.load.heap import give_back_freed_arrays
+from ddpprof.load.heap import give_back_large_arrays
 from ddpprof.load.inflate import telling
 
 _BASE_BYTES = 150_000_000
@@ -113,7 +113,7 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-    give_back_freed_arrays()
+    give_back_large_arrays()
 
 
 _read_bytes: MutableSequence[int] = []

@@ -35,8 +35,8 @@ class Arguments(msgspec.Struct, gc=False):
     group_size: Any = msgspec.field(default=None, name="Group size")
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     sequence: Any = msgspec.field(default=None, name="Seq")
-    op: Any = msgspec.field(default=None, name="External id")
-    op_of_2021: Any = msgspec.field(default=None, name="external id")
+    op: Any = msgspec.field(default=0, name="External id")
+    op_of_2021: Any = msgspec.field(default=0, name="external id")
     grid: msgspec.Raw = NULL
     block: msgspec.Raw = NULL
     input_dims: msgspec.Raw = msgspec.field(default=NULL, name="Input Dims")
@@ -52,8 +52,8 @@ class LaunchArguments(msgspec.Struct, gc=False):
 class OpArguments(msgspec.Struct, gc=False):
     """Of an op of the host, where shapes are recorded."""
 
-    op: Any = msgspec.field(default=None, name="External id")
-    op_of_2021: Any = msgspec.field(default=None, name="external id")
+    op: Any = msgspec.field(default=0, name="External id")
+    op_of_2021: Any = msgspec.field(default=0, name="external id")
     input_dims: msgspec.Raw = msgspec.field(default=NULL, name="Input Dims")
 
 

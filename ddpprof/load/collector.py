@@ -1,8 +1,4 @@
-"""Picks the events that the tables need out of decoded ones, batch by batch.
-
-Nearly all time goes into events that are thrown away, so these must cost next to nothing, and those kept must cost no
-Python per event where a column can be made at once.
-"""
+"""Makes columns of the events that the tables need, batch by batch: no Python per event where a column can be made."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from itertools import compress
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,8 +32,9 @@ from ddpprof.load.columns import (
     narrow,
     of_interest,
 )
-from ddpprof.load.entries import FAMILIES, MOMENT_TYPES, SPAN_TYPES, Category, Entries, ExactSpan, Span
+from ddpprof.load.entries import SPAN_TYPES, Entries
 from ddpprof.load.hostwork import held_by_earlier, outermost
+from ddpprof.load.picking import KEPT_FAMILIES, AnySpan, Picked, pick, sees_shapes
 from ddpprof.load.times import NeedsExactTimesError, nanoseconds, nanoseconds_of_texts
 
 _MERGE_ROWS = 100_000
@@ -47,17 +43,9 @@ _MERGE_ROWS = 100_000
 _UNNEEDED, _UNNEEDED_OP = -1, -2
 """Instead of an identity. Of an op the shapes of its inputs are kept, for the kernels that it launches."""
 
-_ROUNDING_US = 0.01
-"""More than sums of float64 times are wrong by."""
-
-_SHAPES = b'"Input Dims"'
-_LOOKED_AT, _MANY = 8, 1000
-"""Until shapes are found every eighth of many events is looked at."""
-
 _MAX_DEVICE = 1 << 16
 _NULL = b"null"
 _NUM_COLUMNS = 9
-_Span = Span | ExactSpan
 
 
 class Collector:
@@ -67,7 +55,7 @@ class Collector:
         self.num_events = 0
         self._identities: list[Identity] = []
         self._known_facts = _Facts([])
-        self._ids = {which: Remembered(self._identify_in(which)) for which in _FAMILIES}
+        self._ids = {which: Remembered(self._identify_in(which)) for which in KEPT_FAMILIES}
         """by family and name: index into the identities, or why there is none"""
         self._lanes = Remembered(self._lane)
         self._device_numbers = Remembered(_device_number)
@@ -95,7 +83,9 @@ class Collector:
 
     def add(self, entries: Entries, *, exact: bool) -> None:
         """Keep what the tables need. Raises `NeedsExactTimesError` before it keeps anything, `TimeOutOfRangeError`."""
-        picked = self._pick(entries, SPAN_TYPES[exact])
+        span = SPAN_TYPES[exact]
+        self._has_shapes = self._has_shapes or sees_shapes(entries, span)
+        picked = pick(entries, span, self._ids, self._identities, self._has_shapes)
         host, device, launches = picked.host, picked.device, picked.launches
         times = _Times([*host, *device, *launches], exact)
         if picked.window_end is not None:
@@ -109,8 +99,8 @@ class Collector:
             self._add_device(device, times.part(len(host), len(device)), np.array(picked.device_ids, np.int32))
         if launches:
             self._add_launches(launches, times.start_ns[len(host) + len(device) :])
-        if self._has_shapes or self._sees_shapes(entries, SPAN_TYPES[exact]):
-            self._add_shapes(entries, SPAN_TYPES[exact])
+        if picked.ops:
+            self._add_shapes(picked)
         if self._num_rows > _MERGE_ROWS + 2 * self._num_merged and not self._on_device:
             self._merge()
 
@@ -128,57 +118,14 @@ class Collector:
             self._last_ns, self._window_end_ns, len(self._devices - {UNKNOWN}), self.num_events,
         )  # fmt: skip
 
-    def _pick(self, entries: Entries, span: type[_Span]) -> _Picked:
-        picked = _Picked()
-        of_host, of_device = (picked.host, picked.host_ids), (picked.device, picked.device_ids)
-        kept = {
-            category: (self._ids[which], *(of_host if which in _HOST_FAMILIES else of_device))
-            for category, which in FAMILIES.items()
-            if which in self._ids
-        }
-        op, launch, other, frame = Category.OP, Category.LAUNCH, Category.OTHER, Category.FRAME
-        op_ids, host, host_ids = kept[op]
-        only_op = Role.OP
-        launches, identities_of = picked.launches, self._identities
-        holder_start, holder_end, holder_tid = 0.0, 0.0, None  # an op that holds those that follow, as most do
-        for entry in entries:
-            kind = type(entry)
-            if kind is not span:
-                if kind in _MOMENT_TYPES and entry.name == "Record Window End":
-                    picked.window_end = entry.ts
-                continue
-            category = entry.cat
-            if category is op:  # most events are one of these four
-                identity = op_ids[entry.name]
-                if identity >= 0:
-                    if span is Span and identities_of[identity].role is only_op:
-                        start = entry.ts
-                        end = start + entry.dur + _ROUNDING_US
-                        if start > holder_start and end < holder_end and entry.tid == holder_tid:
-                            continue
-                        holder_start, holder_end, holder_tid = start, end, entry.tid
-                    host.append(entry)
-                    host_ids.append(identity)
-            elif category is frame or category is other:
-                continue
-            elif category is launch:
-                launches.append(entry)
-            elif category in kept:
-                ids, spans, identities = kept[category]
-                identity = ids[entry.name]
-                if identity >= 0:
-                    spans.append(entry)
-                    identities.append(identity)
-            else:
-                launches.append(entry)
-        return picked
-
-    def _add_launches(self, launches: Sequence[_Span], start: Int64Column) -> None:
+    def _add_launches(self, launches: Sequence[AnySpan], start: Int64Column) -> None:
         correlation = integers([one.correlation for one in decode_arguments(LaunchArguments, map(_args, launches))])
         self._num_launches += len(launches)
-        self._launches.add([start.copy(), narrow(self._lanes_of(map(_tid, launches))), narrow(correlation)])
+        rows = np.flatnonzero(correlation)  # the others queued nothing
+        lane = self._lanes_of([launches[row].tid for row in rows.tolist()])
+        self._launches.add([start[rows], narrow(lane), narrow(correlation[rows])])
 
-    def _add_host(self, spans: Sequence[_Span], times: _Part, ids: NDArray[np.int32]) -> None:
+    def _add_host(self, spans: Sequence[AnySpan], times: _Part, ids: NDArray[np.int32]) -> None:
         lane = self._lanes_of(map(_tid, spans))
         facts = self._facts()
         kept = ~facts.is_only_op[ids]
@@ -195,7 +142,7 @@ class Collector:
         unknown, none = np.full(len(rows), UNKNOWN, np.int8), np.zeros(len(rows), np.int8)
         self._add_rows(times.start_ns[rows], times.end_ns[rows], ids, lane[rows], unknown, none, detail, unknown, none)
 
-    def _add_device(self, spans: Sequence[_Span], times: _Part, ids: NDArray[np.int32]) -> None:
+    def _add_device(self, spans: Sequence[AnySpan], times: _Part, ids: NDArray[np.int32]) -> None:
         arguments = decode_arguments(Arguments, map(_args, spans))
         lane = self._lanes_of(
             [span.tid if one.stream is None else one.stream for span, one in zip(spans, arguments, strict=True)]
@@ -227,26 +174,14 @@ class Collector:
         self._details.extend(map(collective_details, arguments))
         return np.arange(begin, len(self._details))
 
-    def _add_shapes(self, entries: Entries, span: type[_Span]) -> None:
-        op, of_2021, ids = Category.OP, Category.OP_OF_2021, self._ids[Family.OP]
-        spans = [entry for entry in entries if type(entry) is span and (entry.cat is op or entry.cat is of_2021)]
-        identity = np.fromiter(map(ids.__getitem__, map(_name, spans)), np.int32, len(spans))
-        is_op = np.append(self._facts().is_op, [True, False])[identity]  # the last two: `_UNNEEDED_OP`, `_UNNEEDED`
-        ops = decode_arguments(OpArguments, map(_args, compress(spans, is_op.tolist())))
+    def _add_shapes(self, picked: Picked) -> None:
+        is_op = np.append(self._facts().is_op, [True, False])  # the last two: `_UNNEEDED_OP`, `_UNNEEDED`
+        chosen = is_op[np.array(picked.op_ids, np.int32)].tolist()
+        ops = decode_arguments(OpArguments, map(_args, compress(picked.ops, chosen)))
         shape = np.fromiter(map(self._shapes.__getitem__, map(bytes, map(_input_dims, ops))), np.int64, len(ops))
         known = shape != UNKNOWN
-        ids_of_ops = integers([one.op_of_2021 if one.op is None else one.op for one in ops])
+        ids_of_ops = integers([one.op or one.op_of_2021 for one in ops])
         self._ops_with_shapes.add([narrow(ids_of_ops[known]), narrow(shape[known])])
-
-    def _sees_shapes(self, entries: Entries, span: type[_Span]) -> bool:
-        """Where they are recorded nearly every op has them: looking for them everywhere would take longer."""
-        op, of_2021 = Category.OP, Category.OP_OF_2021
-        self._has_shapes = any(
-            _SHAPES in bytes(entry.args)
-            for entry in entries[:: _LOOKED_AT if len(entries) > _MANY else 1]
-            if type(entry) is span and (entry.cat is op or entry.cat is of_2021)
-        )
-        return self._has_shapes
 
     def _facts(self) -> _Facts:
         if len(self._known_facts.is_op) < len(self._identities):
@@ -319,20 +254,8 @@ class Collector:
         return number if number is not None else self._named_lanes.setdefault(str(name), -1 - len(self._named_lanes))
 
 
-class _Picked:
-    """Events of a batch that the tables may need, in the file's order, and the identities of those that have one."""
-
-    def __init__(self) -> None:
-        self.host: list[_Span] = []
-        self.host_ids: list[int] = []
-        self.device: list[_Span] = []
-        self.device_ids: list[int] = []
-        self.launches: list[_Span] = []
-        self.window_end: msgspec.Raw | None = None
-
-
 class _Times:
-    def __init__(self, spans: Sequence[_Span], exact: bool) -> None:
+    def __init__(self, spans: Sequence[AnySpan], exact: bool) -> None:
         durations = np.fromiter(map(_dur, spans), np.float64, len(spans))
         if exact:
             self.start_ns = nanoseconds_of_texts(list(map(_ts, spans)))
@@ -368,11 +291,8 @@ class _Facts:
         self.has_kind = np.array([one.kind is not None for one in identities], np.bool_)
 
 
-_ts, _dur, _tid, _name, _args = map(attrgetter, ("ts", "dur", "tid", "name", "args"))
+_ts, _dur, _tid, _args = map(attrgetter, ("ts", "dur", "tid", "args"))
 _grid, _block, _input_dims = map(attrgetter, ("grid", "block", "input_dims"))
-_MOMENT_TYPES = frozenset(MOMENT_TYPES)
-_HOST_FAMILIES = (Family.OP, Family.ANNOTATION)
-_FAMILIES = (*_HOST_FAMILIES, Family.KERNEL, Family.COPY)
 
 
 def _numbers(known: Remembered, names: Sequence[object], find: Callable[[object], int]) -> NDArray[np.int64]:
@@ -393,5 +313,5 @@ def _op_id(arguments: Arguments) -> object:
     A kernel that Kineto could not link to its op has its correlation there instead, which may be another op's id
     (pytorch/kineto issue 843): before 2023 every kernel.
     """
-    op = arguments.op if arguments.op is not None else arguments.op_of_2021
+    op = arguments.op or arguments.op_of_2021
     return None if op == arguments.correlation else op

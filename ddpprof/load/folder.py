@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from ddpprof.errors import BadTrace
 from ddpprof.events import Trace
 from ddpprof.load.cycles import join_cycles
+from ddpprof.load.heap import give_back_holes
 from ddpprof.load.horovod import is_horovod_timeline
 from ddpprof.load.kineto import read_rank, read_trace
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
@@ -49,6 +50,7 @@ class LoadedTraces:
 def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS) -> Trace:
     """The tables of one trace file. Raises `BadTrace`."""
     header, columns = read_trace(path, limits)
+    give_back_holes()
     file = TraceFile(columns)
     del columns  # so that the file can forget, while tables are built, what it has been asked for
     return replace(build_trace(header, file), files=(spelled(path),))

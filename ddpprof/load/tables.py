@@ -28,6 +28,9 @@ from ddpprof.load.kineto import Header
 from ddpprof.load.steps import PhaseFinder, StepFinder, steps_from_forwards
 from ddpprof.load.tracefile import Rows, TraceFile
 
+_BLOCK_ROWS = 100_000
+"""at once, where much memory is needed for each"""
+
 
 def build_trace(header: Header, file: TraceFile) -> Trace:
     """The tables of one rank's trace."""
@@ -108,6 +111,7 @@ def _device_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Wo
     compute, talk, copies = (
         _Queued(file, rows) for rows in (kernels[~communicates], kernels[communicates], file.rows(Role.COPY))
     )
+    del kernels, communicates
     origins = [_origin(file, queued, steps, phases) for queued in (compute, talk, copies)]
     notes = []
     if not any(queued.is_known.any() for queued in (compute, talk, copies)):
@@ -144,13 +148,15 @@ class _Queued:
 
 def _origin(file: TraceFile, queued: _Queued, steps: StepFinder, phases: PhaseFinder) -> _Origin:
     known = queued.is_known
-    launch = queued.launch[known]
     launched = np.full(len(known), UNKNOWN, np.int64)
-    launched[known] = start = file.launches.start_ns[launch]
     phase = np.full(len(known), Phase.OTHER, np.int8)
-    phase[known] = phases.at(start, file.launches.lane[launch])
     step = np.full(len(known), NO_STEP, np.int32)
-    step[known] = steps.at(start)
+    for begin in range(0, len(known), _BLOCK_ROWS):
+        rows = begin + np.flatnonzero(known[begin : begin + _BLOCK_ROWS])
+        launch = queued.launch[rows]
+        launched[rows] = start = file.launches.start_ns[launch]
+        phase[rows] = phases.at(start, file.launches.lane[launch])
+        step[rows] = steps.at(start)
     return _Origin(launched, phase, step)
 
 
@@ -234,9 +240,11 @@ def _awaited_ends(file: TraceFile, collectives: Collectives) -> Int64Column:
 
 
 def _work(file: TraceFile, rows: Rows, origin: _Origin, kernel: Int32Column | None = None) -> Work:
-    order = np.argsort(file.start_ns[rows], kind="stable")
-    kernel = np.full(len(rows), UNKNOWN, np.int32) if kernel is None else kernel[order]
-    rows, origin = rows[order], origin.take(order)
+    kernel = np.full(len(rows), UNKNOWN, np.int32) if kernel is None else kernel
+    if (np.diff(file.start_ns[rows]) < 0).any():  # one stream's are in order
+        order = np.argsort(file.start_ns[rows], kind="stable")
+        rows, origin, kernel = rows[order], origin.take(order), kernel[order]
+        del order
     return Work(
         file.start_ns[rows], file.end_ns[rows], file.name[rows], origin.phase, origin.step,
         file.lane[rows].astype(np.int64), kernel, origin.launched_ns, file.device[rows].astype(np.int32),

@@ -15,6 +15,9 @@ from ddpprof.load.columns import Columns, IntColumn
 
 Rows = NDArray[np.int64]
 
+_MOST_VALUES = 1 << 22
+"""of a table that holds one number for each"""
+
 
 class TraceFile:
     """The columns, and what the identities say of each row."""
@@ -61,15 +64,14 @@ class TraceFile:
         if position is None:
             position = np.full(len(rows), UNKNOWN, np.int32)
         parts = (self.name[rows], self.launch_shape[rows], self.input_shape[rows], position)
-        first, which = _distinct(parts)
+        combinations, which = _distinct(parts)
         names = list(self.names)
 
         def kernel(name: int, launch: int, inputs: int, place: int) -> Kernel:
             shape, of_inputs = (None if index == UNKNOWN else self.shapes[index] for index in (launch, inputs))
             return Kernel(names[name], shape, of_inputs, None if place == UNKNOWN else place)
 
-        distinct = zip(*(part[first].tolist() for part in parts), strict=True)
-        index = [self.kernels.setdefault(kernel(*values), len(self.kernels)) for values in distinct]
+        index = [self.kernels.setdefault(kernel(*values), len(self.kernels)) for values in combinations]
         of_rows: Int32Column = np.array(index, np.int32)[which]
         return of_rows
 
@@ -81,16 +83,29 @@ class TraceFile:
         return np.array([self.details_of(row).num_bytes for row in rows.tolist()], np.int64)
 
 
-def _distinct(columns: Sequence[IntColumn]) -> tuple[Rows, Rows]:
-    """A row of each distinct combination, in their order, and which of these each row is; ``np.unique`` is slow."""
+def _distinct(columns: Sequence[IntColumn]) -> tuple[list[tuple[int, ...]], Int32Column]:
+    """Each distinct combination, in their order, and which of these each row is."""
     which = np.zeros(len(columns[0]), np.int32)
-    first: Rows = np.zeros(min(len(which), 1), np.int64)
+    combinations: list[tuple[int, ...]] = [()] if len(which) else []
     for column in columns:
-        if len(column) and column.min() == column.max():
-            continue
-        values, of_rows = np.unique(column, return_inverse=True)
-        both = which * np.int64(len(values)) + of_rows
-        del of_rows
-        _, first, numbers = np.unique(both, return_index=True, return_inverse=True)
-        which = numbers.astype(np.int32)
-    return first, which.astype(np.int64)
+        values, of_rows = _numbered(column)
+        present, which = _numbered(which * np.int64(len(values)) + of_rows)
+        earlier, value = divmod(present, len(values)) if len(values) else (present, present)
+        combinations = [
+            (*combinations[one], other) for one, other in zip(earlier.tolist(), values[value].tolist(), strict=True)
+        ]
+    return combinations, which
+
+
+def _numbered(column: IntColumn) -> tuple[IntColumn, Int32Column]:
+    """The distinct values, in order, and which of them each row is; sorting all rows would be slow."""
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, -1)
+    if high - low >= _MOST_VALUES:
+        values, which = np.unique(column, return_inverse=True)
+        return values, which.astype(np.int32)
+    number = np.zeros(high - low + 1, np.int32)
+    offset = np.subtract(column, low, dtype=np.int64)  # an int8 has no 128
+    number[offset] = 1
+    values = np.flatnonzero(number)
+    number[values] = np.arange(len(values))
+    return values + low, number[offset]
