@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
@@ -12,8 +12,9 @@ import msgspec
 
 from ddpprof.events import UNKNOWN, CollectiveKind, ProcessGroup
 from ddpprof.load.classify import collective_kind, element_bytes
-from ddpprof.load.entries import NULL
 from ddpprof.load.mend import mend
+
+NULL = msgspec.Raw(b"null")
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -64,21 +65,20 @@ _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
 }
 
 
-def decode_arguments(kind: type[_A], texts: Iterable[msgspec.Raw]) -> list[_A]:
+def decode_arguments(kind: type[_A], texts: Sequence[msgspec.Raw]) -> list[_A]:
     """The arguments of each event; what is no object says nothing."""
     nothing = kind()
-    texts = list(texts)
     try:
         decoded = _DECODERS[kind].decode(b"[%b]" % b",".join(texts))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        decoded = [_decode_one(kind, bytes(text)) for text in texts]
+        decoded = [decode_one(kind, text) for text in texts]
     return [one or nothing for one in decoded] if None in decoded else decoded
 
 
-def _decode_one(kind: type[_A], text: bytes) -> _A | None:
+def decode_one(kind: type[_A], text: msgspec.Raw) -> _A | None:
     """Also where characters are odd."""
     try:
-        return msgspec.json.decode(mend(text), type=kind)
+        return msgspec.json.decode(mend(bytes(text)), type=kind)
     except (msgspec.MsgspecError, RecursionError):
         return None
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
+from itertools import compress, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,7 +33,7 @@ from ddpprof.load.columns import (
     narrow,
     of_interest,
 )
-from ddpprof.load.entries import SPAN_TYPES, Entries
+from ddpprof.load.entries import Entries, SpanType, is_exact
 from ddpprof.load.hostwork import held_by_earlier, outermost
 from ddpprof.load.picking import KEPT_FAMILIES, AnySpan, Picked, pick, sees_shapes
 from ddpprof.load.times import NeedsExactTimesError, nanoseconds, nanoseconds_of_texts
@@ -71,7 +72,8 @@ class Collector:
         self._num_rows = self._num_merged = 0
         self._launches = Chunks()
         """start, lane, correlation"""
-        self._has_shapes = False
+        self.has_shapes = False
+        """the inputs of ops have shapes: so far as was seen"""
         self._ops_with_shapes = Chunks()
         """ids of ops, and indices of the shapes of their inputs"""
         self._devices: set[int] = set()
@@ -81,13 +83,12 @@ class Collector:
         self._last_ns = -(1 << 63)
         self._window_end_ns: int | None = None
 
-    def add(self, entries: Entries, *, exact: bool) -> None:
+    def add(self, entries: Entries, span: SpanType) -> None:
         """Keep what the tables need. Raises `NeedsExactTimesError` before it keeps anything, `TimeOutOfRangeError`."""
-        span = SPAN_TYPES[exact]
-        self._has_shapes = self._has_shapes or sees_shapes(entries, span)
-        picked = pick(entries, span, self._ids, self._identities, self._has_shapes)
+        self.has_shapes = self.has_shapes or sees_shapes(entries, span)
+        picked = pick(entries, span, self._ids, self._identities, self.has_shapes)
         host, device, launches = picked.host, picked.device, picked.launches
-        times = _Times([*host, *device, *launches], exact)
+        times = _Times([*host, *device, *launches], is_exact(span))
         if picked.window_end is not None:
             self._window_end_ns = int(nanoseconds_of_texts([picked.window_end])[0])
         self.num_events += len(entries)
@@ -119,7 +120,7 @@ class Collector:
         )  # fmt: skip
 
     def _add_launches(self, launches: Sequence[AnySpan], start: Int64Column) -> None:
-        correlation = integers([one.correlation for one in decode_arguments(LaunchArguments, map(_args, launches))])
+        correlation = integers(list(map(_correlation, _arguments(LaunchArguments, launches))))
         self._num_launches += len(launches)
         rows = np.flatnonzero(correlation)  # the others queued nothing
         lane = self._lanes_of([launches[row].tid for row in rows.tolist()])
@@ -137,32 +138,29 @@ class Collector:
         collectives = np.flatnonzero(facts.has_kind[ids])
         detail = np.full(len(rows), UNKNOWN, np.int64)
         if len(collectives):
-            asked = [spans[row].args for row in rows[collectives].tolist()]
-            detail[collectives] = self._add_details(decode_arguments(Arguments, asked))
+            asked = [spans[row] for row in rows[collectives].tolist()]
+            detail[collectives] = self._add_details(_arguments(Arguments, asked))
         unknown, none = np.full(len(rows), UNKNOWN, np.int8), np.zeros(len(rows), np.int8)
         self._add_rows(times.start_ns[rows], times.end_ns[rows], ids, lane[rows], unknown, none, detail, unknown, none)
 
     def _add_device(self, spans: Sequence[AnySpan], times: _Part, ids: NDArray[np.int32]) -> None:
-        arguments = decode_arguments(Arguments, map(_args, spans))
-        lane = self._lanes_of(
-            [span.tid if one.stream is None else one.stream for span, one in zip(spans, arguments, strict=True)]
-        )
+        arguments = _arguments(Arguments, spans)
+        lane = self._lanes_of(_known(map(_stream, arguments), map(_tid, spans)))
         facts = self._facts()
         is_kernel, is_comm = facts.is_kernel[ids], facts.has_kind[ids]
-        is_comm |= is_kernel & np.array([isinstance(one.collective, str) for one in arguments])
+        is_comm |= is_kernel & np.array([type(name) is str for name in map(_collective, arguments)])
         detail = np.full(len(spans), UNKNOWN, np.int64)
         detail[is_comm] = self._add_details(compress(arguments, is_comm.tolist()))
         kernels = list(compress(arguments, is_kernel.tolist()))
+        correlation = integers(list(map(_correlation, arguments)))
         shape, op = np.full(len(spans), UNKNOWN, np.int64), np.zeros(len(spans), np.int64)
         if kernels:
             pairs = zip(map(bytes, map(_grid, kernels)), map(bytes, map(_block, kernels)), strict=True)
             shape[is_kernel] = np.fromiter(map(self._launch_shapes.__getitem__, pairs), np.int64, len(kernels))
-            op[is_kernel] = integers([_op_id(one) for one in kernels])
-            self._devices.update(
-                _numbers(self._device_numbers, [one.device for one in kernels], _device_number).tolist()
-            )
-        correlation = integers([one.correlation for one in arguments])
-        device = self._devices_of([one.in_device if one.device is None else one.device for one in arguments])
+            op[is_kernel] = _op_ids(kernels)
+            op[op == correlation] = 0  # Kineto could not link these, and the number may be another op's (kineto #843)
+            self._devices.update(self._devices_of(list(map(_device, kernels))).tolist())
+        device = self._devices_of(_known(map(_device, arguments), map(_in_device, arguments)))
         self._add_rows(times.start_ns, times.end_ns, ids, lane, device, correlation, detail, shape, op)
 
     def _add_rows(self, start: Int64Column, end: Int64Column, *columns: IntColumn) -> None:
@@ -177,10 +175,10 @@ class Collector:
     def _add_shapes(self, picked: Picked) -> None:
         is_op = np.append(self._facts().is_op, [True, False])  # the last two: `_UNNEEDED_OP`, `_UNNEEDED`
         chosen = is_op[np.array(picked.op_ids, np.int32)].tolist()
-        ops = decode_arguments(OpArguments, map(_args, compress(picked.ops, chosen)))
+        ops = _arguments(OpArguments, list(compress(picked.ops, chosen)))
         shape = np.fromiter(map(self._shapes.__getitem__, map(bytes, map(_input_dims, ops))), np.int64, len(ops))
         known = shape != UNKNOWN
-        ids_of_ops = integers([one.op or one.op_of_2021 for one in ops])
+        ids_of_ops = _op_ids(ops)
         self._ops_with_shapes.add([narrow(ids_of_ops[known]), narrow(shape[known])])
 
     def _facts(self) -> _Facts:
@@ -293,6 +291,30 @@ class _Facts:
 
 _ts, _dur, _tid, _args = map(attrgetter, ("ts", "dur", "tid", "args"))
 _grid, _block, _input_dims = map(attrgetter, ("grid", "block", "input_dims"))
+_stream, _device, _in_device = map(attrgetter, ("stream", "device", "in_device"))
+_correlation, _collective, _op, _op_of_2021 = map(attrgetter, ("correlation", "collective", "op", "op_of_2021"))
+_NOTHING = Arguments()
+
+
+def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
+    """Where a value is missing, the other one. None is, in nearly all files."""
+    values = list(values)
+    if None not in values:
+        return values
+    return [other if value is None else value for value, other in zip(values, otherwise, strict=False)]
+
+
+def _op_ids(arguments: Sequence[Any]) -> Int64Column:
+    """Of ops; of kernels the op that launched each."""
+    ids = integers(list(map(_op, arguments)))
+    return ids if ids.all() else np.where(ids == 0, integers(list(map(_op_of_2021, arguments))), ids)
+
+
+def _arguments(kind: type[Any], spans: Sequence[AnySpan]) -> Sequence[Any]:
+    """Those of each event: of that kind, or `Arguments` where the events were decoded with them."""
+    if spans and isinstance(spans[0].args, msgspec.Raw):
+        return decode_arguments(kind, list(map(_args, spans)))
+    return _known(map(_args, spans), repeat(_NOTHING))
 
 
 def _numbers(known: Remembered, names: Sequence[object], find: Callable[[object], int]) -> NDArray[np.int64]:
@@ -305,13 +327,3 @@ def _numbers(known: Remembered, names: Sequence[object], find: Callable[[object]
 def _device_number(name: object) -> int:
     number = as_int(name)
     return number if number is not None and 0 <= number <= _MAX_DEVICE else UNKNOWN
-
-
-def _op_id(arguments: Arguments) -> object:
-    """That of the op that launched a kernel.
-
-    A kernel that Kineto could not link to its op has its correlation there instead, which may be another op's id
-    (pytorch/kineto issue 843): before 2023 every kernel.
-    """
-    op = arguments.op or arguments.op_of_2021
-    return None if op == arguments.correlation else op

@@ -1,20 +1,21 @@
 """Entries of ``traceEvents`` as the decoder makes them: as little of each as the tables need.
 
-``args`` stay text until it is known which events' are needed (see `arguments`). What no table needs of any trace is
-decoded to next to nothing: flows and Python frames are most of a trace with stacks.
+``args`` stay text until it is known which events' are needed (see `arguments`), save in traces with shapes, where most
+events' are: there decoding them a second time would take longer than decoding all at once. What no table needs of any
+trace is decoded to next to nothing: flows and Python frames are most of a trace with stacks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Any, Union
+from typing import Any, Union, cast
 
 import msgspec
 
+from ddpprof.load.arguments import NULL, Arguments, decode_one
 from ddpprof.load.classify import family
 
-NULL = msgspec.Raw(b"null")
 _ZERO = msgspec.Raw(b"0")
 
 
@@ -112,35 +113,52 @@ MOMENT_TYPES = _of_phases(Moment, "iIRMBECbneNODPpScv")
 _OTHERS = [*_of_phases(_Flow, "stf"), *MOMENT_TYPES]
 
 SpanType = type[Span] | type[ExactSpan]
-AnyType = type[AnyEvent] | type[AnyExactEvent]
-SPAN_TYPES: tuple[SpanType, SpanType] = (Span, ExactSpan)
-"""of times that float64 holds, and of others"""
-_TAGGED: list[Callable[[bytes | bytearray], Entries]] = [
-    msgspec.json.Decoder(list[Union[(span, *_OTHERS)]]).decode  # type: ignore[valid-type]
-    for span in SPAN_TYPES
-]
+
+
+def _with_arguments(span: SpanType) -> SpanType:
+    field = ("args", Arguments | None, None)
+    made: Any = msgspec.defstruct(span.__name__, [field], bases=(span,), gc=False, tag="X", tag_field="ph")
+    return cast("SpanType", made)
+
+
+_RAW: tuple[SpanType, SpanType] = (Span, ExactSpan)
+_DECODED = (_with_arguments(Span), _with_arguments(ExactSpan))
+_TAGGED: dict[SpanType, Callable[[bytes | bytearray], Entries]] = {
+    span: msgspec.json.Decoder(list[Union[(span, *_OTHERS)]]).decode  # type: ignore[valid-type]
+    for span in (*_RAW, *_DECODED)
+}
 _ANY: tuple[Callable[[bytes | bytearray], Sequence[AnyEvent | AnyExactEvent]], ...] = (
     msgspec.json.Decoder(list[AnyEvent]).decode,
     msgspec.json.Decoder(list[AnyExactEvent]).decode,
 )
 
 
-def decode_entries(text: bytes | bytearray, *, exact: bool) -> Entries:
+def span_type(*, exact: bool, with_arguments: bool) -> SpanType:
+    """Of spans whose times float64 holds, or of others; whose arguments stay text, or are `Arguments` or ``None``."""
+    return (_DECODED if with_arguments else _RAW)[exact]
+
+
+def is_exact(span: SpanType) -> bool:
+    return issubclass(span, ExactSpan)
+
+
+def decode_entries(text: bytes | bytearray, span: SpanType) -> Entries:
     """The events of an array. Raises ``msgspec.MsgspecError``."""
     try:
-        return _TAGGED[exact](text)
+        return _TAGGED[span](text)
     except msgspec.ValidationError:
-        return as_entries(_ANY[exact](text), exact=exact)
+        return as_entries(_ANY[is_exact(span)](text), span)
 
 
-def as_entries(events: Iterable[AnyEvent | AnyExactEvent], *, exact: bool) -> Entries:
-    span = SPAN_TYPES[exact]
+def as_entries(events: Iterable[AnyEvent | AnyExactEvent], span: SpanType) -> Entries:
     return [_entry(event, span) for event in events]
 
 
 def _entry(event: AnyEvent | AnyExactEvent, span: SpanType) -> msgspec.Struct:
     if event.ph == "X":
         category = event.cat or Category.OTHER
-        return span(category, event.name, event.ts or 0.0, event.dur or 0.0, event.tid, event.args)  # type: ignore[arg-type]
+        args = decode_one(Arguments, event.args) if span in _DECODED else event.args
+        ts, dur, tid = event.ts or 0.0, event.dur or 0.0, event.tid
+        return span(cat=category, name=event.name, ts=ts, dur=dur, tid=tid, args=args)  # type: ignore[arg-type]
     ts = event.ts if isinstance(event.ts, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(event.ts))
     return MOMENT_TYPES[0](name=event.name, ts=ts)

@@ -20,7 +20,16 @@ from ddpprof.errors import BadTrace
 from ddpprof.load.arguments import decode_or_none
 from ddpprof.load.collector import Collector
 from ddpprof.load.columns import Columns
-from ddpprof.load.entries import AnyEvent, AnyExactEvent, Entries, as_entries, decode_entries
+from ddpprof.load.entries import (
+    AnyEvent,
+    AnyExactEvent,
+    Entries,
+    SpanType,
+    as_entries,
+    decode_entries,
+    is_exact,
+    span_type,
+)
 from ddpprof.load.inflate import Stream, UnreadableError, opened
 from ddpprof.load.limits import DEFAULT_LIMITS, MAX_EVENTS_OPTION, Limits
 from ddpprof.load.mend import mend
@@ -157,40 +166,46 @@ class _EventReader:
         self._exact = False
 
     def add_array(self, text: bytes | bytearray) -> None:
-        self._collect(lambda: _decode(self._decode_entries, text))
+        self._collect(lambda span: _decode_array(text, span))
 
     def add_batch(self, text: bytes) -> None:
         """An array whose last event only closes the one that a comma left open."""
-        self._collect(lambda: _decode(self._decode_entries, text)[:-1])
+        self._collect(lambda span: _decode_array(text, span)[:-1])
 
     def add_document(self, text: bytes | bytearray) -> _Document:
         """Also the keys beside the events, which must be there."""
         documents: list[_FastDocument | _ExactDocument] = []
 
-        def decode() -> Entries:
-            documents.append(_decode(_DECODE_DOCUMENT[self._exact], text))
+        def decode(span: SpanType) -> Entries:
+            documents.append(_decode(_DECODE_DOCUMENT[is_exact(span)], text))
             events = documents[-1].events
             if isinstance(events, msgspec.UnsetType):
                 raise UnreadableError("is no profiler trace: it is JSON without traceEvents")
-            return as_entries(events, exact=self._exact)
+            return as_entries(events, span)
 
         self._collect(decode)
         return documents[-1]
 
-    def _decode_entries(self, text: bytes | bytearray) -> Entries:
-        return decode_entries(text, exact=self._exact)
-
-    def _collect(self, decode: Callable[[], Entries]) -> None:
+    def _collect(self, decode: Callable[[SpanType], Entries]) -> None:
         try:
-            self.collector.add(decode(), exact=self._exact)
+            self._add(decode)
         except NeedsExactTimesError:
             self._exact = True
-            self.collector.add(decode(), exact=True)
+            self._add(decode)
         if self.collector.num_events > self._limits.events:
             raise UnreadableError(
                 f"is too large: more than {self._limits.events:,} events. "
                 f"If it is a trace nevertheless: {MAX_EVENTS_OPTION}"
             )
+
+    def _add(self, decode: Callable[[SpanType], Entries]) -> None:
+        span = span_type(exact=self._exact, with_arguments=self.collector.has_shapes)
+        self.collector.add(decode(span), span)
+
+
+def _decode_array(text: bytes | bytearray, span: SpanType) -> Entries:
+    entries: Entries = _decode(lambda text: decode_entries(text, span), text)
+    return entries
 
 
 def _decode(decode: _Decoder, text: bytes | bytearray) -> Any:

@@ -62,7 +62,7 @@ def pick(
     op, op_of_2021 = Category.OP, Category.OP_OF_2021
     unneeded = (Category.FRAME, Category.OTHER)
     op_ids = ids[Family.OP]
-    only_op = Role.OP
+    only_op, is_fast = Role.OP, issubclass(span, Span)
     holder_start, holder_end, holder_tid = 0.0, 0.0, None  # an op that holds those that follow, as most do
     for entry in entries:
         kind = type(entry)
@@ -78,7 +78,7 @@ def pick(
                 all_op_ids.append(identity)
             if identity < 0:
                 continue
-            if span is Span and identities[identity].role is only_op:
+            if is_fast and identities[identity].role is only_op:
                 start = entry.ts
                 end = start + entry.dur + _ROUNDING_US
                 if start > holder_start and end < holder_end and entry.tid == holder_tid:
