@@ -21,7 +21,6 @@ Inside a job of torchrun, Slurm or MPI it measures between that job's ranks:
   srun ddpprof netbench -o network.json
 On several hosts, with torchrun's own options on each of them:
   ddpprof netbench --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500
-What is written, `ddpprof whatif RUN --network network.json` takes for the network.
 """
 
 
@@ -99,10 +98,10 @@ def _show(measured: dict[str, Any], out: Path | None) -> None:
     bench = parse_netbench(json.dumps(measured).encode(), "what was measured")
     render_terminal(netbench_sections(bench), sys.stdout)
     if out is None:
-        print("\nKeep it with -o FILE.json: ddpprof whatif RUN --network FILE.json takes it for the network.")
+        print("\nKeep every iteration with -o FILE.json.")
         return
     try:
         write_json(out, measured)
     except OSError as error:
         raise DdpprofError(f"cannot write {out}: {error.strerror}.") from error
-    print(f"\nWrote {out}. Replay a run on this network with: ddpprof whatif RUN --network {out}")
+    print(f"\nWrote {out}.")
