@@ -64,6 +64,10 @@ class Identity:
 _KERNEL_CATEGORIES = {"kernel", "mtia_ccp_events"}
 _COPY_CATEGORIES = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 _LAUNCH_CATEGORY = re.compile(r"(?:[a-z0-9]+_)?(?:runtime|driver)")  # cuda_, hip_, xpu_, mtia_, privateuse1_, gcu_ …
+_ASKS_ONLY = re.compile(
+    r"(?:cuda|hip|cu)(?:Event(?!Synchronize)|Occupancy|Pointer|PeekAtLastError|Get|SetDevice|DeviceGet|Func[GS]et"
+    r"|Stream(?:IsCapturing|Get|Query|WaitEvent))\w*"
+)
 _OP_CATEGORIES = {"cpu_op", "operator"}
 
 # Spans that hold ops without being one. Traces of 2021 give them the category of ops.
@@ -144,6 +148,11 @@ def family(category: str) -> Family:
     if category in _COPY_CATEGORIES:
         return Family.COPY
     return Family.LAUNCH if _LAUNCH_CATEGORY.fullmatch(category) else Family.OTHER
+
+
+def may_queue_work(call: str) -> bool:
+    """Of the host's calls of an accelerator about half only ask or mark, and take next to no time."""
+    return _ASKS_ONLY.fullmatch(call) is None
 
 
 def classify(category: str, name: str) -> Identity:

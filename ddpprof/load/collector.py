@@ -21,7 +21,7 @@ from ddpprof.load.arguments import (
     collective_details,
     decode_arguments,
 )
-from ddpprof.load.classify import DEVICE_ROLES, Family, Identity, Role, classify_in
+from ddpprof.load.classify import DEVICE_ROLES, Family, Identity, Role, classify_in, may_queue_work
 from ddpprof.load.columns import (
     Chunks,
     Columns,
@@ -76,6 +76,7 @@ class Collector:
         """the inputs of ops have shapes: so far as was seen"""
         self._ops_with_shapes = Chunks()
         """ids of ops, and indices of the shapes of their inputs"""
+        self._queues = Remembered(may_queue_work)
         self._devices: set[int] = set()
         """that ran kernels"""
         self._on_device = False
@@ -87,7 +88,8 @@ class Collector:
         """Keep what the tables need. Raises `NeedsExactTimesError` before it keeps anything, `TimeOutOfRangeError`."""
         self.has_shapes = self.has_shapes or sees_shapes(entries, span)
         picked = pick(entries, span, self._ids, self._identities, self.has_shapes)
-        host, device, launches = picked.host, picked.device, picked.launches
+        host, device = picked.host, picked.device
+        launches = [call for call in picked.launches if self._queues[call.name]]
         times = _Times([*host, *device, *launches], is_exact(span))
         if picked.window_end is not None:
             self._window_end_ns = int(nanoseconds_of_texts([picked.window_end])[0])
@@ -98,6 +100,7 @@ class Collector:
             self._add_host(host, times.part(0, len(host)), np.array(picked.host_ids, np.int32))
         if device:
             self._add_device(device, times.part(len(host), len(device)), np.array(picked.device_ids, np.int32))
+        self._num_launches += len(picked.launches)
         if launches:
             self._add_launches(launches, times.start_ns[len(host) + len(device) :])
         if picked.ops:
@@ -121,7 +124,6 @@ class Collector:
 
     def _add_launches(self, launches: Sequence[AnySpan], start: Int64Column) -> None:
         correlation = integers(list(map(_correlation, _arguments(LaunchArguments, launches))))
-        self._num_launches += len(launches)
         rows = np.flatnonzero(correlation)  # the others queued nothing
         lane = self._lanes_of([launches[row].tid for row in rows.tolist()])
         self._launches.add([start[rows], narrow(lane), narrow(correlation[rows])])
@@ -155,7 +157,7 @@ class Collector:
         correlation = integers(list(map(_correlation, arguments)))
         shape, op = np.full(len(spans), UNKNOWN, np.int64), np.zeros(len(spans), np.int64)
         if kernels:
-            pairs = zip(map(bytes, map(_grid, kernels)), map(bytes, map(_block, kernels)), strict=True)
+            pairs = zip(_texts(map(_grid, kernels)), _texts(map(_block, kernels)), strict=True)
             shape[is_kernel] = np.fromiter(map(self._launch_shapes.__getitem__, pairs), np.int64, len(kernels))
             op[is_kernel] = _op_ids(kernels)
             op[op == correlation] = 0  # Kineto could not link these, and the number may be another op's (kineto #843)
@@ -176,7 +178,7 @@ class Collector:
         is_op = np.append(self._facts().is_op, [True, False])  # the last two: `_UNNEEDED_OP`, `_UNNEEDED`
         chosen = is_op[np.array(picked.op_ids, np.int32)].tolist()
         ops = _arguments(OpArguments, list(compress(picked.ops, chosen)))
-        shape = np.fromiter(map(self._shapes.__getitem__, map(bytes, map(_input_dims, ops))), np.int64, len(ops))
+        shape = np.fromiter(map(self._shapes.__getitem__, _texts(map(_input_dims, ops))), np.int64, len(ops))
         known = shape != UNKNOWN
         ids_of_ops = _op_ids(ops)
         self._ops_with_shapes.add([narrow(ids_of_ops[known]), narrow(shape[known])])
@@ -302,6 +304,12 @@ def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
     if None not in values:
         return values
     return [other if value is None else value for value, other in zip(values, otherwise, strict=False)]
+
+
+def _texts(raws: Iterable[msgspec.Raw]) -> Sequence[bytes]:
+    """Of each; at once, which is three times as fast. JSON holds no zero bytes."""
+    raws = list(raws)
+    return b"\0".join(raws).split(b"\0") if raws else []
 
 
 def _op_ids(arguments: Sequence[Any]) -> Int64Column:

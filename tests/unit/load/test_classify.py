@@ -1,7 +1,7 @@
 import pytest
 
 from ddpprof.events import UNKNOWN, CollectiveKind, Mark
-from ddpprof.load.classify import (
+from ddpprof.load.classify import (, may_queue_work
     Role,
     classify,
     collective_kind,
@@ -173,3 +173,13 @@ def test_step_numbers(name: str, number: int | None) -> None:
 )  # fmt: skip
 def test_sizes_of_elements(dtype: str, size: int) -> None:
     assert element_bytes(dtype) == size
+
+
+@pytest.mark.parametrize("call", ["cudaLaunchKernel", "cuLaunchKernelEx", "hipMemcpyWithStream", "cudaGraphLaunch"])
+def test_calls_that_queue_work(call: str) -> None:
+    assert may_queue_work(call)
+
+
+@pytest.mark.parametrize("call", ["cudaEventRecord", "cudaStreamIsCapturing", "hipGetDevicePropertiesR0600", "cudaFuncSetAttribute"])
+def test_calls_that_only_ask_or_mark(call: str) -> None:
+    assert not may_queue_work(call)
