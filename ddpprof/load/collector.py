@@ -299,7 +299,7 @@ _NOTHING = Arguments()
 
 
 def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
-    """Where a value is missing, the other one. None is, in nearly all files."""
+    """Where a value is missing, the other one; in nearly all files none is."""
     values = list(values)
     if None not in values:
         return values
@@ -307,7 +307,7 @@ def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
 
 
 def _texts(raws: Iterable[msgspec.Raw]) -> Sequence[bytes]:
-    """Of each; at once, which is three times as fast. JSON holds no zero bytes."""
+    """Of each; at once, which is faster than one by one. JSON holds no zero bytes."""
     raws = list(raws)
     return b"\0".join(raws).split(b"\0") if raws else []
 
