@@ -52,14 +52,16 @@ class KernelRuns:
     duration_ns: Int64Column
     piece: NDArray[np.int64]
     """rows of ``Trace.compute``"""
-    run_of_piece: NDArray[np.int64]
-    """which run each piece belongs to"""
+    run_of_piece: NDArray[np.int64] | None
+    """which run each piece belongs to; ``None``: each is one"""
 
     def __len__(self) -> int:
         return len(self.kernel)
 
     def sum_pieces(self, values: Int64Column) -> Int64Column:
         """Per run, the sum of what its pieces have."""
+        if self.run_of_piece is None:
+            return values
         total = np.zeros(len(self), np.int64)
         np.add.at(total, self.run_of_piece, values)
         return total
@@ -106,14 +108,14 @@ def runs_of_kernels(trace: Trace, steps: Collection[int]) -> KernelRuns:
     """The runs in the steps with these indices."""
     work = trace.compute
     piece = np.flatnonzero(np.isin(work.step, list(steps)) & (work.kernel != UNKNOWN))
-    piece = piece[np.lexsort((work.end_ns[piece], work.start_ns[piece], work.launched_ns[piece]))]
-    first, run_of_piece = np.arange(len(piece)), np.arange(len(piece))
+    piece = piece[np.argsort(work.launched_ns[piece], kind="stable")]  # of one launch: in order of start, as they are
+    rows, run_of_piece = piece, None
+    duration = work.end_ns[piece] - work.start_ns[piece]
     if trace.device == "cpu":  # the place of an op in its step is part of its identity
         key = np.stack((work.step[piece], work.kernel[piece]))
         _, first, run_of_piece = np.unique(key, axis=1, return_index=True, return_inverse=True)
         order = np.argsort(first)
-        first, run_of_piece = first[order], np.argsort(order)[run_of_piece.reshape(-1)]
-    duration = np.zeros(len(first), np.int64)
-    np.add.at(duration, run_of_piece, work.end_ns[piece] - work.start_ns[piece])
-    rows = piece[first]
+        rows, run_of_piece = piece[first[order]], np.argsort(order)[run_of_piece.reshape(-1)]
+        of_pieces, duration = duration, np.zeros(len(rows), np.int64)
+        np.add.at(duration, run_of_piece, of_pieces)
     return KernelRuns(work.kernel[rows], work.step[rows], work.phase[rows], duration, piece, run_of_piece)

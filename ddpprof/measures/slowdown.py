@@ -220,13 +220,14 @@ def _holds_hooks(trace: Trace, runs: KernelRuns) -> NDArray[np.bool_]:
 def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
     """A number for each run; runs of the same work have the same."""
     by_place = np.array([kernel.input_shapes is None and kernel.position is None for kernel in trace.kernels], np.bool_)
-    order = np.lexsort((runs.kernel, runs.step))  # stable: in order of launch within a step
-    changes = (np.diff(runs.kernel[order]) != 0) | (np.diff(runs.step[order]) != 0)
-    first = np.flatnonzero(np.concatenate((np.ones(min(len(runs), 1), np.bool_), changes)))
+    key = runs.step.astype(np.int64) * len(by_place) + runs.kernel
+    order = np.argsort(key, kind="stable")  # in order of launch within a step
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    del key
     count = np.diff(np.append(first, len(runs)))
-    place, repeats = np.zeros((2, len(runs)), np.int64)
-    place[order] = np.arange(len(runs)) - np.repeat(first, count)
-    repeats[order] = np.repeat(count, count)
+    place, repeats = np.zeros((2, len(runs)), np.int32)
+    place[order] = np.arange(len(runs), dtype=np.int32) - np.repeat(first.astype(np.int32), count)
+    repeats[order] = np.repeat(count.astype(np.int32), count)
     del order
     if len(runs):
         placeless = ~by_place[runs.kernel]
