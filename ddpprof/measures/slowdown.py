@@ -135,10 +135,13 @@ def measure_slowdown(trace: Trace, measured: Collection[int] | None = None, base
     usable = (runs.duration_ns > 0) & ~_holds_hooks(trace, runs)
     covered = usable & (2 * under_comm_ns >= runs.duration_ns) & in_measured
     is_alone = usable & (under_comm_ns == 0)
+    del under_comm_ns
     same = _same_work(trace, runs)
     control = _control(same, runs.duration_ns, is_alone & in_measured, is_alone & in_baseline & ~in_measured)
-    as_measured = np.maximum(np.rint(runs.duration_ns * control.factor).astype(np.int64), 1)
-    duration_ns = np.where(in_measured, runs.duration_ns, as_measured)
+    duration_ns = runs.duration_ns
+    if not in_measured.all():
+        as_measured = np.maximum(np.rint(duration_ns * control.factor).astype(np.int64), 1)
+        duration_ns = np.where(in_measured, duration_ns, as_measured)
     alone = _group_medians(same, duration_ns, is_alone)
     kernels = [
         _of_kernel(trace.kernels[index], same[rows], duration_ns[rows], alone)
@@ -221,20 +224,21 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
     """A number for each run; runs of the same work have the same."""
     by_place = np.array([kernel.input_shapes is None and kernel.position is None for kernel in trace.kernels], np.bool_)
     key = runs.step.astype(np.int64) * len(by_place) + runs.kernel
-    order = np.argsort(key, kind="stable")  # in order of launch within a step
-    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    order = np.argsort(key, kind="stable").astype(np.int32)  # in order of launch within a step
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))  # of a kernel in a step
     del key
     count = np.diff(np.append(first, len(runs)))
-    place, repeats = np.zeros((2, len(runs)), np.int32)
-    place[order] = np.arange(len(runs), dtype=np.int32) - np.repeat(first.astype(np.int32), count)
-    repeats[order] = np.repeat(count.astype(np.int32), count)
-    del order
-    if len(runs):
-        placeless = ~by_place[runs.kernel]
-        place[placeless] = repeats[placeless] = 0
-    same = runs.kernel.astype(np.int64)
-    for part in (place, repeats):  # number by number: `np.unique` of columns takes many times the memory
-        same = np.unique(same * (part.max(initial=0) + 1) + part, return_inverse=True)[1]
+    kernel = runs.kernel[order[first]].astype(np.int64)
+    num_places = np.where(by_place[kernel], count, 1)
+    alike, which = np.unique(
+        kernel * (len(runs) + 1) + np.where(by_place[kernel], count, 0), return_inverse=True
+    )  # of one kernel, as often in a step: their n-th runs are the same work
+    places = np.zeros(len(alike), np.int64)
+    places[which] = num_places
+    begin = (np.cumsum(places) - places)[which] - np.where(by_place[kernel], first, 0)
+    same = np.empty(len(runs), np.int64)
+    same[order] = np.repeat(begin, count)
+    same[order] += np.where(np.repeat(by_place[kernel], count), np.arange(len(runs)), 0)
     return same
 
 
