@@ -327,6 +327,22 @@ def test_odd_arguments_are_unknown_and_no_error(read: Any, arguments: object) ->
     assert columns.correlation.tolist() == [0]
 
 
+@pytest.mark.parametrize("arguments", [5, "x", [{}], {"correlation": [1], "stream": {}}, None])
+def test_odd_arguments_are_unknown_also_where_shapes_are_recorded(read: Any, arguments: object) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 500, "dur": 1, "args": arguments}
+    _, columns = read(json.dumps({"traceEvents": [*EVENTS, kernel]}))
+    assert (columns.correlation.tolist()[-1], columns.input_shape.tolist()[-1]) == (0, -1)
+
+
+@pytest.mark.parametrize("offset_us", [0, 1_700_000_000_000_000], ids=["float", "exact"])
+def test_a_kernel_has_the_shapes_of_the_op_that_launched_it(read: Any, offset_us: int) -> None:
+    arguments = {"External id": 38, "correlation": 1, "stream": 7, "device": 0}
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 500, "dur": 1, "args": arguments}
+    events = [{**event, "ts": event.get("ts", 0) + offset_us} for event in [*EVENTS, kernel]]
+    _, columns = read(json.dumps({"traceEvents": events}))
+    assert [columns.shapes[index] for index in columns.input_shape.tolist() if index != -1] == ["[[38],[]]"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
