@@ -241,12 +241,13 @@ def _awaited_ends(file: TraceFile, collectives: Collectives) -> Int64Column:
 
 def _work(file: TraceFile, rows: Rows, origin: _Origin, kernel: Int32Column | None = None) -> Work:
     kernel = np.full(len(rows), UNKNOWN, np.int32) if kernel is None else kernel
-    if (np.diff(file.start_ns[rows]) < 0).any():  # one stream's are in order
-        order = np.argsort(file.start_ns[rows], kind="stable")
-        rows, origin, kernel = rows[order], origin.take(order), kernel[order]
+    start = file.start_ns[rows]
+    if (np.diff(start) < 0).any():  # one stream's are in order
+        order = np.argsort(start, kind="stable")
+        start, rows, origin, kernel = start[order], rows[order], origin.take(order), kernel[order]
         del order
     return Work(
-        file.start_ns[rows], file.end_ns[rows], file.name[rows], origin.phase, origin.step,
+        start, file.end_ns[rows], file.name[rows], origin.phase, origin.step,
         file.lane[rows].astype(np.int64), kernel, origin.launched_ns, file.device[rows].astype(np.int32),
     )  # fmt: skip
 

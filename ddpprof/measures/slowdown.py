@@ -229,16 +229,16 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
     del key
     count = np.diff(np.append(first, len(runs)))
     kernel = runs.kernel[order[first]].astype(np.int64)
-    num_places = np.where(by_place[kernel], count, 1)
-    alike, which = np.unique(
-        kernel * (len(runs) + 1) + np.where(by_place[kernel], count, 0), return_inverse=True
-    )  # of one kernel, as often in a step: their n-th runs are the same work
-    places = np.zeros(len(alike), np.int64)
-    places[which] = num_places
-    begin = (np.cumsum(places) - places)[which] - np.where(by_place[kernel], first, 0)
+    has_places = by_place[kernel]
+    # Of one kernel that runs as often in a step, the n-th runs of all steps are the same work.
+    alike, which = np.unique(kernel * (len(runs) + 1) + np.where(has_places, count, 0), return_inverse=True)
+    num_places = np.zeros(len(alike), np.int64)
+    num_places[which] = np.where(has_places, count, 1)
+    begin = np.cumsum(num_places) - num_places
+    place = np.arange(len(runs)) - np.repeat(first, count)
+    place[~np.repeat(has_places, count)] = 0
     same = np.empty(len(runs), np.int64)
-    same[order] = np.repeat(begin, count)
-    same[order] += np.where(np.repeat(by_place[kernel], count), np.arange(len(runs)), 0)
+    same[order] = np.repeat(begin[which], count) + place
     return same
 
 
