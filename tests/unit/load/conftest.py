@@ -1,13 +1,18 @@
-"""Traces built by hand. Times are given in nanoseconds and written in microseconds, as Kineto does."""
+"""Traces built by hand, with times in nanoseconds that are written in microseconds, and read in batches of any size."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddpprof.events import Trace
+from ddpprof.load import kineto
+from ddpprof.load.columns import Columns
 from ddpprof.load.folder import load_trace
+from ddpprof.load.kineto import Header, read_trace
+from ddpprof.load.limits import Limits
 
 TRAINING, AUTOGRAD, WORKER = 100, 200, 300
 """threads"""
@@ -58,3 +63,18 @@ class TraceBuilder:
 @pytest.fixture
 def trace(tmp_path: Path) -> TraceBuilder:
     return TraceBuilder(tmp_path / "trace.json")
+
+
+@pytest.fixture(params=[7, 200, 1_000_000], ids="batch-{}".format)
+def batch_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "BATCH_BYTES", request.param)
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[str | bytes], tuple[Header, Columns]]:
+    def write_and_read(text: str | bytes, **limits: int) -> tuple[Header, Columns]:
+        path = tmp_path / "trace.json"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return read_trace(path, Limits(**limits))
+
+    return write_and_read

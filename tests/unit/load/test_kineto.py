@@ -3,7 +3,6 @@
 import gzip
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddpprof.errors import BadTrace
-from ddpprof.load import collector, inflate, kineto
+from ddpprof.load import collector, inflate
 from ddpprof.load.columns import Columns
 from ddpprof.load.kineto import Header, read_trace
 from ddpprof.load.limits import Limits
@@ -20,6 +19,8 @@ if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
+
+pytestmark = pytest.mark.usefixtures("batch_bytes")
 
 EVENTS: list[dict[str, Any]] = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
@@ -51,21 +52,6 @@ def content(columns: Columns) -> list[Any]:
     names = [columns.identities[identity].name for identity in columns.identity]
     numbers = (columns.start_ns, columns.end_ns, columns.lane, columns.correlation)
     return [*zip(names, *(column.tolist() for column in numbers), strict=True), columns.window_end_ns, columns.details]
-
-
-@pytest.fixture(params=[7, 200, 1_000_000], ids="batch-{}".format, autouse=True)
-def batch_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "BATCH_BYTES", request.param)
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Callable[[str | bytes], tuple[Header, Columns]]:
-    def write_and_read(text: str | bytes, **limits: int) -> tuple[Header, Columns]:
-        path = tmp_path / "trace.json"
-        path.write_bytes(text.encode() if isinstance(text, str) else text)
-        return read_trace(path, Limits(**limits))
-
-    return write_and_read
 
 
 def reordered(event: dict[str, Any], last: str) -> dict[str, Any]:
@@ -317,44 +303,6 @@ def test_memory_does_not_grow_with_what_stands_around_the_events(read: Any) -> N
     for text in (b"{" + b" " * 2_000_000, GOOD[:-1] + b" " * 2_000_000 + b"}"):
         with pytest.raises(BadTrace, match="without a single event"):
             read(gzip.compress(text), keys_bytes=100_000)
-
-
-@pytest.mark.parametrize(
-    "arguments", [5, "x", [{}], {"correlation": [1], "stream": {}}, {"correlation": 2**70, "stream": "x"}, None]
-)
-def test_odd_arguments_are_unknown_and_no_error(read: Any, arguments: object) -> None:
-    _, columns = read(one_with(args=arguments))
-    assert columns.correlation.tolist() == [0]
-
-
-@pytest.mark.parametrize("arguments", [5, "x", [{}], {"correlation": [1], "stream": {}}, None])
-def test_odd_arguments_are_unknown_also_where_shapes_are_recorded(read: Any, arguments: object) -> None:
-    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 500, "dur": 1, "args": arguments}
-    _, columns = read(json.dumps({"traceEvents": [*EVENTS, kernel]}))
-    assert (columns.correlation.tolist()[-1], columns.input_shape.tolist()[-1]) == (0, -1)
-
-
-@pytest.mark.parametrize("offset_us", [0, 1_700_000_000_000_000], ids=["float", "exact"])
-def test_a_kernel_has_the_shapes_of_the_op_that_launched_it(read: Any, offset_us: int) -> None:
-    arguments = {"External id": 38, "correlation": 1, "stream": 7, "device": 0}
-    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 500, "dur": 1, "args": arguments}
-    events = [{**event, "ts": event.get("ts", 0) + offset_us} for event in [*EVENTS, kernel]]
-    _, columns = read(json.dumps({"traceEvents": events}))
-    assert [columns.shapes[index] for index in columns.input_shape.tolist() if index != -1] == ["[[38],[]]"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"In msg nelems": 2**63 - 1, "dtype": "Float"},
-        {"In msg nelems": 2**62, "Out msg nelems": 1, "dtype": "Byte"},
-        {"Input Dims": [[10**9, 10**9]], "Input type": ["double"]},
-    ],
-    ids=["nelems", "few-bytes-each", "dims"],
-)
-def test_a_message_larger_than_any_memory_has_no_known_size(read: Any, arguments: dict[str, Any]) -> None:
-    _, columns = read(one_with(name="ncclKernel_AllReduce", args={"Collective name": "allreduce", **arguments}))
-    assert [details.num_bytes for details in columns.details] == [-1]
 
 
 def test_too_many_events_are_refused(read: Any) -> None:
