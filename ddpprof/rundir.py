@@ -4,6 +4,7 @@
     rank-0.facts.json      rank 0: host, versions, DDP modules and their buckets, data loaders, how it ended
     rank-0.steps.jsonl     rank 0: one line per recorded step, appended while training runs
     rank-0.trace.json.gz   rank 0: the profiler's trace of the profiled steps
+    rank-0.losses.json     rank 0: what each step was trained for, where the run is a trial of ``ddpprof tune``
     summaries/             what reports keep of each rank, so that they need not read it again; may be deleted
     tensorboard/           what TensorBoard shows of the run, one folder per TensorBoard run; made from the files above
     attempt-1/             the same of the job's next attempt, where torchrun started all ranks again
@@ -27,8 +28,10 @@ FORMAT = 1
 """Version of the run directory. A reader refuses a newer one and reads every older one."""
 
 RUN_FILE = "run.json"
-_RANK_FILE = re.compile(r"^rank-(\d+)\.(facts\.json|steps\.jsonl|trace\.json(?:\.gz)?)$")
+_RANK_FILE = re.compile(r"^rank-(\d+)\.(facts\.json|losses\.json|steps\.jsonl|trace\.json(?:\.gz)?)$")
 
+
+_MOST_LOOKED_AT = 100
 
 _ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
 
@@ -67,6 +70,10 @@ def steps_file(rank: int) -> str:
     return f"rank-{rank}.steps.jsonl"
 
 
+def losses_file(rank: int) -> str:
+    return f"rank-{rank}.losses.json"
+
+
 def trace_file(rank: int) -> str:
     return f"rank-{rank}.trace.json.gz"
 
@@ -99,6 +106,12 @@ def is_run(directory: Location) -> bool:
     return (directory / RUN_FILE).is_file()
 
 
+def runs_in(directory: Location) -> list[str]:
+    """Names of the folders in it that are runs; of very many only the first are looked at."""
+    folders = sorted(path for path in directory.iterdir() if path.is_dir())
+    return [path.name for path in folders[:_MOST_LOOKED_AT] if is_run(path)]
+
+
 def read_world_size(directory: Path) -> int | None:
     """How many ranks the job has, as its ``run.json`` says; ``None`` where there is none."""
     try:
@@ -108,7 +121,7 @@ def read_world_size(directory: Path) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
     """Write beside and rename, so that a reader sees the old file or the whole new one. Raises ``OSError``."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

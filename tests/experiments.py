@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from ddpprof.experiment.plan import Experiment, Kind, Trial, Variant
+from ddpprof.predict.candidates import Candidate, Forecast
 from ddpprof.report.experiments import ExperimentReport, build_experiment
 from ddpprof.report.tree import Job
 from ddpprof.report.trials import StepParts, TrialResult, WrapperParts
+from ddpprof.report.tuning import Choice, Measured, TuneReport, build_tuning
 
 MS = 1_000_000
 
@@ -98,3 +100,41 @@ def sweep_report(varied: str = "--batch-size", is_work: bool = True) -> Experime
     report = build_experiment(planned(Kind.SWEEP, *variants), results)
     assert report is not None
     return report
+
+
+def choice(*candidates: Candidate, **changes: Any) -> Choice:
+    """The job as it is, and these."""
+    return replace(Choice((Candidate(), *candidates), 20, True, None, 12, 9), **changes)
+
+
+def tuning(choice: Choice, *results: TrialResult, **changes: Any) -> TuneReport:
+    """Of two ranks whose losses never change, but for what `changes` says of `Measured`."""
+    variants = tuple(Variant(2, one.label) for one in choice.candidates)
+    same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))
+    losses = {one.trial: same for one in results}
+    given: dict[str, Any] = {"losses": losses, "profile_losses": same, "profile_ns": (), **changes}
+    report = build_tuning(planned(Kind.TUNE, *variants, rounds=3), choice, Measured(results, **given), job(2))
+    assert report is not None
+    return report
+
+
+def steps(variant: int, *rounds_ms: float) -> list[TrialResult]:
+    """Six steps of each round."""
+    return [result(variant, number, (ms,) * 6) for number, ms in enumerate(rounds_ms)]
+
+
+def tuning_report() -> ExperimentReport:
+    """One bucket 100 ms; of 5 MB 80, and views of them 79 to 81; of 1 MB 125; the hook changes losses."""
+    forecast = Forecast(78 * MS, 70 * MS, 86 * MS)
+    view = {"bucket_cap_mb": 5, "gradient_as_bucket_view": True}
+    listed = choice(
+        Candidate({"bucket_cap_mb": 5}, None, forecast, 6),
+        Candidate(view, None, forecast, 6),
+        Candidate({"bucket_cap_mb": 1}, None, forecast, 24),
+        Candidate({"bucket_cap_mb_list": [0.25, 5]}, None, forecast, 7),
+    )
+    tried = [*steps(0, 100, 101, 99), *steps(1, 80, 81, 79.5), *steps(2, 81, 80.5, 79), *steps(3, 125), *steps(4, 90)]
+    changed = dict.fromkeys(range(2), ((2.0,), (1.5001,), (1.25,)))
+    same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))
+    losses = {one.trial: changed if one.trial.variant == 4 else same for one in tried}
+    return tuning(listed, *tried, losses=losses)

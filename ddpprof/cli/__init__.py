@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DdpprofError as error:
         print(f"ddpprof: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        if interrupt.args:
+            print(f"ddpprof: {interrupt}", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:  # `ddpprof report … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError
-from dataclasses import dataclass
+
+from ddpprof.fleet.numbers import Numbers
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s)")
 _SIZE = re.compile(r"(\d{1,15})([KMG]?)(?:i?B)?", re.IGNORECASE)
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([KMGT])(bit|B)(?:/s|ps)?", re.IGNORECASE)
+_RATES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_LARGEST = 1e9
 _LONGEST_S = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """``0-7,64``: a container, so that a long span costs nothing."""
-
-    spans: tuple[tuple[int, int], ...]
-    """first and last"""
-
-    def __contains__(self, number: object) -> bool:
-        return isinstance(number, int) and any(first <= number <= last for first, last in self.spans)
 
 
 def count(text: str) -> int:
@@ -83,11 +76,38 @@ def _size_bytes(text: str) -> int:
     return int(match.group(1)) * _BYTES[match.group(2).upper()]
 
 
-def seconds(text: str) -> float:
+def megabytes(text: str) -> list[float]:
+    """``1,2.5,25``"""
+    return [_above_zero(word.strip(), "size in MB") for word in text.split(",")]
+
+
+def caps(text: str) -> list[float | None]:
+    """``1,25,default``: ``None`` is DDP's own."""
+    return [None if word.strip() == "default" else megabytes(word)[0] for word in text.split(",")]
+
+
+def factor(text: str) -> float:
+    return _above_zero(text, "factor")
+
+
+def bytes_per_s(text: str) -> float:
+    """``10Gbit``, and with bytes ``1.2GB``: per second, multiples of 1000 as networks count."""
+    match = _RATE.fullmatch(text.strip())
+    value = float(match.group(1)) * _RATES[match.group(2).upper()] if match else 0.0
+    if match is None or not value:
+        raise ArgumentTypeError(f"{text!r} is no bandwidth; write, say, 10Gbit or 1.2GB")
+    return value / 8 if match.group(3).lower() == "bit" else value
+
+
+def _above_zero(text: str, what: str, below: float = _LARGEST) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < _LONGEST_S:
-        raise ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    if not 0 < value < below:
+        raise ArgumentTypeError(f"{text!r} is no {what} above 0")
     return value
+
+
+def seconds(text: str) -> float:
+    return _above_zero(text, "number of seconds", below=_LONGEST_S)

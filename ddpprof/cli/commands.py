@@ -17,6 +17,8 @@ from ddpprof.cli.show import add_compare_options, add_report_options
 from ddpprof.cli.tensorboard import add_tensorboard_options
 from ddpprof.cli.timeline import add_timeline_options
 from ddpprof.cli.trace import add_trace_options, run_trace
+from ddpprof.cli.tune import add_tune_options, run_tune
+from ddpprof.cli.whatif import add_whatif_options
 from ddpprof.errors import DdpprofError
 
 Parser = argparse.ArgumentParser
@@ -83,6 +85,24 @@ GROUPS = (
                 add_tensorboard_options,
             ),
             Command("explain", "say what a term means", "ddpprof explain exposed", add_explain_options),
+        ),
+    ),
+    Group(
+        "Predict",
+        (
+            Command(
+                "whatif",
+                "the recorded step under other buckets, networks, numbers of ranks",
+                "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
+                add_whatif_options,
+            ),
+            Command(
+                "tune",
+                "try the buckets that the prediction likes best, for real",
+                "ddpprof tune --nproc 2 train.py",
+                add_tune_options,
+                run_tune,
+            ),
         ),
     ),
     Group(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddpprof.events import Run
     from ddpprof.fleet.analysis import Analysis
     from ddpprof.fleet.progress import Step
+    from ddpprof.predict.network import Network
 
 _SILENT_S = 0.5
 """What is read faster needs no bar."""
@@ -94,6 +95,22 @@ def read_run(path: Location) -> Run:
 
     _refuse_experiment(path)
     return load_run(path)
+
+
+def measured_network(path: Location | None) -> Network | None:
+    """What `ddpprof netbench` wrote, as predictions need it. Raises `DdpprofError`."""
+    from ddpprof.load.netbench import load_netbench
+    from ddpprof.predict.network import network_of_bench
+
+    if path is None:
+        return None
+    bench = load_netbench(path)
+    if bench.collective != "all_reduce":
+        raise DdpprofError(f"{path} tells of {bench.collective}, and DDP needs all_reduce.")
+    network = network_of_bench(bench)
+    if network is None:
+        raise DdpprofError(f"{path} has too few sizes: measure at least three.")
+    return network
 
 
 def _refuse_experiment(path: Location) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from io import StringIO
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import numbers
+from ddpprof.cli.output import add_output_options, chosen_form, show, write
 from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
 from ddpprof.errors import DdpprofError
 from ddpprof.location import Location, location
@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from ddpprof.render.sections.layout import Section
     from ddpprof.report import Report
     from ddpprof.report.experiments import ExperimentReport
-
-_BY_SUFFIX = {"": "terminal", ".txt": "terminal", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
-
-
-def add_output_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--format", choices=["terminal", "json", "markdown", "html"], help="default: terminal, or by --out's name"
-    )
-    parser.add_argument(
-        "--out", type=location, metavar="FILE", help="write to FILE (.html, .json and .md choose their format)"
-    )
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -74,12 +63,12 @@ def run_report(options: argparse.Namespace) -> int:
     if is_experiment(options.path) or options.path.suffix == ".csv":
         return _report_on_experiment(options)
     with _read(options.path, options) as (report, analysis):
-        if _form(options) == "json":
-            _write(options, render_json(report))
-        elif _form(options) == "html":
-            _write(options, _page(report, analysis))
+        if chosen_form(options) == "json":
+            write(options, render_json(report))
+        elif chosen_form(options) == "html":
+            write(options, _page(report, analysis))
         else:
-            _show(options, report.job.name, shown_sections(report, analysis))
+            show(options, report.job.name, shown_sections(report, analysis))
     return 0
 
 
@@ -110,26 +99,27 @@ def _report_on_experiment(options: argparse.Namespace) -> int:
     from ddpprof.render.sections.layout import Picture
 
     report = read_experiment(options.path)
-    if _form(options) == "json":
-        _write(options, render_json(report))
+    if chosen_form(options) == "json":
+        write(options, render_json(report))
         return 0
-    if _form(options) == "html":
+    if chosen_form(options) == "html":
         from ddpprof.render.html.result_pages import experiment_page
 
-        _write(options, experiment_page(options.path.name, report))
+        write(options, experiment_page(options.path.name, report))
         return 0
     shown = list(experiment_sections(report))
     if options.out is not None and can_plot(report):
         picture = options.out.with_suffix(".plot.png")  # report.png may be the user's own
         plot(report, picture)
         shown.append(Picture(picture.name, "step times"))
-    _show(options, options.path.name, shown)
+    show(options, options.path.name, shown)
     return 0
 
 
 def read_experiment(path: Location) -> ExperimentReport:
     """An experiment's directory, or a table of times that were measured elsewhere. Raises `DdpprofError`."""
-    from ddpprof.experiment.plan import is_experiment, read_end, read_plan
+    from ddpprof.cli.tuned import read_tuning
+    from ddpprof.experiment.plan import Kind, is_experiment, read_end, read_plan
     from ddpprof.load.run import load_run
     from ddpprof.load.times_table import load_times
     from ddpprof.report.experiments import build_experiment, sweep_of_table
@@ -138,6 +128,8 @@ def read_experiment(path: Location) -> ExperimentReport:
     if not is_experiment(path):
         return sweep_of_table(load_times(path))
     experiment, results = read_plan(path), []
+    if experiment.kind is Kind.TUNE:
+        return read_tuning(path).report()
     for trial in experiment.trials():
         ended = read_end(path / trial.name)
         if ended is not None and ended.problem is not None:
@@ -161,16 +153,16 @@ def run_compare(options: argparse.Namespace) -> int:
     with _read(options.a, options) as (a, _), _read(options.b, options) as (b, _):
         comparison = compare(a, b)
     verdicts = judge(comparison, conditions)
-    if _form(options) == "json":
-        _write(options, render_json(ComparisonFile(comparison, verdicts)))
-    elif _form(options) == "html":
+    if chosen_form(options) == "json":
+        write(options, render_json(ComparisonFile(comparison, verdicts)))
+    elif chosen_form(options) == "html":
         from ddpprof.render.html.result_pages import comparison_page
 
-        _write(options, comparison_page(comparison, verdicts))
+        write(options, comparison_page(comparison, verdicts))
     else:
-        _show(options, f"{comparison.a} and {comparison.b}", comparison_sections(comparison, verdicts))
+        show(options, f"{comparison.a} and {comparison.b}", comparison_sections(comparison, verdicts))
     failed = [verdict for verdict in verdicts if verdict.failed]
-    if options.out is not None or _form(options) == "json":  # else they have just been shown
+    if options.out is not None or chosen_form(options) == "json":  # else they have just been shown
         for verdict in failed:
             print(f"ddpprof: {verdict.condition.text}: {verdict.because}", file=sys.stderr)
     return 1 if failed else 0
@@ -191,36 +183,3 @@ def _read(path: Location, options: argparse.Namespace) -> Iterator[tuple[Report,
             yield written, None
         elif analysis is not None:
             yield analysis.report, analysis
-
-
-def _form(options: argparse.Namespace) -> str:
-    suffix = options.out.suffix if options.out is not None and options.format is None else ""
-    by_name = _BY_SUFFIX.get(suffix)
-    if by_name is None:
-        raise DdpprofError(f"{options.out}: choose the format by the name: {', '.join(filter(None, _BY_SUFFIX))}")
-    return str(options.format or by_name)
-
-
-def _show(options: argparse.Namespace, title: str, sections: Iterable[Section]) -> None:
-    from ddpprof.render.markdown import render_markdown
-    from ddpprof.render.terminal import render_terminal
-
-    if _form(options) == "markdown":
-        _write(options, render_markdown(title, sections))
-    elif options.out is not None:
-        buffer = StringIO()
-        render_terminal(sections, buffer, width=120)
-        _write(options, buffer.getvalue())
-    else:
-        render_terminal(sections, sys.stdout)
-
-
-def _write(options: argparse.Namespace, text: str) -> None:
-    if options.out is None:
-        sys.stdout.write(text)
-        return
-    try:
-        options.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DdpprofError(f"cannot write {options.out}: {error.strerror}.") from error
-    print(f"Wrote {options.out}.")

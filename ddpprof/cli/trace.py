@@ -52,8 +52,9 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=Settings.baseline_steps,
         metavar="N",
-        help="then N steps without gradient communication, to tell how much it slows computation; they spoil the "
-        "training, so the job ends with them, with exit code 0, and torch.save writes nothing in them (%(default)s)",
+        help="then N profiled steps without gradient communication, and N not profiled, to tell how much it slows "
+        "computation, and to predict better; they spoil the training, so the job ends with them, with exit code 0, and "
+        "torch.save writes nothing in them (%(default)s)",
     )
     add("--stop-after", action="store_true", help="end the job, with exit code 0, once the steps are recorded")
     add("--no-profiler", action="store_true", help="light recording only")
@@ -131,6 +132,7 @@ def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         steps=options.steps,
         profiler=not options.no_profiler,
         baseline_steps=options.baseline_steps,
+        alone_steps=options.baseline_steps,
         record_shapes=options.record_shapes or options.baseline_steps > 0,  # they tell kernels of one name apart
         with_stack=options.with_stack,
         profile_memory=options.profile_memory,

@@ -18,6 +18,10 @@
                          both_ns       per iteration, until both are done, on the rank that took longest
                          alone_ns      likewise for one, measured right after
                          cpu_ns        per rank, processor time for both, the median
+    beside           of all-reduces on CPU, for sizes that buckets have, while every rank computes beside them:
+                         num_bytes
+                         taken_ns      per round, what a collective takes of that, on the rank that loses most
+                         lasted_ns     per round, how long each took, one after the other, several under way
     left_out         sizes, in bytes, that were asked for and not measured, because a smaller one took too long
 
 Times are nanoseconds. Bandwidths follow from them: `ddpprof.measures.link`.
@@ -51,6 +55,15 @@ class ConcurrentTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideTimes:
+    """Of collectives of one size beside a computation."""
+
+    num_bytes: int
+    taken_ns: tuple[int, ...]
+    lasted_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NetBench:
     format: int
     ddpprof: str
@@ -65,3 +78,4 @@ class NetBench:
     sizes: tuple[CollectiveTimes, ...]
     concurrent: tuple[ConcurrentTimes, ...]
     left_out: tuple[int, ...]
+    beside: tuple[BesideTimes, ...] = ()

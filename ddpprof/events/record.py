@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 class Parameter:
     name: str
     num_bytes: int
+    dtype: str | None = None
+    """as ``float32``; ``None``, like an empty shape of several bytes: an older ddpprof recorded it"""
+    shape: tuple[int, ...] = ()
+    is_sparse: bool = False
+    """its gradient is expected to be"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +188,5 @@ class Record:
     data_parallel: tuple[DataParallelModule, ...] = ()
     devices: tuple[DeviceMemory, ...] = ()
     """where the process held memory or a context when the record was written last"""
+    run_id: str | None = None
+    """the same on all ranks of a job"""

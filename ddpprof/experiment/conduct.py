@@ -5,15 +5,19 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ddpprof import rundir
 from ddpprof.errors import CannotRecord, RunExists
 from ddpprof.experiment.plan import (
+    CHOICE_FILE,
     OUTPUT_FILE,
+    PROFILE_DIRECTORY,
     Ended,
     Experiment,
+    Kind,
     Trial,
     Variant,
     is_experiment,
@@ -26,6 +30,11 @@ from ddpprof.record import launch
 from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
 from ddpprof.rundir import read_world_size
+
+_COST_STEPS = 6
+"""of a profile: every second one tells when gradients and buckets are there"""
+_PROFILED_STEPS = 2
+_ALONE_STEPS = 4
 
 
 def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
@@ -45,7 +54,8 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
         elif rundir.is_run(directory):
             raise RunExists(f"{directory} holds a run. Choose another --out.")
         directory.mkdir(parents=True, exist_ok=True)
-        for folder in (trial.folder(directory) for trial in experiment.trials()):
+        own = [directory / PROFILE_DIRECTORY] if experiment.kind is Kind.TUNE else []
+        for folder in (*own, *(trial.folder(directory) for trial in experiment.trials())):
             if folder.exists():
                 raise RunExists(f"{folder} stands where a trial would be written. Choose another --out.")
         write_plan(directory, experiment)
@@ -55,8 +65,12 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
 
 def _remove(directory: Path) -> None:
     """The trials of an earlier experiment, and nothing else that stands in the folder."""
-    for trial in read_plan(directory).trials():
+    experiment = read_plan(directory)
+    for trial in experiment.trials():
         shutil.rmtree(trial.folder(directory), ignore_errors=True)
+    if experiment.kind is Kind.TUNE:
+        shutil.rmtree(directory / PROFILE_DIRECTORY, ignore_errors=True)
+        (directory / CHOICE_FILE).unlink(missing_ok=True)
 
 
 def remaining(directory: Path, experiment: Experiment) -> list[Trial]:
@@ -69,17 +83,21 @@ def _is_done(folder: Path) -> bool:
     return ended is not None and ended.problem is None
 
 
-def conduct(directory: Path, experiment: Experiment, trials: list[Trial]) -> Iterator[tuple[Trial, Ended | None]]:
+def conduct(
+    directory: Path, experiment: Experiment, trials: list[Trial], stopped: Collection[int] = ()
+) -> Iterator[tuple[Trial, Ended | None]]:
     """Run `trials`, and yield each as it ends; one that was interrupted, and is the last, without an `Ended`.
 
-    A variant that failed once is left out of the further rounds. Raises `CannotRecord`.
+    A variant that failed once is left out of the further rounds; so is one that the caller puts into `stopped`
+    meanwhile. Raises `CannotRecord`.
     """
     failed: set[int] = set()
     for trial in trials:
-        if trial.variant in failed:
+        if trial.variant in failed or trial.variant in stopped:
             continue
         try:
-            ended = _run(trial.folder(directory).absolute(), experiment, experiment.variants[trial.variant])
+            folder, variant = trial.folder(directory).absolute(), experiment.variants[trial.variant]
+            ended = _run(folder, experiment, variant, trial_settings(folder, experiment, variant))
         except OSError as error:
             raise CannotRecord(f"cannot write {trial.folder(directory)}: {error.strerror}.") from error
         yield trial, ended
@@ -89,7 +107,36 @@ def conduct(directory: Path, experiment: Experiment, trials: list[Trial]) -> Ite
             failed.add(trial.variant)
 
 
-def _run(folder: Path, experiment: Experiment, variant: Variant) -> Ended | None:
+def run_profile(directory: Path, experiment: Experiment) -> Ended | None:
+    """The first variant once, recorded as by `ddpprof trace`; ``None`` where it was interrupted.
+
+    Raises `CannotRecord`.
+    """
+    folder = (directory / PROFILE_DIRECTORY).absolute()
+    try:
+        return _run(folder, experiment, experiment.variants[0], profile_settings(folder, experiment))
+    except OSError as error:
+        raise CannotRecord(f"cannot write {folder}: {error.strerror}.") from error
+
+
+def profile_settings(folder: Path, experiment: Experiment) -> Settings:
+    settings = trial_settings(folder, experiment, experiment.variants[0])
+    return replace(
+        settings,
+        timed_steps=0,
+        cost_steps=_COST_STEPS,
+        steps=_PROFILED_STEPS,
+        alone_steps=_ALONE_STEPS,
+        profiler=True,
+    )
+
+
+def profile_steps(experiment: Experiment) -> int:
+    """How many the profile takes."""
+    return Schedule(profile_settings(Path(), experiment)).num_steps
+
+
+def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Settings) -> Ended | None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command, variables = job_of(experiment, variant)
@@ -97,7 +144,7 @@ def _run(folder: Path, experiment: Experiment, variant: Variant) -> Ended | None
     with (folder / OUTPUT_FILE).open("wb") as output:
         outcome = launch.run_job(
             command,
-            trial_settings(folder, experiment, variant),
+            settings,
             explain_rank=False,
             variables={**variables, **variant.variables},
             output=output,
@@ -125,6 +172,8 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
         stop_after=True,
         trial=True,
         ddp=variant.ddp,
+        comm_hook=variant.comm_hook,
+        losses=experiment.kind is Kind.TUNE,
         without_ddp=variant.without_ddp,
     )
 

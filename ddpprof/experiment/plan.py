@@ -1,9 +1,11 @@
 """What an experiment runs, as ``experiment.json`` in its directory says.
 
-    experiment.json        this plan; it never changes
+    experiment.json        this plan; it never changes, but for that `ddpprof tune` adds what its profile suggests
     trial-0-2/             variant 0 in round 2: a run directory
     trial-0-2/output.txt   what the job printed
     trial-0-2/trial.json   how it ended
+    profile/               `ddpprof tune`: the job as it is, recorded
+    choice.json            `ddpprof tune`: what was predicted of each variant from it
 
 Every round runs each variant once, in order, so that a slow minute of the machine hits all of them: A B A B.
 """
@@ -27,12 +29,15 @@ EXPERIMENT_FORMAT = 1
 EXPERIMENT_FILE = "experiment.json"
 TRIAL_FILE = "trial.json"
 OUTPUT_FILE = "output.txt"
+PROFILE_DIRECTORY = "profile"
+CHOICE_FILE = "choice.json"
 
 
 class Kind(StrEnum):
     OVERHEAD = "overhead"
     SCALE = "scale"
     SWEEP = "sweep"
+    TUNE = "tune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class Variant:
     """pairs of blocks, of `Experiment.timed_steps` each: with DDP and without"""
     any_number: bool = False
     """nobody asked for a number of processes: the job may start as many as it likes"""
+    comm_hook: str | None = None
+    """of torch's ``default_hooks``"""
 
     @property
     def total_size(self) -> float | None:

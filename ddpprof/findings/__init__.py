@@ -1,8 +1,8 @@
 """Rules: what was measured → what to change, and how much it could give back.
 
 A rule is a function of `Observed`; it yields findings, or nothing where it does not apply or where the measures that it
-needs are absent. `RULES` is the list. Gains are upper bounds of what one change alone recovers: two findings that
-explain the same milliseconds do not add up.
+needs are absent. `RULES` is the list. Gains are what one change alone recovers, predicted where the recorded steps can
+be replayed, else an upper bound: two findings that explain the same milliseconds do not add up.
 """
 
 from __future__ import annotations
@@ -30,9 +30,14 @@ Rule = Callable[[Observed], Iterator[Finding]]
 
 
 def find(observed: Observed) -> tuple[Finding, ...]:
-    """Every finding, by what it could give back, most first; those without a gain last."""
-    findings = [finding for rule in RULES for finding in rule(observed)]
-    return tuple(sorted(findings, key=lambda f: -1 if f.gain_ns is None else f.gain_ns, reverse=True))
+    """Every finding, by what it could give back, most first; those without a gain last.
+
+    Where one change helps against several things, the first of them is told.
+    """
+    found: dict[object, Finding] = {}
+    for finding in (finding for rule in RULES for finding in rule(observed)):
+        found.setdefault(finding.predicted or finding, finding)
+    return tuple(sorted(found.values(), key=lambda f: -1 if f.expected_ns is None else f.expected_ns, reverse=True))
 
 
 RULES: tuple[Rule, ...] = (
@@ -40,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     buckets.buckets_too_large,
     buckets.buckets_too_small,
     buckets.first_bucket_late,
+    buckets.better_buckets,
     buckets.late_parameter,
     ranks.straggler,
     device.overlap_slowdown,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpprof.events import DdpModule
-from ddpprof.findings.finding import Finding, Observed, ms, size
-from ddpprof.findings.layout import DEFAULT_CAP_MB, MIB, buckets_under, cap_mb, is_rebuilt, smaller_cap
+from ddpprof.findings.finding import Finding, Observed, at_most, ms, size
+from ddpprof.findings.layout import DEFAULT_CAP_MB, MIB, advised_buckets, buckets_under, cap_mb, is_rebuilt
+from ddpprof.findings.predictions import DEFAULT_CAP, NewBuckets, Predicted
 from ddpprof.measures.bucket_table import BucketSummary
 
 _CUT = 0.8
@@ -37,9 +38,9 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         if len(transfers) < len(buckets) or len(ready) < len(buckets):
             continue
         comm, window, last = _link_ns(buckets), max(ready) - _first_gradient_ns(buckets), buckets[-1]
-        late, cap = _what_trails(buckets, o.trailing_ns), smaller_cap(module, buckets)
-        cut = buckets_under(module, [cap])
-        left = (cut[-1] if late is last else max(cut)) / max(late.num_bytes, 1)
+        late, new = _what_trails(buckets, o.trailing_ns), advised_buckets(o.predictions, module, buckets)
+        left = (new.bucket_bytes[-1] if late is last else max(new.bucket_bytes)) / max(late.num_bytes, 1)
+        is_cut = left <= _CUT and (new.predicted is None or o.worth(None, new.predicted))
         evidence = (
             f"{ms(o.trailing_ns)} of gradient communication per step runs after the last backward op on every rank; "
             f"all buckets ({len(buckets)}) need {ms(comm)} of transfer, and {ms(window)} of backward were left to "
@@ -49,27 +50,31 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             if _total_bytes(buckets) < len(buckets) * MIB:
                 continue  # latency, not bandwidth: `buckets_too_small` says that
             title = "The link is the bottleneck: gradients take longer to send than the backward pass can hide"
-            advice, gain = _fewer_bytes(o, module), min(o.trailing_ns, comm // 2)
-        elif left <= _CUT and late is not last:
+            (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, comm // 2)
+        elif is_cut and late is not last:
             continue  # `buckets_too_large` says that
-        elif len(buckets) > 1 and left <= _CUT:
+        elif len(buckets) > 1 and is_cut:
             title = f"The last bucket ({size(last.num_bytes)}) is sent when nothing is left to hide it"
             evidence += f"; the last bucket alone takes {ms(transfers[-1])}"
-            advice = (
-                f"Make the last bucket smaller: DistributedDataParallel(model, bucket_cap_mb={cap}) leaves "
-                f"{size(left * last.num_bytes)} in it."
-            )
-            gain = round(o.trailing_ns * (1 - left))
-        elif left > _CUT and late.num_bytes >= MIB:
+            advice = f"Make the last bucket smaller: {new.call} leaves {size(left * last.num_bytes)} in it."
+            gain, predicted = round(o.trailing_ns * (1 - left)), new.predicted
+        elif not is_cut and late.num_bytes >= MIB:
             name, transfer = "The last bucket" if late is last else f"Bucket {late.index}", late.transfer_ns or 0
             title = f"{name} ({size(late.num_bytes)}) is sent when nothing is left to hide it"
-            cut_to = size(left * late.num_bytes)
-            evidence += f"; it alone takes {ms(transfer)}, and a smaller bucket_cap_mb leaves {cut_to} of it"
-            advice, gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
+            evidence += f"; it alone takes {ms(transfer)}, and {_leaves(new, left, late)}"
+            (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
         else:
             continue  # a single bucket that can be cut: `buckets_too_large` says that
-        if o.worth(gain):
-            yield Finding("trailing-communication", title, evidence, advice, gain)
+        if o.worth(gain, predicted):
+            gain_ns = at_most(gain, predicted)
+            yield Finding("trailing-communication", title, evidence, advice, gain_ns, predicted=predicted)
+
+
+def _leaves(new: NewBuckets, left: float, late: BucketSummary) -> str:
+    if not new.argument or (new.predicted is not None and left <= _CUT):
+        return "the replay finds no buckets with which the step is shorter"
+    cut = "a smaller bucket_cap_mb leaves" if new.predicted is None else "the best buckets that were found leave"
+    return f"{cut} {size(left * late.num_bytes)} of it"
 
 
 def _link_ns(buckets: Sequence[BucketSummary]) -> int:
@@ -98,15 +103,17 @@ def _what_trails(buckets: Sequence[BucketSummary], trailing_ns: int) -> BucketSu
     return large if (large.finished_ns or 0) - (last.ready_ns or 0) > trailing_ns // 2 else last
 
 
-def _fewer_bytes(o: Observed, module: DdpModule) -> str:
-    accumulate = "accumulate gradients over several batches under ddp.no_sync()"
-    if module.comm_hook is not None:
-        return f"Send fewer bytes: {accumulate}."
+def _fewer_bytes(o: Observed, module: DdpModule) -> tuple[str, Predicted | None]:
+    """What to do, and what it gives back where that is predicted."""
+    accumulate, predicted = "accumulate gradients over several batches under ddp.no_sync()", o.predictions.compression
+    if module.comm_hook is not None or (predicted is not None and not o.worth(None, predicted)):
+        return f"Send fewer bytes: {accumulate}.", None
     hook = "bf16_compress_hook" if o.backend == "nccl" else "fp16_compress_hook"  # DDP refuses bf16 but for NCCL, XCCL
-    return (
+    advice = (
         f"Send fewer bytes: ddp.register_comm_hook(None, default_hooks.{hook}), from "
         f"torch.distributed.algorithms.ddp_comm_hooks, halves 32-bit gradients (it rounds them); or {accumulate}."
     )
+    return advice, predicted
 
 
 def buckets_too_large(o: Observed) -> Iterator[Finding]:
@@ -122,18 +129,19 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
             continue  # `trailing_communication` says that
         if largest.ready_ns is None or largest.first_ready_ns is None or largest.transfer_ns is None:
             continue
-        cap = smaller_cap(module, buckets)
-        left = max(buckets_under(module, [cap])) / largest.num_bytes
+        new = advised_buckets(o.predictions, module, buckets)
+        left = max(new.bucket_bytes) / largest.num_bytes
         saved = round(largest.transfer_ns * (1 - left))
         gain = min(o.exposed_ns, largest.ready_ns - largest.first_ready_ns, saved)
-        if left <= _CUT and o.worth(gain):
+        if left <= _CUT and o.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-large",
                 f"Bucket {largest.index} holds {largest.num_bytes / total:.0%} of the gradients, so it starts late",
                 f"{size(largest.num_bytes)} of {size(total)} wait {ms(largest.ready_ns - largest.first_ready_ns)} "
                 f"from their first gradient to their last, then take {ms(largest.transfer_ns)}",
-                f"Cut it up: DistributedDataParallel(model, bucket_cap_mb={cap}).",
-                gain,
+                f"Cut it up: {new.call}.",
+                at_most(gain, new.predicted),
+                predicted=new.predicted,
             )
 
 
@@ -146,19 +154,36 @@ def buckets_too_small(o: Observed) -> Iterator[Finding]:
         total = _total_bytes(buckets)
         if len(buckets) < 4 or len(transfers) < len(buckets) or total / len(buckets) >= MIB:
             continue
-        latency = min(transfers)
-        wanted = len(buckets_under(module, [1, DEFAULT_CAP_MB]))
+        latency, new = min(transfers), _fewer_buckets(o, module, len(buckets))
+        wanted = len(new.bucket_bytes)
         gain = min(o.exposed_ns, (len(buckets) - wanted) * latency)
-        if o.worth(gain):
+        if wanted < len(buckets) and o.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-small",
                 f"{len(buckets)} buckets of {size(total / len(buckets))} on average pay for latency",
                 f"even the fastest takes {ms(latency)}; {len(buckets)} of them move only {size(total)}, "
-                f"for which DDP by default makes {wanted}",
-                "Use fewer: leave bucket_cap_mb and bucket_cap_mb_list out of DistributedDataParallel(…); the default "
-                f"caps are 1 MiB for the first bucket and {DEFAULT_CAP_MB} MiB for the rest.",
-                gain,
+                + (f"for which DDP by default makes {wanted}" if new.is_default else f"for which {wanted} are best"),
+                _USE_DEFAULT if new.is_default else f"Use fewer: {new.call}.",
+                at_most(gain, new.predicted),
+                predicted=new.predicted,
             )
+
+
+_USE_DEFAULT = (
+    "Use fewer: leave bucket_cap_mb and bucket_cap_mb_list out of DistributedDataParallel(…); the default "
+    f"caps are 1 MiB for the first bucket and {DEFAULT_CAP_MB} MiB for the rest."
+)
+
+
+def _fewer_buckets(o: Observed, module: DdpModule, now: int) -> NewBuckets:
+    """DDP's own, unless others are known to be better.
+
+    That as many or more are predicted to be better counts for nothing: buckets of one size do not tell their latency.
+    """
+    best = o.predictions.best_buckets
+    if best is not None and len(best.bucket_bytes) < now:
+        return best
+    return NewBuckets(DEFAULT_CAP, tuple(buckets_under(module, [1, DEFAULT_CAP_MB])))
 
 
 def first_bucket_late(o: Observed) -> Iterator[Finding]:
@@ -166,31 +191,60 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
     if o.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(o):
-        first, cap = buckets[0], cap_mb(module)
-        if not is_rebuilt(module) or buckets_under(module, [1, cap])[0] > _CUT * first.num_bytes:
-            continue  # no argument of DDP's makes it smaller
+        first, new = buckets[0], _smaller_first(o, module)
+        if not is_rebuilt(module) or new.bucket_bytes[0] > _CUT * first.num_bytes:
+            continue  # no argument of DDP's makes it smaller, or none that helps
         ends = [b.ready_ns for b in buckets if b.ready_ns is not None]
         if first.ready_ns is None or first.first_ready_ns is None or len(buckets) < 2 or first.num_bytes <= 2 * MIB:
             continue
         waits = first.ready_ns - first.first_ready_ns
         gain = min(o.exposed_ns, waits)
-        if waits > 0.25 * (max(ends) - first.first_ready_ns) and o.worth(gain):
+        if waits > 0.25 * (max(ends) - first.first_ready_ns) and o.worth(gain, new.predicted):
             yield Finding(
                 "first-bucket-late",
                 f"The first all-reduce starts {ms(waits)} after the first gradient",
                 f"bucket 0 collects {size(first.num_bytes)} in {first.num_parameters} parameters before it is sent; "
                 "the link is idle until then",
-                _cap_first(module),
-                gain,
+                f"Cap the first bucket: {_CAPS_FIRST if new.is_default else new.call}.",
+                at_most(gain, new.predicted),
+                predicted=new.predicted,
             )
 
 
-def _cap_first(module: DdpModule) -> str:
+_CAPS_FIRST = "leave bucket_cap_mb out, then DDP caps the first bucket at 1 MiB"
+
+
+def _smaller_first(o: Observed, module: DdpModule) -> NewBuckets:
+    """The others as they are, unless others are known to be better."""
+    if o.predictions.best_buckets is not None:
+        return o.predictions.best_buckets
     cap = cap_mb(module)
-    if cap == DEFAULT_CAP_MB and not module.settings.get("has_bucket_cap_mb_list"):
-        return "Cap the first bucket: leave bucket_cap_mb out, then DDP caps the first bucket at 1 MiB."
-    arguments = f"bucket_cap_mb_list=[1, {max(1, round(cap))}]"
-    return f"Cap the first bucket: DistributedDataParallel(model, {arguments}), from torch 2.13 on."
+    is_default = cap == DEFAULT_CAP_MB and not module.settings.get("has_bucket_cap_mb_list")
+    argument = DEFAULT_CAP if is_default else f"bucket_cap_mb_list=[1, {max(1, round(cap))}]"
+    return NewBuckets(argument, tuple(buckets_under(module, [1, cap])))
+
+
+def better_buckets(o: Observed) -> Iterator[Finding]:
+    """Whatever the reason: with others the replayed step is shorter, by more than the replay does not know."""
+    best = o.predictions.best_buckets
+    if best is None or best.predicted is None:
+        return
+    if best.predicted.low_ns <= 0 or not o.worth(o.exposed_ns, best.predicted):
+        return
+    was, sizes = [b.num_bytes for b in o.buckets], best.bucket_bytes
+    yield Finding(
+        "better-buckets",
+        f"Other buckets make the step {ms(best.predicted.gain_ns)} shorter when it is replayed",
+        f"{_sizes(sizes)} instead of {_sizes(was)}, in the order in which they are sent",
+        f"Try {best.call}: ddpprof whatif shows its step beside those of other caps.",
+        best.predicted.high_ns,
+        predicted=best.predicted,
+    )
+
+
+def _sizes(num_bytes: Sequence[int], most: int = 6) -> str:
+    shown = [*map(size, num_bytes[:most]), *["…"] * (len(num_bytes) > most)]
+    return f"{len(num_bytes)} bucket{'s' if len(num_bytes) > 1 else ''} ({', '.join(shown)})"
 
 
 def late_parameter(o: Observed) -> Iterator[Finding]:

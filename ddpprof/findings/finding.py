@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpprof.events import DdpModule, Loader
+from ddpprof.findings.predictions import Predicted, Predictions
 from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.measures.data_parallel import DataParallelStep
@@ -34,6 +35,12 @@ class Finding:
     """per step, at most; ``None`` for what costs correctness or cannot be told from this run"""
     is_correctness: bool = False
     """training does something else than it seems to, whatever the time"""
+    predicted: Predicted | None = None
+    """where the recorded steps can be replayed with just this change; `gain_ns` is then the upper end"""
+
+    @property
+    def expected_ns(self) -> int | None:
+        return self.gain_ns if self.predicted is None else self.predicted.gain_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +86,18 @@ class Observed:
     """rank → its data loaders"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     """rank → its host and the paths that it saved"""
+    predictions: Predictions = field(default_factory=Predictions)
 
-    def worth(self, gain_ns: int | None) -> bool:
-        return bool(gain_ns) and bool(self.step_ns) and (gain_ns or 0) >= _WORTH_SAYING * (self.step_ns or 0)
+    def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
+        """`gain_ns`: at most, by what was measured. Where both are known both have to be: one may be wrong."""
+        gains = [gain_ns, None if predicted is None else predicted.gain_ns]
+        least = min((gain for gain in gains if gain is not None), default=0)
+        return least > 0 and bool(self.step_ns) and least >= _WORTH_SAYING * (self.step_ns or 0)
+
+
+def at_most(gain_ns: int | None, predicted: Predicted | None) -> int | None:
+    """By the replay where there is one: measures only bound what a change could give back."""
+    return gain_ns if predicted is None else predicted.high_ns
 
 
 def ms(ns: float) -> str:

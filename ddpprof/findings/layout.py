@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpprof.events import DdpModule
+from ddpprof.findings.predictions import NewBuckets, Predictions
 from ddpprof.measures.bucket_table import BucketSummary
 
 MIB = 2**20
@@ -42,3 +43,11 @@ def buckets_under(module: DdpModule, caps_mib: Sequence[float]) -> list[int]:
 def smaller_cap(module: DdpModule, buckets: Sequence[BucketSummary]) -> int:
     cap = min(cap_mb(module), max(b.num_bytes for b in buckets) / MIB)
     return max(1, round(cap / 4))
+
+
+def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketSummary]) -> NewBuckets:
+    """The best that the replay finds; without one, by a quarter of the cap."""
+    if predictions.best_buckets is not None:
+        return predictions.best_buckets
+    cap = smaller_cap(module, buckets)
+    return NewBuckets(f"bucket_cap_mb={cap}", tuple(buckets_under(module, [cap])))

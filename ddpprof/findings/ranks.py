@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpprof.findings.finding import Finding, Observed, ms
+from ddpprof.findings.finding import Finding, Observed, at_most, ms
 from ddpprof.measures.stragglers import Part
 
 
@@ -32,7 +32,8 @@ def straggler(o: Observed) -> Iterator[Finding]:
         f"All ranks wait for rank {slowest.rank}: {ms(slowest.late_ns)} per step{where}",
         "; ".join(evidence),
         _ADVICE.get(slowest.part, _ADVICE[None]),
-        max(0, slowest.late_ns - (others[0].late_ns if others else 0)),
+        at_most(max(0, slowest.late_ns - (others[0].late_ns if others else 0)), o.predictions.without_straggler),
+        predicted=o.predictions.without_straggler,
     )
 
 

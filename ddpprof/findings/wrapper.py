@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpprof.events import DdpModule
-from ddpprof.findings.finding import Finding, Observed, ms, names, size
+from ddpprof.findings.finding import Finding, Observed, at_most, ms, names, size
 
 
 def _searches(module: DdpModule) -> bool:
@@ -18,6 +18,7 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
         if module.unused is None:
             continue
         if not module.unused and _searches(module):
+            predicted = o.predictions.static_graph
             cost = "" if o.unused_search_ns is None else f"the search takes {ms(o.unused_search_ns)} per step, "
             yield Finding(
                 "find-unused-for-nothing",
@@ -25,7 +26,8 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
                 f"no parameter of {module.name} was without gradient in any recorded step; {cost}one more all-reduce "
                 "follows it, and DDP does not rebuild its buckets in the order of gradients",
                 "Leave it out: DistributedDataParallel(model). Keep it only if other batches skip parts of the model.",
-                o.unused_search_ns,
+                at_most(o.unused_search_ns, predicted),
+                predicted=predicted,
             )
         elif module.unused:
             lost = sum(p.num_bytes for p in module.parameters if p.name in set(module.unused))
@@ -45,15 +47,19 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
 
 def static_graph(o: Observed) -> Iterator[Finding]:
     """The search for unused parameters finds the same ones every time."""
+    predicted = o.predictions.static_graph
+    if not o.unused_search_ns or not o.worth(o.unused_search_ns, predicted):
+        return
     for module in o.modules:
-        if _searches(module) and module.unused and module.graph_is_static and o.worth(o.unused_search_ns):
+        if _searches(module) and module.unused and module.graph_is_static:
             yield Finding(
                 "static-graph",
                 "The set of unused parameters never changes, yet it is searched for in every step",
-                f"torch reports a static graph; the search takes {ms(o.unused_search_ns or 0)} per step",
+                f"torch reports a static graph; the search takes {ms(o.unused_search_ns)} per step",
                 "DistributedDataParallel(model, static_graph=True) instead of find_unused_parameters=True, if the "
                 "graph is the same for the whole training.",
-                o.unused_search_ns,
+                at_most(o.unused_search_ns, predicted),
+                predicted=predicted,
             )
 
 
@@ -86,13 +92,15 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
 def gradient_copies(o: Observed) -> Iterator[Finding]:
     """Buckets are copied back into ``.grad``, which could be views of them."""
     modules = [m for m in o.modules if not m.settings.get("gradient_as_bucket_view")]
-    if not modules or not o.worth(o.copy_out_ns):
+    predicted = o.predictions.bucket_views
+    if not modules or not o.copy_out_ns or not o.worth(o.copy_out_ns, predicted):
         return
     memory = sum(p.num_bytes for m in modules for p in m.parameters)
     yield Finding(
         "gradient-copies",
         "Reduced gradients are copied out of their buckets",
-        f"{ms(o.copy_out_ns or 0)} per step, and {size(memory)} of memory",
+        f"{ms(o.copy_out_ns)} per step, and {size(memory)} of memory",
         "DistributedDataParallel(model, gradient_as_bucket_view=True). Not with code that calls grad.detach_().",
-        o.copy_out_ns,
+        at_most(o.copy_out_ns, predicted),
+        predicted=predicted,
     )

@@ -8,4 +8,5 @@ cache.py      where entries are kept, and which still hold
 pool.py       the map on this machine's cores
 cluster.py    the map on a Dask cluster
 selection.py  which ranks are read
+numbers.py    which numbers were asked for
 """

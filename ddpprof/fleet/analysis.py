@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from ddpprof.errors import DdpprofError
 from ddpprof.events import DdpModule, Record, RecordedStep
 from ddpprof.fleet.cache import Cache, cache_of
-from ddpprof.fleet.entry import read_drawing, read_summary
+from ddpprof.fleet.entry import read_about, read_drawing, read_summary
+from ddpprof.fleet.numbers import Numbers
 from ddpprof.fleet.pool import run_on_cores
 from ddpprof.fleet.progress import Watch
 from ddpprof.fleet.selection import select_ranks
@@ -18,11 +19,12 @@ from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.load.run import RankFiles, complete, find_ranks
 from ddpprof.location import Location
+from ddpprof.measures.traced_buckets import TracedPasses
 from ddpprof.report import Report
 from ddpprof.report.across import RecordedSteps
 from ddpprof.report.build import Reduced, reduce_summary
 from ddpprof.report.rank_summary import RunSummary, merge_summaries
-from ddpprof.report.ranks import training_steps
+from ddpprof.report.ranks import steps_to_replay
 from ddpprof.report.timeline import Timeline, draw_timeline
 
 _MERGED_AT_ONCE = 32
@@ -33,8 +35,8 @@ _MERGED_AT_ONCE = 32
 class Choice:
     """What is read, and by whom."""
 
-    ranks: Container[int] | None = None
-    """numbers; ``None``: all"""
+    ranks: Numbers | None = None
+    """``None``: all"""
     steps: Container[int] | None = None
     sample: int | None = None
     """at most so many ranks"""
@@ -56,10 +58,20 @@ class Analysis:
     _reduced: Reduced
     _cache: Cache
     _ranks: tuple[RankFiles, ...]
+    modules: tuple[DdpModule, ...]
 
     @property
     def report(self) -> Report:
         return self._reduced.report
+
+    @property
+    def passes(self) -> Mapping[int, TracedPasses]:
+        """The gradient all-reduces that each rank's trace shows."""
+        return self._reduced.passes
+
+    def recorded(self) -> Mapping[int, Sequence[RecordedStep]]:
+        """The steps to replay of every rank that was read and has a record."""
+        return _recorded_by(self._ranks, None)([one.rank for one in self._ranks if one.rank is not None])
 
     def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
         """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
@@ -79,13 +91,30 @@ def analysed(path: Location, choice: Choice = ALL, watch: Watch = lambda _step: 
     selection = select_ranks(files.ranks, choice.ranks, choice.sample)
     modules = _modules(files.ranks)
     with cache_of(path, files.ranks, modules, choice.steps, keep=choice.use_cache) as cache:
-        summary, failed = _map(selection.ranks, modules, choice, cache, watch)
+        with _interruption_told(selection.ranks, cache):
+            summary, failed = _map(selection.ranks, modules, choice, cache, watch)
         ranks = tuple(one for one in selection.ranks if one.rank not in failed)
         missing = [text for _, texts in sorted({**summary.missing, **failed}.items()) for text in texts]
         run = complete(files, summary.ranks, missing, selection.left_out)
-        run = replace(run, missing=(*selection.notes, *_on_steps(choice.steps, summary), *run.missing))
+        run = replace(run, missing=(*selection.notes, *_on_steps(choice.steps, summary, ranks, cache), *run.missing))
         reduced = reduce_summary(run, modules, summary, _recorded_by(ranks, choice.steps))
-        yield Analysis(reduced, cache, ranks)
+        yield Analysis(reduced, cache, ranks, modules)
+
+
+@contextmanager
+def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[None]:
+    """Raises ``KeyboardInterrupt`` that says what is kept."""
+    before = {one.rank: cache.written_ns(one) for one in ranks}
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        num_new = sum(cache.written_ns(one) not in (None, before[one.rank]) for one in ranks)
+        if not cache.is_kept or len(ranks) < 2 or not num_new:
+            raise
+        raise KeyboardInterrupt(
+            f"interrupted. {num_new} of {len(ranks)} ranks were read now and are kept: the same command goes on from "
+            "there."
+        ) from interrupt
 
 
 def _map(
@@ -135,7 +164,7 @@ def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> Re
     def recorded(numbers: Sequence[int]) -> Mapping[int, Sequence[RecordedStep]]:
         records = {number: _record(by_number[number]) for number in numbers}
         return {
-            number: [step for step in training_steps(record) if steps is None or step.number in steps]
+            number: [step for step in steps_to_replay(record) if steps is None or step.number in steps]
             for number, record in records.items()
             if record is not None
         }
@@ -153,12 +182,15 @@ def _record(files: RankFiles) -> Record | None:
         return None
 
 
-def _on_steps(steps: Container[int] | None, summary: RunSummary) -> tuple[str, ...]:
+def _on_steps(
+    steps: Container[int] | None, summary: RunSummary, ranks: Sequence[RankFiles], cache: Cache
+) -> tuple[str, ...]:
     """Raises `DdpprofError` where no rank has such a step."""
     if steps is None:
         return ()
     numbers = {step.step for one in summary.ranks for step in one.report.steps}
     numbers |= {step.step for one in summary.ranks for step in one.report.light_steps}
     if not numbers:
-        raise DdpprofError("no such step: no rank has one with such a number.")
+        there = Numbers.of(number for one in ranks for number in read_about(cache.path(one)).steps)
+        raise DdpprofError(f"no such step: {f'there are {there}' if there else 'no rank has any'}.")
     return (f"only {len(numbers)} step{'s were' if len(numbers) > 1 else ' was'} measured, as asked",)

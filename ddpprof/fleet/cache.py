@@ -38,8 +38,12 @@ _CHUNK_BYTES = 1 << 20
 class Cache:
     """Entries of one run in one folder."""
 
-    def __init__(self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None) -> None:
+    def __init__(
+        self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None, *, is_kept: bool
+    ) -> None:
         self.folder = folder
+        self.is_kept = is_kept
+        """by the next command"""
         chosen = hashlib.blake2b(encode(tuple(modules)) + repr(steps).encode(), digest_size=4).hexdigest()
         self._kind = f"{code_version()}-{chosen}"
 
@@ -47,6 +51,13 @@ class Cache:
         """Where the rank's entry is, or is to be written."""
         name = f"rank-{files.rank}" if files.rank is not None else "trace"
         return self.folder / f"{name}.{self._kind}.zip"
+
+    def written_ns(self, files: RankFiles) -> int | None:
+        """When the rank's entry was written; ``None`` where there is none."""
+        try:
+            return self.path(files).stat().st_mtime_ns
+        except OSError:
+            return None
 
     def holds(self, files: RankFiles) -> bool:
         """Whether there is an entry of the rank, of its files as they are now."""
@@ -109,10 +120,10 @@ def cache_of(
     recorded_in = ranks[0].directory if ranks else None
     folder = _folder(path, recorded_in) if keep and ranks else None
     if folder is not None:
-        yield Cache(folder, modules, steps)
+        yield Cache(folder, modules, steps, is_kept=True)
         return
     with TemporaryDirectory(prefix="ddpprof-") as scratch:
-        yield Cache(Path(scratch), modules, steps)
+        yield Cache(Path(scratch), modules, steps, is_kept=False)
 
 
 def _folder(path: Location, recorded_in: Location | None) -> Path | None:

@@ -45,6 +45,8 @@ class About:
     """by name"""
     is_whole: bool
     """``False``: some file could not be read, which may be better next time"""
+    steps: tuple[int, ...] = ()
+    """numbers of all that the rank has, also of those that nobody wanted to measure"""
 
 
 class BadEntryError(DdpprofError):

@@ -1,11 +1,9 @@
-"""The map on this machine: one process for each core, as far as memory goes."""
+"""The map on this machine: one process for each core, as far as memory goes; of few ranks each is read by several."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -16,8 +14,8 @@ from pathlib import Path
 from ddpprof.fleet.cache import Cache
 from ddpprof.fleet.progress import FileBytes, Progress, Watch, num_bytes
 from ddpprof.fleet.task import RankTask, run_task
-from ddpprof.load.heap import give_back_large_arrays
 from ddpprof.load.inflate import telling
+from ddpprof.load.process import begin_reading_process
 
 _BASE_BYTES = 150_000_000
 """that a process needs for itself, and for what is measured"""
@@ -26,39 +24,46 @@ _BYTES_PER_BYTE = 1.5
 _TELL_EVERY_S = 0.2
 _WORTH_A_POOL_BYTES = 4_000_000
 """Less is read before a process has started."""
+_MOST_PER_RANK = 4
+"""With more, inflating would be most of what each does."""
 
 
 def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watch: Watch) -> dict[int, str]:
     """Write an entry for each rank. `jobs`: processes, ``None``: as many as fit. Returns why tasks failed, by index."""
     sizes = [num_bytes(task.files) for task in tasks]
-    num_processes = min(len(tasks), jobs or _that_fit(max(sizes, default=0)))
+    num_processes, per_rank = _divided(jobs or _that_fit(max(sizes, default=0)), len(tasks))
     progress = Progress(watch, [task.files for task in tasks], sizes)
     if num_processes < 2 or (jobs is None and sum(sizes) < _WORTH_A_POOL_BYTES):
         for index, task in enumerate(tasks):
             progress.begin(index)
-            make_entry(task, cache, partial(progress.read, index))
+            make_entry(task, cache, partial(progress.read, index), per_rank)
             progress.end(index)
         return {}
-    left = _run(list(range(len(tasks))), tasks, cache, num_processes, progress)
+    left = _run(list(range(len(tasks))), tasks, cache, num_processes, per_rank, progress)
     # The system kills a process that takes too much memory, and the pool does not say whose task it was.
-    return {index: _KILLED for index in left if _run([index], tasks, cache, 1, progress)}
+    return {index: _KILLED for index in left if _run([index], tasks, cache, 1, 1, progress)}
 
 
 _KILLED = "the process that read it was killed: too little memory? Try again with --jobs 1 on a larger machine"
 
 
-def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None]) -> None:
-    """`told`: learns how many bytes have been read. Raises `DdpprofError`."""
+def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None], num_processes: int) -> None:
+    """`told`: learns how many bytes have been read. `num_processes`: of the rank. Raises `DdpprofError`."""
 
     def make(part: Path) -> None:
         with part.open("wb") as out, telling(FileBytes(told)):
-            run_task(task, out)
+            run_task(task, out, num_processes)
 
     cache.write(task.files, make)
 
 
 def _run(
-    chosen: Sequence[int], tasks: Sequence[RankTask], cache: Cache, num_processes: int, progress: Progress
+    chosen: Sequence[int],
+    tasks: Sequence[RankTask],
+    cache: Cache,
+    num_processes: int,
+    per_rank: int,
+    progress: Progress,
 ) -> list[int]:
     """Returns those that were not done because a process was killed."""
     # spawn: a fork of a process with threads may hang.
@@ -74,7 +79,7 @@ def _run(
             while waiting and len(running) < num_processes and not unfinished:
                 index = waiting.pop()
                 progress.begin(index)
-                running[pool.submit(_make_entry, index, tasks[index], cache)] = index
+                running[pool.submit(_make_entry, index, tasks[index], cache, per_rank)] = index
             pids |= {process.pid for process in multiprocessing.active_children() if process.pid is not None}
             if not running:
                 break
@@ -101,27 +106,15 @@ def _run(
 def _begin_process(read_bytes: MutableSequence[int]) -> None:
     global _read_bytes  # noqa: PLW0603 (shared memory is handed over once, when the process starts)
     _read_bytes = read_bytes
-    # Ctrl-C goes to all processes of a terminal: the first one ends the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """One that is killed cannot end the others."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-    give_back_large_arrays()
+    begin_reading_process()
 
 
 _read_bytes: MutableSequence[int] = []
 """by index of the task; shared by all processes"""
 
 
-def _make_entry(index: int, task: RankTask, cache: Cache) -> None:
-    make_entry(task, cache, partial(_read_bytes.__setitem__, index))
+def _make_entry(index: int, task: RankTask, cache: Cache, num_processes: int) -> None:
+    make_entry(task, cache, partial(_read_bytes.__setitem__, index), num_processes)
 
 
 def _that_fit(largest_bytes: int) -> int:
@@ -130,6 +123,12 @@ def _that_fit(largest_bytes: int) -> int:
     if memory is None:
         return cores
     return max(1, min(cores, int(memory / (_BASE_BYTES + _BYTES_PER_BYTE * largest_bytes))))
+
+
+def _divided(num_processes: int, num_ranks: int) -> tuple[int, int]:
+    """How many ranks are read at a time, and by how many processes each."""
+    at_a_time = max(1, min(num_processes, num_ranks))
+    return at_a_time, min(_MOST_PER_RANK, num_processes // at_a_time)
 
 
 def _available_bytes() -> int | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddpprof.errors import DdpprofError
+from ddpprof.fleet.numbers import Numbers
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.load.run import RankFiles
 from ddpprof.measures.progress import StepProgress
@@ -21,21 +22,28 @@ class Selection:
     """what is not read, in words for the report"""
 
 
-def select_ranks(files: Sequence[RankFiles], ranks: Container[int] | None, sample: int | None) -> Selection:
+def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
     """`ranks`: numbers, ``None``: all; of these at most `sample`. Raises `DdpprofError` where none is left."""
     wanted = [one for one in files if ranks is None or one.rank is None or one.rank in ranks]
+    there = Numbers.of(one.rank for one in files if one.rank is not None)
     if files and not wanted:
-        raise DdpprofError(f"no such rank: the run has {files[0].rank}-{files[-1].rank}.")
+        raise DdpprofError(f"no such rank: the run has {there}.")
+    lacking = ranks.without(one.rank for one in files if one.rank is not None) if ranks and there else Numbers(())
+    notes = (f"{_ranks(lacking)} asked for, but the run has {there}",) if lacking else ()
     late: list[int] = []
     if sample is not None and sample < len(wanted):
         late = _suspects(wanted)[: max(1, sample // 2)]
         wanted = _sampled(wanted, late, sample)
     if len(wanted) == len(files):
-        return Selection(tuple(files))
+        return Selection(tuple(files), notes=notes)
     how = "" if sample is None else f", of which {_named(late)} by the light record" if late else ", evenly chosen"
     left_out = frozenset(one.rank for one in files if one not in wanted and one.rank is not None)
     note = f"only {len(wanted)} of {len(files)} ranks {'was' if len(wanted) == 1 else 'were'} read, as asked{how}"
-    return Selection(tuple(wanted), left_out, (note,))
+    return Selection(tuple(wanted), left_out, (note, *notes))
+
+
+def _ranks(numbers: Numbers) -> str:
+    return f"ranks {numbers} were" if numbers.are_several else f"rank {numbers} was"
 
 
 def _named(late: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from ddpprof.events import DdpModule
+from ddpprof.events import DdpModule, Rank
 from ddpprof.fleet.cache import seen_files
 from ddpprof.fleet.entry import About, write_entry
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
@@ -14,6 +14,7 @@ from ddpprof.load.run import LoadedRank, RankFiles, load_rank
 from ddpprof.load.selection import only_steps
 from ddpprof.report.build import utf8_text
 from ddpprof.report.rank_summary import RunSummary, summarise_rank
+from ddpprof.report.ranks import training_steps
 from ddpprof.report.timeline import drawing_of
 
 
@@ -27,14 +28,23 @@ class RankTask:
     limits: Limits = DEFAULT_LIMITS
 
 
-def run_task(task: RankTask, out: BinaryIO) -> None:
-    """Raises `BadTrace` where the rank is one bad trace that was asked for by its name."""
+def run_task(task: RankTask, out: BinaryIO, num_processes: int = 1) -> None:
+    """`num_processes`: that may decode its traces.
+
+    Raises `BadTrace` where the rank is one bad trace that was asked for by its name.
+    """
     seen = seen_files(task.files)  # before they are read: what is written meanwhile must not pass for known
-    loaded = load_rank(task.files, task.limits)
+    loaded = load_rank(task.files, task.limits, num_processes)
+    steps = _step_numbers(loaded.rank) if loaded.rank is not None else ()
     if loaded.rank is not None and task.steps is not None:
         loaded = replace(loaded, rank=only_steps(loaded.rank, task.steps))
     drawing = drawing_of(loaded.rank) if loaded.rank is not None else None
-    write_entry(out, About(seen, loaded.is_whole), _summary(loaded, task), drawing)
+    write_entry(out, About(seen, loaded.is_whole, steps), _summary(loaded, task), drawing)
+
+
+def _step_numbers(rank: Rank) -> tuple[int, ...]:
+    traced = {step.number for step in rank.trace.steps} if rank.trace is not None else set()
+    return tuple(sorted(traced | {step.number for step in training_steps(rank.record) if step.mode == "light"}))
 
 
 def _summary(loaded: LoadedRank, task: RankTask) -> RunSummary:

@@ -1,7 +1,11 @@
-"""Makes columns of the events that the tables need, batch by batch: no Python per event where a column can be made."""
+"""Makes columns of the events that the tables need, batch by batch: no Python per event where a column can be made.
+
+Of a large file several processes each collect some groups of batches; `collected` makes one of what they have.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, repeat
 from operator import attrgetter
@@ -22,19 +26,10 @@ from ddpprof.load.arguments import (
     decode_arguments,
 )
 from ddpprof.load.classify import DEVICE_ROLES, Family, Identity, Role, classify_in, may_queue_work
-from ddpprof.load.columns import (
-    Chunks,
-    Columns,
-    IntColumn,
-    Launches,
-    Remembered,
-    concatenated,
-    integers,
-    narrow,
-    of_interest,
-)
+from ddpprof.load.collected import NAMED_LANE, NUM_COLUMNS, Collected, outermost_only
+from ddpprof.load.columns import Chunks, IntColumn, Remembered, concatenated, integers, narrow
 from ddpprof.load.entries import Entries, SpanType, is_exact
-from ddpprof.load.hostwork import held_by_earlier, outermost
+from ddpprof.load.hostwork import held_by_earlier
 from ddpprof.load.picking import KEPT_FAMILIES, AnySpan, Picked, pick, sees_shapes
 from ddpprof.load.times import NeedsExactTimesError, nanoseconds, nanoseconds_of_texts
 
@@ -46,7 +41,6 @@ _UNNEEDED, _UNNEEDED_OP = -1, -2
 
 _MAX_DEVICE = 1 << 16
 _NULL = b"null"
-_NUM_COLUMNS = 9
 
 
 class Collector:
@@ -54,6 +48,9 @@ class Collector:
 
     def __init__(self) -> None:
         self.num_events = 0
+        self._group = 0
+        self.events_of_group: Counter[int] = Counter()
+        self._launches_of_group: Counter[int] = Counter()
         self._identities: list[Identity] = []
         self._known_facts = _Facts([])
         self._ids = {which: Remembered(self._identify_in(which)) for which in KEPT_FAMILIES}
@@ -68,21 +65,24 @@ class Collector:
         self._shape_texts: dict[bytes, int] = {}
         """without blanks: files are laid out differently"""
         self._rows = Chunks()
-        """start, duration, identity, lane, device, correlation, detail, launch shape, launching op"""
+        """start, duration, identity, lane, device, correlation, detail, launch shape, launching op, group"""
         self._num_rows = self._num_merged = 0
         self._launches = Chunks()
-        """start, lane, correlation"""
+        """start, lane, correlation, group"""
         self.has_shapes = False
         """the inputs of ops have shapes: so far as was seen"""
         self._ops_with_shapes = Chunks()
-        """ids of ops, and indices of the shapes of their inputs"""
+        """ids of ops, indices of the shapes of their inputs, group"""
         self._queues = Remembered(may_queue_work)
         self._devices: set[int] = set()
         """that ran kernels"""
         self._on_device = False
-        self._num_launches = 0
         self._last_ns = -(1 << 63)
-        self._window_end_ns: int | None = None
+        self._window_end: tuple[int, int] | None = None
+
+    def begin(self, group: int) -> None:
+        """What is added from now on is of that group, which is after those before it in the file."""
+        self._group = group
 
     def add(self, entries: Entries, span: SpanType) -> None:
         """Keep what the tables need. Raises `NeedsExactTimesError` before it keeps anything, `TimeOutOfRangeError`."""
@@ -92,15 +92,16 @@ class Collector:
         launches = [call for call in picked.launches if self._queues[call.name]]
         times = _Times([*host, *device, *launches], is_exact(span))
         if picked.window_end is not None:
-            self._window_end_ns = int(nanoseconds_of_texts([picked.window_end])[0])
+            self._window_end = self._group, int(nanoseconds_of_texts([picked.window_end])[0])
         self.num_events += len(entries)
+        self.events_of_group[self._group] += len(entries)
         if len(times):
             self._last_ns = max(self._last_ns, int(times.end_ns.max()))
         if host:
             self._add_host(host, times.part(0, len(host)), np.array(picked.host_ids, np.int32))
         if device:
             self._add_device(device, times.part(len(host), len(device)), np.array(picked.device_ids, np.int32))
-        self._num_launches += len(picked.launches)
+        self._launches_of_group[self._group] += len(picked.launches)
         if launches:
             self._add_launches(launches, times.start_ns[len(host) + len(device) :])
         if picked.ops:
@@ -108,25 +109,21 @@ class Collector:
         if self._num_rows > _MERGE_ROWS + 2 * self._num_merged and not self._on_device:
             self._merge()
 
-    def columns(self) -> Columns:
+    def collected(self) -> Collected:
         """Everything that was kept. The collector is empty then."""
-        self._merge()
-        start, duration, identity, lane, device, correlation, detail, launch_shape, op = self._rows.pop()
-        end = start + duration
-        del duration
-        launches = concatenated(of_interest(self._launches, 2, correlation), 3)
-        return Columns(
-            tuple(self._identities), start, end, identity, lane, device, correlation, detail, tuple(self._details),
-            launch_shape, self._input_shapes(op), tuple(text.decode("utf-8", "replace") for text in self._shape_texts),
-            Launches(launches[0].astype(np.int64, copy=False), launches[1], launches[2], self._num_launches),
-            self._last_ns, self._window_end_ns, len(self._devices - {UNKNOWN}), self.num_events,
+        if not self._on_device:
+            self._merge()
+        return Collected(
+            self._identities, list(self._named_lanes), list(self._shape_texts), self._details,
+            self._rows, self._launches, self._ops_with_shapes,
+            self.events_of_group, self._launches_of_group, self._devices, self._last_ns, self._window_end,
         )  # fmt: skip
 
     def _add_launches(self, launches: Sequence[AnySpan], start: Int64Column) -> None:
         correlation = integers(list(map(_correlation, _arguments(LaunchArguments, launches))))
         rows = np.flatnonzero(correlation)  # the others queued nothing
         lane = self._lanes_of([launches[row].tid for row in rows.tolist()])
-        self._launches.add([start[rows], narrow(lane), narrow(correlation[rows])])
+        self._launches.add([start[rows], narrow(lane), narrow(correlation[rows]), self._groups(len(rows))])
 
     def _add_host(self, spans: Sequence[AnySpan], times: _Part, ids: NDArray[np.int32]) -> None:
         lane = self._lanes_of(map(_tid, spans))
@@ -166,8 +163,11 @@ class Collector:
         self._add_rows(times.start_ns, times.end_ns, ids, lane, device, correlation, detail, shape, op)
 
     def _add_rows(self, start: Int64Column, end: Int64Column, *columns: IntColumn) -> None:
-        self._rows.add([start.copy(), narrow(end - start), *map(narrow, columns)])
+        self._rows.add([start.copy(), narrow(end - start), *map(narrow, columns), self._groups(len(start))])
         self._num_rows += len(start)
+
+    def _groups(self, num_rows: int) -> IntColumn:
+        return np.full(num_rows, self._group, np.min_scalar_type(-1 - self._group))
 
     def _add_details(self, arguments: Iterable[Arguments]) -> NDArray[np.int64]:
         begin = len(self._details)
@@ -181,7 +181,8 @@ class Collector:
         shape = np.fromiter(map(self._shapes.__getitem__, _texts(map(_input_dims, ops))), np.int64, len(ops))
         known = shape != UNKNOWN
         ids_of_ops = _op_ids(ops)
-        self._ops_with_shapes.add([narrow(ids_of_ops[known]), narrow(shape[known])])
+        ids_of_ops, shape = narrow(ids_of_ops[known]), narrow(shape[known])
+        self._ops_with_shapes.add([ids_of_ops, shape, self._groups(len(shape))])
 
     def _facts(self) -> _Facts:
         if len(self._known_facts.is_op) < len(self._identities):
@@ -196,26 +197,9 @@ class Collector:
             return UNKNOWN
         return self._shape_texts.setdefault(b"".join(text.split()), len(self._shape_texts))
 
-    def _input_shapes(self, op: IntColumn) -> IntColumn:
-        """For each row, the shapes of the inputs of the op with that id."""
-        ids, shapes = concatenated(of_interest(self._ops_with_shapes, 0, op), 2)
-        if not len(ids):
-            return np.full(len(op), UNKNOWN, np.int8)
-        order = np.argsort(ids, kind="stable")
-        found = order[np.minimum(np.searchsorted(ids, op, sorter=order), len(ids) - 1)]
-        return narrow(np.where((ids[found] == op) & (op != 0), shapes[found], UNKNOWN))
-
     def _merge(self) -> None:
-        """Make one chunk of all, without the ops inside other ops: only the outermost stand for compute."""
-        columns = concatenated(self._rows, _NUM_COLUMNS)
-        start, duration, identity, lane = columns[:4]
-        is_only_op = self._facts().is_only_op[identity]
-        if is_only_op.any():
-            ops = np.flatnonzero(self._facts().is_op[identity])
-            needed = ~is_only_op
-            needed[ops[outermost(start[ops], start[ops] + duration[ops], lane[ops])]] = True
-            columns = [column[needed] for column in columns]
-        columns[0] = columns[0].astype(np.int64, copy=False)
+        """Make one chunk of all, without the ops inside other ops."""
+        columns = outermost_only(concatenated(self._rows, NUM_COLUMNS), self._identities)
         self._rows = Chunks([columns])
         self._num_rows = self._num_merged = len(columns[0])
 
@@ -249,9 +233,11 @@ class Collector:
         return _numbers(self._device_numbers, names, _device_number)
 
     def _lane(self, name: object) -> int:
-        """A stream or thread as a number; names that are not numbers count down from -1."""
+        """A stream or thread as a number; names that are not numbers count down from `NAMED_LANE`."""
         number = as_int(name)
-        return number if number is not None else self._named_lanes.setdefault(str(name), -1 - len(self._named_lanes))
+        if number is not None and number > NAMED_LANE:
+            return number
+        return self._named_lanes.setdefault(str(name), NAMED_LANE - len(self._named_lanes))
 
 
 class _Times:

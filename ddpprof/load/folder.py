@@ -47,9 +47,9 @@ class LoadedTraces:
     """``False``: there is a file that could not be read"""
 
 
-def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS) -> Trace:
-    """The tables of one trace file. Raises `BadTrace`."""
-    header, columns = read_trace(path, limits)
+def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> Trace:
+    """The tables of one trace file. `num_processes`: that may decode it. Raises `BadTrace`."""
+    header, columns = read_trace(path, limits, num_processes)
     give_back_holes()
     file = TraceFile(columns)
     del columns  # so that the file can forget, while tables are built, what it has been asked for
@@ -79,12 +79,14 @@ def find_traces(paths: Sequence[Location]) -> FoundTraces:
     return FoundTraces({rank: tuple(ranks[rank]) for rank in sorted(ranks)}, tuple(missing))
 
 
-def load_traces(rank: int, paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> LoadedTraces:
+def load_traces(
+    rank: int, paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS, num_processes: int = 1
+) -> LoadedTraces:
     """The profiler's cycles in one process as one trace; what is of another process is left out."""
     names, traces, missing = [], [], []
     for path in paths:
         try:
-            traces.append(load_trace(path, limits))
+            traces.append(load_trace(path, limits, num_processes))
             names.append(path.name)
         except BadTrace as error:
             missing.append(_skipped(path, error))

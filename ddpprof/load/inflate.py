@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol, cast
 
@@ -18,6 +19,8 @@ from ddpprof.load.limits import DEFAULT_LIMITS, MAX_TRACE_OPTION, Limits
 from ddpprof.location import Location
 
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_USUAL_INFLATION = 12
+"""How many times as large as a compressed trace its JSON is."""
 _ALWAYS_ALLOWED = 10**9
 """bytes that even a small file may inflate to"""
 
@@ -68,6 +71,14 @@ def opened(path: Location, limits: Limits = DEFAULT_LIMITS) -> Iterator[Stream]:
                 yield _Checked(inflated, "zstd", (EOFError, zstd.ZstdError), limits, file)
         else:
             yield _Checked(file, "", (), limits, file)
+
+
+def expected_bytes(path: Path) -> int:
+    """Of its JSON, roughly."""
+    with path.open("rb") as file:
+        magic = file.read(4)
+    is_compressed = magic.startswith(_GZIP_MAGIC) or magic == _ZSTD_MAGIC
+    return path.stat().st_size * (_USUAL_INFLATION if is_compressed else 1)
 
 
 def _zstd(path: Location) -> ModuleType:

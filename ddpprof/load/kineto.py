@@ -1,9 +1,4 @@
-"""Reads a Kineto trace file: streamed in batches where its layout allows it, whole where not. Both give the same.
-
-A batch ends before the last ``{`` that precedes a ``"ph"`` key. Where that is not the start of an event (an event that
-does not begin with its ``"ph"``, arguments that hold one), the batch has an open bracket, the decoder refuses it, and
-the whole document is decoded instead. What follows the last batch is decoded together with the keys after the array.
-"""
+"""Reads a Kineto trace file: streamed in batches where its layout allows it, whole where not. Both give the same."""
 
 from __future__ import annotations
 
@@ -18,32 +13,20 @@ import msgspec
 
 from ddpprof.errors import BadTrace
 from ddpprof.load.arguments import decode_or_none
-from ddpprof.load.collector import Collector
+from ddpprof.load.batches import BLANKS, BYTE_ORDER_MARK, Batches, Division, OddLayoutError, split_at_array
+from ddpprof.load.collected import columns_of
 from ddpprof.load.columns import Columns
-from ddpprof.load.entries import (
-    AnyEvent,
-    AnyExactEvent,
-    Entries,
-    SpanType,
-    as_entries,
-    decode_entries,
-    is_exact,
-    span_type,
-)
+from ddpprof.load.decoding import EventReader, decode, refuse_many
+from ddpprof.load.entries import AnyEvent, AnyExactEvent, Entries, SpanType, as_entries, is_exact
 from ddpprof.load.inflate import Stream, UnreadableError, opened
-from ddpprof.load.limits import DEFAULT_LIMITS, MAX_EVENTS_OPTION, Limits
-from ddpprof.load.mend import mend
-from ddpprof.load.times import NeedsExactTimesError, TimeOutOfRangeError
+from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.sharing import HelperLostError, Helpers, helping
+from ddpprof.load.times import TimeOutOfRangeError
 from ddpprof.location import Location
 
-BATCH_BYTES = 1_000_000
-"""Larger batches are slower: they leave the processor's cache."""
+DIVISION = Division()
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_BLANKS = b" \t\r\n"
-_BETWEEN_EVENTS = _BLANKS + b","
-_CLOSING_EVENT = b'{"ph":"s"}]'
-_ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BETWEEN_EVENTS = BLANKS + b","
 _RANK_IN_INFO = re.compile(rb'"distributedInfo"\s*:\s*\{[^}]*?"rank"\s*:\s*"?(\d{1,18})')
 _ADVICE = "Record it again, or leave this file out."
 
@@ -89,15 +72,16 @@ class Header:
     """an accelerator was visible"""
 
 
-def read_trace(path: Location, limits: Limits = DEFAULT_LIMITS) -> tuple[Header, Columns]:
-    """The header of a trace file and the events that the tables need. Raises `BadTrace`."""
+def read_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> tuple[Header, Columns]:
+    """The header of a trace file and the events that the tables need. Raises `BadTrace`.
+
+    `num_processes`: that may decode it, should it be large enough; what is read is the same.
+    """
     with _told_as_bad_trace(path):
         try:
-            with opened(path, limits) as stream:
-                header, columns = _read_in_batches(stream, limits)
-        except _OddLayoutError:
-            with opened(path, limits) as stream:
-                header, columns = _read_whole(stream, limits)
+            header, columns = _read(path, limits, num_processes)
+        except HelperLostError:
+            header, columns = _read(path, limits, num_processes=1)
     if not columns.num_events:
         raise BadTrace(f"{path} holds no events: nothing was profiled. {_ADVICE}")
     if not len(columns.start_ns) and not columns.launches.num_all:
@@ -107,23 +91,32 @@ def read_trace(path: Location, limits: Limits = DEFAULT_LIMITS) -> tuple[Header,
     return header, columns
 
 
+def _read(path: Location, limits: Limits, num_processes: int) -> tuple[Header, Columns]:
+    try:
+        with opened(path, limits) as stream, helping(path, limits, DIVISION, num_processes - 1) as helpers:
+            return _read_in_batches(stream, limits, helpers)
+    except OddLayoutError:
+        with opened(path, limits) as stream:
+            return _read_whole(stream, limits)
+
+
 def read_rank(path: Location, limits: Limits = DEFAULT_LIMITS) -> int | None:
     """The rank that a trace file states; no events are decoded where its layout allows it. Raises `BadTrace`."""
     with _told_as_bad_trace(path):
         try:
             with opened(path, limits) as stream:
-                before, rest = _split_at_array(stream, limits)
-                keys = _Document() if before is None else _decode(_DECODE_KEYS, before + b'"traceEvents":[]}')
+                before, rest = split_at_array(stream, limits, DIVISION.batch_bytes)
+                keys = _Document() if before is None else decode(_DECODE_KEYS, before + b'"traceEvents":[]}')
                 rank = _header(keys).rank
                 return _rank_after_events(stream, rest) if rank is None and before is not None else rank
-        except (_OddLayoutError, msgspec.MsgspecError):
+        except (OddLayoutError, msgspec.MsgspecError):
             return read_trace(path, limits)[0].rank
 
 
 def _rank_after_events(stream: Stream, text: bytes) -> int | None:
     """By the keys that follow the events, if there are any."""
-    while chunk := stream.read(BATCH_BYTES):
-        text = text[-BATCH_BYTES:] + chunk
+    while chunk := stream.read(DIVISION.batch_bytes):
+        text = text[-DIVISION.batch_bytes :] + chunk
     match = _RANK_IN_INFO.search(text)
     return _natural(int(match.group(1))) if match else None
 
@@ -143,10 +136,6 @@ def _told_as_bad_trace(path: Location) -> Iterator[None]:
         raise BadTrace(f"{path} holds a time that no clock shows. {_ADVICE}") from error
 
 
-class _OddLayoutError(Exception):
-    """The file cannot be read in batches; whole it may be."""
-
-
 def _explain(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "is no trace: it is nested too deeply"
@@ -157,125 +146,41 @@ def _explain(error: Exception) -> str:
     return f"is not valid JSON ({error})"
 
 
-class _EventReader:
-    """Decodes events into a collector; once float64 cannot hold a time, decodes all that follow exactly."""
+def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
+    """Also the keys beside the events, which must be there."""
+    documents: list[_FastDocument | _ExactDocument] = []
 
-    def __init__(self, limits: Limits) -> None:
-        self.collector = Collector()
-        self._limits = limits
-        self._exact = False
+    def decoded(span: SpanType) -> Entries:
+        documents.append(decode(_DECODE_DOCUMENT[is_exact(span)], text))
+        events = documents[-1].events
+        if isinstance(events, msgspec.UnsetType):
+            raise UnreadableError("is no profiler trace: it is JSON without traceEvents")
+        return as_entries(events, span)
 
-    def add_array(self, text: bytes | bytearray) -> None:
-        self._collect(lambda span: _decode_array(text, span))
-
-    def add_batch(self, text: bytes) -> None:
-        """An array whose last event only closes the one that a comma left open."""
-        self._collect(lambda span: _decode_array(text, span)[:-1])
-
-    def add_document(self, text: bytes | bytearray) -> _Document:
-        """Also the keys beside the events, which must be there."""
-        documents: list[_FastDocument | _ExactDocument] = []
-
-        def decode(span: SpanType) -> Entries:
-            documents.append(_decode(_DECODE_DOCUMENT[is_exact(span)], text))
-            events = documents[-1].events
-            if isinstance(events, msgspec.UnsetType):
-                raise UnreadableError("is no profiler trace: it is JSON without traceEvents")
-            return as_entries(events, span)
-
-        self._collect(decode)
-        return documents[-1]
-
-    def _collect(self, decode: Callable[[SpanType], Entries]) -> None:
-        try:
-            self._add(decode)
-        except NeedsExactTimesError:
-            self._exact = True
-            self._add(decode)
-        if self.collector.num_events > self._limits.events:
-            raise UnreadableError(
-                f"is too large: more than {self._limits.events:,} events. "
-                f"If it is a trace nevertheless: {MAX_EVENTS_OPTION}"
-            )
-
-    def _add(self, decode: Callable[[SpanType], Entries]) -> None:
-        span = span_type(exact=self._exact, with_arguments=self.collector.has_shapes)
-        self.collector.add(decode(span), span)
+    reader.add(decoded)
+    return documents[-1]
 
 
-def _decode_array(text: bytes | bytearray, span: SpanType) -> Entries:
-    entries: Entries = _decode(lambda text: decode_entries(text, span), text)
-    return entries
-
-
-def _decode(decode: _Decoder, text: bytes | bytearray) -> Any:
+def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[Header, Columns]:
+    """Raises `OddLayoutError`, and ``msgspec.DecodeError`` where decoding the whole would fail too."""
+    before, begin = split_at_array(stream, limits, DIVISION.batch_bytes)
+    reader, batches = EventReader(limits, DIVISION), Batches(stream, begin, limits, DIVISION.batch_bytes)
     try:
-        return decode(text)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return decode(mend(bytes(text)))
-
-
-def _read_in_batches(stream: Stream, limits: Limits) -> tuple[Header, Columns]:
-    """Raises `_OddLayoutError`, and ``msgspec.DecodeError`` where decoding the whole would fail too."""
-    before, rest = _split_at_array(stream, limits)
-    reader = _EventReader(limits)
-    keys_before = _Document()
-    try:
-        if before is not None:
-            keys_before = _decode(_DECODE_KEYS, before + b'"traceEvents":[]}')
-        tail = _add_batches(stream, rest, reader, limits)
+        keys = [decode(_DECODE_KEYS, before + b'"traceEvents":[]}')] if before is not None else []
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise _OddLayoutError from error
+        raise OddLayoutError from error
+    by_helpers = helpers.share(reader, batches)
+    reader.begin(batches.num_done)  # a group of its own, as there are fewer groups than batches
     try:
         if before is None:
-            reader.add_array(_closed(b"[" + tail))
-            return Header(), reader.collector.columns()
-        keys_after = reader.add_document(b'{"traceEvents":[' + tail)
-    except msgspec.ValidationError as error:  # decoded whole, its message counts events from the file's start
-        raise _OddLayoutError from error
-    return _header(keys_before, keys_after), reader.collector.columns()
-
-
-def _split_at_array(stream: Stream, limits: Limits) -> tuple[bytes | None, bytes]:
-    """What stands before the array of events (``None`` where the file is nothing but it), and what was read of it."""
-    text = bytearray()
-    while chunk := stream.read(BATCH_BYTES):
-        searched = max(len(text) - 64, 0)
-        text += chunk
-        start = text.removeprefix(_BYTE_ORDER_MARK).lstrip(_BLANKS)[:1] if searched == 0 else b"{"
-        if start == b"[":
-            return None, bytes(text[text.index(b"[") + 1 :])
-        if start not in (b"{", b""):
-            raise UnreadableError("is not JSON")
-        if match := _ARRAY_START.search(text, searched):
-            return bytes(text[: match.start()].removeprefix(_BYTE_ORDER_MARK)), bytes(text[match.end() :])
-        _refuse_long(text, limits)
-    if not text.strip(_BLANKS):
-        raise UnreadableError("is empty")
-    raise _OddLayoutError
-
-
-def _add_batches(stream: Stream, chunk: bytes, reader: _EventReader, limits: Limits) -> bytes:
-    """Decode all events but the last few. Returns what is left, to the file's end."""
-    begun = bytearray()
-    while True:
-        cut = chunk.rfind(b"{", 0, max(chunk.rfind(b'"ph"'), 0))
-        if cut < 0:
-            begun += chunk
-            _refuse_long(begun, limits)
+            reader.add_array(_closed(b"[" + batches.rest))
         else:
-            reader.add_batch(b"".join((b"[", begun, memoryview(chunk)[:cut], _CLOSING_EVENT)))
-            begun = bytearray(chunk[cut:])
-        chunk = stream.read(BATCH_BYTES)
-        if not chunk:
-            return bytes(begun)
-
-
-def _refuse_long(text: bytearray, limits: Limits) -> None:
-    if len(text) > limits.keys_bytes:
-        raise UnreadableError(f"holds {limits.keys_bytes // 10**6} MB without a single event: it is no profiler trace")
+            keys.append(_add_document(reader, b'{"traceEvents":[' + batches.rest))
+    except msgspec.ValidationError as error:  # decoded whole, its message counts events from the file's start
+        raise OddLayoutError from error
+    columns = columns_of([reader.collector.collected(), *by_helpers])
+    refuse_many(columns.num_events, limits)
+    return _header(*keys), columns
 
 
 def _closed(array: bytes | bytearray) -> bytes | bytearray:
@@ -290,12 +195,14 @@ def _read_whole(stream: Stream, limits: Limits) -> tuple[Header, Columns]:
         text += chunk
         if len(text) > limits.whole_bytes:
             raise UnreadableError(f"is not laid out as a trace, and too large to decode whole ({len(text)} bytes)")
-    document = text.removeprefix(_BYTE_ORDER_MARK).strip(_BLANKS)
-    reader = _EventReader(limits)
+    document = text.removeprefix(BYTE_ORDER_MARK).strip(BLANKS)
+    reader = EventReader(limits, DIVISION)
+    keys = []
     if document.startswith(b"["):
         reader.add_array(_closed(document))
-        return Header(), reader.collector.columns()
-    return _header(reader.add_document(document)), reader.collector.columns()
+    else:
+        keys.append(_add_document(reader, document))
+    return _header(*keys), columns_of([reader.collector.collected()])
 
 
 def _header(*documents: _Document) -> Header:

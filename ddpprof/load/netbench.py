@@ -54,6 +54,11 @@ def _what_is_wrong(bench: NetBench) -> str | None:
             return "its sizes do not ascend"
     tables = [(one.num_bytes, one.longest_ns, one.shortest_ns, one.cpu_ns) for one in bench.sizes]
     tables += [(one.num_bytes, one.both_ns, one.alone_ns, one.cpu_ns) for one in bench.concurrent]
+    for one in bench.beside:
+        if not one.taken_ns or len(one.taken_ns) != len(one.lasted_ns):
+            return f"{one.num_bytes} bytes: rounds are missing"
+        if one.num_bytes < 1 or not (_are_within(one.taken_ns, least=0) and _are_within(one.lasted_ns, least=1)):
+            return f"{one.num_bytes} bytes: a time that is none"
     for num_bytes, times_ns, others_ns, cpu_ns in tables:
         if not times_ns or len(others_ns) != len(times_ns) or len(cpu_ns) != bench.world_size:
             return f"{num_bytes} bytes: iterations or ranks are missing"

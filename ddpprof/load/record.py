@@ -30,6 +30,9 @@ _Int = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 class _Parameter(msgspec.Struct, array_like=True):
     name: str
     num_bytes: _Int
+    dtype: str | None = None
+    shape: tuple[_Int, ...] = ()
+    is_sparse: bool = False
 
 
 class _Module(msgspec.Struct):
@@ -66,6 +69,7 @@ class _Facts(msgspec.Struct):
     ended: str | None = None
     data_parallel: tuple[DataParallelModule, ...] = ()
     memory: _FactsOfMemory = _FactsOfMemory()
+    run_id: str | None = None
 
 
 class _Forward(msgspec.Struct, array_like=True):
@@ -180,6 +184,7 @@ def _record(facts: _Facts, rank: int, steps: tuple[RecordedStep, ...]) -> Record
         ended=facts.ended,
         data_parallel=facts.data_parallel,
         devices=facts.memory.devices,
+        run_id=facts.run_id,
     )
 
 
@@ -188,7 +193,7 @@ def _module(module: _Module) -> DdpModule:
         name=module.name,
         settings=module.settings,
         comm_hook=module.comm_hook,
-        parameters=tuple(Parameter(parameter.name, parameter.num_bytes) for parameter in module.parameters),
+        parameters=tuple(Parameter(*msgspec.structs.astuple(parameter)) for parameter in module.parameters),
         buckets=tuple(tuple(bucket) for bucket in module.buckets),
         num_buffers=module.num_buffers,
         buffer_bytes=module.buffer_bytes,

@@ -6,6 +6,7 @@ that processes and machines can share the work; `complete` says what all of them
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -20,7 +21,9 @@ from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.location import Location, is_remote, location
-from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, trace_path
+from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, facts_file, is_run, ranks_in, runs_in, trace_path
+
+_MOST_NAMED = 8
 
 
 class _RunFile(msgspec.Struct):
@@ -42,6 +45,8 @@ class RankFiles:
     directory: Location | None = None
     """that of the run, where ddpprof recorded"""
     expects_trace: bool = True
+    run_id: str | None = None
+    """the run's, which its ranks should have, too"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +109,19 @@ def some_file(files: RankFiles) -> Location:
     return path
 
 
-def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS) -> LoadedRank:
-    """Raises `BadTrace` where the rank is one bad trace that was asked for by its name."""
+def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> LoadedRank:
+    """`num_processes`: that may decode its traces.
+
+    Raises `BadTrace` where the rank is one bad trace that was asked for by its name.
+    """
     if files.directory is not None:
-        return _recorded_rank(files, files.directory, limits)
+        return _recorded_rank(files, files.directory, limits, num_processes)
     if files.rank is not None:
-        loaded = load_traces(files.rank, files.traces, limits)
+        loaded = load_traces(files.rank, files.traces, limits, num_processes)
         rank = Rank(files.rank, loaded.trace, None) if loaded.trace is not None else None
         return LoadedRank(rank, loaded.missing, loaded.is_whole)
     (path,) = files.traces
-    trace = load_trace(path, limits)
+    trace = load_trace(path, limits, num_processes)
     number = trace.rank if trace.rank is not None else rank_of_name(path.name, num_files=1)
     missing = (assumed_rank(path.name, 0),) if number is None else ()
     return LoadedRank(Rank(number or 0, trace, None), missing)
@@ -136,10 +144,21 @@ def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str]
         else [*(one.rank for one in ranks), *left_out]
     )
     absent = _absent_ranks(sorted(there), world_size, "files" if is_recorded else "trace")
-    return replace(run, world_size=world_size, missing=(*run.missing, *missing, *absent))
+    return replace(run, world_size=world_size, missing=(*run.missing, *missing, *_of_other_jobs(ranks), *absent))
 
 
-def _recorded_rank(files: RankFiles, directory: Location, limits: Limits) -> LoadedRank:
+def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
+    """One line for each rank whose job is of another size than most ranks'."""
+    sizes = [(one.rank, one.world_size) for one in ranks if one.world_size is not None]
+    usual = max(counts, key=lambda size: counts[size]) if (counts := Counter(size for _, size in sizes)) else None
+    return [
+        f"rank {rank} is of another job: of {size} ranks, and most others of {usual}"
+        for rank, size in sizes
+        if size != usual
+    ]
+
+
+def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_processes: int) -> LoadedRank:
     assert files.rank is not None
     rank, missing, is_whole = files.rank, [], True
     record, trace = None, None
@@ -148,9 +167,11 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits) -> Loa
     except BadRecordError as error:
         missing.append(f"rank {rank}: {error}")
         is_whole = False
+    if record is not None and None not in (record.run_id, files.run_id) and record.run_id != files.run_id:
+        missing.append(f"rank {rank} is of another run: the run_id of {facts_file(rank)} is not that of {RUN_FILE}")
     if files.traces:
         try:
-            trace = load_trace(files.traces[0], limits)
+            trace = load_trace(files.traces[0], limits, num_processes)
         except BadTrace as error:
             missing.append(f"rank {rank}: {error}")
             is_whole = False
@@ -196,7 +217,7 @@ def _recorded_files(directory: Location) -> RunFiles:
             settings=about.settings,
         ),
         tuple(
-            RankFiles(rank, () if trace is None else (trace,), directory, expects_trace)
+            RankFiles(rank, () if trace is None else (trace,), directory, expects_trace, about.run_id)
             for rank, trace in traces.items()
         ),
     )
@@ -236,6 +257,10 @@ def _files_of_folder(directory: Location) -> RunFiles:
 
 
 def _holds_no_trace(directory: Location, missing: Sequence[str]) -> str:
+    if runs := runs_in(directory):
+        more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+        named = ", ".join(runs[:_MOST_NAMED])
+        return f"{directory} is not a run but holds {len(runs)}: {named}{more}. Give one of them: {directory / runs[0]}"
     why = missing[0].removeprefix("skipped: ") if missing else None
     reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"
     return f"{directory} is not a run: {reason}. {_how_to_record(directory)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from ddpprof.errors import DdpprofError
@@ -13,6 +14,7 @@ __all__ = ["Location", "RemotePath", "identity", "is_remote", "local", "location
 Location = Path | RemotePath
 
 _SCHEME = "://"
+_NAME_OF_SCHEME = re.compile(r"(?:^|(?<=::))[A-Za-z][\w+.-]*(?=::|://)")
 _OF_THIS_MACHINE = ("file://", "local://")
 
 
@@ -20,6 +22,7 @@ def location(text: str) -> Location:
     """Raises `DdpprofError` where no driver for it is installed."""
     if _SCHEME not in text:
         return Path(text)
+    text = _NAME_OF_SCHEME.sub(lambda scheme: scheme[0].lower(), text)
     for scheme in _OF_THIS_MACHINE:
         if text.startswith(scheme):
             return Path(text.removeprefix(scheme))

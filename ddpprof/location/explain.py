@@ -6,7 +6,9 @@ They are known by the names of their classes, because a driver may not be instal
 from __future__ import annotations
 
 import errno
+import math
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -58,6 +60,10 @@ _PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):[^/@\s]*@")
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 _LONGEST = 200
 
+_NOT_TRIED_AGAIN_S = 30
+_unreachable: dict[str, tuple[float, str]] = {}
+"""When each server could not be reached, and why. Drivers try for many seconds, and each rank has files there."""
+
 
 def without_secrets(text: str) -> str:
     """URLs without passwords, and without queries, in which web servers want tokens."""
@@ -66,11 +72,17 @@ def without_secrets(text: str) -> str:
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
-    """Raises `RemoteError` in place of whatever is raised inside."""
+    """Raises `RemoteError` in place of whatever is raised inside, and at once where the server was just not there."""
+    server = "/".join(url.split("/", 3)[:3])
+    when, text = _unreachable.get(server, (-math.inf, ""))
+    if time.monotonic() - when < _NOT_TRIED_AGAIN_S:
+        raise RemoteError(errno.EHOSTUNREACH, text, without_secrets(url))
     try:
         yield
     except Exception as error:
         number, text = _explain(error, url)
+        if number == errno.EHOSTUNREACH:
+            _unreachable[server] = (time.monotonic(), text)
         kind = RemoteFileNotFound if number == errno.ENOENT else RemoteError
         raise kind(number, text, without_secrets(url)) from error
 

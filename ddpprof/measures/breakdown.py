@@ -81,20 +81,23 @@ def split_step(trace: Trace, step: int) -> StepSplit | None:
         return taken
 
     compute, marks = trace.compute, trace.host_spans
-    in_phase = {phase: _spans(compute, window, compute.phase == phase) for phase in Phase}
+    here = _rows_inside(compute, window)
+    in_phase = {phase: _spans(compute, here[compute.phase[here] == phase]) for phase in Phase}
     backward = (take(in_phase[Phase.BACKWARD]), take(in_phase[Phase.FINALIZE]))
     forward, optimizer = take(in_phase[Phase.FORWARD]), take(in_phase[Phase.OPTIMIZER])
     other = take(in_phase[Phase.OTHER])
-    exposed, copies = take(_spans(trace.collectives, window)), take(_spans(trace.copies, window))
+    exposed, copies = (take(_spans(table, _rows_inside(table, window))) for table in (trace.collectives, trace.copies))
     waits = marks.mark == Mark.DATA
     data = take(union(marks.start_ns[waits], marks.end_ns[waits]))
     return StepSplit(((forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,)))
 
 
-def _spans(table: Work | Collectives, window: Spans, chosen: NDArray[np.bool_] | None = None) -> Spans:
-    """Of the chosen rows, those that reach into the window."""
-    inside = (table.end_ns > window.start_ns[0]) & (table.start_ns < window.end_ns[0])
-    rows = np.flatnonzero(inside if chosen is None else inside & chosen)
+def _rows_inside(table: Work | Collectives, window: Spans) -> NDArray[np.int64]:
+    """Those that reach into the window."""
+    return np.flatnonzero((table.end_ns > window.start_ns[0]) & (table.start_ns < window.end_ns[0]))
+
+
+def _spans(table: Work | Collectives, rows: NDArray[np.int64]) -> Spans:
     return union(table.start_ns[rows], table.end_ns[rows])
 
 

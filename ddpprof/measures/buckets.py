@@ -57,8 +57,8 @@ class _Expected:
 
 def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
     """Every bucket of every module that synchronised in `step`, which lies in `trace` if it was profiled."""
-    if not all(_fits(modules, module, ready) for module, ready in step.ready_ns.items()):
-        return ()  # a rank that was killed may have left steps of modules that it never described
+    if not fits(modules, step):
+        return ()
     origins = {f.module: f.inner_end_ns for f in step.forwards if f.synchronises}
     seen = _from_trace(modules, step, trace) if trace is not None else _from_record(step)
     rows = []
@@ -87,7 +87,12 @@ def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Tra
     return tuple(rows)
 
 
-def _fits(modules: Sequence[DdpModule], module: int, ready: Sequence[int | None]) -> bool:
+def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
+    """Whether `step` is of these modules: a rank that was killed may have left steps of some it never described."""
+    return all(_fits_one(modules, module, ready) for module, ready in step.ready_ns.items())
+
+
+def _fits_one(modules: Sequence[DdpModule], module: int, ready: Sequence[int | None]) -> bool:
     if not 0 <= module < len(modules):
         return False
     num_parameters = len(modules[module].parameters)
@@ -122,7 +127,7 @@ def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
     Nothing is paired where the numbers differ: a comm hook that reduces in several collectives, say.
     """
     numbers = [s.number for s in trace.steps]
-    if step.number not in numbers or not all(_fits(modules, module, ready) for module, ready in step.ready_ns.items()):
+    if step.number not in numbers or not fits(modules, step):
         return {}
     comm = trace.collectives
     rows = np.flatnonzero(

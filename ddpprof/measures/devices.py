@@ -8,7 +8,7 @@ from statistics import mean, median
 
 import numpy as np
 
-from ddpprof.events import UNKNOWN, Collectives, Trace, Work
+from ddpprof.events import UNKNOWN, Collectives, Int32Column, Trace, Work
 from ddpprof.intervals import Spans, merge, union
 
 
@@ -31,8 +31,14 @@ def measure_devices(trace: Trace, step: int) -> tuple[DeviceLoad, ...]:
 
 
 def _devices(trace: Trace) -> list[int]:
-    found = np.unique(np.concatenate([trace.compute.device, trace.collectives.device, trace.copies.device]))
-    return [int(device) for device in found if device != UNKNOWN]
+    columns = (trace.compute.device, trace.collectives.device, trace.copies.device)
+    return sorted({device for column in columns for device in _distinct(column)} - {UNKNOWN})
+
+
+def _distinct(column: Int32Column) -> list[int]:
+    """Nearly always one: to sort a long trace's for each step would take longer than all else."""
+    found: list[int] = (column[:1] if (column == column[:1]).all() else np.unique(column)).tolist()
+    return found
 
 
 def _load(trace: Trace, step: int, device: int) -> DeviceLoad:

@@ -19,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, Int64Column, Trace
-from ddpprof.intervals import Spans, union
+from ddpprof.intervals import Spans
+from ddpprof.measures.blocks import Block, blocks_of
 
 _NEVER = np.iinfo(np.int64).max
+_COMM = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +59,23 @@ def find_gaps(trace: Trace) -> Gaps | None:
     """Of the whole trace. ``None`` on CPU."""
     if trace.device == "cpu":
         return None
-    work = _all_work(trace)
-    busy = union(work.start_ns, work.end_ns)
-    gap_start, gap_end = busy.end_ns, np.append(busy.start_ns[1:], _NEVER)
-    ender = np.searchsorted(work.start_ns, gap_end)  # of several that start at once, the one launched first
-    launched = np.append(work.launched_ns, _NEVER)[ender]
-    is_known = launched != _NEVER
-    launched[~is_known] = 0
-    is_late = is_known & (launched + _latency(trace) > gap_start)
-    del launched
-    follows_comm = np.isin(gap_start, work.end_ns[work.is_comm])
-    waits = is_known & ~is_late & (follows_comm | np.append(work.is_comm, False)[ender])
-    return Gaps(
-        busy, np.where(is_late, Cause.LAUNCH_BOUND, np.where(waits, Cause.COMM_WAIT, Cause.OTHER)).astype(np.int8)
-    )
+    finder = _CauseFinder(_latency(trace), _comm_ends(trace))
+    starts, ends, causes = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int8)]
+    busy_until = np.iinfo(np.int64).min
+    for block in blocks_of(trace.compute, trace.copies, trace.collectives):
+        work = _work(block)
+        if not len(work.start_ns):
+            continue
+        latest_end = np.maximum(np.maximum.accumulate(work.end_ns), busy_until)
+        before = np.append(busy_until, latest_end[:-1])
+        ender = np.flatnonzero(work.start_ns > before)  # of several that start at once, the first
+        starts.append(work.start_ns[ender])
+        ends.append(before[ender])
+        causes.append(finder.causes(before[ender], work.launched_ns[ender], work.is_comm[ender]))
+        busy_until = int(latest_end[-1])
+    # Each end and cause is of the busy span before; nothing ends the last gap.
+    busy = Spans(np.concatenate(starts), np.append(np.concatenate(ends), busy_until)[1:])
+    return Gaps(busy, np.append(np.concatenate(causes), np.int8(Cause.OTHER))[1:])
 
 
 def measure_idle(idle: Spans, gaps: Gaps) -> Idle:
@@ -83,7 +88,25 @@ def measure_idle(idle: Spans, gaps: Gaps) -> Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class _AllWork:
+class _CauseFinder:
+    latency_ns: int
+    comm_ends_ns: Int64Column
+    """ascending"""
+
+    def causes(
+        self, gap_start_ns: Int64Column, launched_ns: Int64Column, is_comm: NDArray[np.bool_]
+    ) -> NDArray[np.int8]:
+        """Of gaps, by when what ends them was launched and whether it is communication."""
+        is_known = launched_ns != _NEVER
+        is_late = is_known & (np.where(is_known, launched_ns, 0) + self.latency_ns > gap_start_ns)
+        place = np.searchsorted(self.comm_ends_ns, gap_start_ns)
+        follows_comm = np.append(self.comm_ends_ns, _NEVER)[place] == gap_start_ns
+        waits = is_known & ~is_late & (follows_comm | is_comm)
+        return np.where(is_late, Cause.LAUNCH_BOUND, np.where(waits, Cause.COMM_WAIT, Cause.OTHER)).astype(np.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
     """By start, then by launch; an unknown launch counts as the last. Work of no length ends no gap."""
 
     start_ns: Int64Column
@@ -92,24 +115,24 @@ class _AllWork:
     is_comm: NDArray[np.bool_]
 
 
-def _all_work(trace: Trace) -> _AllWork:
-    tables = (trace.compute, trace.copies, trace.collectives)
-    start = np.concatenate([table.start_ns for table in tables])
-    end = np.concatenate([table.end_ns for table in tables])
-    launched = np.concatenate([table.launched_ns for table in tables])
-    launched = np.where(launched == UNKNOWN, _NEVER, launched)
-    is_comm = np.repeat([False, False, True], [len(table) for table in tables])
-    order = np.lexsort((is_comm, launched, start))
-    order = order[end[order] > start[order]]
-    start, end = start[order], end[order]  # column by column: those of a long trace are a tenth of its memory
-    launched = launched[order]
-    return _AllWork(start, end, launched, is_comm[order])
+def _work(block: Block) -> _Work:
+    """`block`: of compute, copies and communication."""
+    launched = np.where(block.launched_ns == UNKNOWN, _NEVER, block.launched_ns)
+    is_comm = block.table == _COMM
+    order = np.lexsort((is_comm, launched, block.start_ns))
+    order = order[block.end_ns[order] > block.start_ns[order]]
+    return _Work(block.start_ns[order], block.end_ns[order], launched[order], is_comm[order])
+
+
+def _comm_ends(trace: Trace) -> Int64Column:
+    comm = trace.collectives
+    return np.sort(comm.end_ns[comm.end_ns > comm.start_ns])
 
 
 def _latency(trace: Trace) -> int:
     """Communication is left out: threads of the host may do it."""
     delays = [
-        int((table.start_ns - table.launched_ns)[table.launched_ns != UNKNOWN].min(initial=_NEVER))
+        int((table.start_ns - table.launched_ns).min(where=table.launched_ns != UNKNOWN, initial=_NEVER))
         for table in (trace.compute, trace.copies)
     ]
     return max(0, min(delays)) if min(delays) != _NEVER else 0

@@ -8,13 +8,16 @@ it. Durations are not cut where kernels of several streams overlap, so totals ma
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, Int32Column, Int64Column, Kernel, Phase, Trace
+
+_BATCH_RUNS = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +72,28 @@ class KernelRuns:
 
 def summarise_kernels(trace: Trace, steps: Collection[int]) -> tuple[KernelSummary, ...]:
     """Of the steps with these indices, the kernel with the largest total first."""
-    runs = runs_of_kernels(trace, steps)
+    num_steps = len(set(steps))
+    summaries = [
+        summary
+        for kernels in batches_of_kernels(trace)
+        for summary in _summaries(trace.kernels, runs_of_kernels(trace, steps, kernels), num_steps)
+    ]
+    return tuple(sorted(summaries, key=lambda s: (-s.total_ns, str(s.kernel))))
+
+
+def _summaries(kernels: Sequence[Kernel], runs: KernelRuns, num_steps: int) -> list[KernelSummary]:
     order = np.lexsort((runs.duration_ns, runs.kernel))
     duration, kernel = runs.duration_ns[order], runs.kernel[order]
     distinct, first, count = np.unique(kernel, return_index=True, return_counts=True)
     total = np.add.reduceat(duration, first) if len(first) else first
     quartile, median, third = (_quantiles(duration, first, count, share) for share in (0.25, 0.5, 0.75))
-    in_phase = np.zeros((len(trace.kernels), len(Phase)), np.int64)
-    np.add.at(in_phase, (kernel, runs.phase[order]), duration)
-    summaries = [
+    in_phase = np.zeros((len(distinct), len(Phase)), np.int64)
+    np.add.at(in_phase, (np.repeat(np.arange(len(distinct)), count), runs.phase[order]), duration)
+    return [
         KernelSummary(
-            kernel=trace.kernels[index],
-            phase=Phase(int(in_phase[index].argmax())).name.lower(),
-            num_steps=len(set(steps)),
+            kernel=kernels[index],
+            phase=Phase(int(in_phase[row].argmax())).name.lower(),
+            num_steps=num_steps,
             num_runs=int(count[row]),
             total_ns=int(total[row]),
             median_ns=round(median[row]),
@@ -89,7 +101,6 @@ def summarise_kernels(trace: Trace, steps: Collection[int]) -> tuple[KernelSumma
         )
         for row, index in enumerate(distinct.tolist())
     ]
-    return tuple(sorted(summaries, key=lambda s: (-s.total_ns, str(s.kernel))))
 
 
 def _quantiles(
@@ -104,10 +115,24 @@ def _quantiles(
     return between
 
 
-def runs_of_kernels(trace: Trace, steps: Collection[int]) -> KernelRuns:
-    """The runs in the steps with these indices."""
-    work = trace.compute
-    piece = np.flatnonzero(np.isin(work.step, list(steps)) & (work.kernel != UNKNOWN))
+def batches_of_kernels(trace: Trace) -> list[range]:
+    """Indices of all kernels, in parts with few runs each: what is measured takes memory many times a run's own."""
+    num_runs = np.zeros(len(trace.kernels), np.int64)
+    for first in range(0, len(trace.compute), _BATCH_RUNS):
+        kernel = trace.compute.kernel[first : first + _BATCH_RUNS]
+        num_runs += np.bincount(kernel[kernel != UNKNOWN], minlength=len(num_runs))
+    batch = (np.cumsum(num_runs) - num_runs) // _BATCH_RUNS
+    bounds = [0, *(1 + np.flatnonzero(np.diff(batch))).tolist(), len(num_runs)]
+    return [range(first, end) for first, end in pairwise(bounds)]
+
+
+def runs_of_kernels(trace: Trace, steps: Collection[int], kernels: range | None = None) -> KernelRuns:
+    """The runs in the steps with these indices; `kernels`: of those with these, ``None``: of all."""
+    work, kernels = trace.compute, range(len(trace.kernels)) if kernels is None else kernels
+    piece = np.flatnonzero((work.kernel >= kernels.start) & (work.kernel < kernels.stop))
+    piece = piece[np.isin(work.step[piece], list(steps))]
+    if (np.diff(work.start_ns[piece]) == 0).any():  # the order of events in the file is none of theirs
+        piece = piece[np.lexsort((work.end_ns[piece], work.start_ns[piece]))]
     piece = piece[np.argsort(work.launched_ns[piece], kind="stable")]  # of one launch: in order of start, as they are
     rows, run_of_piece = piece, None
     duration = work.end_ns[piece] - work.start_ns[piece]

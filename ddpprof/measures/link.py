@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 
 from ddpprof.events import CollectiveKind
 from ddpprof.events.netbench import CollectiveTimes, NetBench
 from ddpprof.measures.collective_table import bus_factor
+from ddpprof.measures.medians import first_quartile
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class LinkSpeed:
 def measure_link(bench: NetBench) -> tuple[LinkSpeed, ...]:
     factor = bus_factor(CollectiveKind[bench.collective.upper()], bench.world_size)
     ratios = {
-        times.num_bytes: _first_quartile(times.both_ns) / _first_quartile(times.alone_ns) for times in bench.concurrent
+        times.num_bytes: first_quartile(times.both_ns) / first_quartile(times.alone_ns) for times in bench.concurrent
     }
     return tuple(_speed(times, factor, ratios.get(times.num_bytes)) for times in bench.sizes)
 
@@ -64,7 +65,3 @@ def _speed(times: CollectiveTimes, factor: float | None, two_at_once: float | No
         bus_factor=factor,
         two_at_once=two_at_once,
     )
-
-
-def _first_quartile(values: Sequence[int]) -> float:
-    return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]

@@ -1,12 +1,17 @@
-"""What is usual of a number that some steps or ranks may lack?"""
+"""What is usual of a number that some steps or ranks may lack, and of one that is only ever disturbed upwards?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from statistics import median
+from collections.abc import Iterable, Sequence
+from statistics import median, quantiles
 
 
 def median_known(values: Iterable[int | None]) -> int | None:
     """``None`` where all are."""
     known = [value for value in values if value is not None]
     return round(median(known)) if known else None
+
+
+def first_quartile(values: Sequence[int]) -> float:
+    """Of one or more."""
+    return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else float(values[0])

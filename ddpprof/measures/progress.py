@@ -22,13 +22,17 @@ the next kernel has been launched and does not start. A gap because the host was
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import UNKNOWN, CollectiveKind, Mark, Phase, Step, Trace
+from ddpprof.events import UNKNOWN, CollectiveKind, Int64Column, Mark, Phase, Step, Trace, Work
 from ddpprof.intervals import Spans, clip, intersect, merge, subtract, union
+from ddpprof.measures.blocks import BLOCK_ROWS, blocks_of
+
+_NOTHING = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +59,18 @@ class StepProgress:
 def measure_progress(trace: Trace) -> tuple[StepProgress, ...]:
     """Of every step of the trace that has gradient communication."""
     parts = _device_parts(trace) if trace.device == "gpu" else _host_parts(trace)
-    arrivals = _Arrivals(trace)
+    gradients = {index: rows for index in range(len(trace.steps)) if len(rows := _gradient_rows(trace, index))}
+    arrivals = _arrivals(trace, gradients)
     found = []
     before: tuple[Step, int] | None = None
     for index, step in enumerate(trace.steps):
-        rows = _gradient_rows(trace, index)
-        if not len(rows):
+        if index not in gradients:
             before = None
             continue
         follows = before is not None and (before[0].number + 1, before[0].cycle) == (step.number, step.cycle)
         begin = before[1] if before is not None and follows else step.start_ns
-        arrival = arrivals.of(index, rows)
-        before = (step, int(trace.collectives.end_ns[rows].max()))
+        arrival = arrivals[index]
+        before = (step, int(trace.collectives.end_ns[gradients[index]].max()))
         if arrival > begin:
             own = parts.between(begin, arrival)
             found.append(StepProgress(step.number, True, step.duration_ns, arrival + (trace.epoch_ns or 0), *own))
@@ -83,35 +87,38 @@ def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
     return np.flatnonzero(here & (comm.phase != Phase.FORWARD))
 
 
-class _Arrivals:
-    """When a rank is ready for the last gradient collective of a step."""
+def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[int, int]:
+    """Step → when the rank is ready for its last gradient collective: the host launched it, the device computed.
 
-    def __init__(self, trace: Trace) -> None:
-        self._comm = trace.collectives
-        backward = trace.host_spans.mark == Mark.BACKWARD
-        self._backward_step, self._backward_end = trace.host_spans.step[backward], trace.host_spans.end_ns[backward]
-        no_device = trace.device != "gpu"
-        launched = trace.compute.launched_ns[:0] if no_device else trace.compute.launched_ns
-        order = np.argsort(launched, kind="stable")
-        self._launched = launched[order]
-        self._computed = np.maximum.accumulate(trace.compute.end_ns[order])
+    The collective's own start may be later: it may stand behind others of its stream or thread. Those that a comm hook
+    goes on with after the backward pass wait for other ranks, and do not count. `gradients`: rows of each step.
+    """
+    comm, marks = trace.collectives, trace.host_spans
+    backward = np.flatnonzero(marks.mark == Mark.BACKWARD)
+    launched = np.where(comm.launched_ns != UNKNOWN, comm.launched_ns, comm.start_ns)
+    last = np.empty(len(gradients), np.int64)
+    for place, (step, rows) in enumerate(gradients.items()):
+        ends = marks.end_ns[backward[marks.step[backward] == step]]
+        in_backward = launched[rows] <= ends.max() if len(ends) else launched[rows] >= 0
+        candidates = rows[in_backward] if in_backward.any() else rows
+        last[place] = candidates[np.argmax(launched[candidates])]
+    ready = launched[last]
+    if trace.device == "gpu":
+        ready = np.maximum(ready, _computed_by(trace.compute, ready))
+    arrivals = np.minimum(ready, np.maximum(comm.start_ns[last], launched[last]))
+    return dict(zip(gradients, arrivals.tolist(), strict=True))
 
-    def of(self, step: int, rows: NDArray[np.int64]) -> int:
-        """Launched by the host, and computed by the device.
 
-        The collective's own start may be later: it may stand behind others of its stream or thread. Those that a comm
-        hook goes on with after the backward pass wait for other ranks, and do not count.
-        """
-        launched = np.where(self._comm.launched_ns != UNKNOWN, self._comm.launched_ns, self._comm.start_ns)[rows]
-        ends = self._backward_end[self._backward_step == step]
-        in_backward = launched <= ends.max() if len(ends) else launched >= 0
-        candidates = np.flatnonzero(in_backward) if in_backward.any() else np.arange(len(rows))
-        last = candidates[np.argmax(launched[candidates])]
-        arrival = int(launched[last])
-        num_before = int(np.searchsorted(self._launched, arrival, side="right"))
-        if num_before:
-            arrival = max(arrival, int(self._computed[num_before - 1]))
-        return min(arrival, max(int(self._comm.start_ns[rows[last]]), int(launched[last])))
+def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
+    """For each time, when the last of the work that was launched until then ended; else long ago."""
+    order = np.argsort(times_ns)
+    ends = np.full(len(times_ns) + 1, np.iinfo(np.int64).min)  # the last is of what was launched after all times
+    for first in range(0, len(work), BLOCK_ROWS):
+        some = slice(first, first + BLOCK_ROWS)
+        np.maximum.at(ends, np.searchsorted(times_ns[order], work.launched_ns[some]), work.end_ns[some])
+    computed = np.empty_like(times_ns)
+    computed[order] = np.maximum.accumulate(ends[:-1])
+    return computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,32 +167,36 @@ def _host_parts(trace: Trace) -> _Parts:
 
 
 def _device_parts(trace: Trace) -> _Parts:
-    comm, tables = trace.collectives, (trace.compute, trace.copies)
-    order = np.argsort(np.concatenate([table.start_ns for table in tables]), kind="stable")
-    start, end, launched, phase = (
-        np.concatenate([getattr(table, name) for table in tables])[order]
-        for name in ("start_ns", "end_ns", "launched_ns", "phase")
-    )
-    del order  # columns of a long trace are a tenth of its memory
-    busy = union(start, end)
-    # Each row reaches back to the end of what came before it: there it was launched late, or waited.
-    reached = np.maximum.accumulate(end)
-    del end
-    begin = np.concatenate((start[:1], reached[:-1]))
-    unknown = launched == UNKNOWN
-    np.maximum(begin, launched, out=launched)
-    launched[unknown] = begin[unknown]
-    held_up = union(launched, start)
-    del launched, start
-    gradients = comm.phase == Phase.BACKWARD
-    waits_for_gradients = intersect(union(comm.start_ns[gradients], comm.end_ns[gradients]), held_up)
-    waits_for_others = subtract(union(comm.start_ns[~gradients], comm.end_ns[~gradients]), busy)
+    comm = trace.collectives
+    is_gradient = comm.phase == Phase.BACKWARD
+    gradients = union(comm.start_ns[is_gradient], comm.end_ns[is_gradient])
+    waits_for_others = union(comm.start_ns[~is_gradient], comm.end_ns[~is_gradient])
+    data = _marked(trace, Mark.DATA)
+    waits_for_gradients, forward, optimizer = [_NOTHING], [_NOTHING], [_NOTHING]
+    reached_before: int | None = None
+    for block in blocks_of(trace.compute, trace.copies):
+        start, end, launched, phase = block.start_ns, block.end_ns, block.launched_ns, block.phase
+        busy = union(start, end)
+        data, waits_for_others = subtract(data, busy), subtract(waits_for_others, busy)
+        # Each row reaches back to the end of what came before it: there it was launched late, or waited.
+        first = int(start[0]) if reached_before is None else reached_before
+        reached = np.maximum(np.maximum.accumulate(end), first)
+        begin = np.append(first, reached[:-1])
+        held_up = union(np.where(launched == UNKNOWN, begin, np.maximum(begin, launched)), start)
+        waits_for_gradients.append(intersect(gradients, held_up))
+        for parts, which in ((forward, Phase.FORWARD), (optimizer, Phase.OPTIMIZER)):
+            parts.append(union(begin[phase == which], reached[phase == which]))
+        reached_before = int(reached[-1])
     return _Parts(
-        waiting=merge(waits_for_gradients, waits_for_others),
-        data=subtract(_marked(trace, Mark.DATA), busy),
-        forward=union(begin[phase == Phase.FORWARD], reached[phase == Phase.FORWARD]),
-        optimizer=union(begin[phase == Phase.OPTIMIZER], reached[phase == Phase.OPTIMIZER]),
+        waiting=_joined([*waits_for_gradients, waits_for_others]),
+        data=data,
+        forward=_joined(forward),
+        optimizer=_joined(optimizer),
     )
+
+
+def _joined(parts: Sequence[Spans]) -> Spans:
+    return union(np.concatenate([part.start_ns for part in parts]), np.concatenate([part.end_ns for part in parts]))
 
 
 def _marked(trace: Trace, mark: Mark) -> Spans:

@@ -20,16 +20,18 @@ That is what the control shows; the durations of the baseline are multiplied by 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import Int64Column, Kernel, Trace
-from ddpprof.measures.kernels import KernelRuns, runs_of_kernels
+from ddpprof.events import Int32Column, Int64Column, Kernel, Trace
+from ddpprof.intervals import Spans
+from ddpprof.measures.kernels import KernelRuns, batches_of_kernels, runs_of_kernels
 from ddpprof.measures.overlap import spans_of
 
 if TYPE_CHECKING:
@@ -127,29 +129,12 @@ def measure_slowdown(trace: Trace, measured: Collection[int] | None = None, base
     `baseline` are steps without gradient communication: their kernels say how long work takes alone, nothing else.
     """
     measured = set(range(len(trace.steps)) if measured is None else measured)
-    runs = runs_of_kernels(trace, measured | set(baseline))
-    in_measured, in_baseline = (np.isin(runs.step, list(steps)) for steps in (measured, baseline))
-    work = trace.compute
-    comm = spans_of(trace.collectives, None)
-    under_comm_ns = runs.sum_pieces(comm.within(work.start_ns[runs.piece], work.end_ns[runs.piece]))
-    usable = (runs.duration_ns > 0) & ~_holds_hooks(trace, runs)
-    covered = usable & (2 * under_comm_ns >= runs.duration_ns) & in_measured
-    is_alone = usable & (under_comm_ns == 0)
-    del under_comm_ns
-    same = _same_work(trace, runs)
-    control = _control(same, runs.duration_ns, is_alone & in_measured, is_alone & in_baseline & ~in_measured)
-    duration_ns = runs.duration_ns
-    if not in_measured.all():
-        as_measured = np.maximum(np.rint(duration_ns * control.factor).astype(np.int64), 1)
-        duration_ns = np.where(in_measured, duration_ns, as_measured)
-    alone = _group_medians(same, duration_ns, is_alone)
-    kernels = [
-        _of_kernel(trace.kernels[index], same[rows], duration_ns[rows], alone)
-        for index in np.unique(runs.kernel[covered]).tolist()
-        for rows in [np.flatnonzero(covered & (runs.kernel == index))]
-    ]
+    compare = partial(_compared, trace, spans_of(trace.collectives, None), measured, set(baseline))
+    batches = batches_of_kernels(trace)
+    control = _sum(map(_control, map(compare, batches))) if baseline else _Control(0, 0)
+    kernels = [row for runs in map(compare, batches) for row in _rows(trace.kernels, runs, control)]
     slowdown = _slowdown(len(measured), kernels, has_comm=bool(len(trace.collectives)))
-    return replace(slowdown, control_ns=control.measured_ns, control_alone_ns=control.baseline_ns)
+    return replace(slowdown, control_ns=control.twice_measured_ns // 2, control_alone_ns=control.twice_baseline_ns // 2)
 
 
 def merge_slowdowns(ranks: Sequence[Slowdown]) -> Slowdown:
@@ -214,6 +199,51 @@ def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bo
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Some kernels' runs in the measured steps and the baseline's."""
+
+    kernel: Int32Column
+    same: NDArray[np.int64]
+    """a number for each run; runs of the same work have the same"""
+    duration_ns: Int64Column
+    in_measured: NDArray[np.bool_]
+    in_baseline: NDArray[np.bool_]
+    is_covered: NDArray[np.bool_]
+    is_alone: NDArray[np.bool_]
+
+
+def _compared(trace: Trace, comm: Spans, measured: set[int], baseline: set[int], kernels: range) -> _Compared:
+    runs = runs_of_kernels(trace, measured | baseline, kernels)
+    in_measured, in_baseline = (np.isin(runs.step, list(steps)) for steps in (measured, baseline - measured))
+    start, end = trace.compute.start_ns[runs.piece], trace.compute.end_ns[runs.piece]
+    under_comm_ns = runs.sum_pieces(comm.within(start, end))
+    usable = (runs.duration_ns > 0) & ~_holds_hooks(trace, runs)
+    return _Compared(
+        kernel=runs.kernel,
+        same=_same_work(trace, runs),
+        duration_ns=runs.duration_ns,
+        in_measured=in_measured,
+        in_baseline=in_baseline,
+        is_covered=usable & in_measured & (2 * under_comm_ns >= runs.duration_ns),
+        is_alone=usable & (under_comm_ns == 0),
+    )
+
+
+def _rows(kernels: Sequence[Kernel], runs: _Compared, control: _Control) -> list[KernelSlowdown]:
+    """Of those with a covered run."""
+    duration_ns = runs.duration_ns
+    if not runs.in_measured.all():
+        as_measured = np.maximum(np.rint(duration_ns * control.factor).astype(np.int64), 1)
+        duration_ns = np.where(runs.in_measured, duration_ns, as_measured)
+    alone = _group_medians(runs.same, duration_ns, runs.is_alone)
+    return [
+        _of_kernel(kernels[index], runs.same[rows], duration_ns[rows], alone)
+        for index in np.unique(runs.kernel[runs.is_covered]).tolist()
+        for rows in [np.flatnonzero(runs.is_covered & (runs.kernel == index))]
+    ]
+
+
 def _holds_hooks(trace: Trace, runs: KernelRuns) -> NDArray[np.bool_]:
     """On CPU the work of DDP's hooks is part of the op, and a step without communication has less of it."""
     holds = np.array([_HOLDS_HOOKS in kernel.name for kernel in trace.kernels], np.bool_)
@@ -244,24 +274,27 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """Work that ran alone in measured steps and in the baseline: how long it took here, how long it takes there."""
+    """Work that ran alone in measured steps and in the baseline: twice the time it took here, and takes there."""
 
-    measured_ns: int
-    baseline_ns: int
+    twice_measured_ns: int
+    twice_baseline_ns: int
 
     @property
     def factor(self) -> float:
         """1 where no work did."""
-        return self.measured_ns / self.baseline_ns if self.baseline_ns else 1.0
+        baseline_ns = self.twice_baseline_ns // 2
+        return self.twice_measured_ns // 2 / baseline_ns if baseline_ns else 1.0
 
 
-def _control(
-    same: NDArray[np.int64], duration_ns: Int64Column, measured: NDArray[np.bool_], baseline: NDArray[np.bool_]
-) -> _Control:
-    """`measured` and `baseline`: the runs alone in these steps."""
-    there = _group_medians(same, duration_ns, baseline)
-    rows = np.flatnonzero(measured & (there.count[same] > 0))
-    return _Control(int(duration_ns[rows].sum()), int(there.twice_ns[same[rows]].sum()) // 2)
+def _control(runs: _Compared) -> _Control:
+    there = _group_medians(runs.same, runs.duration_ns, runs.is_alone & runs.in_baseline)
+    rows = np.flatnonzero(runs.is_alone & runs.in_measured & (there.count[runs.same] > 0))
+    return _Control(2 * int(runs.duration_ns[rows].sum()), int(there.twice_ns[runs.same[rows]].sum()))
+
+
+def _sum(controls: Iterable[_Control]) -> _Control:
+    of_all = list(controls)
+    return _Control(sum(one.twice_measured_ns for one in of_all), sum(one.twice_baseline_ns for one in of_all))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from ddpprof.events import UNKNOWN, Int64Column, Mark, Trace
 from ddpprof.measures.bucket_table import BucketRow, summarise_times
 from ddpprof.measures.buckets import BucketStep
 from ddpprof.measures.gradient_reduces import gradient_all_reduces, reduces_without_ddp
+from ddpprof.measures.trailing import measure_trailing
 
 _Sizes = tuple[int, ...]
 
@@ -49,6 +50,10 @@ class TracedPass:
     """launch, start and end of each, since the origin"""
     spans_forwards: bool
     """a DDP forward ended between its first launch and its last"""
+    step_start_ns: int
+    step_end_ns: int
+    backward_end_ns: int | None
+    """end of the last backward compute; these three also count from the origin"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,9 @@ def trace_buckets(ranks: Mapping[int, TracedPasses], one_clock: bool) -> TracedB
     passes = [one for of_rank in ranks.values() for one in of_rank.passes]
     if not passes:
         return NO_BUCKETS
-    layout = _layout(passes)
-    chosen = {rank: [one for one in of.passes if _fits(one.sizes, layout)] for rank, of in ranks.items()}
+    chosen = usual_passes(ranks)
     fitting = [one for of_rank in chosen.values() for one in of_rank]
-    known = [next((s[i] for one in fitting if (s := one.sizes)[i] != UNKNOWN), None) for i in range(len(layout))]
+    known = usual_sizes(chosen)
     steps = {
         rank: tuple(row for one in of_rank for row in _steps(one, ranks[rank].epoch_ns))
         for rank, of_rank in chosen.items()
@@ -86,6 +90,18 @@ def trace_buckets(ranks: Mapping[int, TracedPasses], one_clock: bool) -> TracedB
     return TracedBuckets(buckets, tuple(_notes(ranks, fitting)), steps)
 
 
+def usual_passes(ranks: Mapping[int, TracedPasses]) -> Mapping[int, tuple[TracedPass, ...]]:
+    """Those with the layout that most have; there is one at least."""
+    layout = _layout([one for of_rank in ranks.values() for one in of_rank.passes])
+    return {rank: tuple(one for one in of.passes if _fits(one.sizes, layout)) for rank, of in ranks.items()}
+
+
+def usual_sizes(passes: Mapping[int, Sequence[TracedPass]]) -> list[int | None]:
+    """Of passes of one layout: bytes of each bucket; ``None`` where no pass knows it."""
+    of_buckets = zip(*(one.sizes for of_rank in passes.values() for one in of_rank), strict=True)
+    return [next((size for size in sizes if size != UNKNOWN), None) for sizes in of_buckets]
+
+
 def find_passes(trace: Trace) -> TracedPasses:
     """Those of the steps that reduced gradients after a DDP forward, or without DDP."""
     comm, origins = trace.collectives, _origins(trace)
@@ -96,7 +112,7 @@ def find_passes(trace: Trace) -> TracedPasses:
         ended = np.searchsorted(origins, comm.launched_ns[rows], side="right")
         if not len(rows) or not ended[0]:
             continue
-        origin = int(origins[ended[0] - 1])
+        origin, trailing = int(origins[ended[0] - 1]), measure_trailing(trace, step)
         times = np.stack((comm.launched_ns[rows], comm.start_ns[rows], comm.end_ns[rows]), axis=1) - origin
         found.append(
             TracedPass(
@@ -106,6 +122,9 @@ def find_passes(trace: Trace) -> TracedPasses:
                 origin_ns=origin,
                 times_ns=tuple((launch, start, end) for launch, start, end in times.tolist()),
                 spans_forwards=bool(ended[-1] > ended[0]),
+                step_start_ns=trace.steps[step].start_ns - origin,
+                step_end_ns=trace.steps[step].end_ns - origin,
+                backward_end_ns=trailing.backward_end_ns - origin if trailing is not None else None,
             )
         )
     return TracedPasses(trace.epoch_ns, tuple(found))

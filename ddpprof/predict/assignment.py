@@ -34,6 +34,10 @@ class Gradient:
     """dtype and device; a bucket holds gradients of one kind"""
     is_sparse: bool = False
     """expected to be: it gets a bucket of its own"""
+    item_bytes: int = 4
+    """of one number"""
+    shape: tuple[int, ...] = ()
+    """empty where it is not known"""
 
 
 @dataclass(frozen=True, slots=True)

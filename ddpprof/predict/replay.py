@@ -1,12 +1,13 @@
-"""When does the backward pass end, if its gradients are sent in these buckets over this link?
+"""When is the backward pass over, if its gradients are sent in these buckets over this link?
 
-    computation   runs at full speed while nothing is sent; what is sent takes `Link.stolen_ns_per_byte` of its time
+    computation   runs at full speed while nothing is sent; what is sent takes some of it: `Link.taken_ns`
     bucket        is launched once its last gradient is there and all buckets before it are launched
-    transfer      starts as soon as one of the backend's `Link.at_once` workers is free, waits for the latency, and
-                  then shares the link's rate equally with the other transfers
+    transfer      starts as soon as one of the backend's `Link.at_once` workers is free, and shares the link equally
+                  with the others; beside computation it may take longer than alone
+    finalisation  after the last gradient DDP takes bucket by bucket, in order: waits for it, then works on it for
+                  `Bucket.copied_ns`, as when it is copied to where the gradients are
 
-Transfers have what they need of the processor, up to half of it; where they need more, both go slower. Times are
-nanoseconds since the step began. What DDP does once all buckets are there is not part of it.
+Times are nanoseconds since the step began.
 """
 
 from __future__ import annotations
@@ -15,17 +16,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-_MOST_STOLEN = 0.5
+_LEAST_SPEED = 0.1
+"""of the computation, whatever is sent"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Nanoseconds, by a number of bytes."""
+
+    constant_ns: float = 0.0
+    ns_per_byte: float = 0.0
+    floor_ns: float = 0.0
+    """small sizes all cost as much"""
+
+    def ns(self, num_bytes: float) -> float:
+        return max(self.constant_ns + self.ns_per_byte * num_bytes, self.floor_ns)
+
+    def scaled(self, constants: float, rates: float) -> Cost:
+        return Cost(self.constant_ns * constants, self.ns_per_byte * rates, self.floor_ns * constants)
+
+
+NOTHING = Cost()
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    latency_ns: float
-    ns_per_byte: float
-    """of a bucket alone on the link: of an all-reduce among so many ranks, not of the wire"""
+    """Of an all-reduce among so many ranks, not of the wire."""
+
+    alone: Cost
+    """of a bucket that has the link and the processor to itself"""
+    busy: Cost = NOTHING
+    """of one beside computation, where that is more"""
+    taken: Cost = NOTHING
+    """of the computation meanwhile"""
     at_once: int = 1
     """transfers: NCCL does one after the other, gloo with its two threads two"""
-    stolen_ns_per_byte: float = 0.0
+
+    def lasts_ns(self, num_bytes: float, beside_computation: bool) -> float:
+        alone_ns = max(self.alone.ns(num_bytes), _NOTHING)
+        return max(alone_ns, self.busy.ns(num_bytes)) if beside_computation else alone_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +62,8 @@ class Bucket:
     computed_ns: float
     """when its last gradient would be there if nothing were sent"""
     num_bytes: float
+    copied_ns: float = 0.0
+    """computation that it takes once it is there"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,87 +78,103 @@ class Replayed:
     buckets: tuple[SentBucket, ...]
     """in the order of launch"""
     computed_ns: float
-    """end of computation"""
-
-    @property
-    def end_ns(self) -> float:
-        return max([self.computed_ns, *(bucket.finished_ns for bucket in self.buckets)])
+    """when the backward pass has computed all"""
+    end_ns: float
+    """when finalisation is over"""
 
 
 def replay(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replayed:
-    """`buckets`: in the order of launch. `computed_ns`: end of the backward pass if nothing were sent."""
+    """`buckets`: in the order of launch. `computed_ns`: when the backward pass would end if nothing were sent."""
     state = _State(buckets, computed_ns, link)
     while not state.is_over:
         state.advance()
-    return Replayed(tuple(map(SentBucket, state.launched, state.started, state.finished)), state.computed_at)
+    sent = tuple(map(SentBucket, state.launched, state.started, state.finished))
+    return Replayed(sent, state.computed_at, state.now)
+
+
+@dataclass(slots=True)
+class _Task:
+    """Of the computation."""
+
+    left_ns: float
+    awaited: int | None = None
+    """bucket that must be there before it begins"""
 
 
 class _State:
     def __init__(self, buckets: Sequence[Bucket], computed_ns: float, link: Link) -> None:
-        self._buckets, self._computed_ns, self._link = buckets, computed_ns, link
-        self._now = self._done = 0.0
-        """and how much of the computation is done"""
+        self._buckets, self._link = buckets, link
+        self.now = 0.0
         self.launched: list[float] = []
         self.started: list[float] = []
         self.finished = [inf] * len(buckets)
         self.computed_at = inf
-        self._waits: dict[int, float] = {}
-        """latency that is left of each transfer that has begun"""
+        self._tasks = _tasks(buckets, computed_ns)
+        self._next = 0
+        """task: first one for each bucket, which launches it, then the rest of the backward pass, then the copies"""
         self._left: dict[int, float] = {}
-        """bytes that are left of each that is sent"""
+        """of each bucket that is sent, the part that is left"""
         self._settle()
 
     @property
     def is_over(self) -> bool:
-        return self.computed_at < inf and inf not in self.finished
+        return self._next == len(self._tasks)
 
     def advance(self) -> None:
         """To the next moment at which anything changes."""
-        speed, rate = self._speeds()
+        speed, rates = self._speeds()
         step = min(
-            (self._goal - self._done) / speed if self.computed_at == inf else inf,
-            min(self._waits.values(), default=inf),
-            min(self._left.values(), default=inf) / rate if self._left else inf,
+            self._tasks[self._next].left_ns / speed if speed else inf,
+            min((left / rates[index] for index, left in self._left.items()), default=inf),
         )
-        self._now += step
-        self._done += step * speed
-        self._waits = {index: wait - step for index, wait in self._waits.items()}
-        self._left = {index: left - step * rate for index, left in self._left.items()}
+        self.now += step
+        self._tasks[self._next].left_ns -= step * speed
+        self._left = {index: left - step * rates[index] for index, left in self._left.items()}
         self._settle()
 
-    @property
-    def _goal(self) -> float:
-        """Of the computation: the next bucket, or its end."""
-        launched = len(self.launched)
-        return self._buckets[launched].computed_ns if launched < len(self._buckets) else self._computed_ns
+    def _is_held_back(self) -> bool:
+        awaited = self._tasks[self._next].awaited
+        return awaited is not None and self.finished[awaited] == inf
 
-    def _speeds(self) -> tuple[float, float]:
-        """Of the computation, and bytes per ns of each transfer."""
-        if not self._left:
-            return 1.0, 0.0
-        rate = 1 / self._link.ns_per_byte / len(self._left)
-        wanted = self._link.stolen_ns_per_byte / self._link.ns_per_byte
-        if self.computed_at < inf or not wanted:
-            return 1.0, rate
-        stolen = min(wanted, _MOST_STOLEN)
-        return 1 - stolen, rate * stolen / wanted
+    def _speeds(self) -> tuple[float, dict[int, float]]:
+        """Of the computation, and of each transfer the part that is sent in a nanosecond."""
+        computes, sharing = not self._is_held_back(), len(self._left)
+        sizes = {index: self._buckets[index].num_bytes for index in self._left}
+        lasts_ns = {index: self._link.lasts_ns(size, computes) for index, size in sizes.items()}
+        rates = {index: 1 / ns / sharing for index, ns in lasts_ns.items()}
+        if not computes:
+            return 0.0, rates
+        taken = sum(rates[index] * self._link.taken.ns(size) for index, size in sizes.items())
+        return max(1 - taken, _LEAST_SPEED), rates
 
     def _settle(self) -> None:
         """Whatever is due now happens."""
-        for index in [index for index, left in self._left.items() if left <= _NOTHING]:
+        for index in [index for index, left in self._left.items() if left <= _NOTHING_LEFT]:
             del self._left[index]
-            self.finished[index] = self._now
-        for index in [index for index, wait in self._waits.items() if wait <= _NOTHING]:
-            del self._waits[index]
-            self._left[index] = self._buckets[index].num_bytes
-        while len(self.launched) < len(self._buckets) and self._goal <= self._done + _NOTHING:
-            self.launched.append(self._now)
-        if len(self.launched) == len(self._buckets) and self._computed_ns <= self._done + _NOTHING:
-            self.computed_at = min(self.computed_at, self._now)
-        while len(self.started) < len(self.launched) and len(self._waits) + len(self._left) < self._link.at_once:
-            self._waits[len(self.started)] = self._link.latency_ns
-            self.started.append(self._now)
+            self.finished[index] = self.now
+        while not self.is_over and self._tasks[self._next].left_ns <= _NOTHING and not self._is_held_back():
+            self._end_task()
+        while len(self.started) < len(self.launched) and len(self._left) < self._link.at_once:
+            self._left[len(self.started)] = 1.0
+            self.started.append(self.now)
+
+    def _end_task(self) -> None:
+        if self._next < len(self._buckets):
+            self.launched.append(self.now)
+        elif self._next == len(self._buckets):
+            self.computed_at = self.now
+        self._next += 1
+
+
+def _tasks(buckets: Sequence[Bucket], computed_ns: float) -> list[_Task]:
+    tasks, reached_ns = [], 0.0
+    for until_ns in (*(bucket.computed_ns for bucket in buckets), computed_ns):
+        tasks.append(_Task(max(0.0, until_ns - reached_ns)))
+        reached_ns = max(reached_ns, until_ns)
+    return [*tasks, *(_Task(bucket.copied_ns, index) for index, bucket in enumerate(buckets))]
 
 
 _NOTHING = 1e-3
-"""of a nanosecond or a byte: less than rounding leaves"""
+"""of a nanosecond: less than rounding leaves"""
+_NOTHING_LEFT = 1e-9
+"""of a bucket"""

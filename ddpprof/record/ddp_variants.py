@@ -1,6 +1,7 @@
-"""DDP as a trial of `ddpprof overhead`, `scale` or `sweep` wants it, without an edit of the script.
+"""DDP as a trial of `ddpprof overhead`, `scale`, `sweep` or `tune` wants it, without an edit of the script.
 
 other arguments   those of DDP's constructor are replaced, however the script gave them
+a hook            one of torch's own is registered, which rounds what is sent
 without DDP       a pass-through: the object is a `DistributedDataParallel` in all that a script can see (``module``,
                   the keys of ``state_dict``, ``no_sync``, ``join``, comm hooks), but its reducer is unhooked from
                   the gradients, and its forward does nothing but call the module; for the whole training, or
@@ -27,7 +28,13 @@ _AWAY = "_ddpprof_takes_ddp_away"
 """attribute of a module whose reducer is unhooked"""
 
 
-def install(distributed: ModuleType, arguments: Mapping[str, Any], without_ddp: bool, by_turns: bool) -> None:
+def install(
+    distributed: ModuleType,
+    arguments: Mapping[str, Any],
+    without_ddp: bool,
+    by_turns: bool,
+    comm_hook: str | None = None,
+) -> None:
     """Called with `torch.nn.parallel.distributed`, before anything else wraps its methods. Raises `CannotRecord`.
 
     `without_ddp`: from the constructor on. `by_turns`: as `switch` says.
@@ -38,6 +45,8 @@ def install(distributed: ModuleType, arguments: Mapping[str, Any], without_ddp: 
     if unknown:
         raise CannotRecord(f"this torch's DistributedDataParallel has no argument {unknown[0]}")
     ddp.__init__ = functools.wraps(ddp.__init__)(_init(ddp.__init__, arguments, without_ddp, by_turns))
+    if comm_hook is not None:
+        ddp.__init__ = functools.wraps(ddp.__init__)(_hooked(ddp.__init__, comm_hook))
     if without_ddp or by_turns:
         ddp.forward = functools.wraps(ddp.forward)(_forward(ddp.forward, distributed))
     if without_ddp:
@@ -92,6 +101,16 @@ def _init(
         if without_ddp:
             for hook in getattr(self, "_accum_grad_hooks", []):
                 hook.remove()
+
+    return init
+
+
+def _hooked(original: Callable[..., None], name: str) -> Callable[..., None]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        original(self, *args, **kwargs)
+        self.register_comm_hook(self.process_group, getattr(default_hooks, name))
 
     return init
 

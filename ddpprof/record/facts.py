@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,11 +28,19 @@ _TORCH_TIMES = (
 )
 
 
-def names_by_reducer_index(ddp: DistributedDataParallel) -> tuple[list[str], list[torch.nn.Parameter]]:
-    """Parameters in the reducer's order, each with the first name that the module gives it."""
-    parameters, _ = ddp._build_params_for_reducer()
+class ReducerParameters(NamedTuple):
+    """In the reducer's order: those that need gradients now, which a script may change later."""
+
+    names: list[str]
+    """each the first that the module gives it"""
+    parameters: list[torch.nn.Parameter]
+    expect_sparse: list[bool]
+
+
+def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
+    parameters, expect_sparse = ddp._build_params_for_reducer()
     names = {parameter: name for name, parameter in reversed(list(ddp.module.named_parameters()))}
-    return [names[parameter] for parameter in parameters], parameters
+    return ReducerParameters([names[parameter] for parameter in parameters], parameters, expect_sparse)
 
 
 def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
@@ -43,6 +51,7 @@ def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
     config = getattr(ddp, "_bucket_config", None)
     if config is not None and config.has_custom_per_bucket_caps:
         settings["has_bucket_cap_mb_list"] = True
+        settings["bucket_cap_mb_list"] = [cap / 2**20 for cap in config.per_bucket_bytes_caps]
     return settings
 
 
@@ -86,10 +95,15 @@ def torch_times(ddp: DistributedDataParallel) -> dict[str, int]:
     return {name: logged[name] for name in _TORCH_TIMES if logged.get(name, 0) > 0}
 
 
+def _kind_of(parameter: torch.nn.Parameter) -> tuple[str, list[int]]:
+    return str(parameter.dtype).removeprefix("torch."), list(parameter.shape)
+
+
 def module_facts(
-    ddp: DistributedDataParallel, names: list[str], parameters: list[torch.nn.Parameter], unused: set[int] | None
+    ddp: DistributedDataParallel, of_reducer: ReducerParameters, unused: set[int] | None
 ) -> dict[str, Any]:
     """One entry of ``modules`` in ``facts.json``. `unused`: without gradient in every step that was looked at."""
+    names, parameters, _ = of_reducer
     hooks = getattr(ddp, "_comm_hooks", [])
     static = getattr(ddp.reducer, "_ddp_graph_static", None)
     return {
@@ -97,8 +111,8 @@ def module_facts(
         "settings": ddp_settings(ddp),
         "comm_hook": getattr(hooks[0][0], "__qualname__", repr(hooks[0][0])) if hooks else None,
         "parameters": [
-            [name, parameter.numel() * parameter.element_size()]
-            for name, parameter in zip(names, parameters, strict=True)
+            [name, parameter.numel() * parameter.element_size(), *_kind_of(parameter), sparse]
+            for name, parameter, sparse in zip(*of_reducer, strict=True)
         ],
         "buckets": bucket_layout(ddp, parameters),
         "num_buffers": len(ddp.modules_buffers),

@@ -16,8 +16,10 @@ def install(distributed: ModuleType) -> None:
     """Called by ``sitecustomize`` while torch is being imported: nothing of torch may be needed yet."""
     settings = settings_from_environment()
     if settings is not None:
-        if settings.ddp or settings.without_ddp or settings.ddp_blocks:
-            ddp_variants.install(distributed, settings.ddp, settings.without_ddp, settings.ddp_blocks > 0)
+        if settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks:
+            ddp_variants.install(
+                distributed, settings.ddp, settings.without_ddp, settings.ddp_blocks > 0, settings.comm_hook
+            )
         patches.install(distributed)
         patches.wait_for_ddp(lambda: _begin(settings))
 

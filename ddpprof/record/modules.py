@@ -22,7 +22,7 @@ class RecordedModule:
         self.buffer_sync_ns = 0
         self.synchronised = False
         self.times: BucketTimes | None = None
-        self._names, self._parameters = facts.names_by_reducer_index(ddp)
+        self._of_reducer = facts.reducer_parameters(ddp)
         self._backward_start_ns = 0
         self._unused: set[int] | None = None
         self._group: TimingProcessGroup | None = None
@@ -42,8 +42,9 @@ class RecordedModule:
         if self.ddp.device_type != "cpu":
             return
         if light and self.times is None and self._layout_is_final():
-            layout = facts.bucket_layout(self.ddp, self._parameters)
-            self.times = BucketTimes([sum(self._parameters[i].numel() for i in bucket) for bucket in layout])
+            parameters = self._of_reducer.parameters
+            layout = facts.bucket_layout(self.ddp, parameters)
+            self.times = BucketTimes([sum(parameters[i].numel() for i in bucket) for bucket in layout])
         timed = self.times is not None and self.times.begin_step(light)
         self._time_all_reduces(timed and not getattr(self.ddp, "_comm_hooks", None))
         self._let_torch_sample(profiled)
@@ -91,7 +92,7 @@ class RecordedModule:
 
     def look_for_unused(self) -> None:
         if self.synchronised:
-            unused = set(facts.unused_indices(self.ddp, len(self._names)))
+            unused = set(facts.unused_indices(self.ddp, len(self._of_reducer.names)))
             self._unused = unused if self._unused is None else self._unused & unused
 
     def note_unreduced(self, complaint: str) -> None:
@@ -101,4 +102,4 @@ class RecordedModule:
             self._unused = {int(word) for word in listed.group(1).split()}
 
     def facts(self) -> dict[str, Any]:
-        return facts.module_facts(self.ddp, self._names, self._parameters, self._unused)
+        return facts.module_facts(self.ddp, self._of_reducer, self._unused)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from ddpprof import __version__
 from ddpprof.errors import CannotRecord
+from ddpprof.record.netbench_beside import measure_beside
 from ddpprof.record.netbench_job import STORE_VARIABLE
 
 _FORMAT = 1
@@ -30,6 +31,8 @@ _WARM_UPS = 3
 _FEWEST, _MOST = 3, 200
 _EVERY = 4
 """of the sizes, counted from the largest, is also measured with two at once"""
+_BESIDE = 1 << 18, 1 << 26
+"""bytes: of what is measured beside a computation, the sizes that buckets have"""
 _PATIENCE = timedelta(minutes=5)
 _ELEMENT_BYTES = 4
 
@@ -69,6 +72,7 @@ def measure(plan: Plan) -> dict[str, Any] | None:
         sizes = list(bench.sizes())
         measured = [entry["num_bytes"] for entry in sizes]
         concurrent = [bench.concurrent(size) for size in sorted(measured[::-_EVERY])]
+        beside = list(bench.beside(sizes))
         hosts = _from_all(socket.gethostname())
         if dist.get_rank() != 0:
             return None
@@ -85,6 +89,7 @@ def measure(plan: Plan) -> dict[str, Any] | None:
         "hosts": hosts,
         "sizes": sizes,
         "concurrent": concurrent,
+        "beside": beside,
         "left_out": bench.sizes_bytes[len(sizes) :],
     }
 
@@ -190,6 +195,17 @@ class _Bench:
 
     def _start(self, num_bytes: int) -> _Start:
         return _COLLECTIVES[self._collective](num_bytes, self._device)
+
+    def beside(self, sizes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """All-reduces of the sizes that buckets have: it is DDP that has a computation beside them."""
+        if self._device.type != "cpu" or self._collective != "all_reduce":
+            return
+        for entry in sizes:
+            size = entry["num_bytes"]
+            if _BESIDE[0] <= size <= _BESIDE[1]:
+                alone_ns = median(entry["longest_ns"])
+                taken, lasted = measure_beside(self._start(size), alone_ns, self._may_take_ns, _from_all)
+                yield {"num_bytes": size, "taken_ns": taken, "lasted_ns": lasted}
 
     def _in_turns(self, variants: Sequence[Sequence[_Start]]) -> list[list[_Ranks]]:
         """Per variant and iteration, the times of all ranks. A variant starts its collectives at once."""

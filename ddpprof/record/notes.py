@@ -16,7 +16,7 @@ from ddpprof.record.rpc import RpcNotes
 from ddpprof.record.schedule import Mode
 from ddpprof.record.surroundings import Surroundings
 
-RECORDING = (Mode.LIGHT, Mode.PROFILED, Mode.BASELINE)
+RECORDING = (Mode.LIGHT, Mode.PROFILED, Mode.BASELINE, Mode.ALONE)
 """Modes in which the inside of a step is noted."""
 
 

@@ -63,7 +63,7 @@ def refuse_earlier_run(directory: Path, force: bool) -> None:
 
 
 class RankFiles:
-    """``facts.json``, ``steps.jsonl`` and the trace of one rank. Every method raises ``OSError``."""
+    """``facts.json``, ``steps.jsonl``, the losses and the trace of one rank. Every method raises ``OSError``."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self.directory = directory
@@ -72,6 +72,9 @@ class RankFiles:
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         rundir.write_json(self.directory / rundir.facts_file(self._rank), facts)
+
+    def write_losses(self, losses: list[list[str]]) -> None:
+        rundir.write_json(self.directory / rundir.losses_file(self._rank), losses)
 
     def append_step(self, fields: dict[str, Any], start_ns: int) -> int:
         """When it ended. One line, handed to the operating system at once: it survives the death of this process.

@@ -93,6 +93,14 @@ def install_around_training() -> None:
     torch.save = torch.serialization.save  # one object under both names, or it could not be pickled
 
 
+def install_around_backward() -> None:
+    """Wrap what every ``backward`` comes to."""
+    import torch
+
+    if not any(owner is torch.autograd for owner, _, _ in _originals):
+        _wrap(torch.autograd, "backward", _backward)
+
+
 def installed() -> bool:
     return bool(_originals)
 
@@ -242,6 +250,16 @@ def _invoke_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
     from ddpprof.record.rpc import wrap_invoke
 
     return wrap_invoke(original, active)
+
+
+def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _active
+        if session is not None:
+            session.backward_begins(tensors)
+        return original(tensors, *args, **kwargs)
+
+    return _untraced(backward)
 
 
 def _set_epoch(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Which step is skipped, timed, recorded, profiled.
 
-step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            | 17 …
-       skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | done
+step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            |         | 17 …
+       skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | (alone) | done
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class Mode(Enum):
     WARMUP = "warmup"
     PROFILED = "profiled"
     BASELINE = "baseline"
+    ALONE = "alone"
+    """like `LIGHT`, without gradient communication"""
     WITHOUT_DDP = "without_ddp"
     """like `OFF`, while DDP does nothing but call its module"""
     DONE = "done"
@@ -33,7 +35,8 @@ class Schedule:
         self._warmup_begin = self._timed_begin + settings.timed_steps
         self._profiled_begin = self._warmup_begin + (settings.warmup if settings.profiler else 0)
         self._baseline_begin = self._profiled_begin + settings.steps
-        self._done_begin = self._baseline_begin + (settings.baseline_steps if settings.profiler else 0)
+        self._alone_begin = self._baseline_begin + (settings.baseline_steps if settings.profiler else 0)
+        self._done_begin = self._alone_begin + settings.alone_steps
         self._profiled = Mode.PROFILED if settings.profiler else Mode.LIGHT
         self._block = _SETTLE + settings.block_steps
         self._num_block_steps = 2 * settings.ddp_blocks * self._block
@@ -51,7 +54,8 @@ class Schedule:
     def without_profiler(self) -> None:
         """From now on light recording takes the profiler's place: the ranks could not agree, or it would not start."""
         self._profiled_begin = self._warmup_begin
-        self._done_begin = self._baseline_begin
+        self._done_begin -= self._alone_begin - self._baseline_begin
+        self._alone_begin = self._baseline_begin
         self._profiled = Mode.LIGHT
 
     def mode(self, step: int) -> Mode:
@@ -66,7 +70,9 @@ class Schedule:
             return Mode.WARMUP
         if step < self._baseline_begin:
             return self._profiled
-        return Mode.BASELINE if step < self._done_begin else self._mode_in_blocks(step)
+        if step < self._alone_begin:
+            return Mode.BASELINE
+        return Mode.ALONE if step < self._done_begin else self._mode_in_blocks(step)
 
     def _mode_in_blocks(self, step: int) -> Mode:
         if step >= self.num_steps:

@@ -29,6 +29,7 @@ from ddpprof.record.buckets import BucketTimes, timed_hook
 from ddpprof.record.compiled import keep_out_of_compiled_graphs
 from ddpprof.record.job import Job
 from ddpprof.record.live import LiveScalars
+from ddpprof.record.losses import LossNotes
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.schedule import Mode
 from ddpprof.record.settings import Settings
@@ -62,6 +63,7 @@ class Session:
         self._finder = StepFinder(_any_optimizer_alive)
         self._notes = StepNotes()
         self._baseline = Baseline()
+        self._losses = LossNotes() if settings.losses else None
         self._job = Job(settings)
         self._notes.live = live is not None
         self._window = Window(settings, self._job, self._notes, self._warn_for_all, live)
@@ -73,6 +75,8 @@ class Session:
     def begin(self) -> None:
         """Listen from now on."""
         patches.install_around_training()
+        if self._losses is not None:
+            patches.install_around_backward()
         self._handles = patches.hook_optimizers()
         patches.activate(self)
 
@@ -112,7 +116,7 @@ class Session:
         if self._is_over or not torch.is_grad_enabled() or (dist.is_available() and dist.is_initialized()):
             return
         if not self._job.attached:
-            if self._settings.baseline_steps:
+            if self._settings.baseline_steps or self._settings.alone_steps:
                 raise DdpprofError("--baseline-steps needs DistributedDataParallel, and this is DataParallel.")
             self._begin_training(self._job.attach_alone)
         number = self._notes.data_parallel_module(model)
@@ -122,7 +126,7 @@ class Session:
 
     def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, inputs: Any, kwargs: Any) -> Any:
         start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
-        if self._window.mode is Mode.BASELINE:
+        if self._window.mode in (Mode.BASELINE, Mode.ALONE):
             self._note(self._baseline.forward_begins, ddp)
         try:
             result = original(ddp, *inputs, **kwargs)
@@ -176,6 +180,12 @@ class Session:
                 self._end_step()
             else:
                 self._step_is_over = True
+
+    @_harmless
+    def backward_begins(self, tensors: Any) -> None:
+        """Not one within another, as reentrant checkpointing has it."""
+        if self._losses is not None and not self._is_over and self._between_backward_passes():
+            self._losses.backward_begins(tensors)
 
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
         if self._is_over:
@@ -262,6 +272,8 @@ class Session:
             self._end_step()
 
     def _end_step(self) -> None:
+        if self._losses is not None and not self._baseline.has_begun:
+            self._losses.end_step()
         self._window.end_step()
         if self._window.is_to_open:
             self._open_files()
@@ -296,6 +308,8 @@ class Session:
         self._closed = True
         self._stop_listening()
         self._window.close(ended)
+        if self._losses is not None and self._job.files is not None:
+            self._job.files.write_losses(self._losses.values())
 
     def give_up(self, error: Exception) -> None:
         """Recording ends here, training does not, unless it is a trial."""

@@ -32,6 +32,8 @@ class Settings:
     """steps with the profiler on (or with light recording, with ``profiler=False``)"""
     baseline_steps: int = 0
     """then steps under the profiler without gradient communication, which end the job: the ranks drift apart"""
+    alone_steps: int = 0
+    """then such steps without the profiler: how long computation takes alone"""
     profiler: bool = True
     """``False``: light recording only"""
     record_shapes: bool = False
@@ -45,6 +47,10 @@ class Settings:
     """one of several short runs of an experiment: `torch.save` to a path writes nothing once training has begun"""
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """arguments of DDP's constructor that replace the script's"""
+    comm_hook: str | None = None
+    """of ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``, registered with every DDP module"""
+    losses: bool = False
+    """keep what each step is trained for"""
     without_ddp: bool = False
     """DDP does nothing but call its module"""
     ddp_blocks: int = 0

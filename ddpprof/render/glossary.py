@@ -173,8 +173,8 @@ TERMS = (
     ),
     Term(
         "baseline steps",
-        "Profiled steps without gradient communication, to compare kernels with: ddpprof trace --baseline-steps 5. "
-        "They spoil the training, so that the job ends with them.",
+        "Steps without gradient communication, to compare kernels with, and to predict from: ddpprof trace "
+        "--baseline-steps 5. They spoil the training, so that the job ends with them.",
         aliases=("baseline",),
     ),
     Term(
@@ -185,8 +185,9 @@ TERMS = (
     ),
     Term(
         "gain",
-        "What a finding could give back per step at most. Two findings may explain the same milliseconds: gains do "
-        "not add up.",
+        "What a finding could give back per step: predicted, with a 95 % interval, by replaying the recorded steps "
+        "with just that change, as ddpprof whatif does; else at most (up to). Two findings may explain the same "
+        "milliseconds: gains do not add up.",
         field="findings[].gain_ns",
         aliases=("finding", "findings"),
     ),

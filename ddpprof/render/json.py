@@ -15,6 +15,8 @@ from ddpprof.report import REPORT_FORMAT, Report
 from ddpprof.report.overhead import OverheadReport
 from ddpprof.report.scaling import ScalingReport
 from ddpprof.report.sweep import SweepReport
+from ddpprof.report.tuning import TuneReport
+from ddpprof.report.whatif import WhatIf
 
 _BEGINNING_OF_A_REPORT = re.compile(rb'\s*\{\s*"format"\s*:\s*(\d+)\s*,\s*"ddpprof"\s*:')
 
@@ -29,7 +31,7 @@ class ComparisonFile(msgspec.Struct):
     verdicts: tuple[Verdict, ...]
 
 
-Written = Report | ComparisonFile | OverheadReport | ScalingReport | SweepReport
+Written = Report | ComparisonFile | OverheadReport | ScalingReport | SweepReport | TuneReport | WhatIf
 
 _TITLES: dict[type[Written], str] = {
     Report: "report",
@@ -37,6 +39,8 @@ _TITLES: dict[type[Written], str] = {
     OverheadReport: "overhead",
     ScalingReport: "scaling",
     SweepReport: "sweep",
+    TuneReport: "tuning",
+    WhatIf: "whatif",
 }
 
 

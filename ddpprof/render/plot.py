@@ -1,7 +1,9 @@
-"""A sweep or a scaling experiment as a picture, with matplotlib (``ddpprof[plot]``)."""
+"""A sweep, a scaling experiment or predictions as a picture, with matplotlib (``ddpprof[plot]``)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from io import BytesIO
 from typing import Any
@@ -13,10 +15,13 @@ from ddpprof.location import Location
 from ddpprof.report.experiments import ExperimentReport
 from ddpprof.report.scaling import Scaling, ScalingReport
 from ddpprof.report.sweep import SweepReport
+from ddpprof.report.whatif import WhatIf
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which colour-blind readers can tell apart."""
 _MARKERS = "osD^vP*"
+_LEAST_POINTS = 2
+"""of a line"""
 
 
 def can_plot(report: ExperimentReport) -> bool:
@@ -28,6 +33,18 @@ def can_plot(report: ExperimentReport) -> bool:
 
 def plot(report: ExperimentReport, path: Location) -> None:
     """Write a PNG. Raises `DdpprofError`."""
+    with _axes(path) as axes:
+        if isinstance(report, SweepReport):
+            _sweep(axes, report)
+        elif isinstance(report, ScalingReport):
+            _scaling(axes, report)
+
+
+@contextmanager
+def _axes(path: Location) -> Iterator[Any]:
+    """Of a picture that is written in the end. Raises `DdpprofError`."""
+    if find_spec("matplotlib") is None:
+        raise DdpprofError("pictures need matplotlib. Install it with: pip install 'ddpprof[plot]'")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -35,16 +52,33 @@ def plot(report: ExperimentReport, path: Location) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-    if isinstance(report, SweepReport):
-        _sweep(axes, report)
-    elif isinstance(report, ScalingReport):
-        _scaling(axes, report)
+    yield axes
     picture = BytesIO()
     figure.savefig(picture)
     try:
         path.write_bytes(picture.getvalue())
     except OSError as error:
         raise DdpprofError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def plot_whatif(answer: WhatIf, path: Location) -> None:
+    """Predicted steps over one cap for all buckets, with their intervals. Raises `DdpprofError`."""
+    known = [(one.cap_mib, one.prediction) for one in answer.outcomes[1:] if one.cap_mib is not None]
+    points = sorted(known, key=lambda point: point[0])
+    if len(points) < _LEAST_POINTS:
+        raise DdpprofError("there is nothing to plot: ask for several --bucket-cap-mb, or for none.")
+    with _axes(path) as axes:
+        caps = [cap for cap, _ in points]
+        ends = [[one.low_ns / 1e6 for _, one in points], [one.high_ns / 1e6 for _, one in points]]
+        axes.fill_between(caps, *ends, color=_COLOURS[0], alpha=0.15, linewidth=0, label="95 % interval")
+        axes.plot(caps, [one.step_ns / 1e6 for _, one in points], "o-", color=_COLOURS[0], label="predicted")
+        axes.axhline(
+            answer.measured_step_ns / 1e6, color="#666666", linewidth=1, linestyle="--", label="measured, as recorded"
+        )
+        axes.set(xscale="log", xlabel="bucket_cap_mb", ylabel="step, ms")
+        axes.set_xticks(caps, [f"{cap:g}" for cap in caps])
+        axes.minorticks_off()
+        axes.legend(frameon=False)
 
 
 def _sweep(axes: Any, report: SweepReport) -> None:

@@ -15,7 +15,7 @@ from ddpprof.report.rank_summary import RankSummary
 from ddpprof.report.tree import AcrossRanks, ClockReport, LateGradients
 
 RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
-"""The training steps of ranks as they were recorded: far more than a summary holds, and needed of few."""
+"""The steps of ranks as recorded, but for baseline steps: far more than a summary holds, and needed of few."""
 
 _MOST_OTHERS = 63
 """ranks that a straggler's gradients are compared with, evenly chosen: their medians hardly differ from those of all"""

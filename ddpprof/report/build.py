@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ddpprof import __version__
 from ddpprof.events import DdpModule, RecordedStep, Run
-from ddpprof.findings import find
+from ddpprof.findings import Observed, find
+from ddpprof.findings.predictions import Predictions
 from ddpprof.measures.attempts import summarise_attempts
 from ddpprof.measures.bucket_table import BucketSummary, as_row, summarise_buckets
 from ddpprof.measures.buckets import BucketStep
 from ddpprof.measures.outside import summarise_outside
 from ddpprof.measures.own_reduction import least_exposed
-from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, trace_buckets
+from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.report.across import RecordedSteps, across_ranks
 from ddpprof.report.horovod import horovod_report
 from ddpprof.report.kernels import slowdown_report
 from ddpprof.report.observed import observe
+from ddpprof.report.predicted import predict_changes, ranks_to_replay
+from ddpprof.report.profiled import Known
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
-from ddpprof.report.ranks import modules_of, training_steps
+from ddpprof.report.ranks import modules_of, steps_to_replay
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
 
@@ -29,6 +32,8 @@ class Reduced:
     report: Report
     buckets: Mapping[int, Sequence[BucketStep]]
     """by rank, in every profiled step: what a timeline draws of them"""
+    passes: Mapping[int, TracedPasses] = field(default_factory=dict)
+    """by rank: gradient all-reduces as traces show them"""
 
 
 def build_report(run: Run) -> Report:
@@ -41,7 +46,7 @@ def reduce_run(run: Run) -> Reduced:
     summary = merge_summaries([summarise_rank(rank, modules) for rank in run.ranks])
 
     def recorded(ranks: Sequence[int]) -> dict[int, Sequence[RecordedStep]]:
-        return {one.rank: training_steps(one.record) for one in run.ranks if one.rank in ranks}
+        return {one.rank: steps_to_replay(one.record) for one in run.ranks if one.rank in ranks}
 
     return reduce_summary(run, modules, summary, recorded)
 
@@ -73,7 +78,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         ),
         ranks=reports,
         buckets=tuple(map(as_row, buckets)) or traced.buckets,
-        findings=find(replace(observed, own_reduction=own)),
+        findings=(),
         kernels=summary.kernels,
         slowdown=slowdown,
         across=across,
@@ -84,7 +89,21 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         attempts=summarise_attempts(run.attempts),
         own_reduction=own,
     )
-    return Reduced(report, {one.rank: one.buckets for one in ranks} if modules else traced.ranks)
+    passes = {one.rank: one.trace.passes for one in ranks if one.trace}
+    predictions = _predictions(Known(report, modules, {}, passes), observed, recorded)
+    findings = find(replace(observed, own_reduction=own, predictions=predictions))
+    drawn = {one.rank: one.buckets for one in ranks} if modules else traced.ranks
+    return Reduced(replace(report, findings=findings), drawn, passes)
+
+
+def _predictions(run: Known, observed: Observed, recorded: RecordedSteps) -> Predictions:
+    """Only where a rule asks for them: of one DDP module, or of a rank that is late."""
+    if len(run.modules) != 1 and not observed.stragglers:
+        return Predictions()
+    known = [one.rank for one in run.report.ranks]
+    ranks = ranks_to_replay(known, observed.stragglers)
+    passes = {rank: run.passes[rank] for rank in ranks if rank in run.passes}
+    return predict_changes(replace(run, recorded=recorded(ranks), passes=passes), observed.stragglers)
 
 
 def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:

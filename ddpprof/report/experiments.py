@@ -11,8 +11,9 @@ from ddpprof.report.overhead import OverheadReport, build_overhead
 from ddpprof.report.scaling import ScalingReport, build_scaling
 from ddpprof.report.sweep import SweepPoint, SweepReport, build_sweep, sweep_report
 from ddpprof.report.trials import TrialResult
+from ddpprof.report.tuning import TuneReport
 
-ExperimentReport = OverheadReport | ScalingReport | SweepReport
+ExperimentReport = OverheadReport | ScalingReport | SweepReport | TuneReport
 
 
 def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> ExperimentReport | None:
@@ -24,6 +25,8 @@ def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> 
             return build_scaling(experiment, results)
         case Kind.SWEEP:
             return build_sweep(experiment, results)
+        case Kind.TUNE:
+            raise AssertionError("it takes more than the trials: ddpprof.cli.tuned")
 
 
 def sweep_of_table(table: TimesTable) -> SweepReport:

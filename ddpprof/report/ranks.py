@@ -43,7 +43,12 @@ def rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
 
 
 def training_steps(record: Record | None) -> tuple[RecordedStep, ...]:
-    """Without those that only serve to compare kernels with."""
+    """Without those that only serve to compare with."""
+    return tuple(step for step in steps_to_replay(record) if step.mode != "alone")
+
+
+def steps_to_replay(record: Record | None) -> tuple[RecordedStep, ...]:
+    """The training steps, and those that say how long computation takes alone."""
     return tuple(step for step in record.steps if step.mode != "baseline") if record else ()
 
 

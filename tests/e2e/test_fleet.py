@@ -9,54 +9,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fleets import make_fleet, make_traces
 from jobs import DDPPROF, Run, environment
+from processes import children, is_gone, readers, started, wait_until
 
 pytestmark = pytest.mark.e2e
-
-
-def wait_until(holds: Callable[[], bool], what: str, at_most_s: float = 60) -> None:
-    until = time.monotonic() + at_most_s
-    while not holds():
-        assert time.monotonic() < until, f"never {what}"
-        time.sleep(0.01)
-
-
-def children(pid: int) -> list[int]:
-    """Of it and of theirs."""
-    mine = [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
-    return [one for child in mine for one in (child, *children(child))]
-
-
-def readers(pid: int) -> list[int]:
-    """Processes of the pool."""
-    try:
-        return [one for one in children(pid) if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
-    except (FileNotFoundError, ProcessLookupError):  # one has just ended
-        return []
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-@contextmanager
-def started(*command: str | Path, cwd: Path, **env: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [*map(str, command)], cwd=cwd, env=environment(**env), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 @pytest.fixture
@@ -73,9 +34,10 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(ddpprof: Run, fleet: P
         pool = children(process.pid)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (130, "", "")
-    wait_until(lambda: all(map(is_gone, pool)), "all processes ended")
     kept = entries()
+    said = f"{len(kept)} of 24 ranks were read now and are kept: the same command goes on from there."
+    assert (process.returncode, out, err) == (130, "", f"ddpprof: interrupted. {said}\n")
+    wait_until(lambda: all(map(is_gone, pool)), "all processes ended")
     assert 2 <= len(kept) < 24
     assert not list((fleet / "summaries").glob(".*.part"))
     assert ddpprof("report", fleet, "--format", "json").returncode == 0

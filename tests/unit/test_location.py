@@ -14,6 +14,11 @@ from ddpprof.location import RemotePath, identity, local, location, spelled
 from ddpprof.location.explain import explained, without_secrets
 
 
+@pytest.fixture(autouse=True)
+def nothing_failed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpprof.location.explain._unreachable", {})
+
+
 @pytest.fixture
 def remote() -> Iterator[RemotePath]:
     """A folder with two files and a folder in it, in fsspec's memory."""
@@ -29,6 +34,9 @@ def remote() -> Iterator[RemotePath]:
         ("runs/a", Path("runs/a")),
         ("file:///runs/a", Path("/runs/a")),
         ("memory://runs/a", RemotePath("memory://runs/a")),
+        ("MEMORY://Runs/A", RemotePath("memory://Runs/A")),
+        ("FILE:///Runs/A", Path("/Runs/A")),
+        ("SimpleCache::Memory://Runs/A", RemotePath("simplecache::memory://Runs/A")),
     ],
 )
 def test_only_text_with_a_scheme_is_elsewhere(text: str, path: Path | RemotePath) -> None:
@@ -164,6 +172,31 @@ def test_errors_of_drivers_are_one_line(error: Exception, said: str) -> None:
     assert "\n" not in str(told.value)
     again = pickle.loads(pickle.dumps(told.value))
     assert (type(again), str(again)) == (type(told.value), str(told.value))
+
+
+def test_a_server_that_was_just_not_there_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its driver would try for seconds, for each file."""
+    tried = []
+
+    def driver(url: str, error: Exception) -> None:
+        tried.append(url)
+        raise error
+
+    def ask(url: str, error: Exception) -> str:
+        with pytest.raises(RemoteError) as told, explained(url):
+            driver(url, error)
+        return str(told.value)
+
+    gone, lost = ConnectionRefusedError(111, "Connection refused"), ClientPayloadError("not enough data")
+    ask("s3://one/run/0", FileNotFoundError())
+    ask("s3://one/run/1", lost)
+    assert "cannot be reached" in ask("s3://one/run/2", gone)
+    assert ask("s3://one/run/3", gone) == "s3://one/run/3: the server cannot be reached (Connection refused)"
+    ask("s3://other/run/0", gone)
+    assert tried == ["s3://one/run/0", "s3://one/run/1", "s3://one/run/2", "s3://other/run/0"]
+    monkeypatch.setattr("ddpprof.location.explain._NOT_TRIED_AGAIN_S", 0)
+    ask("s3://one/run/3", FileNotFoundError())
+    assert tried[-1] == "s3://one/run/3"
 
 
 def test_what_hides_behind_not_found_is_told() -> None:

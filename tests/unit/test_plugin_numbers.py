@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from random_traces import TRAINING, Event, device_traces, host_traces, load
+from hypothesis import HealthCheck, assume, example, given, settings
+from random_traces import TRAINING, Event, device_events, device_traces, host_traces, load
 
 from ddpprof.events import Rank, Trace
 from ddpprof.intervals import Spans, clip, intersect, subtract, union
@@ -22,6 +22,11 @@ data = pytest.importorskip("torch_tb_profiler.profiler.data", reason="pip instal
 loader = pytest.importorskip("torch_tb_profiler.profiler.loader")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the plugin's own code, which nobody maintains, and its pandas
+
+KERNEL: dict[str, Any] = {
+    "what": "kernel", "launched": 0, "delay": 1, "length": 0, "stream": 7, "variant": 0, "is_graph": False,
+    "num_elements": None,
+}  # fmt: skip
 
 Rows = dict[int, tuple[float, float, float]]
 """by step: computation alone, both, communication alone; µs"""
@@ -100,6 +105,9 @@ def test_on_cpu(events: list[Event]) -> None:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(device_traces)
+@example(
+    device_events([[KERNEL, {**KERNEL, "what": "comm", "launched": 702, "delay": 300}], [{**KERNEL, "length": 1}]])
+)
 def test_on_an_accelerator(events: list[Event]) -> None:
     """By the plugin's steps, which divide time: one ends with the last work that it launched, there begins the next.
 
@@ -120,14 +128,18 @@ def test_on_an_accelerator(events: list[Event]) -> None:
 
 
 def plugin_windows(trace: Trace, steps: list[int]) -> list[tuple[int, int]]:
-    """The plugin's steps on a device: each from the end of the one before it to the end of what it launched."""
+    """The plugin's steps on a device: each from the end of the one before it to the end of what it launched.
+
+    A collective without length ends none.
+    """
     windows = []
     begin = trace.steps[0].start_ns
     for index in steps:
         step = trace.steps[index]
+        lasts = trace.collectives.end_ns > trace.collectives.start_ns
         ends = [
-            int(table.end_ns[table.step == index].max(initial=step.end_ns))
-            for table in (trace.compute, trace.copies, trace.collectives)
+            int(table.end_ns[rows & (table.step == index)].max(initial=step.end_ns))
+            for table, rows in ((trace.compute, True), (trace.copies, True), (trace.collectives, lasts))
         ]
         begin = max(begin, step.start_ns)
         windows.append((begin, max(*ends, begin)))

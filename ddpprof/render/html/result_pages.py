@@ -1,4 +1,4 @@
-"""Pages of what several runs tell: a comparison, a sweep, a scaling experiment, an overhead."""
+"""Pages beside reports: of a comparison, a sweep, a scaling experiment, an overhead, of predictions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from ddpprof.render.html.chart import Chart
 from ddpprof.render.html.definitions import definitions
 from ddpprof.render.html.page import Page, Part, render_page
 from ddpprof.render.html.result_charts import comparison_charts, overhead_charts, scaling_charts, sweep_charts
+from ddpprof.render.html.tuning_chart import tuning_charts
+from ddpprof.render.html.whatif_chart import whatif_chart
 from ddpprof.render.json import ComparisonFile, Written, render_json
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.sections.experiments import experiment_sections
 from ddpprof.render.sections.layout import Line, Section
+from ddpprof.render.sections.whatif import whatif_sections
 from ddpprof.report.experiments import ExperimentReport
 from ddpprof.report.overhead import OverheadReport
 from ddpprof.report.scaling import ScalingReport
+from ddpprof.report.tuning import TuneReport
+from ddpprof.report.whatif import WhatIf
 
 
 def comparison_page(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> str:
@@ -32,9 +37,16 @@ def experiment_page(title: str, report: ExperimentReport) -> str:
     return _page(title, experiment_sections(report), _charts(report), report)
 
 
+def whatif_page(answer: WhatIf) -> str:
+    """Likewise."""
+    return _page(answer.job.name, whatif_sections(answer), [whatif_chart(answer)], answer)
+
+
 def _charts(report: ExperimentReport) -> Iterable[Chart]:
     if isinstance(report, OverheadReport):
         return overhead_charts(report)
+    if isinstance(report, TuneReport):
+        return tuning_charts(report)
     return scaling_charts(report) if isinstance(report, ScalingReport) else sweep_charts(report)
 
 

@@ -8,10 +8,12 @@ from ddpprof.render.sections.layout import Line, Section, clean
 from ddpprof.render.sections.overhead import overhead_sections
 from ddpprof.render.sections.scaling import scaling_sections
 from ddpprof.render.sections.sweep import sweep_sections
+from ddpprof.render.sections.tuning import tuning_sections
 from ddpprof.report.experiments import ExperimentReport
 from ddpprof.report.overhead import OverheadReport
 from ddpprof.report.scaling import ScalingReport
 from ddpprof.report.tree import Job
+from ddpprof.report.tuning import TuneReport
 
 
 def experiment_sections(report: ExperimentReport) -> tuple[Section, ...]:
@@ -36,4 +38,6 @@ def _machine(job: Job) -> list[str]:
 def _body(report: ExperimentReport) -> Iterable[Section]:
     if isinstance(report, OverheadReport):
         return overhead_sections(report)
+    if isinstance(report, TuneReport):
+        return tuning_sections(report)
     return scaling_sections(report) if isinstance(report, ScalingReport) else sweep_sections(report)

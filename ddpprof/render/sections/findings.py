@@ -40,6 +40,10 @@ _NOT_RECORDED = (
 
 
 def _gain(finding: Finding) -> str:
+    if finding.predicted is not None:
+        one = finding.predicted
+        saves = "saves" if one.low_ns > 0 else "may save"
+        return f"{saves} {ms(one.gain_ns)} ms ({ms(one.low_ns)} – {ms(one.high_ns)}) per step, predicted"
     if finding.gain_ns is not None:
         return f"up to {ms(finding.gain_ns)} ms per step"
     return "correctness" if finding.is_correctness else "gain not measured"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median
 
 from ddpprof.events.netbench import NetBench
 from ddpprof.measures.link import LinkSpeed, is_disturbed, measure_link
@@ -27,6 +28,8 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
         "10⁹ bytes; CPU: processor time of one rank; pair: time of two at once ÷ that of one, undisturbed (1: the "
         "second is free, 2: they take turns)",
     )
+    if bench.beside:
+        yield _beside(bench)
     if is_disturbed(speeds):
         yield Line(
             "Most sizes mostly took more than twice their shortest time: other work disturbs the hosts or the network.",
@@ -35,6 +38,18 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
     if bench.left_out:
         left_out = f"{bench.left_out[0]} bytes{' and more' if len(bench.left_out) > 1 else ''}"
         yield Line(f"Left out, because {bench.sizes[-1].num_bytes} bytes took so long: {left_out}.", is_aside=True)
+
+
+def _beside(bench: NetBench) -> Table:
+    """One of it per size: medians over rounds."""
+    columns = ("bytes", "each lasts µs", "takes µs", "takes ns per byte")
+    rows = []
+    for one in bench.beside:
+        taken_ns = round(median(one.taken_ns))
+        lasts, takes = _us(round(median(one.lasted_ns))), _us(taken_ns)
+        rows.append((str(one.num_bytes), lasts, takes, f"{taken_ns / one.num_bytes:.2f}"))
+    note = "while every rank multiplies matrices and several are under way; takes: of that, on the rank that loses most"
+    return Table("Beside computation", tuple(map(Column, columns)), tuple(rows), note)
 
 
 def _row(speed: LinkSpeed) -> tuple[str, ...]:

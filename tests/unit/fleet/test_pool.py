@@ -29,6 +29,24 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
     assert pool._that_fit(largest) == number
 
 
+@pytest.mark.parametrize(
+    ("num_processes", "num_ranks", "divided"),
+    [
+        pytest.param(2, 1, (1, 2), id="one-rank"),
+        pytest.param(2, 8, (2, 1), id="many-ranks"),
+        pytest.param(16, 4, (4, 4), id="few-ranks"),
+        pytest.param(16, 6, (6, 2), id="what-is-left-over-is-left"),
+        pytest.param(64, 1, (1, 4), id="not-too-many"),
+        pytest.param(1, 3, (1, 1), id="one-process"),
+        pytest.param(4, 0, (1, 4), id="no-ranks"),
+    ],
+)
+def test_where_ranks_are_few_several_processes_read_each(
+    num_processes: int, num_ranks: int, divided: tuple[int, int]
+) -> None:
+    assert pool._divided(num_processes, num_ranks) == divided
+
+
 def test_this_machine_says_what_is_available() -> None:
     available = pool._available_bytes()
     assert available is not None

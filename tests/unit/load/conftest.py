@@ -9,6 +9,7 @@ import pytest
 
 from ddpprof.events import Trace
 from ddpprof.load import kineto
+from ddpprof.load.batches import Division
 from ddpprof.load.columns import Columns
 from ddpprof.load.folder import load_trace
 from ddpprof.load.kineto import Header, read_trace
@@ -67,7 +68,7 @@ def trace(tmp_path: Path) -> TraceBuilder:
 
 @pytest.fixture(params=[7, 200, 1_000_000], ids="batch-{}".format)
 def batch_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "BATCH_BYTES", request.param)
+    monkeypatch.setattr(kineto, "DIVISION", Division(request.param, batches_per_group=2, first_groups=1))
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ def test_a_file_as_it_is_written(tmp_path: Path) -> None:
     assert bench.sizes[1] == CollectiveTimes(4_000_000, (2_000_000,), (1_900_000,), (0, 1, 2, 3))
     assert bench.concurrent == (ConcurrentTimes(4_000_000, (3_000_000,), (2_000_000,), (0, 1, 2, 3)),)
     assert bench.left_out == (8, 16)
+    assert bench.beside == (), "an older file has none"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,14 @@ def test_a_file_as_it_is_written(tmp_path: Path) -> None:
         pytest.param(netbench(sizes=[times(cpu_ns=[1])]), "iterations or ranks are missing", id="a-rank-less"),
         pytest.param(netbench(sizes=[times(longest_ns=[0])]), "4000000 bytes: a time that is none", id="no-time"),
         pytest.param(netbench(sizes=[times(longest_ns=[1 << 63])]), "a time that is none", id="centuries"),
+        pytest.param(
+            netbench(beside=[{"num_bytes": 8, "taken_ns": [1], "lasted_ns": []}]),
+            "8 bytes: rounds are missing",
+            id="odd",
+        ),
+        pytest.param(
+            netbench(beside=[{"num_bytes": 8, "taken_ns": [-1], "lasted_ns": [1]}]), "8 bytes: a time that", id="gains"
+        ),
         pytest.param(netbench(sizes=[times(longest_ns=[0.5])]), "Expected `int`", id="half-a-nanosecond"),
     ],
 )

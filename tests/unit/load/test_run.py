@@ -257,3 +257,32 @@ def test_one_bad_file_is_an_error(tmp_path: Path) -> None:
     path.write_text("no")
     with pytest.raises(BadTrace, match="is not JSON"):
         load_run(path)
+
+
+def test_a_folder_of_runs_names_them(tmp_path: Path) -> None:
+    for name in ("b", "a", "notes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ("run.json" if name != "notes" else "x.json")).write_text(json.dumps(RUN))
+    with pytest.raises(NotARun, match=rf"is not a run but holds 2: a, b\. Give one of them: {tmp_path / 'a'}$"):
+        load_run(tmp_path)
+    for number in range(20):
+        (tmp_path / f"c{number:02}").mkdir()
+        (tmp_path / f"c{number:02}" / "run.json").write_text(json.dumps(RUN))
+    with pytest.raises(NotARun, match=r"holds 22: a, b, c00, c01, c02, c03, c04, c05 and 14 more\. Give"):
+        load_run(tmp_path)
+
+
+def test_a_rank_of_another_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    for rank, run_id in enumerate("ab"):
+        (tmp_path / f"rank-{rank}.facts.json").write_text(json.dumps(facts(rank, run_id=run_id)))
+        (tmp_path / f"rank-{rank}.trace.json").write_text(trace_text(**distributed(rank)))
+    assert load_run(tmp_path).missing == (
+        "rank 1 is of another run: the run_id of rank-1.facts.json is not that of run.json",
+    )
+
+
+def test_a_trace_of_a_job_of_another_size_is_named(tmp_path: Path) -> None:
+    for rank, size in enumerate([3, 3, 8]):
+        (tmp_path / f"{rank}.json").write_text(trace_text(**distributed(rank, size)))
+    assert load_run(tmp_path).missing[0] == "rank 2 is of another job: of 8 ranks, and most others of 3"

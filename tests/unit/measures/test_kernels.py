@@ -1,9 +1,11 @@
 """Time per kernel identity: how often, how long, how much it varies."""
 
+from dataclasses import fields, replace
+
 import pytest
 from tables import trace
 
-from ddpprof.events import UNKNOWN, Kernel, Phase
+from ddpprof.events import UNKNOWN, Kernel, Phase, Work
 from ddpprof.measures.kernels import KernelSummary, runs_of_kernels, summarise_kernels
 
 F, B, X = Phase.FORWARD, Phase.BACKWARD, Phase.OTHER
@@ -77,3 +79,10 @@ def test_spread(lengths: list[int], spread: float | None) -> None:
     runs = [(100 * index, 100 * index + length, F, 0) for index, length in enumerate(lengths)]
     (summary,) = summarise_kernels(trace(compute=runs, **TWO), [0])
     assert summary.spread == spread
+
+
+def test_what_starts_at_once_comes_in_the_same_order_however_the_file_has_it() -> None:
+    made = trace(compute=[(0, 5, F, 0, 0, 0), (0, 9, F, 0, 0, 0), (3, 4, F, 0, 1, 0)], **TWO)
+    rows = [1, 0, 2]
+    turned = replace(made, compute=Work(*(getattr(made.compute, column.name)[rows] for column in fields(Work))))
+    assert [runs_of_kernels(one, [0]).duration_ns.tolist() for one in (made, turned)] == [[5, 9, 1]] * 2

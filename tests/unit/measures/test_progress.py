@@ -179,3 +179,13 @@ def test_parts_are_within_the_time_that_passed_whatever_the_clock(
     for row in rows:
         assert min(*parts((row,))[0]) >= 0
         assert row.own_ns <= row.arrival_ns
+
+
+def test_a_device_that_still_computes_for_the_step_before_is_not_ready() -> None:
+    made = trace(
+        steps=TWO,
+        device="gpu",
+        compute=[(10, 155, B, 0, 0, 5)],
+        comm=[collective(60, 70, launched=50), collective(160, 170, launched=150, step=1)],
+    )
+    assert [row.arrival_ns for row in measure_progress(made)] == [60, 155]

@@ -16,6 +16,7 @@ LETTERS = {
     Mode.WARMUP: "w",
     Mode.PROFILED: "P",
     Mode.BASELINE: "B",
+    Mode.ALONE: "A",
     Mode.WITHOUT_DDP: "0",
     Mode.DONE: ".",
 }
@@ -35,6 +36,16 @@ def modes(schedule: Schedule, num_steps: int) -> str:
         pytest.param({"skip_first": 1, "cost_steps": 3, "warmup": 2, "steps": 1}, "s-l-wwP..", id="odd-numbers"),
         pytest.param({"skip_first": 1, "cost_steps": 0, "steps": 2, "baseline_steps": 3}, "swPPBBB..", id="baseline"),
         pytest.param(
+            {"skip_first": 1, "cost_steps": 0, "steps": 1, "baseline_steps": 2, "alone_steps": 3},
+            "swPBBAAA..",
+            id="alone",
+        ),
+        pytest.param(
+            {"skip_first": 1, "cost_steps": 0, "profiler": False, "steps": 2, "alone_steps": 2},
+            "sllAA..",
+            id="alone-needs-no-profiler",
+        ),
+        pytest.param(
             {"skip_first": 1, "cost_steps": 0, "profiler": False, "steps": 2, "baseline_steps": 3},
             "sll..",
             id="baseline-needs-the-profiler",
@@ -52,6 +63,14 @@ def test_modes(choices: dict[str, Any], expected: str) -> None:
     schedule = Schedule(Settings("run", **choices))
     assert modes(schedule, len(expected)) == expected
     assert schedule.num_steps == expected.index(".")
+
+
+def test_without_the_profiler_steps_alone_follow_at_once() -> None:
+    schedule = Schedule(Settings("run", skip_first=1, cost_steps=0, warmup=2, steps=1, baseline_steps=2, alone_steps=2))
+    assert modes(schedule, 9) == "swwPBBAA."
+    schedule.without_profiler()
+    assert modes(schedule, 9) == "slllAA..."
+    assert schedule.num_steps == 6
 
 
 def test_light_recording_takes_the_profilers_place() -> None:

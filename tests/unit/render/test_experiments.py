@@ -10,9 +10,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from experiments import overhead_report, scaling_report, sweep_report
+from experiments import choice, overhead_report, scaling_report, steps, sweep_report, tuning, tuning_report
 from reports import GOLDEN, HOSTILE
 
+from ddpprof.predict.candidates import Candidate
 from ddpprof.render.json import render_json, schema
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.plot import can_plot, plot
@@ -23,7 +24,12 @@ from ddpprof.report.overhead import OverheadReport
 from ddpprof.report.sweep import SweepPoint, SweepReport
 
 CHECKOUT = Path(__file__).parents[3]
-REPORTS = {"overhead": overhead_report(), "scaling": scaling_report(), "sweep": sweep_report()}
+REPORTS = {
+    "overhead": overhead_report(),
+    "scaling": scaling_report(),
+    "sweep": sweep_report(),
+    "tuning": tuning_report(),
+}
 each = pytest.mark.parametrize("name", REPORTS)
 
 
@@ -109,3 +115,32 @@ def test_a_crossover_that_is_not_bounded_is_none() -> None:
     (found,) = report.crossovers
     unsure = replace(found, crossover=replace(found.crossover, low=None))
     assert "these sizes do not tell" in drawn(replace(report, crossovers=(unsure,)), 200)
+
+
+@pytest.mark.parametrize(
+    ("rounds_ms", "says"),
+    [
+        pytest.param((80, 81, 79), "In the script: DistributedDataParallel(model, bucket_cap_mb=5)", id="faster"),
+        pytest.param((99, 101, 100), "Nothing beats the job as it is beyond noise: 100.00 ms", id="as-fast"),
+        pytest.param((80, 81), "fewer than three rounds do not tell", id="two-rounds"),
+    ],
+)
+def test_a_setting_is_advised_where_it_is_faster_beyond_noise(rounds_ms: tuple[float, ...], says: str) -> None:
+    report = tuning(choice(Candidate({"bucket_cap_mb": 5})), *steps(0, 100, 101, 99), *steps(1, *rounds_ms))
+    assert says in drawn(report, 200)
+
+
+@pytest.mark.parametrize(
+    ("losses", "says"),
+    [
+        pytest.param({}, "settings are unverified", id="none-seen"),
+        pytest.param({0: ((2.0,),)}, "too much to tell anything. Does the script set a seed?", id="no-seed"),
+    ],
+)
+def test_what_losses_cannot_tell_is_said(losses: dict[int, tuple[tuple[float, ...], ...]], says: str) -> None:
+    results = [*steps(0, 100, 101, 99), *steps(1, 80, 81, 79)]
+    of_trials = {one.trial: {0: ((3.0 + one.trial.round,),)} if losses else {} for one in results}
+    report = tuning(choice(Candidate({"bucket_cap_mb": 5})), *results, losses=of_trials, profile_losses=losses)
+    assert says in drawn(report, 200)
+    assert "In the script: DistributedDataParallel(model, bucket_cap_mb=5)" in drawn(report, 200)
+    assert ("Whether it keeps the losses is not known" in drawn(report, 200)) == (report.best is not None)

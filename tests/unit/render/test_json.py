@@ -15,12 +15,13 @@ from ddpprof.errors import NotARun
 from ddpprof.events import Rank
 from ddpprof.render.json import ComparisonFile, read_report, render_json, schema
 from ddpprof.report import Report, build_report
+from ddpprof.report.whatif import WhatIf
 
 CHECKOUT = Path(__file__).parents[3]
 SHIPPED = Path(ddpprof.render.json.__file__).with_name("report.schema.json")
 
 
-@pytest.mark.parametrize(("of", "name"), [(Report, "report"), (ComparisonFile, "comparison")])
+@pytest.mark.parametrize(("of", "name"), [(Report, "report"), (ComparisonFile, "comparison"), (WhatIf, "whatif")])
 def test_the_schemas_in_the_repository_are_those_of_the_code(
     of: type, name: str, expect_golden: Callable[[Path, str], None]
 ) -> None:

@@ -30,6 +30,15 @@ def test_a_row_for_each_size() -> None:
     assert not any(line.startswith("Left out") for line in lines)
 
 
+def test_what_collectives_take_of_a_computation() -> None:
+    beside = [{"num_bytes": 1_000_000, "taken_ns": [0, 3_000_000, 2_500_000], "lasted_ns": [9_000_000] * 3}]
+    lines = rendered(beside=beside)
+    assert "Beside computation" in lines
+    row = lines[lines.index("Beside computation") + 3]
+    assert row.split() == ["1000000", "9000", "2500", "2.50"]
+    assert "Beside computation" not in rendered()
+
+
 def test_the_largest_numbers_fit_into_80_columns() -> None:
     times = {"longest_ns": [9_999_999_999] * 200, "shortest_ns": [1] * 200, "cpu_ns": [888_888_888] * 4}
     pair = {"both_ns": [39_999_999_999], "alone_ns": [2_000_000_000], "cpu_ns": [1] * 4}

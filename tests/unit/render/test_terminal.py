@@ -21,6 +21,8 @@ from reports import (
     step,
 )
 
+from ddpprof.findings import Finding
+from ddpprof.findings.predictions import Predicted
 from ddpprof.measures.cost import RecordingCost
 from ddpprof.render.sections import sections
 from ddpprof.render.terminal import render_terminal
@@ -215,3 +217,11 @@ def test_profiled_steps_that_are_not_like_the_others_are_pointed_out(profiled_ms
     cost = RecordingCost(60_000_000, 60_000_000, profiled_ms * 1_000_000, 1.0, 4, 0.1, None)
     text = " ".join(drawn(report(ranks=(rank(0, step(12, 4000, 10, 5, 0, 10), recording_cost=cost),))).split())
     assert ("the profiled steps took 4.2 × as long as those before them" in text) is warns
+
+
+def test_a_predicted_gain_has_an_interval_and_a_bound_none() -> None:
+    bound = Finding("rule", "bounded", "why", "what", 3_000_000)
+    predicted = replace(bound, title="predicted", predicted=Predicted(2_500_000, -500_000, 3_000_000))
+    text = drawn(report(findings=(bound, predicted)), width=200)
+    assert "1. bounded  [up to 3.00 ms per step]" in text
+    assert "2. predicted  [may save 2.50 ms (-0.50 – 3.00) per step, predicted]" in text

@@ -1,0 +1,244 @@
+"""Train three models on two and four hosts at four rates of their links with six bucket sizes, and record each once.
+
+python analyses/prediction_error/collect.py [--resume] [--out FOLDER] [--only MODEL-RANKS …]
+
+Needs root, for `ip`. Forty minutes on a quiet machine; with --resume what is there already is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from study import RECORDINGS, end_recording
+
+if TYPE_CHECKING:
+    from models import Training
+
+HERE = Path(__file__).resolve().parent
+NUM_HOSTS = (2, 4)
+MODELS = ("mlp", "convnet", "transformer")
+GBIT = (0.5, 1, 2, 4)
+RECORDED_AT_GBIT = 1
+CAPS_MB = (1, 2, 5, 10, None, 100)
+"""``None``: DDP's default, 25 with a first bucket of 1. 100: all in one bucket."""
+BURST = "128kb"
+ROUNDS, SETTLE, TIMED = 3, 1, 4
+"""Visits of every point, and in each the steps before those that count, and these."""
+UNPROFILED, PROFILED, ALONE = 40, 1, 10
+"""Steps of the recorded run. Of ddpprof's own 8 and 5 the former would say less, and the latter take much room."""
+Point = tuple[float, float | None, bool]
+"""Rate of the links, bucket size, and ``False`` for steps under ``no_sync()``: computation alone."""
+RECORDED = None
+"""Instead of a point: the recorded run."""
+POINTS, RUN = "points.json", "run"
+SIZES = "64K-64M"
+
+
+def train(name: str, out: Path) -> None:
+    """One rank of the job that visits every point for one model, in an order of its own in every round."""
+    import torch.distributed as dist
+    from interleaved import join
+    from models import Training
+
+    pin()
+    join()
+    trainings = {cap: Training(name, cap) for cap in CAPS_MB}
+    for training in trainings.values():
+        for _ in range(SETTLE + 1):  # DDP rebuilds its buckets in the second
+            training.step()
+    visits: list[dict[str, Any]] = []
+    for number in range(ROUNDS):
+        for point in order_of(number):
+            if point is RECORDED:
+                set_link(RECORDED_AT_GBIT)
+                record(name, str(out / RUN))
+            else:
+                visits.append({"round": number} | visit(trainings[point[1]], *point))
+    if dist.get_rank() == 0:
+        points = {
+            "model": name,
+            "ranks": dist.get_world_size(),
+            "gradient_bytes": sum(p.numel() * p.element_size() for p in training.model.parameters()),
+            "buckets": {str(cap): buckets_of(training) for cap, training in trainings.items()},
+            "visits": visits,
+        }
+        write(out / POINTS, points)
+    leave()
+
+
+def order_of(number: int) -> list[Point | None]:
+    """The same on every rank."""
+    points: list[Point | None] = [(gbit, cap, True) for gbit, cap in product(GBIT, CAPS_MB)]
+    points.append((RECORDED_AT_GBIT, None, False))
+    if number == 0:
+        points.append(RECORDED)
+    return random.Random(number).sample(points, len(points))
+
+
+def visit(training: Training, gbit: float, cap: float | None, reduces: bool) -> dict[str, Any]:
+    """A few steps of it on a link of that rate, and how much the machine did besides."""
+    import torch.distributed as dist
+
+    set_link(gbit)
+    for _ in range(SETTLE):
+        training.step(reduces)
+    dist.barrier()
+    before = usage()
+    ends = [time.perf_counter_ns()]
+    for _ in range(TIMED):
+        training.step(reduces)
+        ends.append(time.perf_counter_ns())
+    used = {kind: ns - before[kind] for kind, ns in usage().items()}
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, ([end - start for start, end in pairwise(ends)], used))
+    return {
+        "gbit": gbit,
+        "bucket_cap_mb": cap,
+        "reduces": reduces,
+        "step_ns": ranks[0][0],
+        "slowest_rank_step_ns": [max(steps) for steps in zip(*(steps for steps, _ in ranks), strict=True)],
+        "cpu_ns": [used["cpu"] for _, used in ranks],
+        "queued_ns": [used["queued"] for _, used in ranks],
+        "others_ns": ranks[0][1]["machine"] - sum(used["cpu"] for _, used in ranks),
+        "interrupts_ns": ranks[0][1]["interrupts"],
+        "load": os.getloadavg()[0],
+    }
+
+
+def usage() -> dict[str, int]:
+    """Of cores, ns: by this rank, by the whole machine (with what its host took away), by interrupts: the network.
+
+    queued: for how long threads of this rank were ready, and waited for the core.
+    """
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text(encoding="ascii").split()[1:9]
+    )
+    tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
+    threads = [path.read_text(encoding="ascii").split() for path in Path("/proc/self/task").glob("*/schedstat")]
+    return {
+        "cpu": time.process_time_ns(),
+        "queued": sum(int(queued) for _, queued, _ in threads),
+        "machine": (user + nice + system + steal) * tick_ns,
+        "interrupts": (irq + softirq) * tick_ns,
+    }
+
+
+def record(name: str, out: str) -> None:
+    """What ``ddpprof trace --baseline-steps`` records, of a model that begins as it would in a job of its own."""
+    import torch.distributed as dist
+    from models import Training
+    from torch.nn.parallel import distributed
+
+    from ddpprof.record import patches
+    from ddpprof.record.session import Session
+    from ddpprof.record.settings import Settings
+    from ddpprof.rundir import trace_file
+
+    settings = Settings(out, cost_steps=UNPROFILED, steps=PROFILED, alone_steps=ALONE, force=True)
+    patches.install(distributed)
+    session = Session(settings)
+    session.begin()
+    training = Training(name)
+    for _ in range(UNPROFILED + PROFILED + ALONE + 6):  # some more than are recorded
+        training.step()
+    session.close("finished")
+    patches.remove()
+    if dist.get_rank() > 0:  # all copy as much out of their buckets, and traces are most of the recordings
+        Path(out, trace_file(dist.get_rank())).unlink()
+
+
+def measure_network(out: Path) -> None:
+    """One rank of the job that does nothing but all-reduce, on links as they are."""
+    from ddpprof.cli import main as ddpprof_command
+
+    pin()
+    code = ddpprof_command(["netbench", "--sizes", SIZES, "--out", str(out)])
+    if code:
+        sys.exit(code)
+
+
+def pin() -> None:
+    """To one core, with all threads: a rank that the scheduler moves about takes another time in every visit."""
+    os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})
+
+
+def set_link(gbit: float) -> None:
+    import torch.distributed as dist
+    from hosts import limit_own_link
+
+    dist.barrier()
+    limit_own_link(f"{round(gbit * 1000)}mbit", BURST)
+    dist.barrier()
+
+
+def buckets_of(training: Training) -> list[int]:
+    """Their bytes, in the order in which DDP launches them."""
+    logged = training.model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    return [int(size) for size in str(logged).split(",")]
+
+
+def leave() -> None:
+    import torch.distributed as dist
+
+    dist.barrier()
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
+    dist.destroy_process_group()
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def network_file(gbit: float) -> str:
+    return f"{gbit:g}gbit.json"
+
+
+def jobs() -> Iterator[tuple[str, int, float, str]]:
+    """Name, number of hosts, rate of their links at first, the file that it leaves."""
+    for num_hosts in NUM_HOSTS:
+        for gbit in GBIT:
+            yield "network", num_hosts, gbit, network_file(gbit)
+        for model in MODELS:
+            yield model, num_hosts, RECORDED_AT_GBIT, POINTS
+
+
+def main() -> None:
+    from hosts import linked_hosts
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--resume", action="store_true", help="keep what is there")
+    parser.add_argument("--out", type=Path, default=HERE / RECORDINGS)
+    parser.add_argument("--only", nargs="+", metavar="MODEL-RANKS", help="network-2, mlp-2, …")
+    arguments = parser.parse_args()
+    for name, num_hosts, gbit, made in jobs():
+        folder = arguments.out.resolve() / f"{name}-{num_hosts}"
+        asked_for = not arguments.only or folder.name in arguments.only
+        if not asked_for or (arguments.resume and (folder / made).exists()):
+            continue
+        shutil.rmtree(folder / RUN, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        with linked_hosts(num_hosts, f"{round(gbit * 1000)}mbit", BURST) as hosts:
+            hosts.run_job([sys.executable, Path(__file__).name, name], HERE, MADE=str(folder / made))
+        print(f"{folder.name}, {made}: {time.monotonic() - started:.0f} s", flush=True)
+    if arguments.out == HERE / RECORDINGS:
+        end_recording(HERE, cores=os.cpu_count())
+
+
+def rank(name: str, made: Path) -> None:
+    measure_network(made) if name == "network" else train(name, made.parent)
+
+
+if __name__ == "__main__":
+    rank(sys.argv[1], Path(os.environ["MADE"])) if "RANK" in os.environ else main()

@@ -1,0 +1,83 @@
+"""Three models whose gradients come in different shapes over the backward pass, each trained on one fixed batch.
+
+mlp: layers of equal size. convnet: the bytes are at its end, the computation at its beginning, so that most gradients
+are there when most of the backward pass is to come. transformer: the gradients of its embedding come last.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+NAMES = ("mlp", "convnet", "transformer")
+
+
+class Training:
+    """One model under DDP, its optimizer and its batch. `bucket_cap_mb` as DDP takes it; ``None``: DDP's default."""
+
+    def __init__(self, name: str, bucket_cap_mb: float | None = None) -> None:
+        torch.manual_seed(0)
+        self.inputs, self.targets, model, self.loss = {"mlp": mlp, "convnet": convnet, "transformer": transformer}[
+            name
+        ]()
+        self.model = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+
+    def step(self, reduces: bool = True) -> None:
+        self.optimizer.zero_grad()
+        with nullcontext() if reduces else self.model.no_sync():
+            self.loss(self.model(self.inputs), self.targets).backward()
+        self.optimizer.step()
+
+
+Parts = tuple[torch.Tensor, torch.Tensor, nn.Module, nn.Module]
+
+
+def mlp(batch: int = 768, width: int = 512, num_layers: int = 24) -> Parts:
+    layers: list[nn.Module] = []
+    for _ in range(num_layers):
+        linear = nn.Linear(width, width, bias=False)
+        nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")  # torch's own lets a deep one's gradients vanish
+        layers += [linear, nn.ReLU()]
+    return torch.randn(batch, width), torch.randn(batch, width), nn.Sequential(*layers), nn.MSELoss()
+
+
+def convnet(batch: int = 12, size: int = 64, classes: int = 1000) -> Parts:
+    """As VGG is built: 3 × 3 convolutions, twice the channels after every halving, then linear layers."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, repeats in ((32, 2), (64, 2), (128, 2), (256, 2), (512, 2)):
+        for _ in range(repeats):
+            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    flat = channels * (size // 32) ** 2
+    head = [nn.Flatten(), nn.Linear(flat, 1024), nn.ReLU(), nn.Linear(1024, classes)]
+    images, labels = torch.randn(batch, 3, size, size), torch.randint(classes, (batch,))
+    return images, labels, nn.Sequential(*layers, *head), nn.CrossEntropyLoss()
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, vocabulary: int, length: int, width: int, num_layers: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            width, nhead=6, dim_feedforward=4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=False)
+        self.to_logits = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.to_logits(self.encoder(self.tokens(tokens) + self.positions)).flatten(0, 1)
+
+
+def transformer(
+    batch: int = 9, length: int = 64, vocabulary: int = 4000, width: int = 384, num_layers: int = 3
+) -> Parts:
+    tokens, targets = torch.randint(vocabulary, (2, batch, length))
+    model = LanguageModel(vocabulary, length, width, num_layers)
+    return tokens, targets.flatten(), model, nn.CrossEntropyLoss()

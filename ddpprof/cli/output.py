@@ -1,0 +1,59 @@
+"""Where a command's answer goes, and in which form."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from ddpprof.errors import DdpprofError
+from ddpprof.location import location
+
+if TYPE_CHECKING:
+    from ddpprof.render.sections.layout import Section
+
+_BY_SUFFIX = {"": "terminal", ".txt": "terminal", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", choices=["terminal", "json", "markdown", "html"], help="default: terminal, or by --out's name"
+    )
+    parser.add_argument(
+        "--out", type=location, metavar="FILE", help="write to FILE (.html, .json and .md choose their format)"
+    )
+
+
+def chosen_form(options: argparse.Namespace) -> str:
+    suffix = options.out.suffix if options.out is not None and options.format is None else ""
+    by_name = _BY_SUFFIX.get(suffix)
+    if by_name is None:
+        raise DdpprofError(f"{options.out}: choose the format by the name: {', '.join(filter(None, _BY_SUFFIX))}")
+    return str(options.format or by_name)
+
+
+def show(options: argparse.Namespace, title: str, sections: Iterable[Section]) -> None:
+    from ddpprof.render.markdown import render_markdown
+    from ddpprof.render.terminal import render_terminal
+
+    if chosen_form(options) == "markdown":
+        write(options, render_markdown(title, sections))
+    elif options.out is not None:
+        buffer = StringIO()
+        render_terminal(sections, buffer, width=120)
+        write(options, buffer.getvalue())
+    else:
+        render_terminal(sections, sys.stdout)
+
+
+def write(options: argparse.Namespace, text: str) -> None:
+    if options.out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        options.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DdpprofError(f"cannot write {options.out}: {error.strerror}.") from error
+    print(f"Wrote {options.out}.")

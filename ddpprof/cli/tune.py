@@ -1,0 +1,205 @@
+"""`ddpprof tune`: profile the job, predict, try the most promising settings in turn, report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddpprof.cli.arguments import positive
+from ddpprof.cli.experiments import split_experiment
+from ddpprof.cli.reading import measured_network
+from ddpprof.cli.trace import default_out
+from ddpprof.errors import DdpprofError
+from ddpprof.location import local, location
+
+if TYPE_CHECKING:
+    from ddpprof.cli.tuned import Tuning
+    from ddpprof.experiment.plan import Ended, Experiment, Trial
+    from ddpprof.predict.candidates import Shortlist
+
+_LEAST_TRIALS = 2
+
+
+def add_tune_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--nproc", type=positive, metavar="N", help="processes (as the script starts)")
+    add("--trials", type=_trials, default=5, metavar="N", help="settings, the job as it is among them (%(default)s)")
+    add("--rounds", type=positive, default=3, metavar="N", help="how often each is run (%(default)s)")
+    add("--skip-first", type=positive, default=3, metavar="N", help="steps of a trial that do not count (%(default)s)")
+    add("--timed-steps", type=positive, default=6, metavar="N", help="steps of a trial that count (%(default)s)")
+    add("--network", type=location, metavar="FILE", help="as ddpprof netbench -o FILE measured it: predicts better")
+    add(
+        "--allow-lossy",
+        action="store_true",
+        help="also what rounds gradients on their way, as torch's fp16 hook does (bf16 for NCCL)",
+    )
+    add("--out", type=local, metavar="DIR", help="where the trials go (default: runs/tune-SCRIPT-TIME)")
+    add("--force", action="store_true", help="replace an earlier experiment in DIR")
+    add("--resume", type=local, metavar="DIR", help="go on with the tuning in DIR; needs nothing else")
+    add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
+
+
+def _trials(text: str) -> int:
+    if positive(text) < _LEAST_TRIALS:
+        raise argparse.ArgumentTypeError("one of them is the job as it is: at least 2")
+    return positive(text)
+
+
+def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    from ddpprof.cli.tuned import has_choice
+    from ddpprof.experiment.conduct import job_of, open_experiment
+    from ddpprof.experiment.plan import Kind, read_plan
+
+    own, command, is_wrapped = split_experiment(arguments, parser)
+    options = parser.parse_args(own)
+    if options.resume is not None:
+        if command:
+            parser.error("--resume takes the command from the tuning itself")
+        experiment, directory = read_plan(options.resume), options.resume
+        if experiment.kind is not Kind.TUNE:
+            raise DdpprofError(
+                f"{directory} was not made by ddpprof tune. Go on with: ddpprof {experiment.kind} --resume …"
+            )
+    elif not command:
+        parser.error("nothing to run: give a script, or a command after --")
+    else:
+        experiment = _plan(options, command, is_wrapped)
+        job_of(experiment, experiment.variants[0])  # a script that is not there is said before anything is made
+        directory = options.out or Path(default_out(command).replace("runs/", "runs/tune-", 1))
+        open_experiment(directory, experiment, options.force)
+    if not has_choice(directory) and not _profile(directory, experiment, options):
+        print(f"\nStopped before anything was tried. Begin again with: ddpprof tune --resume {directory}", flush=True)
+        return 130
+    interrupted = _try_all(directory)
+    _show_what_there_is(directory, interrupted)
+    if interrupted:
+        print(f"\nStopped. Go on with: ddpprof tune --resume {directory}", flush=True)
+        return 130
+    return 0
+
+
+def _plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
+    from ddpprof.experiment.plan import EXPERIMENT_FORMAT, Experiment, Kind, Variant
+
+    return Experiment(
+        format=EXPERIMENT_FORMAT,
+        kind=Kind.TUNE,
+        command=tuple(command),
+        as_module=options.module,
+        is_wrapped=is_wrapped,
+        variants=(Variant(options.nproc or 1, any_number=options.nproc is None),),
+        rounds=options.rounds,
+        skip_first=options.skip_first,
+        timed_steps=options.timed_steps,
+    )
+
+
+def _profile(directory: Path, experiment: Experiment, options: argparse.Namespace) -> bool:
+    """Record the job as it is, and choose what to try. False where it was interrupted. Raises `DdpprofError`."""
+    from ddpprof.cli.tuned import write_choice
+    from ddpprof.experiment.conduct import profile_steps, run_profile, steps_of
+    from ddpprof.experiment.plan import PROFILE_DIRECTORY, write_plan
+    from ddpprof.report.tuning import Choice
+
+    steps = profile_steps(experiment)
+    print(f"Profile of {steps} steps in {directory / PROFILE_DIRECTORY}", flush=True)
+    ended = run_profile(directory, experiment)
+    if ended is None:
+        return False
+    if ended.problem is not None:
+        raise DdpprofError(f"the job as it is cannot be profiled: {ended.problem}")
+    listed, unpredicted = _shortlist(directory / PROFILE_DIRECTORY, options)
+    if not listed.chosen:
+        raise DdpprofError("there is nothing to try: whatever the caps, DDP makes the same buckets of these gradients.")
+    choice = Choice(
+        candidates=(listed.now, *listed.chosen),
+        num_distinct=listed.num_distinct,
+        promises=listed.promises,
+        unpredicted=unpredicted,
+        profile_steps=steps,
+        trial_steps=steps_of(experiment, experiment.variants[0]),
+    )
+    now = experiment.variants[0]
+    others = (replace(now, label=one.label, ddp=dict(one.arguments), comm_hook=one.comm_hook) for one in listed.chosen)
+    write_plan(directory, replace(experiment, variants=(now, *others)))
+    write_choice(directory, choice)
+    return True
+
+
+def _shortlist(profile: Path, options: argparse.Namespace) -> tuple[Shortlist, str | None]:
+    from ddpprof.fleet.analysis import analysed
+    from ddpprof.report.profiled import Known
+    from ddpprof.report.shortlisted import shortlisted
+
+    bench = measured_network(options.network)
+    with analysed(profile) as analysis:
+        known = Known(analysis.report, analysis.modules, analysis.recorded(), analysis.passes)
+        return shortlisted(known, bench, options.trials - 1, options.allow_lossy)
+
+
+def _try_all(directory: Path) -> bool:
+    """Whether it was interrupted."""
+    from ddpprof.cli.tuned import read_tuning
+    from ddpprof.experiment.conduct import conduct, remaining
+    from ddpprof.render.sections.layout import count as number_of
+
+    tuning = read_tuning(directory)
+    experiment, given_up = tuning.experiment, tuning.stopped()
+    trials = [trial for trial in remaining(directory, experiment) if trial.variant not in given_up]
+    settings = number_of(len(experiment.variants) - 1, "setting")
+    steps = tuning.choice.trial_steps
+    if trials:
+        print(f"The job as it is and {settings} in turn: {experiment.rounds} rounds of {steps} steps each", flush=True)
+    try:
+        for trial, ended in conduct(directory, experiment, trials, given_up):
+            if ended is None:
+                return True
+            tuning = read_tuning(directory)
+            _say(tuning, trial, ended)
+            for variant in sorted(tuning.stopped() - given_up):
+                given_up.add(variant)
+                _say_stopped(tuning, trial, variant)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _say(tuning: Tuning, trial: Trial, ended: Ended) -> None:
+    said = ended.problem
+    if said is None:
+        steps_ns = [ns for block in tuning.result(trial).blocks_ns for ns in block]
+        said = f"{median(steps_ns) / 1e6:.2f} ms per step" if steps_ns else "no step was timed"
+    print(f"[round {trial.round + 1}/{tuning.experiment.rounds}] {_name(tuning, trial.variant)}: {said}", flush=True)
+
+
+def _say_stopped(tuning: Tuning, trial: Trial, variant: int) -> None:
+    if trial.round + 1 < tuning.experiment.rounds:
+        why = "it changes the losses" if variant in tuning.refused() else "it is clearly slower"
+        print(f"{_name(tuning, variant)} is not run again: {why}.", flush=True)
+
+
+def _name(tuning: Tuning, variant: int) -> str:
+    return tuning.choice.candidates[variant].label or "as it is"
+
+
+def _show_what_there_is(directory: Path, interrupted: bool) -> None:
+    from ddpprof.cli.tuned import read_tuning
+    from ddpprof.render.sections.experiments import experiment_sections
+    from ddpprof.render.terminal import render_terminal
+
+    try:
+        report = read_tuning(directory).report()
+    except DdpprofError as nothing_yet:
+        if not interrupted:
+            raise
+        print(nothing_yet)
+        return
+    print()
+    render_terminal(experiment_sections(report), sys.stdout)
+    if not interrupted:
+        print(f"\nWrote {directory}. See it again with: ddpprof report {directory}")

@@ -1,0 +1,157 @@
+"""`ddpprof whatif`: read a run, replay its step under other settings, print what comes out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpprof.cli.arguments import bytes_per_s, caps, count, duration_ns, factor, megabytes, positive
+from ddpprof.cli.output import add_output_options, chosen_form, show, write
+from ddpprof.cli.reading import add_reading_options, analysed_run, measured_network
+from ddpprof.location import location
+
+if TYPE_CHECKING:
+    from ddpprof.predict.setting import Setting
+    from ddpprof.report.profiled import Profiled
+    from ddpprof.report.tree import Job
+    from ddpprof.report.whatif import Asked
+
+
+def add_whatif_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", type=location, metavar="RUN", help="a run of ddpprof trace")
+    buckets = parser.add_argument_group("buckets")
+    add = buckets.add_argument
+    add("--bucket-cap-mb", type=caps, metavar="MB,MB…", help="one prediction for each, as in 1,5,default")
+    add("--bucket-cap-mb-list", type=megabytes, action="append", metavar="MB,MB…", help="a cap for each bucket in turn")
+    add("--first-bucket-mb", type=factor, metavar="MB", help="of the first bucket, whatever the cap of the others")
+    training = parser.add_argument_group("training")
+    add = training.add_argument
+    add("--gradient-as-bucket-view", action="store_true", help="gradients are not copied out of buckets")
+    add("--static-graph", action="store_true", help="what find_unused_parameters makes DDP do is done once")
+    add("--compress", metavar="HOOK", type=_hook, help="fp16, bf16 or powersgd:RANK, torch's communication hooks")
+    add("--no-overlap", action="store_true", help="nothing is sent before the backward pass is over")
+    add("--batch-scale", type=factor, default=1.0, metavar="X", help="batches of X times the size")
+    add("--accumulation", type=positive, default=1, metavar="N", help="reduce gradients every N-th backward pass")
+    add("--without-rank", type=count, action="append", metavar="RANK", help="as if this straggler were like the others")
+    network = parser.add_argument_group("network")
+    add = network.add_argument
+    add("--network", type=location, metavar="FILE", help="to train on, as ddpprof netbench -o FILE measured it")
+    add("--run-network", type=location, metavar="FILE", help="that of the run, where it is another")
+    add("--bandwidth", type=bytes_per_s, metavar="10Gbit", help="of each rank's link")
+    add("--latency", type=duration_ns, metavar="50us", help="of one message between two ranks")
+    add("--world-size", type=positive, metavar="N", help="number of ranks")
+    add("--algorithm", choices=["ring", "tree", "gather"], default="ring", help="of the all-reduce (%(default)s)")
+    add_output_options(parser)
+    parser.add_argument("--plot", type=location, metavar="FILE.png", help="draw the step over the bucket size")
+    add_reading_options(parser)
+    parser.set_defaults(run=run_whatif)
+
+
+def _hook(text: str) -> tuple[str, int]:
+    name, _, rank = text.partition(":")
+    if name not in ("fp16", "bf16", "powersgd") or (rank and (name != "powersgd" or not rank.isdecimal())):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of fp16, bf16, powersgd:RANK")
+    return name, max(1, int(rank or 1))
+
+
+def run_whatif(options: argparse.Namespace) -> int:
+    from ddpprof.render.json import render_json
+    from ddpprof.render.sections.whatif import whatif_sections
+    from ddpprof.report.whatif import build_whatif
+
+    profiled, job = _profile(options)
+    answer = build_whatif(job, profiled, _asked(options))
+    if options.plot is not None:
+        from ddpprof.render.plot import plot_whatif
+
+        plot_whatif(answer, options.plot)
+    if chosen_form(options) == "json":
+        write(options, render_json(answer))
+    elif chosen_form(options) == "html":
+        from ddpprof.render.html.result_pages import whatif_page
+
+        write(options, whatif_page(answer))
+    else:
+        show(options, job.name, whatif_sections(answer))
+    return 0
+
+
+def _profile(options: argparse.Namespace) -> tuple[Profiled, Job]:
+    from ddpprof.report.profiled import Benches, Known, profile_run
+
+    benches = Benches(measured_network(options.network), measured_network(options.run_network))
+    with analysed_run(options.path, options) as analysis:
+        known = Known(analysis.report, analysis.modules, analysis.recorded(), analysis.passes)
+        return profile_run(known, benches, options.without_rank or []), analysis.report.job
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    from ddpprof.predict.setting import Algorithm, Compression, Setting
+    from ddpprof.report.whatif import Asked
+
+    hook, rank = options.compress or (None, 1)
+    world = Setting(
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
+        static_graph=options.static_graph,
+        compression=None if hook is None else Compression(hook),
+        powersgd_rank=rank,
+        overlaps=not options.no_overlap,
+        batch_scale=options.batch_scale,
+        accumulation=options.accumulation,
+        world_size=options.world_size,
+        algorithm=Algorithm(options.algorithm),
+        bytes_per_s=options.bandwidth,
+        latency_ns=options.latency,
+    )
+    return Asked(world, _world_label(options), tuple(_buckets(options)))
+
+
+def _buckets(options: argparse.Namespace) -> Iterator[Setting]:
+    from ddpprof.predict.search import DEFAULT_MB, caps_list, one_cap
+
+    lists = [*(options.bucket_cap_mb_list or [])]
+    if options.first_bucket_mb is not None:
+        lists += [[options.first_bucket_mb, cap or DEFAULT_MB] for cap in options.bucket_cap_mb or [None]]
+    else:
+        yield from (one_cap(cap) for cap in options.bucket_cap_mb or [])
+    for caps_mb in lists:
+        yield caps_list(caps_mb)
+
+
+_WORLD = (
+    "gradient_as_bucket_view",
+    "static_graph",
+    "compress",
+    "no_overlap",
+    "batch_scale",
+    "accumulation",
+    "without_rank",
+    "network",
+    "bandwidth",
+    "latency",
+    "world_size",
+    "algorithm",
+)
+
+
+def _world_label(options: argparse.Namespace) -> str:
+    """What was asked for beside buckets, as it was written."""
+    defaults = {"batch_scale": 1.0, "accumulation": 1, "algorithm": "ring"}
+    given = {name: getattr(options, name) for name in _WORLD if getattr(options, name) != defaults.get(name)}
+    return ", ".join(
+        name.replace("_", "-") if value is True else f"{name.replace('_', '-')} {_word(name, value)}"
+        for name, value in given.items()
+        if value is not False and value is not None
+    )
+
+
+def _word(name: str, value: object) -> str:
+    if name == "bandwidth" and isinstance(value, float):
+        return f"{value * 8 / 1e9:g}Gbit"
+    if name == "latency" and isinstance(value, int):
+        return f"{value / 1e3:g}us"
+    if isinstance(value, tuple):
+        return ":".join(map(str, value)) if value[0] == "powersgd" else str(value[0])
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,20 @@
+"""The losses of one rank's steps: ``rank-N.losses.json``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddpprof.location import Location
+from ddpprof.rundir import losses_file
+
+Losses = tuple[tuple[float, ...], ...]
+"""per step, from the first one on: of each backward pass that began with a scalar"""
+
+
+def load_losses(directory: Location, rank: int) -> Losses | None:
+    """``None`` where the rank left none that can be read."""
+    try:
+        steps = msgspec.json.decode((directory / losses_file(rank)).read_bytes(), type=list[list[str]])
+        return tuple(tuple(map(float.fromhex, step)) for step in steps)
+    except (OSError, ValueError, OverflowError):  # msgspec's errors are ValueErrors
+        return None

@@ -1,0 +1,169 @@
+"""Several processes decode one large file.
+
+Each inflates all of it, which takes a twentieth of the time that decoding takes, and decodes the groups of batches that
+it gets to first. What the helpers kept comes back when they are through.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, MutableSequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import msgspec
+
+from ddpprof.load.batches import Batches, Division, OddLayoutError, split_at_array
+from ddpprof.load.collected import Collected
+from ddpprof.load.decoding import EventReader, Known, refuse_many
+from ddpprof.load.inflate import UnreadableError, expected_bytes, opened
+from ddpprof.load.limits import Limits
+from ddpprof.load.process import begin_reading_process
+from ddpprof.load.times import TimeOutOfRangeError
+from ddpprof.location import Location
+
+_NO_MORE = 1 << 62
+"""instead of the next group"""
+
+
+class HelperLostError(Exception):
+    """A helper ended before it was through, or read another file: one process alone must read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    batch: int
+    """number in the file"""
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """of one helper"""
+
+    collected: Collected
+    num_batches: int
+    """in the file, as far as it was read"""
+    failure: _Failure | None
+
+
+@contextmanager
+def helping(path: Location, limits: Limits, division: Division, num_helpers: int) -> Iterator[Helpers]:
+    """With none where the file is too small to be worth it, or far away. They end with the context."""
+    helpers = Helpers(limits, division)
+    try:
+        if num_helpers and isinstance(path, Path) and expected_bytes(path) >= division.worth_sharing_bytes:
+            helpers.start(path, num_helpers)
+        yield helpers
+    finally:
+        helpers.end()
+
+
+class Helpers:
+    """The other processes that decode the file; there may be none."""
+
+    def __init__(self, limits: Limits, division: Division) -> None:
+        self._limits, self._division = limits, division
+        self._running: list[tuple[BaseProcess, Connection]] = []
+        self._next_group: MutableSequence[int] = []
+
+    def start(self, path: Path, number: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        self._next_group = context.RawArray("q", [self._division.first_groups])
+        with suppress(OSError):  # fewer will do
+            for _ in range(number):
+                ours, theirs = context.Pipe()
+                arguments = (path, self._limits, self._division, self._next_group, theirs)
+                process = context.Process(target=_help, args=arguments, daemon=True)
+                process.start()
+                theirs.close()
+                self._running.append((process, ours))
+
+    def share(self, reader: EventReader, batches: Batches) -> list[Collected]:
+        """Decode all batches, some of them by `reader`. Returns what the helpers kept of the others.
+
+        Raises the error that one process alone would raise, and `HelperLostError`.
+        """
+
+        def is_mine(group: int) -> bool:
+            if group == self._division.first_groups:
+                for _, connection in self._running:
+                    with suppress(OSError):  # one that was killed helps nobody
+                        connection.send(reader.known)
+            return group < self._division.first_groups or not self._running or _takes(self._next_group, group)
+
+        failure = _failure_of(reader, batches, is_mine)
+        if self._running and failure is not None:
+            self._next_group[0] = _NO_MORE
+        outcomes = list(self._outcomes())
+        failures = [one for one in (failure, *(outcome.failure for outcome in outcomes)) if one is not None]
+        first = min(failures, key=lambda one: one.batch, default=None)
+        events = dict(reader.collector.events_of_group)
+        for outcome in outcomes:
+            events |= outcome.collected.num_events
+        if first is None:
+            if any(outcome.num_batches != batches.num_done for outcome in outcomes):
+                raise HelperLostError
+            refuse_many(sum(events.values()), self._limits)
+        else:
+            last_group = first.batch // self._division.batches_per_group
+            refuse_many(sum(number for group, number in events.items() if group <= last_group), self._limits)
+            raise first.error
+        return [outcome.collected for outcome in outcomes]
+
+    def end(self) -> None:
+        for process, connection in self._running:
+            process.kill()
+            process.join()
+            connection.close()
+
+    def _outcomes(self) -> Iterator[_Outcome]:
+        """Of those that have begun: the others have taken no group, and none is left."""
+        for _, connection in self._running:
+            if not connection.poll():
+                continue
+            try:
+                connection.recv()
+            except (EOFError, OSError):
+                continue
+            try:
+                yield connection.recv()
+            except (EOFError, OSError) as error:
+                raise HelperLostError from error
+
+
+def _help(
+    path: Path, limits: Limits, division: Division, next_group: MutableSequence[int], connection: Connection
+) -> None:
+    begin_reading_process()
+    with connection, suppress(OSError, EOFError), opened(path, limits) as stream:
+        known: Known = connection.recv()
+        connection.send("begins")
+        _, begin = split_at_array(stream, limits, division.batch_bytes)
+        reader, batches = EventReader(limits, division, known), Batches(stream, begin, limits, division.batch_bytes)
+        failure = _failure_of(reader, batches, lambda group: _takes(next_group, group))
+        connection.send(_Outcome(reader.collector.collected(), batches.num_done, failure))
+
+
+def _takes(next_group: MutableSequence[int], group: int) -> bool:
+    """Whether nobody has taken the group yet. If not, it is taken now.
+
+    Without a lock, which a process that is killed would keep: two may take the same group, and one's is dropped.
+    """
+    is_free = next_group[0] <= group
+    if is_free:
+        next_group[0] = group + 1
+    return is_free
+
+
+def _failure_of(reader: EventReader, batches: Batches, is_mine: Callable[[int], bool]) -> _Failure | None:
+    try:
+        reader.add_batches(batches, is_mine)
+    except (msgspec.MsgspecError, RecursionError):
+        return _Failure(batches.num_done, OddLayoutError())
+    except (UnreadableError, TimeOutOfRangeError) as error:
+        return _Failure(batches.num_done, error)
+    return None

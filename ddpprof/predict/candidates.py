@@ -1,0 +1,219 @@
+"""Which settings of DDP are worth trying for real?
+
+settings   one cap for all buckets, or one beside it for the first or the last bucket; gradients that are views of
+           their buckets; a static graph instead of the search for unused parameters; a hook that rounds
+distinct   of those that make DDP do the same, the one that says least
+promising  predicted to take less than the job as it is: the best for each number of buckets, since what the model
+           is wrong about grows with their number; and one of them without what all others have in common
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import log
+from typing import Any
+
+from ddpprof.predict.assignment import Caps, final_buckets
+from ddpprof.predict.network import Network
+from ddpprof.predict.predict import Prediction, predict
+from ddpprof.predict.profile import Profile
+from ddpprof.predict.setting import Compression, Setting
+from ddpprof.predict.training import Training
+
+_MB = 1 << 20
+_CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
+_ENDS_MB = (0.25, 1, 4)
+"""of the first or the last bucket, beside a larger cap"""
+_MOST_LISTED = 16
+"""buckets whose caps one would write into a script"""
+_EQUAL = 1e-3
+"""of a step: of settings that are predicted this close the one that says less comes first"""
+
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of a step, ns."""
+
+    step_ns: float
+    low_ns: float
+    high_ns: float
+    """ends of a 95 % interval"""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What is set, and what comes of it; without anything set, the job as it is."""
+
+    arguments: Arguments = field(default_factory=dict)
+    """of DDP's constructor"""
+    comm_hook: str | None = None
+    """of torch's ``default_hooks``: what is sent is rounded"""
+    forecast: Forecast | None = None
+    num_buckets: int | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Of DDP's constructor, as one writes them."""
+        return tuple(f"{name}={value!r}" for name, value in self.arguments.items())
+
+    @property
+    def label(self) -> str:
+        return ", ".join([*self.words, *([self.comm_hook] if self.comm_hook else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What may be turned."""
+
+    view: bool
+    static_graph: bool
+    compression: Compression | None
+    drops_list: bool
+    """the script gives ``bucket_cap_mb_list``, which goes before a cap"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    setting: Setting
+    candidate: Candidate
+    prediction: Prediction
+
+    @property
+    def does(self) -> tuple[object, ...]:
+        """The same for settings between which DDP makes no difference."""
+        setting = self.setting
+        return (
+            self.prediction.bucket_bytes,
+            setting.gradient_as_bucket_view,
+            setting.static_graph,
+            setting.compression,
+        )
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        equal = round(log(self.prediction.step_ns) / _EQUAL)
+        return equal, len(self.candidate.arguments) + bool(self.candidate.comm_hook), len(self.candidate.label)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    now: Candidate
+    """the job as it is"""
+    chosen: tuple[Candidate, ...]
+    num_distinct: int
+    """settings that were considered, and the job as it is"""
+    promises: bool
+    """at least one of them is predicted to be faster; else the best of them stands there alone"""
+
+
+def shortlist(profile: Profile, knobs: Knobs, most: int, target: Network | None = None) -> Shortlist:
+    """At most `most` beside the job as it is."""
+    now = _try(profile, Setting(), Candidate(), target)
+    distinct = {now.does: now}
+    for one in sorted((_try(profile, *made, target) for made in _settings(profile, knobs)), key=lambda one: one.rank):
+        distinct.setdefault(one.does, one)
+    others = [one for one in distinct.values() if one is not now]
+    promising = [one for one in others if one.prediction.step_ns < now.prediction.step_ns]
+    chosen = _diverse(promising, most) if promising else others[:1]
+    return Shortlist(now.candidate, tuple(one.candidate for one in chosen), len(distinct), bool(promising))
+
+
+def _diverse(promising: Sequence[_Tried], most: int) -> list[_Tried]:
+    """`promising`: best first."""
+    best_of: dict[int, _Tried] = {}
+    for one in promising:
+        best_of.setdefault(len(one.prediction.bucket_bytes), one)
+    chosen = list(best_of.values())[:most]
+    for one in (one for one in promising if one not in chosen):
+        if len(chosen) >= most:
+            break
+        chosen.append(one)
+    unlike = [one for one in promising if not any(_shares_switch(one, other) for other in chosen[:1])]
+    if most > 1 and unlike and all(_shares_switch(chosen[0], one) for one in chosen):
+        chosen = [*chosen[: most - 1], unlike[0]]
+    return sorted(chosen, key=lambda one: one.rank)
+
+
+def _shares_switch(a: _Tried, b: _Tried) -> bool:
+    """Something beside buckets is set in both."""
+    return any(
+        (
+            a.setting.gradient_as_bucket_view and b.setting.gradient_as_bucket_view,
+            a.setting.static_graph and b.setting.static_graph,
+            a.setting.compression is not None and b.setting.compression is not None,
+        )
+    )
+
+
+def _try(profile: Profile, setting: Setting, candidate: Candidate, target: Network | None) -> _Tried:
+    made = predict(profile, setting, target)
+    forecast = Forecast(made.step_ns, made.low_ns, made.high_ns)
+    return _Tried(setting, replace(candidate, forecast=forecast, num_buckets=len(made.bucket_bytes)), made)
+
+
+def _settings(profile: Profile, knobs: Knobs) -> Iterator[tuple[Setting, Candidate]]:
+    caps: list[tuple[Caps | None, Arguments]] = [(None, {}), *_caps(profile.training.gradient_bytes, knobs.drops_list)]
+    views, statics = (False, True)[: 1 + knobs.view], (False, True)[: 1 + knobs.static_graph]
+    hooks = (None, knobs.compression) if knobs.compression is not None else (None,)
+    for view, static, hook, (cap, arguments) in product(views, statics, hooks, caps):
+        switches = {"gradient_as_bucket_view": view, "static_graph": static}
+        given = {**arguments, **{name: True for name, on in switches.items() if on}}
+        setting = Setting(caps=cap, gradient_as_bucket_view=view, static_graph=static, compression=hook)
+        yield setting, Candidate(given, None if hook is None else _hook_name(hook))
+
+
+def _hook_name(compression: Compression) -> str:
+    return f"{compression.value}_compress_hook"
+
+
+def _caps(gradient_bytes: int, drops_list: bool) -> Iterator[tuple[Caps, Arguments]]:
+    for cap_mb in _caps_up_to(gradient_bytes):
+        yield Caps.of(cap_mb), _cap_arguments(cap_mb, drops_list)
+        num_buckets = max(1, -(-gradient_bytes // (cap_mb * _MB)))
+        for end_mb in (end for end in _ENDS_MB if end < cap_mb):
+            yield _listed([end_mb, cap_mb])
+            if num_buckets < _MOST_LISTED:
+                yield _listed([*[cap_mb] * num_buckets, end_mb])
+
+
+def _caps_up_to(gradient_bytes: int) -> Iterable[int]:
+    """To the first one that makes a single bucket."""
+    for cap_mb in _CAPS_MB:
+        yield cap_mb
+        if cap_mb * _MB >= gradient_bytes:
+            return
+
+
+def _cap_arguments(cap_mb: int, drops_list: bool) -> Arguments:
+    return {"bucket_cap_mb": cap_mb, **({"bucket_cap_mb_list": None} if drops_list else {})}
+
+
+def _listed(caps_mb: Sequence[float]) -> tuple[Caps, Arguments]:
+    return Caps.of(bucket_cap_mb_list=caps_mb), {"bucket_cap_mb_list": list(caps_mb)}
+
+
+_SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
+
+
+def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
+    """Where nothing can be predicted: caps that make buckets of other numbers, and each switch alone."""
+    order = [index for bucket in training.buckets for index in bucket]
+    made = {training.buckets: Candidate(num_buckets=len(training.buckets))}
+    for cap_mb in _SPREAD_MB:
+        buckets = final_buckets(
+            training.gradients,
+            Caps.of(cap_mb),
+            order,
+            find_unused_parameters=training.find_unused_parameters,
+            static_graph=training.static_graph,
+        )
+        made.setdefault(buckets, Candidate(_cap_arguments(cap_mb, knobs.drops_list), num_buckets=len(buckets)))
+    now, *caps = made.values()
+    switches = [replace(now, arguments={"gradient_as_bucket_view": True})] if knobs.view else []
+    switches += [replace(now, comm_hook=_hook_name(knobs.compression))] if knobs.compression is not None else []
+    tried = [*caps[: max(1, most - len(switches))], *switches]
+    return Shortlist(now, tuple(tried[:most]), len(made) + len(switches), promises=False)

@@ -1,0 +1,159 @@
+"""How long does an all-reduce take between the ranks of a job, and what does it take of computation beside it?
+
+Each is latency + bytes × time per byte, and never below a floor: `measures.size_model`. From `ddpprof netbench`, which
+measures all sizes; or from the buckets of the run itself, which tell the time per byte of the sizes that it has, and
+nothing of what they take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import sqrt
+from statistics import median
+
+from ddpprof.events.netbench import NetBench
+from ddpprof.measures.medians import first_quartile
+from ddpprof.measures.size_model import SizeModel, fit_size_model
+from ddpprof.predict.observed import ObservedStep
+from ddpprof.predict.replay import NOTHING, Cost, Link, replay
+from ddpprof.predict.training import Training
+
+_LEAST_OF_LARGEST = 8
+"""buckets below this part of the largest tell of latency rather than of the rate"""
+_FASTEST, _SLOWEST = 1e-4, 1e4
+"""ns per byte: 10 TB/s and 100 kB/s"""
+_NARROWINGS = 25
+"""from one end to the other of these: to within 0.02 %"""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    link: Link
+    world_size: int
+    least_bytes: float
+    most_bytes: float
+    """sizes that were measured"""
+    num_sizes: int
+    relative_error: float
+    """root mean square of what the fit misses, as a fraction of the time"""
+    is_benched: bool
+    """by `ddpprof netbench`, not from a run's buckets"""
+
+
+def workers(backend: str) -> int:
+    """How many all-reduces a backend does at once: gloo has two threads, NCCL one stream."""
+    return 2 if backend == "gloo" else 1
+
+
+def network_of_bench(bench: NetBench) -> Network | None:
+    """The first quartile of each size: what takes longer was disturbed. ``None`` for less than three sizes."""
+    sizes = [one.num_bytes for one in bench.sizes]
+    model = fit_size_model(sizes, [first_quartile(one.longest_ns) for one in bench.sizes])
+    if model is None or model.slope_ns <= 0:
+        return None
+    beside = [one.num_bytes for one in bench.beside]
+    link = Link(
+        alone=_cost(model),
+        busy=_robust_cost(beside, [median(one.lasted_ns) for one in bench.beside]),
+        taken=_robust_cost(beside, [median(one.taken_ns) for one in bench.beside]),
+        at_once=workers(bench.backend),
+    )
+    return Network(link, bench.world_size, sizes[0], sizes[-1], len(sizes), model.relative_error, is_benched=True)
+
+
+def _cost(model: SizeModel | None) -> Cost:
+    if model is None:
+        return NOTHING
+    return Cost(max(0.0, model.constant_ns), max(0.0, model.slope_ns), model.floor_ns or 0.0)
+
+
+def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
+    """Theil and Sen's line: what is taken of a computation is a small difference, and may come out as anything."""
+    points = list(zip(sizes, times_ns, strict=True))
+    slopes = [(y - v) / (x - u) for (u, v), (x, y) in combinations(points, 2)]
+    if not slopes:
+        return NOTHING
+    slope = max(0.0, median(slopes))
+    return Cost(max(0.0, median(y - slope * x for x, y in points)), slope)
+
+
+def network_of_steps(steps: Sequence[ObservedStep], training: Training) -> Network | None:
+    """From when buckets were there, and when they had been sent; ``None`` where no bucket's end was observed.
+
+    Where they are sent one after the other, each tells how long it took; else what is sought is the time per byte with
+    which buckets that were launched when they were finish when they did.
+    """
+    return _of_a_queue(steps, training) or _of_shared_link(steps, training)
+
+
+def _of_a_queue(steps: Sequence[ObservedStep], training: Training) -> Network | None:
+    """``None`` where buckets share the link, or do not tell latency and rate apart."""
+    sizes = training.bucket_bytes
+    if workers(training.backend) > 1 or any(len(step.finished_ns) < len(sizes) for step in steps):
+        return None
+    took: list[list[float]] = [[] for _ in sizes]
+    for step in steps:
+        free_ns = 0.0
+        for index, launch in enumerate(training.launches(step.ready_ns)):
+            took[index].append(step.finished_ns[index] - max(launch, free_ns))
+            free_ns = step.finished_ns[index]
+    times = [max(1.0, median(of_bucket)) for of_bucket in took]
+    model = fit_size_model(sizes, times)
+    if model is None or model.slope_ns <= 0 or model.constant_ns < 0:
+        return None
+    return _network(training, _cost(model), model.relative_error)
+
+
+def _of_shared_link(steps: Sequence[ObservedStep], training: Training) -> Network | None:
+    sizes, at_once = training.bucket_bytes, workers(training.backend)
+    telling = {index for index, size in enumerate(sizes) if size * _LEAST_OF_LARGEST >= max(sizes)}
+    sent_in = [training.sent_when(step.ready_ns) for step in steps]
+    if not any(telling & step.finished_ns.keys() for step in steps):
+        return None
+
+    def misses(ns_per_byte: float) -> list[float]:
+        found = []
+        for step, buckets in zip(steps, sent_in, strict=True):
+            sent = replay(buckets, step.computed_ns, Link(Cost(0.0, ns_per_byte), at_once=at_once)).buckets
+            found += [
+                (sent[index].finished_ns - ns) / max(1.0, ns - buckets[index].computed_ns)
+                for index, ns in step.finished_ns.items()
+                if index in telling
+            ]
+        return found
+
+    best = _least_of(lambda ns_per_byte: sum(map(abs, misses(ns_per_byte))), _FASTEST, _SLOWEST)
+    missed = misses(best)
+    return _network(training, Cost(0.0, best), sqrt(sum(miss**2 for miss in missed) / len(missed)))
+
+
+def _network(training: Training, alone: Cost, relative_error: float) -> Network:
+    sizes = training.bucket_bytes
+    return Network(
+        link=Link(alone, at_once=workers(training.backend)),
+        world_size=training.world_size,
+        least_bytes=min(sizes),
+        most_bytes=max(sizes),
+        num_sizes=len(set(sizes)),
+        relative_error=relative_error,
+        is_benched=False,
+    )
+
+
+def _least_of(cost: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function with one valley is lowest: golden section, by ratios."""
+    golden = (sqrt(5) - 1) / 2
+    left, right = low * (high / low) ** (1 - golden), low * (high / low) ** golden
+    of_left, of_right = cost(left), cost(right)
+    for _ in range(_NARROWINGS):
+        if of_left <= of_right:
+            high, right, of_right = right, left, of_left
+            left = low * (high / low) ** (1 - golden)
+            of_left = cost(left)
+        else:
+            low, left, of_left = left, right, of_right
+            right = low * (high / low) ** golden
+            of_right = cost(right)
+    return sqrt(low * high)

@@ -1,0 +1,204 @@
+"""How long would the step take under another setting? The replay of it, and by how much it may be off.
+
+    step = measured step + replayed backward pass - replay of the recorded one
+
+so what the replay does not know of (the optimizer, data, Python) stays as it was measured. The interval joins, as
+independent errors: the noise of the measured steps, what the replay misses of them, what is guessed of computation, and
+the replay once with a slower and once with a faster network, which differ the more the further the setting is from
+what was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import hypot, log2, sqrt
+
+from ddpprof.predict.assignment import final_buckets
+from ddpprof.predict.doubts import doubts_about
+from ddpprof.predict.network import Network
+from ddpprof.predict.profile import Profile
+from ddpprof.predict.replay import NOTHING, Cost, Link, Replayed
+from ddpprof.predict.setting import Algorithm, Compression, Setting, sent_share
+from ddpprof.predict.training import Computed, Training
+
+TCP_PAYLOAD = 1448 / 1514
+"""Of an Ethernet frame of 1500 bytes and its header, what is left to the data of TCP with timestamps."""
+
+_BATCH_ERROR = 0.1
+"""of the computation, for each doubling: it need not grow in proportion"""
+_PASSES = {Compression.FP16: 2.0, Compression.BF16: 2.0, Compression.POWERSGD: 4.0}
+"""How often a hook goes through the gradients, where copying into a bucket goes once; half before they are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """They add up to the step, ns."""
+
+    forward_ns: float
+    """until the last forward ends"""
+    backward_ns: float
+    """if nothing were sent"""
+    slowed_ns: float
+    """by what communication takes of the processor meanwhile"""
+    exposed_ns: float
+    """after the last gradient: waiting for buckets, and copying them"""
+    rest_ns: float
+    """the optimizer, and what the replay does not know of"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    step_ns: float
+    low_ns: float
+    high_ns: float
+    """ends of a 95 % interval"""
+    parts: StepParts
+    bucket_bytes: tuple[int, ...]
+    """in the order of launch"""
+    doubted_ns: tuple[float, ...]
+    """the step with each of the networks that it may be instead: of two predictions in the same order"""
+    missed_ns: float
+    """by how much the replay of the recorded settings misses the observed end of the backward pass"""
+    widened: tuple[str, ...]
+    """why the interval is wider than the run itself makes it, in words"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Of one setting over another, ns per step. The noise of the measured steps, which is in both, is not in it."""
+
+    gain_ns: float
+    low_ns: float
+    high_ns: float
+
+
+def gain(before: Prediction, after: Prediction) -> Gain:
+    pairs = [(before.step_ns, after.step_ns), *zip(before.doubted_ns, after.doubted_ns, strict=True)]
+    gains = [was - now for was, now in pairs]
+    missed_ns = 0.0 if before == after else after.missed_ns
+    low_ns, high_ns = hypot(gains[0] - min(gains), missed_ns), hypot(max(gains) - gains[0], missed_ns)
+    return Gain(gains[0], gains[0] - low_ns, gains[0] + high_ns)
+
+
+def predict(profile: Profile, setting: Setting, target: Network | None = None) -> Prediction:
+    """`target`: the network to train on, where it is not that of the run."""
+    network = target or profile.network
+    training, computed = _training(profile, setting), _computed(profile, setting)
+
+    def replayed(link: Link) -> Replayed:
+        share = sent_share(training.gradients, setting.compression, setting.powersgd_rank)
+        return training.replay(computed, link, _after_ns_per_byte(profile, training, setting), share)
+
+    link = _link(network, setting, training)
+    base = replayed(link)
+    doubts = doubts_about(network, link, setting, training)
+    anchor_ns = profile.step_ns - profile.replayed_ns
+    step_ns = anchor_ns + base.end_ns
+    doubted_ns = tuple(anchor_ns + replayed(link).end_ns for link in doubts.links)
+    half_ns = sqrt(
+        (2 * profile.step_error_ns) ** 2
+        + (profile.replayed_ns - profile.reduced_ns) ** 2
+        + max(abs(doubted - step_ns) for doubted in doubted_ns) ** 2
+        + (computed.end_ns * _BATCH_ERROR * abs(log2(setting.batch_scale))) ** 2
+        + (_hook_ns_per_byte(profile, setting) * training.gradient_bytes / 2) ** 2
+    )
+    return Prediction(
+        step_ns=step_ns,
+        low_ns=max(0.0, step_ns - half_ns),
+        high_ns=step_ns + half_ns,
+        parts=StepParts(
+            forward_ns=computed.forward_end_ns,
+            backward_ns=computed.end_ns - computed.forward_end_ns,
+            slowed_ns=base.computed_ns - computed.end_ns,
+            exposed_ns=base.end_ns - base.computed_ns,
+            rest_ns=step_ns - base.end_ns,
+        ),
+        bucket_bytes=training.bucket_bytes,
+        doubted_ns=doubted_ns,
+        missed_ns=profile.replayed_ns - profile.reduced_ns,
+        widened=(*doubts.reasons, *_guesses(setting)),
+    )
+
+
+def _training(profile: Profile, setting: Setting) -> Training:
+    was = profile.training
+    asked = replace(
+        was,
+        static_graph=was.static_graph or setting.static_graph,
+        gradient_as_bucket_view=was.gradient_as_bucket_view or setting.gradient_as_bucket_view,
+    )
+    if setting.caps is None and asked.is_rebuilt == was.is_rebuilt:
+        return asked
+    order = [index for bucket in was.buckets for index in bucket] if was.is_rebuilt else profile.order
+    buckets = final_buckets(
+        asked.gradients,
+        setting.caps or was.caps,
+        order,
+        find_unused_parameters=asked.find_unused_parameters,
+        static_graph=asked.static_graph,
+    )
+    return replace(asked, buckets=buckets)
+
+
+def _computed(profile: Profile, setting: Setting) -> Computed:
+    was, scale = profile.computed, setting.batch_scale
+    per_byte_ns = _hook_ns_per_byte(profile, setting) / 2
+    if setting.static_graph and not profile.training.static_graph:
+        was = was.sooner(profile.searched_ns)
+    earlier_ns = was.end_ns * scale * (setting.accumulation - 1)
+    gradients: list[float | None] = [None] * len(was.gradients_ns)
+    end_ns, done_bytes = earlier_ns + was.end_ns * scale + per_byte_ns * profile.training.gradient_bytes, 0
+    for index in profile.order:
+        done_bytes += profile.training.gradients[index].num_bytes
+        own_ns = earlier_ns + (was.gradients_ns[index] or 0.0) * scale + per_byte_ns * done_bytes
+        gradients[index] = max(0.0, own_ns) if setting.overlaps else end_ns
+    return Computed(earlier_ns + was.forward_end_ns * scale, tuple(gradients), end_ns)
+
+
+def _hook_ns_per_byte(profile: Profile, setting: Setting) -> float:
+    return 0.0 if setting.compression is None else _PASSES[setting.compression] * profile.copied_ns_per_byte
+
+
+def _after_ns_per_byte(profile: Profile, training: Training, setting: Setting) -> float:
+    """What DDP and a hook do once a bucket is there."""
+    copied = 0.0 if training.gradient_as_bucket_view else profile.copied_ns_per_byte
+    return copied + _hook_ns_per_byte(profile, setting) / 2
+
+
+def _link(network: Network, setting: Setting, training: Training) -> Link:
+    """That of the network, for another number of ranks, and as fast as was said."""
+    was, num_ranks = network.link, setting.world_size or network.world_size
+    if num_ranks == 1:
+        return Link(NOTHING, at_once=was.at_once)
+    rounds = setting.algorithm.rounds(num_ranks) / Algorithm.RING.rounds(network.world_size)
+    if not network.is_benched:
+        rounds = 1.0  # what a run's buckets take whatever their size is mostly waiting for other ranks
+    carried = setting.algorithm.bytes_per_byte(num_ranks)
+    more = carried / Algorithm.RING.bytes_per_byte(network.world_size)
+    link = replace(
+        was,
+        alone=was.alone.scaled(rounds, more),
+        busy=was.busy.scaled(rounds, more),
+        taken=was.taken.scaled(rounds, more),
+    )
+    if setting.latency_ns is not None:
+        latency_ns = setting.latency_ns * setting.algorithm.rounds(num_ranks)
+        link = replace(link, alone=Cost(latency_ns, link.alone.ns_per_byte))
+    if setting.bytes_per_s is not None:
+        payload = TCP_PAYLOAD if training.backend == "gloo" else 1.0
+        wire_ns_per_byte = carried * 1e9 / (setting.bytes_per_s * payload)
+        link = replace(
+            link,
+            alone=replace(link.alone, ns_per_byte=wire_ns_per_byte),
+            busy=replace(link.busy, ns_per_byte=hypot(wire_ns_per_byte, link.taken.ns_per_byte)),
+        )
+    return link
+
+
+def _guesses(setting: Setting) -> list[str]:
+    guesses = []
+    if setting.batch_scale != 1:
+        guesses.append("computation is taken to grow with the batch")
+    if setting.compression is not None:
+        guesses.append("what the hook computes is guessed from what DDP's own copies take")
+    return guesses

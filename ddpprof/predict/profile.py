@@ -1,0 +1,180 @@
+"""What a run's own steps would be if nothing were sent: where predictions start from.
+
+    computed   when a gradient would be there: its observed time, less what buckets on the way took of the processor;
+               with a backward pass as long as in steps without communication, where there are any
+    copied     what DDP does per byte once a bucket is there: as the trace tells, or so that the replay ends when the
+               observed steps did
+    rest       of the step, behind the backward pass: the optimizer, and what is between steps
+
+All are medians over the steps that were seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from statistics import median, stdev
+
+from ddpprof.predict.network import Network
+from ddpprof.predict.observed import ObservedStep
+from ddpprof.predict.replay import NOTHING, Cost, Link, SentBucket, replay
+from ddpprof.predict.training import Computed, Times, Training
+
+_MOST_COPIED = 4.0
+"""ns per byte: what takes longer is no copy but the script's own work before its optimizer"""
+_ENOUGH_SENT = 0.5
+"""of the gradients"""
+_UNKNOWN_SPREAD = 0.05
+"""of one step, whose spread nobody knows"""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    training: Training
+    step_ns: float
+    """measured: median"""
+    step_error_ns: float
+    """standard error of it"""
+    computed: Computed
+    copied_ns_per_byte: float
+    network: Network
+    """between the ranks of the run"""
+    replayed_ns: float
+    """end of the backward pass with the recorded settings, by the replay"""
+    reduced_ns: float
+    """the same, observed"""
+    num_steps: int
+    searched_ns: float = 0.0
+    """what DDP takes in every forward to find unused parameters"""
+    knows_alone: bool = False
+    """the run has steps without communication"""
+
+    @property
+    def replay_error(self) -> float:
+        """By how much of the step the replay of the recorded settings misses it."""
+        return (self.replayed_ns - self.reduced_ns) / self.step_ns
+
+    def without_others(self, ranks: Profile) -> Profile:
+        """`ranks`: of some of the ranks. As if the others were like them, beside what was measured of all."""
+        return replace(self, computed=ranks.computed)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Gradients as they come."""
+        known = [(ns, index) for index, ns in enumerate(self.computed.gradients_ns) if ns is not None]
+        return tuple(index for _, index in sorted(known))
+
+
+def profile_of(
+    training: Training,
+    steps: Sequence[ObservedStep],
+    measured_ns: Sequence[float],
+    network: Network,
+    copied_ns: float | None = None,
+    alone_ns: float | None = None,
+) -> Profile:
+    """One step of each kind or more.
+
+    `measured_ns`: steps that were not profiled. `network`: that of the run. `copied_ns`: what DDP copies out of its
+    buckets in a step, if a trace tells. `alone_ns`: of a backward pass without communication.
+    """
+    reduced_ns = median(step.reduced_ns for step in steps)
+    computed = _usual([_computed(training, step, network.link) for step in steps])
+    if training.gradient_as_bucket_view:
+        copied = 0.0
+    elif copied_ns is not None:
+        copied = copied_ns / training.gradient_bytes
+    else:
+        copied = _copied_ns_per_byte(training, computed, network.link, reduced_ns)
+    if alone_ns is not None:
+        observed_end_ns = median(step.computed_ns for step in steps)
+        copied_in_ns = copied * training.gradient_bytes  # as much as when they are copied out again
+        end_ns = min(computed.forward_end_ns + alone_ns + copied_in_ns, observed_end_ns)
+        if training.on_cpu and network.link.taken == NOTHING:
+            taken = _taken(training, steps, network.link, observed_end_ns - end_ns)
+            network = replace(network, link=replace(network.link, taken=taken))
+        computed = computed.ending_at(end_ns)
+    step_ns = median(measured_ns)
+    spread = stdev(measured_ns) if len(measured_ns) > 1 else _UNKNOWN_SPREAD * step_ns
+    return Profile(
+        training=training,
+        step_ns=step_ns,
+        step_error_ns=1.25 * spread / sqrt(len(measured_ns)),  # of a median
+        computed=computed,
+        copied_ns_per_byte=copied,
+        network=network,
+        replayed_ns=training.replay(computed, network.link, copied).end_ns,
+        reduced_ns=reduced_ns,
+        num_steps=len(steps),
+        knows_alone=alone_ns is not None,
+    )
+
+
+def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
+    """Observed times less what transfers had taken of the processor until then."""
+    sent = _sent(training, step, link)
+
+    def taken_until(now_ns: float) -> float:
+        return sum(link.taken.ns(size) * _share_sent(one, now_ns) for one, size in sent)
+
+    return Computed(
+        step.backward_ns,
+        tuple(None if ns is None else max(0.0, ns - taken_until(ns)) for ns in step.ready_ns),
+        step.computed_ns - taken_until(step.computed_ns),
+    )
+
+
+def _sent(training: Training, step: ObservedStep, link: Link) -> list[tuple[SentBucket, float]]:
+    """The buckets as they went over the link, with their bytes, beside the computation as it was observed."""
+    buckets = training.sent_when(step.ready_ns)
+    sent = replay(buckets, step.computed_ns, replace(link, taken=NOTHING)).buckets
+    return [(one, bucket.num_bytes) for one, bucket in zip(sent, buckets, strict=True)]
+
+
+def _share_sent(bucket: SentBucket, now_ns: float) -> float:
+    if now_ns <= bucket.started_ns:
+        return 0.0
+    return min(1.0, (now_ns - bucket.started_ns) / max(1.0, bucket.finished_ns - bucket.started_ns))
+
+
+def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_ns: float) -> Cost:
+    """What the buckets that were sent beside the backward pass took, if all it lost were theirs.
+
+    Of few of them it would be noise.
+    """
+    sent_bytes = median(_sent_bytes(training, step, link) for step in steps)
+    if sent_bytes < _ENOUGH_SENT * training.gradient_bytes:
+        return NOTHING
+    return Cost(0.0, max(0.0, lost_ns) / sent_bytes)
+
+
+def _sent_bytes(training: Training, step: ObservedStep, link: Link) -> float:
+    """Until the backward pass had computed all."""
+    return sum(size * _share_sent(one, step.computed_ns) for one, size in _sent(training, step, link))
+
+
+def _copied_ns_per_byte(training: Training, computed: Computed, link: Link, reduced_ns: float) -> float:
+    """With which the replay ends when the steps did; by bisection, since it ends later the more there is to copy."""
+    low, high = 0.0, _MOST_COPIED
+    for _ in range(30):
+        middle = (low + high) / 2
+        if training.replay(computed, link, middle).end_ns < reduced_ns:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _usual(steps: Sequence[Computed]) -> Computed:
+    """Medians over steps; a gradient that most of them lack has none."""
+
+    def usual(times: Times) -> float | None:
+        known = [ns for ns in times if ns is not None]
+        return median(known) if 2 * len(known) > len(times) else None
+
+    return Computed(
+        median(step.forward_end_ns for step in steps),
+        tuple(usual(times) for times in zip(*(step.gradients_ns for step in steps), strict=True)),
+        median(step.end_ns for step in steps),
+    )

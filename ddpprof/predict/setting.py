@@ -1,0 +1,85 @@
+"""What is asked for: each knob as DDP or the cluster has it; ``None`` leaves it as it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, log2
+
+from ddpprof.predict.assignment import Caps, Gradient
+
+
+class Algorithm(StrEnum):
+    """How an all-reduce goes among n ranks. Rounds are of latency; bytes are those that one link carries."""
+
+    RING = "ring"
+    TREE = "tree"
+    GATHER = "gather"
+    """all send to one rank, which sends the sum to all"""
+
+    def rounds(self, num_ranks: int) -> float:
+        if self is Algorithm.RING:
+            return 2 * (num_ranks - 1)
+        return 2 * ceil(log2(num_ranks)) if self is Algorithm.TREE else 2
+
+    def bytes_per_byte(self, num_ranks: int) -> float:
+        if self is Algorithm.RING:
+            return 2 * (num_ranks - 1) / num_ranks
+        return 2 if self is Algorithm.TREE else 2 * (num_ranks - 1)
+
+
+class Compression(StrEnum):
+    """The hooks of ``torch.distributed.algorithms.ddp_comm_hooks``."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWERSGD = "powersgd"
+
+    @classmethod
+    def by_half(cls, backend: str | None) -> Compression:
+        """DDP refuses bf16 but for NCCL."""
+        return cls.BF16 if backend == "nccl" else cls.FP16
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    caps: Caps | None = None
+    caps_argument: str = ""
+    """of DDP's constructor, as one writes it: ``bucket_cap_mb=5``"""
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    compression: Compression | None = None
+    powersgd_rank: int = 1
+    overlaps: bool = True
+    batch_scale: float = 1.0
+    accumulation: int = 1
+    """backward passes for each that is reduced"""
+    world_size: int | None = None
+    algorithm: Algorithm = Algorithm.RING
+    bytes_per_s: float | None = None
+    """of each rank's link"""
+    latency_ns: float | None = None
+    """of one message between two ranks"""
+
+
+def sent_share(gradients: Sequence[Gradient], compression: Compression | None, rank: int) -> float:
+    """Of the bytes of all gradients, what a hook sends."""
+    total = sum(gradient.num_bytes for gradient in gradients)
+    if compression is None or not total:
+        return 1.0
+    if compression is Compression.POWERSGD:
+        return sum(_low_rank_bytes(gradient, rank) for gradient in gradients) / total
+    return sum(gradient.num_bytes * min(1.0, 2 / gradient.item_bytes) for gradient in gradients) / total
+
+
+_POWERSGD_LEAST_COMPRESSION = 2
+"""torch's ``min_compression_rate``: what would not become smaller by this is sent as it is"""
+
+
+def _low_rank_bytes(gradient: Gradient, rank: int) -> float:
+    rows = gradient.shape[0] if gradient.shape else 1
+    columns = gradient.num_bytes / gradient.item_bytes / max(rows, 1)
+    if len(gradient.shape) < 2 or (rows + columns) * rank * _POWERSGD_LEAST_COMPRESSION >= rows * columns:
+        return gradient.num_bytes
+    return (rows + columns) * min(rank, rows, columns) * gradient.item_bytes

@@ -1,0 +1,146 @@
+"""What tuning found, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpprof.measures.loss_match import LossMatch, Match
+from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, ms, notes
+from ddpprof.render.sections.overhead import interval
+from ddpprof.report.tuning import Fate, Tried, TuneReport
+
+_LOSSES = {Match.EXACT: "same", Match.ROUNDING: "rounding", Match.CHANGED: "change", Match.UNKNOWN: "?"}
+_FATES = {
+    Fate.TRIED: "",
+    Fate.LOSING: "slower",
+    Fate.REFUSED: "refused",
+    Fate.FAILED: "failed",
+}
+
+
+_SHORT = {"gradient_as_bucket_view=True": "view", "static_graph=True": "static"}
+
+
+def tuning_sections(report: TuneReport) -> Iterable[Section]:
+    yield from _verdict(report)
+    yield _trials(report)
+    yield from _losses(report)
+    if report.unpredicted is not None:
+        yield Line(
+            f"Without a prediction, so settings unlike each other were tried: {clean(report.unpredicted, most=400)}"
+        )
+    elif not report.promises:
+        yield Line("The prediction saw nothing to gain; its best setting was tried all the same.")
+    yield Line(
+        f"It took {count(report.num_steps, 'step')} of training. To try all {report.num_distinct} settings that make a "
+        f"difference to DDP as often would take {report.exhaustive_steps:,}.",
+        is_aside=True,
+    )
+
+
+def _verdict(report: TuneReport) -> Iterable[Section]:
+    now = report.now
+    if report.best is None:
+        yield Line(_nothing(report))
+        return
+    best = report.tried[report.best]
+    assert best.ratio is not None
+    yield Line(
+        f"Best: {clean(best.label)}: {ms(best.step_ns)} ms per step, {interval(best.ratio)} × the {ms(now.step_ns)} ms "
+        f"of the job as it is{_predicted(best)}."
+    )
+    yield Line(f"In the script: {best.code}")
+    if best.is_lossy:
+        yield Line(
+            "It rounds what is sent: whether the training is as good in the end, only the end tells.", is_warning=True
+        )
+    if best.losses is not None and best.losses.match is Match.UNKNOWN:
+        yield Line("Whether it keeps the losses is not known, so look at them.", is_warning=True)
+    if "static_graph=True" in best.label:
+        yield Line(
+            "static_graph=True needs every step to use the same parameters, as these steps did.", is_warning=True
+        )
+
+
+def _nothing(report: TuneReport) -> str:
+    known = [one for one in report.tried if one.ratio is not None and one.fate is Fate.TRIED]
+    said = f"Nothing beats the job as it is beyond noise: {ms(report.now.step_ns)} ms per step."
+    if not known:
+        return said
+    closest = min(known, key=lambda one: one.ratio.ratio if one.ratio is not None else 0.0)
+    assert closest.ratio is not None
+    few = "; fewer than three rounds do not tell how much of that is chance" if closest.ratio.low is None else ""
+    return f"{said} Closest: {clean(closest.label)}, {interval(closest.ratio)} × as long{few}."
+
+
+def _predicted(tried: Tried) -> str:
+    return f"; predicted were {ms(tried.forecast.step_ns)} ms" if tried.forecast is not None else ""
+
+
+def _trials(report: TuneReport) -> Section:
+    columns = (
+        Column("setting", is_number=False),
+        Column("step ms"),
+        Column("ratio"),
+        Column("predicted"),
+        Column("losses", is_number=False),
+        Column("", is_number=False),
+    )
+    return Table(
+        "Tried",
+        columns,
+        tuple(map(_row, (report.now, *report.tried))),
+        notes(
+            "ratio: of its step to that of the job as it is, run in turn, with the 95 % interval",
+            "predicted: step ms, from the profile" if report.unpredicted is None else "",
+            *(f"{short}: {name}" for name, short in _SHORT.items() if any(name in one.label for one in report.tried)),
+        ),
+    )
+
+
+def _row(tried: Tried) -> tuple[str, ...]:
+    forecast = tried.forecast
+    return (
+        short_label(tried.label) or "as it is",
+        ms(tried.step_ns),
+        interval(tried.ratio) if tried.ratio is not None else ABSENT,
+        ms(forecast.step_ns if forecast is not None else None),
+        ABSENT if tried.losses is None else _LOSSES[tried.losses.match],
+        _FATES[tried.fate],
+    )
+
+
+def short_label(label: str) -> str:
+    """Of a setting, where there is little room."""
+    for name, short in _SHORT.items():
+        label = label.replace(name, short)
+    return clean(label)
+
+
+def _losses(report: TuneReport) -> Iterable[Section]:
+    known = [one.losses for one in report.tried if one.losses is not None]
+    compared = [one for one in known if one.num_steps]
+    if not compared:
+        yield Line("No step's loss was seen (no scalar whose backward() was called), so settings are unverified.")
+        return
+    yield Line(_compared(compared[0]))
+    for one in report.tried:
+        if one.losses is not None and one.losses.match is Match.CHANGED:
+            yield Line(f"{clean(one.label)} changes losses by up to {_part(one.losses.difference)}.", is_warning=True)
+
+
+def _compared(first: LossMatch) -> str:
+    said = f"Losses of {count(first.num_steps, 'step')} on every rank were compared with those of the job as it is"
+    if first.own is None:
+        return f"{said}, of which there is one start only."
+    if first.own == 0:
+        said += ", two starts of which agree to the last bit"
+    else:
+        said += f", whose own starts differ by {_part(first.own)}"
+    if first.tolerance is None:
+        return f"{said}: too much to tell anything. Does the script set a seed?"
+    return f"{said}; allowed: {_part(first.tolerance)}." if first.tolerance else f"{said}; so must all settings."
+
+
+def _part(fraction: float | None) -> str:
+    return "any amount" if fraction is None else f"{fraction:.2g} of the loss"

@@ -1,0 +1,259 @@
+"""From a run to the `Profile` that predictions start from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from statistics import fmean, median
+
+from ddpprof.errors import DdpprofError
+from ddpprof.events import DdpModule, Parameter, RecordedStep
+from ddpprof.measures.buckets import fits
+from ddpprof.measures.traced_buckets import TracedPasses, usual_passes, usual_sizes
+from ddpprof.predict.assignment import Caps, Gradient, final_buckets
+from ddpprof.predict.network import Network, network_of_steps
+from ddpprof.predict.observed import ObservedStep, backward_alone_ns, observe_steps
+from ddpprof.predict.profile import Profile, profile_of
+from ddpprof.predict.replay import NOTHING, Cost, Link
+from ddpprof.predict.traced import HostTimes, observe_gradients, observe_passes
+from ddpprof.predict.training import Training
+from ddpprof.report.tree import Report
+
+LEAST_STEPS = 2
+_DEFAULT_CAP_MB = 25
+_TIMED = ("off", "light")
+_AGAIN = "Record again with: ddpprof trace --nproc-per-node N train.py"
+
+_SAME_LINK = 0.15
+"""A measured network whose rate differs less from the run's own is taken to be the run's."""
+
+Recorded = Mapping[int, Sequence[RecordedStep]]
+"""of each rank that was read"""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    profile: Profile
+    target: Network | None
+    """to train on, where it is another than the run's"""
+
+
+@dataclass(frozen=True, slots=True)
+class Benches:
+    """Networks that were measured."""
+
+    to_train_on: Network | None = None
+    """the run's, if it is as fast"""
+    of_run: Network | None = None
+
+
+NO_BENCHES = Benches()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Of a run."""
+
+    report: Report
+    modules: tuple[DdpModule, ...]
+    recorded: Recorded
+    passes: Mapping[int, TracedPasses]
+    """by rank, as traces show them"""
+
+    def without(self, ranks: Collection[int]) -> Known:
+        """Raises `DdpprofError`."""
+        recorded = {rank: steps for rank, steps in self.recorded.items() if rank not in ranks}
+        passes = {rank: found for rank, found in self.passes.items() if rank not in ranks}
+        missing = set(ranks) - self.recorded.keys() - self.passes.keys()
+        if missing or not (recorded or passes):
+            which = f"has no rank {min(missing)}" if missing else "has no other rank"
+            raise DdpprofError(f"the run {which} to leave out.")
+        return replace(self, recorded=recorded, passes=passes)
+
+    def of_known_modules(self) -> Known:
+        recorded = {rank: [step for step in steps if fits(self.modules, step)] for rank, steps in self.recorded.items()}
+        return replace(self, recorded=recorded)
+
+
+def profile_run(run: Known, benches: Benches = NO_BENCHES, without: Collection[int] = ()) -> Profiled:
+    """From the record where it tells when buckets were there, which it does on CPU; else from the traces.
+
+    `without`: ranks that are taken to be like the others. Raises `DdpprofError` that says what to record.
+    """
+    run = run.of_known_modules()
+    of_all = _profile_run(run, benches)
+    if not without:
+        return of_all
+    kept = _profile_run(run.without(without), benches)
+    return replace(of_all, profile=of_all.profile.without_others(kept.profile))
+
+
+def _profile_run(run: Known, benches: Benches) -> Profiled:
+    if run.modules and run.recorded and run.report.job.device == "cpu":
+        return _of_record(run, benches)
+    return _of_traces(run, benches)
+
+
+def _of_traces(run: Known, benches: Benches) -> Profiled:
+    steps = observe_passes(run.passes)
+    sizes = [] if not steps else usual_sizes(usual_passes(run.passes))
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) < len(sizes):
+        raise DdpprofError(
+            f"the traces show no step with gradient all-reduces of known size after a DDP forward. {_AGAIN}"
+        )
+    if run.report.job.world_size is None:
+        raise DdpprofError("how many ranks trained the traces do not say.")
+    training = _of_whole_buckets(run.report, known)
+    of_gradients: tuple[ObservedStep, ...] = ()
+    if len(run.modules) == 1:
+        of_module, host = training_of(run.report, run.modules[0]), _profiled_by_number(run.recorded)
+        of_gradients = observe_gradients(run.passes, host, of_module.buckets)
+        training = of_module if of_gradients else training
+    steps = of_gradients or steps
+    own, target = _networks(network_of_steps(steps, training), benches, training)
+    taken = _slowed_ns_per_byte(run.report, training)
+    if own.link.taken == NOTHING:
+        own = replace(own, link=replace(own.link, taken=Cost(0.0, taken)))
+    profile = profile_of(training, steps, [step.measured_ns for step in steps], own, copied_ns=0.0)
+    return Profiled(profile, target)
+
+
+def _of_whole_buckets(report: Report, sizes: Sequence[int]) -> Training:
+    return Training(
+        gradients=tuple(map(Gradient, sizes)),
+        buckets=tuple((index,) for index in range(len(sizes))),
+        caps=Caps.of(),
+        world_size=report.job.world_size or 1,
+        backend=report.job.backend or "",
+        on_cpu=report.job.device == "cpu",
+        knows_parameters=False,
+    )
+
+
+def _profiled_by_number(recorded: Recorded) -> HostTimes:
+    return {rank: {step.number: step for step in steps if step.mode == "profiled"} for rank, steps in recorded.items()}
+
+
+def _slowed_ns_per_byte(report: Report, training: Training) -> float:
+    """What communication takes of computation beside it, as kernels beside it and alone tell; 0 where they do not."""
+    slowdown = report.slowdown
+    if slowdown is None or not slowdown.lost_ns or slowdown.lost_ns < 0 or not slowdown.known_share:
+        return 0.0
+    steps = [step for rank in report.ranks for step in rank.measured_steps if step.comm_ns]
+    hidden = median(step.overlap_ns / step.comm_ns for step in steps) if steps else 0.0
+    return slowdown.lost_ns / slowdown.known_share / (training.gradient_bytes * hidden) if hidden else 0.0
+
+
+def _of_record(run: Known, benches: Benches) -> Profiled:
+    report, modules, recorded = run.report, run.modules, run.recorded
+    if len(modules) > 1:
+        raise DdpprofError(
+            f"the run trains {len(modules)} DDP modules in turn, and a step of several cannot be replayed."
+        )
+    steps = observe_steps(recorded, one_clock=len(report.job.hosts) == 1)
+    if len(steps) < LEAST_STEPS:
+        raise DdpprofError(
+            f"{len(steps)} steps tell when gradients were there, and a prediction needs {LEAST_STEPS}: steps of light "
+            f"recording, with one synchronised backward pass each. {_AGAIN}, and let the training take some more steps."
+        )
+    training = training_of(report, modules[0])
+    own, target = _networks(network_of_steps(steps, training), benches, training)
+    alone_ns = backward_alone_ns(recorded)
+    profile = profile_of(training, steps, _measured_ns(recorded), own, _copied_ns(report), alone_ns)
+    return Profiled(replace(profile, searched_ns=_searched_ns(report)), target)
+
+
+def _networks(own: Network | None, benches: Benches, training: Training) -> tuple[Network, Network | None]:
+    """The run's, and the one to train on where it is another."""
+    bench, of_run = benches.to_train_on, benches.of_run
+    if of_run is not None and of_run.world_size != training.world_size:
+        raise DdpprofError(
+            f"--run-network was measured among {of_run.world_size} ranks, and the run has {training.world_size}."
+        )
+    if of_run is not None:
+        return of_run, None if bench is None or _is_same(bench, of_run) else bench
+    if training.world_size < 2:
+        if bench is None:
+            raise DdpprofError("the run has one rank, which sends nothing: give --network FILE, from ddpprof netbench.")
+        return replace(bench, link=Link(NOTHING, at_once=bench.link.at_once), world_size=1), bench
+    if own is None:
+        if bench is None:
+            raise DdpprofError(
+                "when its buckets were there the run does not tell, as on an accelerator, whose work only traces show: "
+                "measure the network with ddpprof netbench -o FILE.json, and give it as --network FILE.json"
+            )
+        return bench, None
+    if bench is None:
+        return own, None
+    if _is_same(bench, own):
+        return bench, None
+    return replace(own, link=replace(own.link, taken=bench.link.taken)), bench  # what is taken is not the link's
+
+
+def _is_same(one: Network, other: Network) -> bool:
+    ratio = one.link.alone.ns_per_byte / other.link.alone.ns_per_byte
+    return one.world_size == other.world_size and abs(ratio - 1) < _SAME_LINK
+
+
+def training_of(report: Report, module: DdpModule) -> Training:
+    settings = module.settings
+    gradients = tuple(map(gradient_of, module.parameters))
+    find_unused, static = bool(settings.get("find_unused_parameters")), bool(settings.get("static_graph"))
+    return Training(
+        gradients=gradients,
+        buckets=module.buckets,
+        caps=_caps(module, gradients, find_unused, static),
+        world_size=report.job.world_size or 1,
+        backend=report.job.backend or "",
+        on_cpu=report.job.device == "cpu",
+        find_unused_parameters=find_unused,
+        static_graph=static,
+        gradient_as_bucket_view=bool(settings.get("gradient_as_bucket_view")),
+        comm_hook=module.comm_hook,
+    )
+
+
+def gradient_of(parameter: Parameter) -> Gradient:
+    items = prod(parameter.shape) if parameter.dtype is not None else 0
+    return Gradient(
+        parameter.num_bytes,
+        parameter.dtype or "",
+        is_sparse=parameter.is_sparse,
+        item_bytes=parameter.num_bytes // items if items else 4,
+        shape=parameter.shape,
+    )
+
+
+def _caps(module: DdpModule, gradients: Sequence[Gradient], find_unused: bool, static: bool) -> Caps:
+    """As asked for; 25 may also be the default, which has a small first bucket, if that makes the recorded buckets."""
+    cap, caps_mb = module.settings.get("bucket_cap_mb"), module.settings.get("bucket_cap_mb_list")
+    of_cap = Caps.of(float(cap) if isinstance(cap, int | float) else None, caps_mb if isinstance(caps_mb, list) else ())
+    if of_cap != Caps.of(_DEFAULT_CAP_MB):
+        return of_cap
+    order = [index for bucket in module.buckets for index in bucket]
+    made = final_buckets(gradients, Caps.of(), order, find_unused_parameters=find_unused, static_graph=static)
+    return Caps.of() if made == module.buckets else of_cap
+
+
+def _measured_ns(recorded: Recorded) -> list[float]:
+    """Steps that were not profiled: the mean of the ranks, which go on at one pace."""
+    by_number: dict[int, list[int]] = {}
+    for step in (step for steps in recorded.values() for step in steps if step.mode in _TIMED):
+        by_number.setdefault(step.number, []).append(step.end_ns - step.start_ns)
+    return [fmean(times) for _, times in sorted(by_number.items())]
+
+
+def _copied_ns(report: Report) -> float | None:
+    """What DDP copies out of its buckets in a step; ``None`` where no trace tells."""
+    return _median(step.wrapper.copy_out_ns for rank in report.ranks for step in rank.measured_steps)
+
+
+def _searched_ns(report: Report) -> float:
+    return _median(step.wrapper.unused_search_ns for rank in report.ranks for step in rank.measured_steps) or 0.0
+
+
+def _median(values: Iterable[int]) -> float | None:
+    known = [value for value in values if value]
+    return float(median(known)) if known else None

@@ -1,0 +1,51 @@
+"""From the profile of a job to the settings that `ddpprof tune` tries."""
+
+from __future__ import annotations
+
+from ddpprof.errors import DdpprofError
+from ddpprof.events import DdpModule
+from ddpprof.predict.candidates import Knobs, Shortlist, shortlist, spread
+from ddpprof.predict.network import Network
+from ddpprof.predict.setting import Compression
+from ddpprof.report.profiled import Benches, Known, Profiled, profile_run, training_of
+from ddpprof.report.tree import Job
+
+
+def shortlisted(known: Known, bench: Network | None, most: int, allow_lossy: bool) -> tuple[Shortlist, str | None]:
+    """At most `most` settings beside the job as it is, and why nothing is predicted of them, where nothing is.
+
+    Raises `DdpprofError`.
+    """
+    job, modules = known.report.job, known.modules
+    if not modules:
+        raise DdpprofError("the profile holds no DDP module, so there is nothing to tune.")
+    if (job.world_size or 1) < 2:
+        raise DdpprofError("the job has one rank, which sends nothing. Say how many: ddpprof tune --nproc 2 train.py")
+    largest = max(modules, key=lambda module: sum(parameter.num_bytes for parameter in module.parameters))
+    knobs = knobs_of(largest, job, allow_lossy)
+    profiled, unpredicted = _profiled(known, Benches(to_train_on=bench))
+    if profiled is None:
+        return spread(training_of(known.report, largest), knobs, most), unpredicted
+    return shortlist(profiled.profile, knobs, most, profiled.target), None
+
+
+def _profiled(known: Known, benches: Benches) -> tuple[Profiled | None, str | None]:
+    try:
+        profiled = profile_run(known, benches)
+    except DdpprofError as error:
+        return None, str(error)
+    if not profiled.profile.training.knows_parameters:
+        return None, "the profile does not tell when each gradient was there."
+    return profiled, None
+
+
+def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
+    """A static graph only where DDP found that it is one, and where that spares a search."""
+    settings = module.settings
+    searches = bool(settings.get("find_unused_parameters")) and not settings.get("static_graph")
+    return Knobs(
+        view=not settings.get("gradient_as_bucket_view"),
+        static_graph=searches and module.graph_is_static is True,
+        compression=Compression.by_half(job.backend) if allow_lossy and module.comm_hook is None else None,
+        drops_list=bool(settings.get("has_bucket_cap_mb_list")),
+    )

@@ -1,0 +1,227 @@
+"""Which setting of DDP is the fastest, of those that were predicted to be? And is it still the same training?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from ddpprof import __version__
+from ddpprof.experiment.plan import Experiment, Trial
+from ddpprof.measures.losing import is_losing, start_spread
+from ddpprof.measures.loss_match import Losses, LossMatch, Match, match_losses
+from ddpprof.measures.paired_ratio import Ratio, paired_ratio
+from ddpprof.measures.step_times import Steps
+from ddpprof.predict.candidates import Candidate, Forecast
+from ddpprof.report.tree import Job
+from ddpprof.report.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, rounds_of
+
+NOW = 0
+"""the variant that is the job as it is"""
+_ORDER_OF_TWO = 2
+"""ranks: whose sum has no order"""
+_AS_GOOD = 1.01
+"""times the fastest: of these the one with the least to write is advised"""
+_OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "static_graph")
+"""arguments that change what is in which bucket"""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is tried, as it was chosen after the profile. In the order of the experiment's variants."""
+
+    candidates: tuple[Candidate, ...]
+    num_distinct: int
+    """settings that were considered"""
+    promises: bool
+    """the prediction says that something can be gained"""
+    unpredicted: str | None
+    """why there is no prediction"""
+    profile_steps: int
+    trial_steps: int
+
+
+class Fate(StrEnum):
+    TRIED = "tried"
+    """in all rounds so far"""
+    LOSING = "losing"
+    """stopped: it was clearly behind"""
+    REFUSED = "refused"
+    """stopped: it changes the losses"""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One setting. Times are ns of one step."""
+
+    label: str
+    code: str
+    """what to write into the script"""
+    is_lossy: bool
+    forecast: Forecast | None
+    num_buckets: int | None
+    """predicted"""
+    step_ns: float | None
+    """median of its rounds"""
+    rounds_ns: tuple[float, ...]
+    """medians of the rounds"""
+    ratio: Ratio | None
+    """of its step to that of the job as it is, in the rounds of both"""
+    losses: LossMatch | None
+    """``None`` of the job as it is"""
+    fate: Fate
+
+
+@dataclass(frozen=True, slots=True)
+class TuneReport:
+    format: int
+    ddpprof: str
+    command: tuple[str, ...]
+    job: Job
+    now: Tried
+    """the job as it is"""
+    tried: tuple[Tried, ...]
+    best: int | None
+    """in `tried`: the fastest of those that are faster than the job as it is, beyond noise, or one as good"""
+    rounds: int
+    promises: bool
+    """the prediction said that something can be gained"""
+    unpredicted: str | None
+    """why there is no prediction"""
+    num_distinct: int
+    """settings that make DDP do something else, of those that were considered"""
+    num_steps: int
+    """that were trained, the profile's among them"""
+    exhaustive_steps: int
+    """that it would have taken to try all of `num_distinct` in all rounds"""
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What there is so far."""
+
+    results: Sequence[TrialResult]
+    losses: Mapping[Trial, Losses]
+    profile_losses: Losses
+    profile_ns: Steps
+    """of the job as it is, too: the unprofiled steps of its profile"""
+
+    def losses_of(self, variant: int) -> list[Losses]:
+        return [losses for trial, losses in self.losses.items() if trial.variant == variant]
+
+
+def build_tuning(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> TuneReport | None:
+    """``None`` where the job as it is has no times, or nothing else has."""
+    now, *others = [_tried(experiment, choice, measured, job, number) for number in range(len(experiment.variants))]
+    if now.step_ns is None or not any(one.rounds_ns for one in others):
+        return None
+    steps_of_all = experiment.rounds * choice.trial_steps
+    return TuneReport(
+        format=EXPERIMENT_REPORT_FORMAT,
+        ddpprof=__version__,
+        command=experiment.command,
+        job=job,
+        now=now,
+        tried=tuple(others),
+        best=_best(others),
+        rounds=experiment.rounds,
+        promises=choice.promises,
+        unpredicted=choice.unpredicted,
+        num_distinct=choice.num_distinct,
+        num_steps=choice.profile_steps + len(measured.results) * choice.trial_steps,
+        exhaustive_steps=choice.num_distinct * steps_of_all,
+        missing=tuple(_missing(experiment, measured)),
+    )
+
+
+def refused(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> set[int]:
+    """Variants that change the losses, though they should not."""
+    return {number for number in _others(experiment) if _is_refused(choice, measured, job, number)}
+
+
+def stopped(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> set[int]:
+    """Variants that need no more rounds: the prediction was wrong about them, or they change the training."""
+    changed = refused(experiment, choice, measured, job)
+    kept = {
+        number: rounds_of(measured.results, number, experiment.rounds)
+        for number in (NOW, *_others(experiment))
+        if number not in changed
+    }
+    spread = start_spread([measured.profile_ns, *kept[NOW]])
+    losing = {
+        number
+        for number, rounds in kept.items()
+        if number != NOW and any(is_losing(rounds, others, spread) for other, others in kept.items() if other != number)
+    }
+    return changed | losing
+
+
+def _others(experiment: Experiment) -> range:
+    return range(NOW + 1, len(experiment.variants))
+
+
+def _is_refused(choice: Choice, measured: Measured, job: Job, number: int) -> bool:
+    lossy = choice.candidates[number].comm_hook is not None
+    return not lossy and _match(choice, measured, job, number).match is Match.CHANGED
+
+
+def _match(choice: Choice, measured: Measured, job: Job, number: int) -> LossMatch:
+    changes_buckets = any(name in choice.candidates[number].arguments for name in _OF_BUCKETS)
+    as_it_is = [one for one in (measured.profile_losses, *measured.losses_of(NOW)) if one]
+    order_is_kept = not changes_buckets or (job.world_size or 1) <= _ORDER_OF_TWO
+    return match_losses(as_it_is, measured.losses_of(number), order_is_kept)
+
+
+def _tried(experiment: Experiment, choice: Choice, measured: Measured, job: Job, number: int) -> Tried:
+    candidate = choice.candidates[number]
+    rounds = rounds_of(measured.results, number, experiment.rounds)
+    as_it_is = rounds_of(measured.results, NOW, experiment.rounds)
+    return Tried(
+        label=candidate.label,
+        code=code_of(candidate),
+        is_lossy=candidate.comm_hook is not None,
+        forecast=candidate.forecast,
+        num_buckets=candidate.num_buckets,
+        step_ns=median_step_ns(rounds),
+        rounds_ns=tuple(median(steps) for steps in rounds if steps),
+        ratio=paired_ratio([[pair] for pair in zip(rounds, as_it_is, strict=True)]) if number != NOW else None,
+        losses=_match(choice, measured, job, number) if number != NOW else None,
+        fate=_fate(experiment, choice, measured, job, number),
+    )
+
+
+def _fate(experiment: Experiment, choice: Choice, measured: Measured, job: Job, number: int) -> Fate:
+    own = [result for result in measured.results if result.trial.variant == number]
+    if any(result.problem is not None for result in own):
+        return Fate.FAILED
+    if number != NOW and _is_refused(choice, measured, job, number):
+        return Fate.REFUSED
+    return Fate.LOSING if number in stopped(experiment, choice, measured, job) else Fate.TRIED
+
+
+def code_of(candidate: Candidate) -> str:
+    line = f"DistributedDataParallel({', '.join(['model', *candidate.words])})"
+    return f"{line}; model.register_comm_hook(None, {candidate.comm_hook})" if candidate.comm_hook else line
+
+
+def _best(tried: Sequence[Tried]) -> int | None:
+    faster = [
+        (one.ratio.ratio, len(one.code), index)
+        for index, one in enumerate(tried)
+        if one.fate is Fate.TRIED and one.ratio is not None and one.ratio.high is not None and one.ratio.high < 1
+    ]
+    as_good = [one for one in faster if one[0] <= min(faster)[0] * _AS_GOOD]
+    return min(as_good, key=lambda one: one[1])[-1] if as_good else None
+
+
+def _missing(experiment: Experiment, measured: Measured) -> Iterator[str]:
+    for result in measured.results:
+        if result.problem is not None:
+            label = experiment.variants[result.trial.variant].label or "as it is"
+            yield f"{label}, round {result.trial.round + 1}: {result.problem}"
+    rounds = sum(map(bool, rounds_of(measured.results, NOW, experiment.rounds)))
+    if rounds < experiment.rounds:
+        yield f"{rounds} of {experiment.rounds} rounds have been run"

@@ -1,0 +1,162 @@
+"""The recorded step under other settings: each with its prediction, and the best buckets that were found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ddpprof import __version__
+from ddpprof.errors import DdpprofError
+from ddpprof.predict.network import Network
+from ddpprof.predict.predict import Gain, Prediction, gain, predict
+from ddpprof.predict.profile import Profile
+from ddpprof.predict.replay import NOTHING
+from ddpprof.predict.search import MB, Tried, best_caps, try_caps
+from ddpprof.predict.setting import Algorithm, Compression, Setting
+from ddpprof.report.profiled import Profiled
+from ddpprof.report.tree import Job
+
+WHATIF_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    label: str
+    """what is set, as one writes it"""
+    prediction: Prediction
+    gain: Gain
+    """over the first outcome"""
+    cap_mib: float | None = None
+    """where one holds for all buckets"""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkReport:
+    """What was measured of the network, before anything is set."""
+
+    is_benched: bool
+    """by `ddpprof netbench`; else from the run's buckets"""
+    world_size: int
+    latency_ns: float
+    ns_per_byte: float
+    bus_bytes_per_s: float
+    """what each rank's link carries, by a ring: nccl-tests' busbw"""
+    taken_ns_per_byte: float
+    """of computation beside it"""
+    relative_error: float
+    least_bytes: float
+    most_bytes: float
+    num_sizes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    format: int
+    ddpprof: str
+    job: Job
+    measured_step_ns: float
+    measured_error_ns: float
+    """standard error"""
+    replay_error: float
+    """of the recorded settings, as a fraction of the step"""
+    num_steps: int
+    network: NetworkReport
+    world: str
+    """what is set beside buckets, as one writes it"""
+    outcomes: tuple[Outcome, ...]
+    """first the recorded buckets under what is set of the world, then what was asked for"""
+    best: Outcome | None
+    """of the buckets that DDP can be told to make; ``None`` where the run does not know its parameters"""
+    assumes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    world: Setting
+    """of the world and the training: everything but buckets"""
+    world_label: str
+    buckets: tuple[Setting, ...] = ()
+    """to be compared; without any, a series of caps"""
+
+
+def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
+    """Raises `DdpprofError` where the run cannot tell."""
+    profile, target = profiled.profile, profiled.target
+    _refuse_what_is_unknown(profile, asked)
+    network = target or profile.network
+    first = predict(profile, asked.world, target)
+    tried: tuple[Tried, ...] = ()
+    if profile.training.knows_parameters and not asked.buckets:
+        tried = try_caps(profile, asked.world, target)
+    settings = [replace(asked.world, caps=one.caps, caps_argument=one.caps_argument) for one in asked.buckets]
+    rows = [*tried, *(Tried(one, predict(profile, one, target)) for one in settings)]
+    recorded = Outcome("as recorded", first, gain(first, first))
+    best = best_caps(profile, asked.world, target, tried) if profile.training.knows_parameters else None
+    return WhatIf(
+        format=WHATIF_FORMAT,
+        ddpprof=__version__,
+        job=job,
+        measured_step_ns=profile.step_ns,
+        measured_error_ns=profile.step_error_ns,
+        replay_error=profile.replay_error,
+        num_steps=profile.num_steps,
+        network=_network_report(network),
+        world=asked.world_label,
+        outcomes=(recorded, *(_outcome(one, first) for one in rows)),
+        best=_outcome(best, first) if best is not None else None,
+        assumes=tuple(_assumes(profile, asked.world, network)),
+    )
+
+
+def _outcome(one: Tried, first: Prediction) -> Outcome:
+    caps = one.setting.caps
+    is_for_all = caps is not None and caps.limits == (caps.others_bytes,) * 2
+    cap_mib = caps.others_bytes / MB if caps is not None and is_for_all else None
+    return Outcome(one.setting.caps_argument, one.prediction, gain(first, one.prediction), cap_mib)
+
+
+def _refuse_what_is_unknown(profile: Profile, asked: Asked) -> None:
+    training, world = profile.training, asked.world
+    if asked.buckets and not training.knows_parameters:
+        raise DdpprofError("traces do not tell the sizes of gradients: record with ddpprof trace to try other caps.")
+    if world.compression is Compression.POWERSGD and not all(one.shape for one in training.gradients):
+        raise DdpprofError("PowerSGD needs the shapes of parameters, which this run does not have: record it again.")
+    if world.compression is not None and training.comm_hook is not None:
+        raise DdpprofError(f"the run has a communication hook already: {training.comm_hook}.")
+
+
+def _network_report(network: Network) -> NetworkReport:
+    ranks = network.world_size
+    carried = Algorithm.RING.bytes_per_byte(ranks) if ranks > 1 else 1.0
+    return NetworkReport(
+        is_benched=network.is_benched,
+        world_size=ranks,
+        latency_ns=network.link.alone.ns(0),
+        ns_per_byte=network.link.alone.ns_per_byte,
+        bus_bytes_per_s=carried * 1e9 / network.link.alone.ns_per_byte,
+        taken_ns_per_byte=network.link.taken.ns_per_byte,
+        relative_error=network.relative_error,
+        least_bytes=network.least_bytes,
+        most_bytes=network.most_bytes,
+        num_sizes=network.num_sizes,
+    )
+
+
+def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
+    if network.link.taken == NOTHING:
+        return ["communication takes nothing of the processor"]
+    if profile.knows_alone:
+        return []
+    return ["communication took of the run what it takes of netbench (ddpprof trace --baseline-steps 5 measures it)"]
+
+
+def _assumes(profile: Profile, world: Setting, network: Network) -> Sequence[str]:
+    said = ["gradients come as fast as in the run", f"{network.link.at_once} all-reduces at once"]
+    if world.world_size not in (None, network.world_size):
+        said.append(f"all links alike, all-reduce by {world.algorithm}")
+        said.append("no rank slower than those of the run")
+    if world.batch_scale != 1:
+        said.append("computation grows with the batch")
+    if profile.training.on_cpu:
+        said += _of_the_processor(profile, network)
+    return said

@@ -1,0 +1,56 @@
+"""Profiles made by hand: a step of four gradients of a MiB each, over a link that takes a ns per byte.
+
+Times are multiples of `UNIT`, in which a MiB is sent: gradients come at 11, 12, 13 and 14. In the recorded buckets of
+two MiB, 2 are sent from 12 and 2 from 14 to 16; the step takes 20, so that 4 are not the backward pass's.
+"""
+
+from typing import Any
+
+from ddpprof.predict.assignment import Caps, Gradient
+from ddpprof.predict.network import Network
+from ddpprof.predict.observed import ObservedStep
+from ddpprof.predict.profile import Profile
+from ddpprof.predict.replay import Cost, Link
+from ddpprof.predict.training import Computed, Training
+
+UNIT = MIB = 2**20
+
+
+def training(**changes: Any) -> Training:
+    return Training(**{
+        "gradients": tuple(Gradient(MIB, "float32", shape=(512, 512)) for _ in range(4)),
+        "buckets": ((0, 1), (2, 3)), "caps": Caps.of(2), "world_size": 2, "backend": "nccl", "on_cpu": False, **changes,
+    })  # fmt: skip
+
+
+def network(link: Link | None = None, **changes: Any) -> Network:
+    """Known exactly."""
+    return Network(**{
+        "link": link or Link(Cost(0.0, 1.0)), "world_size": 2, "least_bytes": MIB, "most_bytes": 4 * MIB,
+        "num_sizes": 3, "relative_error": 0.0, "is_benched": True, **changes,
+    })  # fmt: skip
+
+
+def profile(**changes: Any) -> Profile:
+    """In `UNIT`, but for ``copied_ns_per_byte``."""
+    times = {"step_ns": 20.0, "step_error_ns": 0.0, "replayed_ns": 16.0, "reduced_ns": 16.0, "searched_ns": 0.0}
+    given = {name: changes.pop(name, ns) * UNIT for name, ns in times.items()}
+    return Profile(**{
+        "training": training(), "computed": computed(10, (11, 12, 13, 14), 14), "copied_ns_per_byte": 0.0,
+        "network": network(), "num_steps": 4, **given, **changes,
+    })  # fmt: skip
+
+
+def computed(forward_end: float, gradients: tuple[float | None, ...], end: float) -> Computed:
+    times = tuple(None if time is None else time * UNIT for time in gradients)
+    return Computed(forward_end * UNIT, times, end * UNIT)
+
+
+def observed_step(ready: tuple[float | None, ...], finished: dict[int, float], **changes: float) -> ObservedStep:
+    """In `UNIT`."""
+    times = {"measured_ns": 20, "backward_ns": 10, "reduced_ns": 16, **changes}
+    return ObservedStep(
+        ready_ns=tuple(None if time is None else time * UNIT for time in ready),
+        finished_ns={index: time * UNIT for index, time in finished.items()},
+        **{name: time * UNIT for name, time in times.items()},
+    )

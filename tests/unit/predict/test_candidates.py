@@ -1,0 +1,86 @@
+"""Which settings are tried: of a real run, whose predictions say what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpprof.fleet.analysis import Choice, analysed
+from ddpprof.predict.assignment import Caps, Gradient, final_buckets
+from ddpprof.predict.candidates import Candidate, Knobs, Shortlist, shortlist, spread
+from ddpprof.predict.profile import Profile
+from ddpprof.predict.setting import Compression
+from ddpprof.predict.training import Training
+from ddpprof.report.profiled import Known, profile_run
+
+SAMPLE = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
+MB = 1 << 20
+PLAIN = Knobs(view=False, static_graph=False, compression=None, drops_list=False)
+ALL = Knobs(view=True, static_graph=True, compression=Compression.FP16, drops_list=True)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    with analysed(SAMPLE, Choice(use_cache=False, jobs=1)) as analysis:
+        known = Known(analysis.report, analysis.modules, analysis.recorded(), analysis.passes)
+        return profile_run(known).profile
+
+
+def steps(listed: Shortlist) -> list[float]:
+    return [one.forecast.step_ns for one in listed.chosen if one.forecast is not None]
+
+
+@pytest.mark.parametrize("knobs", [PLAIN, ALL], ids=["caps-alone", "all"])
+@pytest.mark.parametrize("most", [1, 4])
+def test_few_are_chosen_and_each_is_predicted_to_be_faster(profile: Profile, knobs: Knobs, most: int) -> None:
+    listed = shortlist(profile, knobs, most)
+    assert listed.now.forecast is not None
+    assert listed.now.arguments == {}
+    assert 1 <= len(listed.chosen) <= most
+    assert len({one.label for one in listed.chosen}) == len(listed.chosen)
+    assert steps(listed) == sorted(steps(listed)) or listed.promises
+    if listed.promises:
+        assert max(steps(listed)) < listed.now.forecast.step_ns
+    else:
+        assert len(listed.chosen) == 1
+
+
+def test_only_what_may_be_turned_is(profile: Profile) -> None:
+    names = {name for one in shortlist(profile, PLAIN, 4).chosen for name in one.arguments}
+    assert names <= {"bucket_cap_mb", "bucket_cap_mb_list"}
+    assert not any(one.comm_hook for one in shortlist(profile, PLAIN, 4).chosen)
+
+
+def test_more_knobs_are_more_settings(profile: Profile) -> None:
+    assert shortlist(profile, ALL, 4).num_distinct > shortlist(profile, PLAIN, 4).num_distinct > 1
+
+
+def training(num: int) -> Training:
+    gradients = tuple(Gradient(4 * MB) for _ in range(num))
+    buckets = final_buckets(gradients, Caps.of(25), range(num))
+    return Training(gradients, buckets, Caps.of(25), 2, "nccl", on_cpu=False)
+
+
+def test_without_predictions_caps_are_tried_that_make_other_buckets() -> None:
+    listed = spread(training(30), Knobs(view=True, static_graph=False, compression=None, drops_list=False), 4)
+    assert [one.arguments for one in listed.chosen] == [
+        {"bucket_cap_mb": 5}, {"bucket_cap_mb": 100}, {"bucket_cap_mb": 10}, {"gradient_as_bucket_view": True},
+    ]  # fmt: skip
+    assert [one.num_buckets for one in listed.chosen] == [15, 2, 10, 5]
+    lossy = spread(training(30), ALL, 4)
+    assert [one.comm_hook for one in lossy.chosen] == [None, None, None, "fp16_compress_hook"]
+
+
+def test_caps_that_make_the_same_buckets_are_not_tried() -> None:
+    assert spread(training(1), PLAIN, 4).chosen == ()
+
+
+def test_a_list_in_the_script_makes_way_for_a_cap() -> None:
+    first = spread(training(30), ALL, 4).chosen[0]
+    assert first.label == "bucket_cap_mb=5, bucket_cap_mb_list=None"
+
+
+def test_the_label_is_what_one_writes() -> None:
+    candidate = Candidate({"bucket_cap_mb_list": [0.25, 5]}, "fp16_compress_hook")
+    assert candidate.label == "bucket_cap_mb_list=[0.25, 5], fp16_compress_hook"

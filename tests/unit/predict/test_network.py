@@ -1,0 +1,88 @@
+"""The network of a run from its buckets, and of a netbench: see `predictions` for the units."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from netbenches import netbench
+from predictions import MIB, UNIT, observed_step, training
+
+from ddpprof.load.netbench import parse_netbench
+from ddpprof.predict.assignment import Gradient
+from ddpprof.predict.network import network_of_bench, network_of_steps, workers
+from ddpprof.predict.replay import NOTHING
+
+SIZES = (MIB, 2 * MIB, 4 * MIB)
+THREE = {"gradients": tuple(map(Gradient, SIZES)), "buckets": ((0,), (1,), (2,))}
+
+
+@pytest.mark.parametrize("latency", [0, 3])
+def test_nccl_s_buckets_tell_latency_and_rate(latency: float) -> None:
+    """The second waits for the first until 22 + latency, the third starts when it is there."""
+    ends = {0: 20 + 1 + latency, 1: 20 + 1 + 2 + 2 * latency, 2: 40 + 4 + latency}
+    network = network_of_steps([observed_step((20, 20.5, 40), ends)], training(**THREE))
+    assert network is not None
+    assert network.link.alone.ns_per_byte == pytest.approx(1)
+    assert network.link.alone.constant_ns / UNIT == pytest.approx(latency, abs=1e-6)
+    assert (network.link.at_once, network.num_sizes, network.least_bytes, network.most_bytes) == (1, 3, MIB, 4 * MIB)
+    assert network.relative_error == pytest.approx(0, abs=1e-6)
+    assert not network.is_benched
+
+
+def test_a_step_that_was_disturbed_counts_no_more_than_the_others() -> None:
+    usual, disturbed = {0: 21, 1: 32, 2: 44}, {0: 29, 1: 39, 2: 60}
+    steps = [observed_step((20, 30, 40), ends) for ends in (usual, disturbed, usual)]
+    network = network_of_steps(steps, training(**THREE))
+    assert network is not None
+    assert network.link.alone.ns_per_byte == pytest.approx(1)
+
+
+def test_gloo_s_buckets_share_the_link() -> None:
+    """At 2 ns per byte: from 25 on 1.5 MiB are left of the second, which is there at 31; the third at 36."""
+    two_at_once = observed_step((20, 24, 25), {0: 22, 1: 31, 2: 36})
+    network = network_of_steps([two_at_once], training(**THREE, backend="gloo"))
+    assert network is not None
+    assert network.link.alone.ns_per_byte == pytest.approx(2, rel=1e-3)
+    assert network.link.at_once == 2
+
+
+def test_no_end_of_a_bucket_tells_nothing() -> None:
+    assert network_of_steps([observed_step((20, 30, 40), {})], training(**THREE)) is None
+
+
+def test_workers() -> None:
+    assert [workers(backend) for backend in ("gloo", "nccl", "mpi")] == [2, 1, 1]
+
+
+def bench(beside: tuple[tuple[int, int, int], ...] = (), **changes: Any) -> Any:
+    """Of 1, 2, 4 and 8 MiB: 100 µs and 2 ns per byte, now and then twice that; `beside`: MiB, taken, lasted in ns."""
+    sizes = [
+        {"num_bytes": size, "longest_ns": [ns, ns, ns, 2 * ns], "shortest_ns": [ns] * 4, "cpu_ns": [1] * 4}
+        for size, ns in ((mib * MIB, 100_000 + 2 * mib * MIB) for mib in (1, 2, 4, 8))
+    ]
+    rows = [{"num_bytes": mib * MIB, "taken_ns": [taken], "lasted_ns": [lasted]} for mib, taken, lasted in beside]
+    return parse_netbench(json.dumps(netbench(sizes=sizes, beside=rows, **changes)).encode(), "x")
+
+
+def test_netbench_tells_latency_and_rate() -> None:
+    network = network_of_bench(bench())
+    assert network is not None
+    assert (network.link.alone.constant_ns, network.link.alone.ns_per_byte) == pytest.approx((100_000, 2))
+    assert (network.world_size, network.num_sizes, network.most_bytes) == (4, 4, 8 * MIB)
+    assert (network.link.at_once, network.is_benched) == (2, True)
+    assert (network.link.busy, network.link.taken) == (NOTHING, NOTHING)
+
+
+def test_netbench_tells_what_is_taken_of_computation() -> None:
+    """1 ms and 3 ns per byte are taken, and 2 ms and 4 ns per byte it lasts; one size was disturbed."""
+    rows = [(mib, 1_000_000 + 3 * mib * MIB, 2_000_000 + 4 * mib * MIB) for mib in (1, 2, 4, 8, 16)]
+    network = network_of_bench(bench((*rows[:3], (8, 0, 500_000_000), *rows[4:])))
+    assert network is not None
+    assert (network.link.taken.constant_ns, network.link.taken.ns_per_byte) == pytest.approx((1_000_000, 3))
+    assert (network.link.busy.constant_ns, network.link.busy.ns_per_byte) == pytest.approx((2_000_000, 4))
+
+
+def test_a_line_needs_three_sizes() -> None:
+    made = bench()
+    assert network_of_bench(replace(made, sizes=made.sizes[:2])) is None

@@ -1,0 +1,183 @@
+"""The step under another setting, by arithmetic: see `predictions` for the step that all start from."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from predictions import MIB, UNIT, computed, network, profile, training
+
+from ddpprof.predict.assignment import Caps, Gradient
+from ddpprof.predict.predict import TCP_PAYLOAD, gain, predict
+from ddpprof.predict.replay import Cost, Link
+from ddpprof.predict.setting import Algorithm, Compression, Setting, sent_share
+
+
+@pytest.mark.parametrize(
+    ("setting", "step"),
+    [
+        pytest.param({}, 20, id="as-recorded"),
+        pytest.param({"caps": Caps.of(1)}, 19, id="four-buckets-one-of-which-is-left"),
+        pytest.param({"caps": Caps.of(4)}, 22, id="one-bucket-after-all-is-computed"),
+        pytest.param({"caps": Caps.of()}, 21, id="ddp-s-own-caps-a-mib-and-the-rest"),
+        pytest.param({"caps": Caps.of(bucket_cap_mb_list=[3, 1])}, 21, id="three-from-13-to-16-then-one"),
+        pytest.param({"overlaps": False}, 22, id="all-four-at-the-end"),
+        pytest.param({"overlaps": False, "caps": Caps.of(1)}, 22, id="however-many-buckets"),
+        pytest.param({"bytes_per_s": 2e9}, 19, id="twice-the-bandwidth"),
+        pytest.param({"bytes_per_s": 0.5e9}, 24, id="half-of-it-and-the-second-waits-for-the-first"),
+        pytest.param({"latency_ns": UNIT / 4}, 21, id="two-rounds-of-latency-for-each-bucket-in-a-queue"),
+        pytest.param({"batch_scale": 2}, 34, id="gradients-twice-as-late"),
+        pytest.param({"batch_scale": 0.5}, 14, id="at-5.5-to-7-and-sent-from-6-to-10"),
+        pytest.param({"accumulation": 4}, 62, id="three-backward-passes-before"),
+        pytest.param({"world_size": 1}, 18, id="nothing-to-send"),
+        pytest.param({"world_size": 8}, 23, id="a-ring-of-8-carries-1.75-times-the-bytes"),
+        pytest.param({"world_size": 8, "algorithm": Algorithm.TREE}, 24, id="a-tree-twice"),
+        pytest.param({"world_size": 8, "algorithm": Algorithm.GATHER}, 72, id="the-root-14-times"),
+        pytest.param({"world_size": 4096}, 12 + 8 * 4095 / 4096 + 4, id="thousands-of-ranks"),
+        pytest.param({"compression": Compression.FP16}, 19, id="half-the-bytes"),
+        pytest.param({"compression": Compression.BF16}, 19, id="likewise"),
+        pytest.param({"compression": Compression.POWERSGD}, 18 + 1 / 128, id="4-KiB-of-each-MiB"),
+        pytest.param({"gradient_as_bucket_view": True}, 20, id="nothing-was-copied"),
+        pytest.param({"static_graph": True}, 20, id="nothing-was-searched"),
+    ],
+)
+def test_the_step_under_another_setting(setting: dict[str, Any], step: float) -> None:
+    prediction = predict(profile(), Setting(**setting))
+    assert prediction.step_ns / UNIT == pytest.approx(step, rel=1e-6)
+    assert sum(getattr(prediction.parts, name) for name in prediction.parts.__slots__) == pytest.approx(
+        prediction.step_ns
+    )
+    assert prediction.low_ns <= prediction.step_ns <= prediction.high_ns
+
+
+def test_the_parts_of_a_step() -> None:
+    parts = predict(profile(), Setting()).parts
+    assert (parts.forward_ns, parts.backward_ns, parts.slowed_ns, parts.exposed_ns, parts.rest_ns) == tuple(
+        pytest.approx(time * UNIT) for time in (10, 4, 0, 2, 4)
+    )
+
+
+def test_buckets_are_those_that_ddp_makes() -> None:
+    sizes = predict(profile(), Setting(caps=Caps.of(bucket_cap_mb_list=[1, 2]))).bucket_bytes
+    assert sizes == (MIB, 2 * MIB, MIB)
+
+
+def test_latency_grows_with_rounds_and_only_where_it_was_measured() -> None:
+    """2 rounds among 2 ranks took half a unit; among 5 a ring has 8, and 1.6 times the bytes."""
+    slow = network(Link(Cost(UNIT / 2, 1.0)))
+    of_bench = predict(profile(network=slow, replayed_ns=17), Setting(world_size=5, caps=Caps.of(4)))
+    assert of_bench.step_ns / UNIT == pytest.approx(3 + 14 + 2 + 4 * 1.6)
+    of_run = profile(network=replace(slow, is_benched=False), replayed_ns=17)
+    assert predict(of_run, Setting(world_size=5, caps=Caps.of(4))).step_ns / UNIT == pytest.approx(
+        3 + 14 + 0.5 + 4 * 1.6
+    )
+
+
+def test_gloo_s_bandwidth_is_what_tcp_leaves_of_the_wire() -> None:
+    """2 MiB are sent from 14 on at 0.96 bytes per ns; the first two were there before."""
+    on_tcp = predict(profile(training=training(backend="gloo")), Setting(bytes_per_s=1e9))
+    assert on_tcp.step_ns / UNIT == pytest.approx(4 + 12 + 4 / TCP_PAYLOAD)
+
+
+def test_views_of_buckets_spare_the_copies_out_of_them() -> None:
+    """A quarter of a ns per byte: the last bucket is copied from 16 to 16.5, when the first one long is."""
+    copying = profile(copied_ns_per_byte=0.25, replayed_ns=16.5, reduced_ns=16.5)
+    assert predict(copying, Setting()).step_ns / UNIT == pytest.approx(20)
+    assert predict(copying, Setting(gradient_as_bucket_view=True)).step_ns / UNIT == pytest.approx(19.5)
+
+
+def test_a_static_graph_spares_the_search_and_fills_buckets_as_gradients_come() -> None:
+    """Buckets in the reverse of the definition wait for the gradient that comes last: 4 are sent from 14 to 18."""
+    searching = training(find_unused_parameters=True, buckets=((2, 3), (0, 1)))
+    was = profile(training=searching, replayed_ns=18, step_ns=22, searched_ns=0.5)
+    assert predict(was, Setting()).step_ns / UNIT == pytest.approx(22)
+    assert predict(was, Setting(static_graph=True)).step_ns / UNIT == pytest.approx(22 - 2 - 0.5)
+    assert predict(was, Setting(static_graph=True)).bucket_bytes == (2 * MIB, 2 * MIB)
+
+
+def test_what_is_sent_slows_the_computation_beside_it() -> None:
+    """Of 2 units of sending, from 12 on, an eighth each is taken: the last gradient comes at 14.25."""
+    taking = network(Link(Cost(0.0, 1.0), taken=Cost(0.0, 0.125)))
+    prediction = predict(profile(network=taking, replayed_ns=16.25), Setting())
+    assert prediction.parts.slowed_ns / UNIT == pytest.approx(0.25)
+
+
+def test_without_the_others_is_as_if_they_were_like_these() -> None:
+    """Gradients of the others come 3 later; without them two buckets are sent from 9 to 13."""
+    late = profile()
+    early = replace(late, computed=computed(7, (8, 9, 10, 11), 11))
+    assert predict(late.without_others(early), Setting()).step_ns / UNIT == pytest.approx(17)
+
+
+def test_a_gain_is_what_the_step_becomes_shorter_by() -> None:
+    base = predict(profile(), Setting())
+    assert gain(base, predict(profile(), Setting(caps=Caps.of(1)))).gain_ns == pytest.approx(UNIT)
+    costs = gain(base, predict(profile(), Setting(caps=Caps.of(4))))
+    assert costs.low_ns <= costs.gain_ns == pytest.approx(-2 * UNIT)
+    nothing = gain(base, base)
+    assert (nothing.low_ns, nothing.gain_ns, nothing.high_ns) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        pytest.param({"caps": Caps.of(bucket_cap_mb_list=[0.25, 2])}, None, id="half-as-large-is-near-enough"),
+        pytest.param({"world_size": 64}, "64 ranks, where the network was measured among 2", id="ranks"),
+        pytest.param({"bytes_per_s": 0.1e9}, "the bandwidth is given, not measured", id="bandwidth"),
+        pytest.param({"batch_scale": 4}, "computation is taken to grow with the batch", id="batch"),
+        pytest.param({"compression": Compression.FP16}, "what the hook computes is guessed", id="hook"),
+    ],
+)
+def test_outside_what_was_measured_the_interval_is_wider_and_says_why(setting: dict[str, Any], why: str | None) -> None:
+    base, one = predict(profile(), Setting()), predict(profile(), Setting(**setting))
+    if why is None:
+        assert one.widened == base.widened == ()
+    else:
+        assert any(text.startswith(why) for text in one.widened)
+
+
+def width(**setting: Any) -> float:
+    prediction = predict(profile(), Setting(**setting))
+    return (prediction.high_ns - prediction.low_ns) / UNIT
+
+
+def test_the_further_outside_the_wider() -> None:
+    assert width() < width(world_size=8) < width(world_size=64)
+    assert width() < width(bytes_per_s=0.5e9) < width(bytes_per_s=0.1e9)
+    assert width() < width(batch_scale=2) < width(batch_scale=4)
+
+
+def test_sizes_far_from_those_that_were_measured_widen_it() -> None:
+    narrow = profile(network=network(least_bytes=8 * MIB, most_bytes=16 * MIB))
+    prediction = predict(narrow, Setting(caps=Caps.of(1)))
+    assert prediction.widened == ("buckets of 1.05 to 1.05 MB, where the network is known from 8.39 to 16.8 MB",)
+    known = predict(profile(), Setting(caps=Caps.of(1)))
+    assert prediction.high_ns - prediction.low_ns > known.high_ns - known.low_ns
+
+
+def test_noise_and_what_the_replay_misses_widen_it() -> None:
+    """A standard error of 1: 2 to each side; the replay ends 2 early: 2 more, at right angles."""
+    noisy = predict(profile(step_error_ns=1, reduced_ns=18), Setting(world_size=1))
+    assert (noisy.high_ns - noisy.step_ns) / UNIT == pytest.approx(8**0.5)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "hook", "rank", "share"),
+    [
+        (Gradient(400, shape=(10, 10)), None, 1, 1),
+        (Gradient(400, shape=(10, 10)), Compression.FP16, 1, 0.5),
+        (Gradient(200, item_bytes=2, shape=(10, 10)), Compression.FP16, 1, 1),
+        (Gradient(800, item_bytes=8, shape=(10, 10)), Compression.BF16, 1, 0.25),
+        (Gradient(400, shape=(10, 10)), Compression.POWERSGD, 1, 20 / 100),
+        (Gradient(400, shape=(10, 10)), Compression.POWERSGD, 2, 40 / 100),
+        (Gradient(400, shape=(10, 10)), Compression.POWERSGD, 3, 1),
+        (Gradient(400, shape=(100,)), Compression.POWERSGD, 1, 1),
+        (Gradient(4000, shape=(10, 10, 10)), Compression.POWERSGD, 2, 220 / 1000),
+    ],
+)
+def test_the_share_that_a_hook_sends(gradient: Gradient, hook: Compression | None, rank: int, share: float) -> None:
+    assert sent_share([gradient], hook, rank) == pytest.approx(share)
+
+
+def test_a_hook_sends_each_gradient_as_it_can() -> None:
+    gradients = [Gradient(400, shape=(10, 10)), Gradient(100, shape=(25,))]
+    assert sent_share(gradients, Compression.POWERSGD, 1) == pytest.approx(180 / 500)

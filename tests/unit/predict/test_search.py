@@ -1,0 +1,52 @@
+"""The buckets that make the step shortest: see `predictions` for the step."""
+
+from dataclasses import replace
+
+import pytest
+from predictions import MIB, UNIT, computed, network, profile, training
+
+from ddpprof.predict.assignment import Caps
+from ddpprof.predict.predict import predict
+from ddpprof.predict.replay import Cost, Link
+from ddpprof.predict.search import best_caps, try_caps
+from ddpprof.predict.setting import Setting
+
+
+def test_every_cap_up_to_the_one_that_makes_a_single_bucket() -> None:
+    tried = try_caps(profile(), Setting())
+    assert [one.setting.caps_argument for one in tried] == [
+        "bucket_cap_mb=None", "bucket_cap_mb=1", "bucket_cap_mb=2", "bucket_cap_mb=5",
+    ]  # fmt: skip
+    steps = [one.prediction.step_ns / UNIT for one in tried]
+    assert steps == pytest.approx([21, 19, 20, 22])
+
+
+def test_the_best_of_them() -> None:
+    best = best_caps(profile(), Setting())
+    assert (best.setting.caps_argument, best.prediction.bucket_bytes) == ("bucket_cap_mb=1", (MIB,) * 4)
+    assert best.prediction.step_ns / UNIT == pytest.approx(19)
+
+
+def test_those_that_were_recorded_if_none_is_better() -> None:
+    one_each = profile(training=training(buckets=((0,), (1,), (2,), (3,)), caps=Caps.of(1)), replayed_ns=15)
+    best = best_caps(one_each, Setting())
+    assert (best.setting, best.prediction.step_ns) == (Setting(), predict(one_each, Setting()).step_ns)
+
+
+def test_a_cap_of_its_own_for_the_first_bucket_where_latency_forbids_many() -> None:
+    """2.5 for each: buckets of 1, 2 and 1 end with 2.5 + 1 from 20 on; one MiB each is a queue that ends at 25."""
+    slow = profile(
+        network=network(Link(Cost(2.5 * UNIT, 1.0))), computed=computed(10, (11, 12, 13, 20), 20), replayed_ns=24.5,
+        step_ns=30,
+    )  # fmt: skip
+    best = best_caps(slow, Setting())
+    assert (best.setting.caps_argument, best.prediction.bucket_bytes) == (
+        "bucket_cap_mb_list=[0.25, 2]", (MIB, 2 * MIB, MIB),
+    )  # fmt: skip
+    assert best.prediction.step_ns / UNIT == pytest.approx(29)
+
+
+def test_what_else_is_set_stays_set() -> None:
+    asked = Setting(bytes_per_s=0.5e9, gradient_as_bucket_view=True)
+    best = best_caps(profile(), asked).setting
+    assert replace(best, caps=None, caps_argument="") == asked

@@ -1,0 +1,75 @@
+"""What becomes of the settings that were tried."""
+
+from __future__ import annotations
+
+import pytest
+from experiments import MS, choice, result, steps, tuning, tuning_report
+
+from ddpprof.predict.candidates import Candidate
+from ddpprof.report.tuning import Fate, TuneReport
+
+CAP = Candidate({"bucket_cap_mb": 5})
+HOOK = Candidate({}, "fp16_compress_hook")
+SAME = {0: ((2.0,), (1.5,))}
+OTHER = {0: ((2.0,), (1.25,))}
+
+
+def test_the_best_is_the_fastest_beyond_noise_or_a_shorter_one_as_good() -> None:
+    report = tuning_report()
+    assert isinstance(report, TuneReport)
+    assert report.best == 0
+    assert [one.fate for one in report.tried] == [Fate.TRIED, Fate.TRIED, Fate.LOSING, Fate.REFUSED]
+    assert [len(one.rounds_ns) for one in report.tried] == [3, 3, 1, 1]
+    assert report.now.step_ns == 100 * MS
+
+
+def test_steps_are_counted() -> None:
+    report = tuning(choice(CAP), *steps(0, 100, 100, 100), *steps(1, 120))
+    assert report.num_steps == 12 + 4 * 9
+    assert report.exhaustive_steps == 20 * 3 * 9
+
+
+@pytest.mark.parametrize(
+    ("profile_ns", "fate"),
+    [
+        pytest.param((100 * MS,), Fate.LOSING, id="quiet-machine"),
+        pytest.param((130 * MS,), Fate.TRIED, id="starts-differ-as-much"),
+    ],
+)
+def test_what_starts_differ_by_is_no_loss(profile_ns: tuple[float, ...], fate: Fate) -> None:
+    report = tuning(choice(CAP), *steps(0, 100), *steps(1, 120), profile_ns=profile_ns)
+    assert report.tried[0].fate is fate
+
+
+@pytest.mark.parametrize(
+    ("candidate", "fate", "best"),
+    [
+        pytest.param(CAP, Fate.REFUSED, None, id="it-should-keep-them"),
+        pytest.param(HOOK, Fate.TRIED, 0, id="it-was-allowed-not-to"),
+    ],
+)
+def test_a_setting_that_changes_losses_is_refused_unless_that_was_allowed(
+    candidate: Candidate, fate: Fate, best: int | None
+) -> None:
+    results = [*steps(0, 100, 100, 100), *steps(1, 80, 80, 80)]
+    losses = {one.trial: OTHER if one.trial.variant else SAME for one in results}
+    report = tuning(choice(candidate), *results, losses=losses, profile_losses=SAME)
+    assert (report.tried[0].fate, report.best) == (fate, best)
+
+
+def test_a_setting_that_fails_is_named() -> None:
+    failed = result(1, 0, problem="exit code 1: no")
+    report = tuning(choice(CAP, HOOK), *steps(0, 100, 100, 100), failed, *steps(2, 99, 99, 99))
+    assert report.tried[0].fate is Fate.FAILED
+    assert report.missing == ("bucket_cap_mb=5, round 1: exit code 1: no",)
+
+
+def test_rounds_that_have_not_been_run_are_said() -> None:
+    assert tuning(choice(CAP), *steps(0, 100), *steps(1, 99)).missing == ("1 of 3 rounds have been run",)
+
+
+def test_the_line_to_write_holds_the_hook() -> None:
+    report = tuning(choice(HOOK), *steps(0, 100), *steps(1, 99))
+    assert report.tried[0].code == (
+        "DistributedDataParallel(model); model.register_comm_hook(None, fp16_compress_hook)"
+    )

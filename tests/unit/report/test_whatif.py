@@ -1,0 +1,111 @@
+"""What is answered of a step under other settings: see `predictions` for the step."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from predictions import MIB, UNIT, network, profile, training
+from reports import report
+
+from ddpprof.errors import DdpprofError
+from ddpprof.predict.assignment import Gradient
+from ddpprof.predict.profile import Profile
+from ddpprof.predict.replay import Cost, Link
+from ddpprof.predict.search import caps_list, one_cap
+from ddpprof.predict.setting import Algorithm, Compression, Setting
+from ddpprof.report.profiled import Profiled
+from ddpprof.report.whatif import Asked, WhatIf, build_whatif
+
+JOB = report().job
+
+
+def answer(*buckets: Setting, made: Profile | None = None, target: Any = None, label: str = "", **world: Any) -> WhatIf:
+    return build_whatif(JOB, Profiled(made or profile(), target), Asked(Setting(**world), label, buckets))
+
+
+def steps(answered: WhatIf) -> dict[str, float]:
+    return {one.label: round(one.prediction.step_ns / UNIT, 6) for one in answered.outcomes}
+
+
+def test_a_series_of_caps_unless_some_are_asked_for() -> None:
+    expected = {"bucket_cap_mb=None": 21, "bucket_cap_mb=1": 19, "bucket_cap_mb=2": 20, "bucket_cap_mb=5": 22}
+    assert steps(answer()) == {"as recorded": 20, **expected}
+    asked = steps(answer(one_cap(4), caps_list([3, 1])))
+    assert asked == {"as recorded": 20, "bucket_cap_mb=4": 22, "bucket_cap_mb_list=[3, 1]": 21}
+
+
+def test_gains_are_over_the_recorded_buckets_under_the_same_world() -> None:
+    """Half the bandwidth: two MiB each are sent from 12 to 20, one each from 11 to 19."""
+    answered = answer(one_cap(1), bytes_per_s=0.5e9)
+    first, one_each = answered.outcomes
+    assert (first.gain.gain_ns, first.prediction.step_ns / UNIT) == (0, pytest.approx(24))
+    assert one_each.gain.gain_ns / UNIT == pytest.approx(24 - (11 + 8 + 4))
+
+
+def test_the_best_is_looked_for_whatever_is_asked_for() -> None:
+    best = answer(one_cap(4)).best
+    assert best is not None
+    assert (best.label, best.gain.gain_ns / UNIT) == ("bucket_cap_mb=1", pytest.approx(1))
+
+
+def test_a_cap_is_named_where_one_holds_for_all_buckets() -> None:
+    caps = [one.cap_mib for one in answer(one_cap(4), one_cap(None), caps_list([3, 1])).outcomes]
+    assert (caps[0], caps[1], caps[3]) == (None, 4, None)
+
+
+def test_what_was_measured() -> None:
+    answered = answer(made=profile(reduced_ns=17, step_error_ns=0.5), label="bandwidth 1Gbit")
+    assert (answered.measured_step_ns, answered.measured_error_ns) == (20 * UNIT, 0.5 * UNIT)
+    assert (answered.replay_error, answered.num_steps, answered.world) == (-1 / 20, 4, "bandwidth 1Gbit")
+
+
+def test_busbw_is_what_a_ring_s_links_carry() -> None:
+    """Of 4 ranks one and a half times the bytes of a bucket, which takes 2 ns per byte."""
+    of_four = network(Link(Cost(300.0, 2.0), taken=Cost(0.0, 0.25)), world_size=4, relative_error=0.1)
+    told = answer(target=of_four).network
+    assert (told.bus_bytes_per_s, told.ns_per_byte, told.taken_ns_per_byte) == (pytest.approx(0.75e9), 2, 0.25)
+    assert (told.latency_ns, told.relative_error, told.world_size) == (300, 0.1, 4)
+
+
+def test_traces_alone_have_no_best_and_no_other_caps() -> None:
+    whole = profile(training=training(knows_parameters=False))
+    answered = answer(made=whole)
+    assert (list(steps(answered)), answered.best) == (["as recorded"], None)
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "says"),
+    [
+        pytest.param({"knows_parameters": False}, {"buckets": (one_cap(1),)}, "record with ddpprof trace", id="caps"),
+        pytest.param(
+            {"gradients": (Gradient(MIB),) * 4}, {"compression": Compression.POWERSGD}, "PowerSGD", id="no-shapes"
+        ),
+        pytest.param({"comm_hook": "bf16"}, {"compression": Compression.FP16}, "hook already: bf16", id="two-hooks"),
+    ],
+)
+def test_what_the_run_does_not_know_is_refused(made: dict[str, Any], asked: dict[str, Any], says: str) -> None:
+    buckets = asked.pop("buckets", ())
+    with pytest.raises(DdpprofError, match=says):
+        answer(*buckets, made=profile(training=training(**made)), **asked)
+
+
+@pytest.mark.parametrize(
+    ("world", "says"),
+    [
+        ({}, "1 all-reduces at once"),
+        ({"world_size": 8, "algorithm": Algorithm.TREE}, "all-reduce by tree"),
+        ({"world_size": 8}, "no rank slower than those of the run"),
+        ({"batch_scale": 2.0}, "computation grows with the batch"),
+    ],
+)
+def test_what_is_assumed(world: dict[str, Any], says: str) -> None:
+    assert any(says in text for text in answer(**world).assumes)
+
+
+def test_on_cpu_it_is_said_where_nobody_knows_what_sending_takes() -> None:
+    on_cpu = replace(profile(), training=training(on_cpu=True, backend="gloo"))
+    assert any("takes nothing" in text for text in answer(made=on_cpu).assumes)
+    benched = replace(on_cpu, network=network(Link(Cost(0.0, 1.0), taken=Cost(0.0, 0.1))))
+    assert "--baseline-steps 5 measures it" in answer(made=benched).assumes[-1]
+    assert answer(made=replace(benched, knows_alone=True)).assumes == answer().assumes
+    assert any("not known" in text for text in answer(made=on_cpu).outcomes[0].prediction.widened)

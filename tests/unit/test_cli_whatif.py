@@ -1,0 +1,109 @@
+"""`ddpprof whatif` on the runs that come with the project: its words, files and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from netbenches import netbench
+
+from ddpprof.cli import main
+
+CHECKOUT = Path(__file__).parents[2]
+RUN = str(CHECKOUT / "sample_traces" / "transformer-gloo-4ranks")
+
+
+def test_without_options_it_tries_caps_and_names_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", RUN, "--no-cache"]) == 0
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert lines[0] == "transformer-gloo-4ranks · 4 ranks · gloo · from 4 recorded steps"
+    settings = [line.split()[0] for line in lines if line.startswith("bucket_cap_mb=")]
+    assert settings[:4] == ["bucket_cap_mb=None", "bucket_cap_mb=1", "bucket_cap_mb=2", "bucket_cap_mb=5"]
+    for begin in ("Best buckets found: ", "Network among 4 ranks", "Replayed with its own settings", "Assumes: "):
+        assert any(line.startswith(begin) for line in lines), begin
+    assert max(map(len, lines)) <= 80
+
+
+def test_json_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--bandwidth", "10Gbit", "--world-size", "16", "--bucket-cap-mb", "5,default", "--first-bucket-mb", "2"]
+    assert main(["whatif", RUN, "--no-cache", "--format", "json", *options]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    schema = json.loads((CHECKOUT / "ddpprof" / "render" / "whatif.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(answer, schema)
+    labels = [outcome["label"] for outcome in answer["outcomes"]]
+    assert labels == ["as recorded", "bucket_cap_mb_list=[2, 5]", "bucket_cap_mb_list=[2, 25]"]
+    assert answer["world"] == "bandwidth 10Gbit, world-size 16"
+    for outcome in answer["outcomes"]:
+        prediction = outcome["prediction"]
+        assert sum(prediction["parts"].values()) == pytest.approx(prediction["step_ns"])
+        assert prediction["low_ns"] <= prediction["step_ns"] <= prediction["high_ns"]
+
+
+def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
+    page, picture, text = tmp_path / "a.html", tmp_path / "a.png", tmp_path / "a.md"
+    assert main(["whatif", RUN, "--no-cache", "--out", str(page), "--plot", str(picture)]) == 0
+    assert main(["whatif", RUN, "--no-cache", "--out", str(text)]) == 0
+    assert "Predicted step" in page.read_text(encoding="utf-8")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "bucket" in text.read_text(encoding="utf-8")
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        pytest.param(["--without-rank", "9"], "the run has no rank 9 to leave out", id="no-such-rank"),
+        pytest.param(["--bandwidth", "fast"], "'fast' is no bandwidth; write, say, 10Gbit or 1.2GB", id="bandwidth"),
+        pytest.param(["--compress", "zip"], "'zip' is none of fp16, bf16, powersgd:RANK", id="hook"),
+        pytest.param(["--compress", "powersgd:4"], "PowerSGD needs the shapes of parameters", id="shapes"),
+        pytest.param(["--bucket-cap-mb", "1,-2"], "no size in MB above 0", id="cap"),
+        pytest.param(["--batch-scale", "0"], "'0' is no factor above 0", id="scale"),
+        pytest.param(["--network", "no.json"], "no.json cannot be read", id="network"),
+        pytest.param(["--run-network", "no.json"], "no.json cannot be read", id="network-of-the-run"),
+        pytest.param(["--plot", "a.png", "--bucket-cap-mb", "5"], "there is nothing to plot", id="plot"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", RUN, "--no-cache", *options]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert said.count("\n") == 1
+
+
+def bench(path: Path, ns_per_byte: float) -> str:
+    row = {"longest_ns": [], "shortest_ns": [], "cpu_ns": [0] * 4}
+    sizes = [(num_bytes, round(num_bytes * ns_per_byte)) for num_bytes in (10_000, 1_000_000, 10_000_000)]
+    rows = [{**row, "num_bytes": size, "longest_ns": [ns], "shortest_ns": [ns]} for size, ns in sizes]
+    path.write_text(json.dumps(netbench(sizes=rows)))
+    return str(path)
+
+
+def test_the_run_s_own_network_and_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The slower the links that the run is said to have had, the less of its step is computation."""
+    slow, fast = bench(tmp_path / "slow.json", 8.0), bench(tmp_path / "fast.json", 1.0)
+
+    def asked(*options: str) -> dict[str, Any]:
+        assert main(["whatif", RUN, "--no-cache", "--format", "json", *options]) == 0
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return answer
+
+    same, faster = asked("--run-network", slow), asked("--run-network", slow, "--network", fast)
+    assert [answer["network"]["ns_per_byte"] for answer in (same, faster)] == pytest.approx([8, 1], rel=1e-3)
+    step, sooner = (answer["outcomes"][0]["prediction"]["step_ns"] for answer in (same, faster))
+    assert step == pytest.approx(same["measured_step_ns"])
+    assert sooner < step
+    assert faster["world"].startswith("network ")
+
+
+def test_a_trace_without_buckets_is_declined(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = CHECKOUT.parent / "shared" / "traces" / "triton.json.gz"
+    if not trace.exists():
+        pytest.skip(f"{trace} is not there")
+    assert main(["whatif", str(trace), "--no-cache"]) == 2
+    assert "show no step with gradient all-reduces" in capsys.readouterr().err
