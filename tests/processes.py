@@ -20,7 +20,11 @@ def wait_until(holds: Callable[[], bool], what: str, at_most_s: float = 60) -> N
 
 def children(pid: int) -> list[int]:
     """Of it and of theirs."""
-    mine = [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+    try:
+        tasks = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+    except (FileNotFoundError, ProcessLookupError):  # one has just ended
+        return []
+    mine = [int(child) for task in tasks for child in task.split()]
     return [one for child in mine for one in (child, *children(child))]
 
 

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from statistics import median
 
 import pytest
 from jobs import DDPPROF, TORCHRUN, Run, environment
+from processes import children, started, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -92,14 +92,12 @@ def test_what_cannot_be_measured_is_one_line(options: list[str], said: str, ddpp
     assert done.stderr.count("\n") == 1
 
 
-def descendants(process: int) -> list[int]:
-    listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(child) for child in listed] + [below for child in listed for below in descendants(int(child))]
-
-
 def listening(processes: list[int]) -> set[str]:
     """The addresses, in hexadecimal, on which they accept connections."""
-    files = [file.readlink() for process in processes for file in Path(f"/proc/{process}/fd").iterdir()]
+    try:
+        files = [file.readlink() for process in processes for file in Path(f"/proc/{process}/fd").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):  # a file was closed, or a process has just ended
+        return set()
     inodes = {file.name.removeprefix("socket:[").removesuffix("]") for file in files}
     lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
     return {line[1].split(":")[0] for line in lines if line[3] == "0A" and line[9] in inodes}
@@ -107,11 +105,8 @@ def listening(processes: list[int]) -> set[str]:
 
 def test_a_rank_that_dies_and_nobody_else_can_reach_the_ranks(tmp_path: Path) -> None:
     options = ["netbench", "--nproc-per-node", "2", "--sizes", "1M", "--seconds", "300"]
-    job = subprocess.Popen([*DDPPROF, *options], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
-    loopback, deadline = {"0100007F"}, time.monotonic() + 60
-    while listening(ranks := descendants(job.pid)) != loopback and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert listening(ranks) == loopback
-    os.kill(ranks[-1], signal.SIGKILL)
-    _, said = job.communicate(timeout=60)
+    with started(*DDPPROF, *options, cwd=tmp_path) as job:
+        wait_until(lambda: listening(children(job.pid)) == {"0100007F"}, "listened on the loopback alone")
+        os.kill(children(job.pid)[-1], signal.SIGKILL)
+        _, said = job.communicate(timeout=60)
     assert (job.returncode, said) == (2, "ddpprof: rank 1 was ended by SIGKILL.\n")
