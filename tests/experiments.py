@@ -103,8 +103,9 @@ def sweep_report(varied: str = "--batch-size", is_work: bool = True) -> Experime
 
 
 def choice(*candidates: Candidate, **changes: Any) -> Choice:
-    """The job as it is, and these."""
-    return replace(Choice((Candidate(), *candidates), 20, True, None, 12, 9), **changes)
+    """The job as it is, these, and as many others that there are twenty settings."""
+    untried = tuple(Candidate({"bucket_cap_mb": 100 + number}) for number in range(19 - len(candidates)))
+    return replace(Choice((Candidate(), *candidates), untried, True, None, 12, 9), **changes)
 
 
 def tuning(choice: Choice, *results: TrialResult, **changes: Any) -> TuneReport:

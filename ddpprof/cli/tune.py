@@ -118,7 +118,7 @@ def _profile(directory: Path, experiment: Experiment, options: argparse.Namespac
         raise DdpprofError("there is nothing to try: whatever the caps, DDP makes the same buckets of these gradients.")
     choice = Choice(
         candidates=(listed.now, *listed.chosen),
-        num_distinct=listed.num_distinct,
+        untried=listed.others,
         promises=listed.promises,
         unpredicted=unpredicted,
         profile_steps=steps,

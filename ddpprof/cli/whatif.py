@@ -12,7 +12,7 @@ from ddpprof.cli.reading import add_reading_options, analysed_run, measured_netw
 from ddpprof.location import location
 
 if TYPE_CHECKING:
-    from ddpprof.predict.setting import Setting
+    from ddpprof.predict.caps import BucketCaps
     from ddpprof.report.profiled import Profiled
     from ddpprof.report.tree import Job
     from ddpprof.report.whatif import Asked
@@ -108,16 +108,15 @@ def _asked(options: argparse.Namespace) -> Asked:
     return Asked(world, _world_label(options), tuple(_buckets(options)))
 
 
-def _buckets(options: argparse.Namespace) -> Iterator[Setting]:
-    from ddpprof.predict.search import DEFAULT_MB, caps_list, one_cap
+def _buckets(options: argparse.Namespace) -> Iterator[BucketCaps]:
+    from ddpprof.predict.caps import DEFAULT_MB, BucketCaps
 
     lists = [*(options.bucket_cap_mb_list or [])]
     if options.first_bucket_mb is not None:
         lists += [[options.first_bucket_mb, cap or DEFAULT_MB] for cap in options.bucket_cap_mb or [None]]
     else:
-        yield from (one_cap(cap) for cap in options.bucket_cap_mb or [])
-    for caps_mb in lists:
-        yield caps_list(caps_mb)
+        yield from (BucketCaps(cap) for cap in options.bucket_cap_mb or [])
+    yield from (BucketCaps(list_mb=tuple(caps_mb)) for caps_mb in lists)
 
 
 _WORLD = (

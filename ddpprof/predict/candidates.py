@@ -1,7 +1,7 @@
 """Which settings of DDP are worth trying for real?
 
-settings   one cap for all buckets, or one beside it for the first or the last bucket; gradients that are views of
-           their buckets; a static graph instead of the search for unused parameters; a hook that rounds
+settings   caps of buckets, alike or smaller at the ends; gradients that are views of their buckets; a static graph
+           instead of the search for unused parameters; a hook that rounds
 distinct   of those that make DDP do the same, the one that says least
 promising  predicted to take less than the job as it is: the best for each number of buckets, since what the model
            is wrong about grows with their number; and one of them without what all others have in common
@@ -9,25 +9,21 @@ promising  predicted to take less than the job as it is: the best for each numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import log
 from typing import Any
 
 from ddpprof.predict.assignment import Caps, final_buckets
+from ddpprof.predict.caps import BucketCaps, up_to_one_bucket, with_own_ends
 from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.setting import Compression, Setting
 from ddpprof.predict.training import Training
 
-_MB = 1 << 20
 _CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
-_ENDS_MB = (0.25, 1, 4)
-"""of the first or the last bucket, beside a larger cap"""
-_MOST_LISTED = 16
-"""buckets whose caps one would write into a script"""
 _EQUAL = 1e-3
 """of a step: of settings that are predicted this close the one that says less comes first"""
 
@@ -104,8 +100,8 @@ class Shortlist:
     now: Candidate
     """the job as it is"""
     chosen: tuple[Candidate, ...]
-    num_distinct: int
-    """settings that were considered, and the job as it is"""
+    others: tuple[Candidate, ...]
+    """that were considered, and do something else, too"""
     promises: bool
     """at least one of them is predicted to be faster; else the best of them stands there alone"""
 
@@ -119,7 +115,8 @@ def shortlist(profile: Profile, knobs: Knobs, most: int, target: Network | None 
     others = [one for one in distinct.values() if one is not now]
     promising = [one for one in others if one.prediction.step_ns < now.prediction.step_ns]
     chosen = _diverse(promising, most) if promising else others[:1]
-    return Shortlist(now.candidate, tuple(one.candidate for one in chosen), len(distinct), bool(promising))
+    left = (one.candidate for one in others if one not in chosen)
+    return Shortlist(now.candidate, tuple(one.candidate for one in chosen), tuple(left), bool(promising))
 
 
 def _diverse(promising: Sequence[_Tried], most: int) -> list[_Tried]:
@@ -156,13 +153,13 @@ def _try(profile: Profile, setting: Setting, candidate: Candidate, target: Netwo
 
 
 def _settings(profile: Profile, knobs: Knobs) -> Iterator[tuple[Setting, Candidate]]:
-    caps: list[tuple[Caps | None, Arguments]] = [(None, {}), *_caps(profile.training.gradient_bytes, knobs.drops_list)]
+    buckets = [None, *_buckets(profile)]
     views, statics = (False, True)[: 1 + knobs.view], (False, True)[: 1 + knobs.static_graph]
     hooks = (None, knobs.compression) if knobs.compression is not None else (None,)
-    for view, static, hook, (cap, arguments) in product(views, statics, hooks, caps):
+    for view, static, hook, caps in product(views, statics, hooks, buckets):
         switches = {"gradient_as_bucket_view": view, "static_graph": static}
-        given = {**arguments, **{name: True for name, on in switches.items() if on}}
-        setting = Setting(caps=cap, gradient_as_bucket_view=view, static_graph=static, compression=hook)
+        given = {**_arguments(caps, knobs.drops_list), **{name: True for name, on in switches.items() if on}}
+        setting = Setting(caps, gradient_as_bucket_view=view, static_graph=static, compression=hook)
         yield setting, Candidate(given, None if hook is None else _hook_name(hook))
 
 
@@ -170,30 +167,19 @@ def _hook_name(compression: Compression) -> str:
     return f"{compression.value}_compress_hook"
 
 
-def _caps(gradient_bytes: int, drops_list: bool) -> Iterator[tuple[Caps, Arguments]]:
-    for cap_mb in _caps_up_to(gradient_bytes):
-        yield Caps.of(cap_mb), _cap_arguments(cap_mb, drops_list)
-        num_buckets = max(1, -(-gradient_bytes // (cap_mb * _MB)))
-        for end_mb in (end for end in _ENDS_MB if end < cap_mb):
-            yield _listed([end_mb, cap_mb])
-            if num_buckets < _MOST_LISTED:
-                yield _listed([*[cap_mb] * num_buckets, end_mb])
+def _buckets(profile: Profile) -> Iterator[BucketCaps]:
+    for cap_mb in up_to_one_bucket(_CAPS_MB, profile.training.gradient_bytes):
+        one_for_all = BucketCaps(cap_mb)
+        yield one_for_all
+        yield from with_own_ends(cap_mb, len(predict(profile, Setting(one_for_all)).bucket_bytes))
 
 
-def _caps_up_to(gradient_bytes: int) -> Iterable[int]:
-    """To the first one that makes a single bucket."""
-    for cap_mb in _CAPS_MB:
-        yield cap_mb
-        if cap_mb * _MB >= gradient_bytes:
-            return
-
-
-def _cap_arguments(cap_mb: int, drops_list: bool) -> Arguments:
-    return {"bucket_cap_mb": cap_mb, **({"bucket_cap_mb_list": None} if drops_list else {})}
-
-
-def _listed(caps_mb: Sequence[float]) -> tuple[Caps, Arguments]:
-    return Caps.of(bucket_cap_mb_list=caps_mb), {"bucket_cap_mb_list": list(caps_mb)}
+def _arguments(buckets: BucketCaps | None, drops_list: bool) -> Arguments:
+    if buckets is None:
+        return {}
+    if buckets.list_mb:
+        return {"bucket_cap_mb_list": list(buckets.list_mb)}
+    return {"bucket_cap_mb": buckets.cap_mb, **({"bucket_cap_mb_list": None} if drops_list else {})}
 
 
 _SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
@@ -211,9 +197,10 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
             find_unused_parameters=training.find_unused_parameters,
             static_graph=training.static_graph,
         )
-        made.setdefault(buckets, Candidate(_cap_arguments(cap_mb, knobs.drops_list), num_buckets=len(buckets)))
+        made.setdefault(buckets, Candidate(_arguments(BucketCaps(cap_mb), knobs.drops_list), num_buckets=len(buckets)))
     now, *caps = made.values()
     switches = [replace(now, arguments={"gradient_as_bucket_view": True})] if knobs.view else []
     switches += [replace(now, comm_hook=_hook_name(knobs.compression))] if knobs.compression is not None else []
     tried = [*caps[: max(1, most - len(switches))], *switches]
-    return Shortlist(now, tuple(tried[:most]), len(made) + len(switches), promises=False)
+    left = (one for one in (*caps, *switches) if one not in tried[:most])
+    return Shortlist(now, tuple(tried[:most]), tuple(left), promises=False)

@@ -127,12 +127,12 @@ def _training(profile: Profile, setting: Setting) -> Training:
         static_graph=was.static_graph or setting.static_graph,
         gradient_as_bucket_view=was.gradient_as_bucket_view or setting.gradient_as_bucket_view,
     )
-    if setting.caps is None and asked.is_rebuilt == was.is_rebuilt:
+    if setting.buckets is None and asked.is_rebuilt == was.is_rebuilt:
         return asked
     order = [index for bucket in was.buckets for index in bucket] if was.is_rebuilt else profile.order
     buckets = final_buckets(
         asked.gradients,
-        setting.caps or was.caps,
+        setting.buckets.caps if setting.buckets is not None else was.caps,
         order,
         find_unused_parameters=asked.find_unused_parameters,
         static_graph=asked.static_graph,

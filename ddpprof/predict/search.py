@@ -1,26 +1,17 @@
-"""Which buckets make the step shortest? Tried one by one: there are few caps that make different buckets.
-
-One cap for all buckets; a cap for the first or the last bucket beside it, since the first decides when communication
-begins and the last what is left when computation is over.
-"""
+"""Which buckets make the step shortest? Tried one by one: there are few caps that make different buckets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 
-from ddpprof.predict.assignment import Caps
+from ddpprof.predict.caps import DEFAULT_MB, BucketCaps, up_to_one_bucket, with_own_ends
 from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.setting import Setting
 
-MB = 1 << 20
-DEFAULT_MB = 25.0
-"""of all buckets but the first"""
-CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
-_ENDS_MB = (0.25, 1, 4)
+_CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
 _EQUAL = 1.001
 """Of two settings as good as each other the one that changes less is taken."""
 
@@ -32,8 +23,14 @@ class Tried:
 
 
 def try_caps(profile: Profile, base: Setting, target: Network | None = None) -> tuple[Tried, ...]:
-    """Every cap in `CAPS_MB` up to the one that makes a single bucket; `base` says all else."""
-    return tuple(_try(profile, base, target, one) for one in _one_cap_for_all(profile.training.gradient_bytes))
+    """DDP's default, and every cap up to the one that makes a single bucket; `base` says all else."""
+    caps_mb = [None, *up_to_one_bucket(_CAPS_MB, profile.training.gradient_bytes)]
+    return tuple(try_buckets(profile, base, BucketCaps(cap_mb), target) for cap_mb in caps_mb)
+
+
+def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Network | None = None) -> Tried:
+    setting = replace(base, buckets=buckets)
+    return Tried(setting, predict(profile, setting, target))
 
 
 def best_caps(profile: Profile, base: Setting, target: Network | None = None, tried: Sequence[Tried] = ()) -> Tried:
@@ -43,43 +40,9 @@ def best_caps(profile: Profile, base: Setting, target: Network | None = None, tr
     """
     best = Tried(base, predict(profile, base, target))
     of_caps = min(tried or try_caps(profile, base, target), key=lambda one: one.prediction.step_ns)
-    ends = (_try(profile, base, target, one) for one in _with_own_ends(profile, of_caps.setting))
-    for candidate in (of_caps, *ends):
+    cap_mb = of_caps.setting.buckets.cap_mb if of_caps.setting.buckets is not None else None
+    ends = with_own_ends(cap_mb or DEFAULT_MB, len(of_caps.prediction.bucket_bytes))
+    for candidate in (of_caps, *(try_buckets(profile, base, one, target) for one in ends)):
         if candidate.prediction.step_ns * _EQUAL < best.prediction.step_ns:
             best = candidate
     return best
-
-
-def one_cap(cap_mb: float | None) -> Setting:
-    """For all buckets; ``None``: DDP's own, which has a small first one."""
-    return Setting(Caps.of(cap_mb), f"bucket_cap_mb={cap_mb}" if cap_mb is None else f"bucket_cap_mb={cap_mb:g}")
-
-
-def caps_list(caps_mb: Sequence[float]) -> Setting:
-    words = ", ".join(f"{cap:g}" for cap in caps_mb)
-    return Setting(Caps.of(bucket_cap_mb_list=caps_mb), f"bucket_cap_mb_list=[{words}]")
-
-
-def _one_cap_for_all(gradient_bytes: int) -> Iterator[Setting]:
-    yield one_cap(None)
-    for cap_mb in CAPS_MB:
-        yield one_cap(cap_mb)
-        if cap_mb * MB >= gradient_bytes:
-            return
-
-
-def _with_own_ends(profile: Profile, best: Setting) -> Iterator[Setting]:
-    cap_mb = (best.caps or Caps.of()).others_bytes / MB
-    num_buckets = max(1, ceil(profile.training.gradient_bytes / MB / cap_mb))
-    for end_mb in (end for end in _ENDS_MB if end < cap_mb):
-        yield caps_list([end_mb, cap_mb])
-        if num_buckets <= _MOST_LISTED:
-            yield caps_list([*[cap_mb] * (num_buckets - 1), end_mb])
-
-
-_MOST_LISTED = 16
-
-
-def _try(profile: Profile, base: Setting, target: Network | None, buckets: Setting) -> Tried:
-    setting = replace(base, caps=buckets.caps, caps_argument=buckets.caps_argument)
-    return Tried(setting, predict(profile, setting, target))

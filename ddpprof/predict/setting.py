@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, log2
 
-from ddpprof.predict.assignment import Caps, Gradient
+from ddpprof.predict.assignment import Gradient
+from ddpprof.predict.caps import BucketCaps
 
 
 class Algorithm(StrEnum):
@@ -44,9 +45,7 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    caps: Caps | None = None
-    caps_argument: str = ""
-    """of DDP's constructor, as one writes it: ``bucket_cap_mb=5``"""
+    buckets: BucketCaps | None = None
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     compression: Compression | None = None

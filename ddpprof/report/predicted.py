@@ -80,10 +80,10 @@ class _Changes:
 
     def _best_buckets(self) -> NewBuckets:
         best = best_caps(self.profile, Setting())
-        argument, sizes = best.setting.caps_argument, best.prediction.bucket_bytes
-        if not argument:
-            return NewBuckets(argument, sizes)
-        return NewBuckets(argument, sizes, _predicted(self.now, best.prediction))
+        buckets, sizes = best.setting.buckets, best.prediction.bucket_bytes
+        if buckets is None:
+            return NewBuckets("", sizes)
+        return NewBuckets(buckets.argument, sizes, _predicted(self.now, best.prediction))
 
     def _compression(self) -> Predicted | None:
         """``None`` where gradients are not known to become smaller."""

@@ -32,8 +32,8 @@ class Choice:
     """What is tried, as it was chosen after the profile. In the order of the experiment's variants."""
 
     candidates: tuple[Candidate, ...]
-    num_distinct: int
-    """settings that were considered"""
+    untried: tuple[Candidate, ...]
+    """that were considered, too"""
     promises: bool
     """the prediction says that something can be gained"""
     unpredicted: str | None
@@ -90,8 +90,10 @@ class TuneReport:
     """the prediction said that something can be gained"""
     unpredicted: str | None
     """why there is no prediction"""
+    untried: tuple[Candidate, ...]
+    """that were considered, too"""
     num_distinct: int
-    """settings that make DDP do something else, of those that were considered"""
+    """settings that make DDP do something else: all that were considered, and the job as it is"""
     num_steps: int
     """that were trained, the profile's among them"""
     exhaustive_steps: int
@@ -118,7 +120,7 @@ def build_tuning(experiment: Experiment, choice: Choice, measured: Measured, job
     now, *others = [_tried(experiment, choice, measured, job, number) for number in range(len(experiment.variants))]
     if now.step_ns is None or not any(one.rounds_ns for one in others):
         return None
-    steps_of_all = experiment.rounds * choice.trial_steps
+    num_distinct = len(choice.candidates) + len(choice.untried)
     return TuneReport(
         format=EXPERIMENT_REPORT_FORMAT,
         ddpprof=__version__,
@@ -130,9 +132,10 @@ def build_tuning(experiment: Experiment, choice: Choice, measured: Measured, job
         rounds=experiment.rounds,
         promises=choice.promises,
         unpredicted=choice.unpredicted,
-        num_distinct=choice.num_distinct,
+        untried=choice.untried,
+        num_distinct=num_distinct,
         num_steps=choice.profile_steps + len(measured.results) * choice.trial_steps,
-        exhaustive_steps=choice.num_distinct * steps_of_all,
+        exhaustive_steps=num_distinct * experiment.rounds * choice.trial_steps,
         missing=tuple(_missing(experiment, measured)),
     )
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ddpprof import __version__
 from ddpprof.errors import DdpprofError
+from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Gain, Prediction, gain, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import NOTHING
-from ddpprof.predict.search import MB, Tried, best_caps, try_caps
+from ddpprof.predict.search import Tried, best_caps, try_buckets, try_caps
 from ddpprof.predict.setting import Algorithm, Compression, Setting
 from ddpprof.report.profiled import Profiled
 from ddpprof.report.tree import Job
@@ -75,7 +76,7 @@ class Asked:
     world: Setting
     """of the world and the training: everything but buckets"""
     world_label: str
-    buckets: tuple[Setting, ...] = ()
+    buckets: tuple[BucketCaps, ...] = ()
     """to be compared; without any, a series of caps"""
 
 
@@ -88,8 +89,7 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
     tried: tuple[Tried, ...] = ()
     if profile.training.knows_parameters and not asked.buckets:
         tried = try_caps(profile, asked.world, target)
-    settings = [replace(asked.world, caps=one.caps, caps_argument=one.caps_argument) for one in asked.buckets]
-    rows = [*tried, *(Tried(one, predict(profile, one, target)) for one in settings)]
+    rows = [*tried, *(try_buckets(profile, asked.world, one, target) for one in asked.buckets)]
     recorded = Outcome("as recorded", first, gain(first, first))
     best = best_caps(profile, asked.world, target, tried) if profile.training.knows_parameters else None
     return WhatIf(
@@ -109,10 +109,9 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
 
 
 def _outcome(one: Tried, first: Prediction) -> Outcome:
-    caps = one.setting.caps
-    is_for_all = caps is not None and caps.limits == (caps.others_bytes,) * 2
-    cap_mib = caps.others_bytes / MB if caps is not None and is_for_all else None
-    return Outcome(one.setting.caps_argument, one.prediction, gain(first, one.prediction), cap_mib)
+    buckets = one.setting.buckets
+    label, cap_mib = (buckets.argument, buckets.cap_mb) if buckets is not None else ("", None)
+    return Outcome(label, one.prediction, gain(first, one.prediction), cap_mib)
 
 
 def _refuse_what_is_unknown(profile: Profile, asked: Asked) -> None:

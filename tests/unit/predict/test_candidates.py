@@ -53,7 +53,11 @@ def test_only_what_may_be_turned_is(profile: Profile) -> None:
 
 
 def test_more_knobs_are_more_settings(profile: Profile) -> None:
-    assert shortlist(profile, ALL, 4).num_distinct > shortlist(profile, PLAIN, 4).num_distinct > 1
+    all_knobs, caps_alone = (shortlist(profile, knobs, 4) for knobs in (ALL, PLAIN))
+    assert len(all_knobs.others) > len(caps_alone.others) > 0
+    for listed in (all_knobs, caps_alone):
+        labels = [one.label for one in (listed.now, *listed.chosen, *listed.others)]
+        assert len(set(labels)) == len(labels)
 
 
 def training(num: int) -> Training:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from predictions import MIB, UNIT, computed, network, profile, training
 
-from ddpprof.predict.assignment import Caps, Gradient
+from ddpprof.predict.assignment import Gradient
+from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.predict import TCP_PAYLOAD, gain, predict
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.setting import Algorithm, Compression, Setting, sent_share
@@ -16,12 +17,12 @@ from ddpprof.predict.setting import Algorithm, Compression, Setting, sent_share
     ("setting", "step"),
     [
         pytest.param({}, 20, id="as-recorded"),
-        pytest.param({"caps": Caps.of(1)}, 19, id="four-buckets-one-of-which-is-left"),
-        pytest.param({"caps": Caps.of(4)}, 22, id="one-bucket-after-all-is-computed"),
-        pytest.param({"caps": Caps.of()}, 21, id="ddp-s-own-caps-a-mib-and-the-rest"),
-        pytest.param({"caps": Caps.of(bucket_cap_mb_list=[3, 1])}, 21, id="three-from-13-to-16-then-one"),
+        pytest.param({"buckets": BucketCaps(1)}, 19, id="four-buckets-one-of-which-is-left"),
+        pytest.param({"buckets": BucketCaps(4)}, 22, id="one-bucket-after-all-is-computed"),
+        pytest.param({"buckets": BucketCaps()}, 21, id="ddp-s-own-caps-a-mib-and-the-rest"),
+        pytest.param({"buckets": BucketCaps(list_mb=(3, 1))}, 21, id="three-from-13-to-16-then-one"),
         pytest.param({"overlaps": False}, 22, id="all-four-at-the-end"),
-        pytest.param({"overlaps": False, "caps": Caps.of(1)}, 22, id="however-many-buckets"),
+        pytest.param({"overlaps": False, "buckets": BucketCaps(1)}, 22, id="however-many-buckets"),
         pytest.param({"bytes_per_s": 2e9}, 19, id="twice-the-bandwidth"),
         pytest.param({"bytes_per_s": 0.5e9}, 24, id="half-of-it-and-the-second-waits-for-the-first"),
         pytest.param({"latency_ns": UNIT / 4}, 21, id="two-rounds-of-latency-for-each-bucket-in-a-queue"),
@@ -57,17 +58,17 @@ def test_the_parts_of_a_step() -> None:
 
 
 def test_buckets_are_those_that_ddp_makes() -> None:
-    sizes = predict(profile(), Setting(caps=Caps.of(bucket_cap_mb_list=[1, 2]))).bucket_bytes
+    sizes = predict(profile(), Setting(buckets=BucketCaps(list_mb=(1, 2)))).bucket_bytes
     assert sizes == (MIB, 2 * MIB, MIB)
 
 
 def test_latency_grows_with_rounds_and_only_where_it_was_measured() -> None:
     """2 rounds among 2 ranks took half a unit; among 5 a ring has 8, and 1.6 times the bytes."""
     slow = network(Link(Cost(UNIT / 2, 1.0)))
-    of_bench = predict(profile(network=slow, replayed_ns=17), Setting(world_size=5, caps=Caps.of(4)))
+    of_bench = predict(profile(network=slow, replayed_ns=17), Setting(world_size=5, buckets=BucketCaps(4)))
     assert of_bench.step_ns / UNIT == pytest.approx(3 + 14 + 2 + 4 * 1.6)
     of_run = profile(network=replace(slow, is_benched=False), replayed_ns=17)
-    assert predict(of_run, Setting(world_size=5, caps=Caps.of(4))).step_ns / UNIT == pytest.approx(
+    assert predict(of_run, Setting(world_size=5, buckets=BucketCaps(4))).step_ns / UNIT == pytest.approx(
         3 + 14 + 0.5 + 4 * 1.6
     )
 
@@ -110,8 +111,8 @@ def test_without_the_others_is_as_if_they_were_like_these() -> None:
 
 def test_a_gain_is_what_the_step_becomes_shorter_by() -> None:
     base = predict(profile(), Setting())
-    assert gain(base, predict(profile(), Setting(caps=Caps.of(1)))).gain_ns == pytest.approx(UNIT)
-    costs = gain(base, predict(profile(), Setting(caps=Caps.of(4))))
+    assert gain(base, predict(profile(), Setting(buckets=BucketCaps(1)))).gain_ns == pytest.approx(UNIT)
+    costs = gain(base, predict(profile(), Setting(buckets=BucketCaps(4))))
     assert costs.low_ns <= costs.gain_ns == pytest.approx(-2 * UNIT)
     nothing = gain(base, base)
     assert (nothing.low_ns, nothing.gain_ns, nothing.high_ns) == (0, 0, 0)
@@ -120,7 +121,7 @@ def test_a_gain_is_what_the_step_becomes_shorter_by() -> None:
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        pytest.param({"caps": Caps.of(bucket_cap_mb_list=[0.25, 2])}, None, id="half-as-large-is-near-enough"),
+        pytest.param({"buckets": BucketCaps(list_mb=(0.25, 2))}, None, id="half-as-large-is-near-enough"),
         pytest.param({"world_size": 64}, "64 ranks, where the network was measured among 2", id="ranks"),
         pytest.param({"bytes_per_s": 0.1e9}, "the bandwidth is given, not measured", id="bandwidth"),
         pytest.param({"batch_scale": 4}, "computation is taken to grow with the batch", id="batch"),
@@ -148,9 +149,9 @@ def test_the_further_outside_the_wider() -> None:
 
 def test_sizes_far_from_those_that_were_measured_widen_it() -> None:
     narrow = profile(network=network(least_bytes=8 * MIB, most_bytes=16 * MIB))
-    prediction = predict(narrow, Setting(caps=Caps.of(1)))
+    prediction = predict(narrow, Setting(buckets=BucketCaps(1)))
     assert prediction.widened == ("buckets of 1.05 to 1.05 MB, where the network is known from 8.39 to 16.8 MB",)
-    known = predict(profile(), Setting(caps=Caps.of(1)))
+    known = predict(profile(), Setting(buckets=BucketCaps(1)))
     assert prediction.high_ns - prediction.low_ns > known.high_ns - known.low_ns
 
 

@@ -8,13 +8,18 @@ from predictions import MIB, UNIT, computed, network, profile, training
 from ddpprof.predict.assignment import Caps
 from ddpprof.predict.predict import predict
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.search import best_caps, try_caps
+from ddpprof.predict.search import Tried, best_caps, try_caps
 from ddpprof.predict.setting import Setting
+
+
+def argument(one: Tried) -> str:
+    assert one.setting.buckets is not None
+    return one.setting.buckets.argument
 
 
 def test_every_cap_up_to_the_one_that_makes_a_single_bucket() -> None:
     tried = try_caps(profile(), Setting())
-    assert [one.setting.caps_argument for one in tried] == [
+    assert [argument(one) for one in tried] == [
         "bucket_cap_mb=None", "bucket_cap_mb=1", "bucket_cap_mb=2", "bucket_cap_mb=5",
     ]  # fmt: skip
     steps = [one.prediction.step_ns / UNIT for one in tried]
@@ -23,7 +28,7 @@ def test_every_cap_up_to_the_one_that_makes_a_single_bucket() -> None:
 
 def test_the_best_of_them() -> None:
     best = best_caps(profile(), Setting())
-    assert (best.setting.caps_argument, best.prediction.bucket_bytes) == ("bucket_cap_mb=1", (MIB,) * 4)
+    assert (argument(best), best.prediction.bucket_bytes) == ("bucket_cap_mb=1", (MIB,) * 4)
     assert best.prediction.step_ns / UNIT == pytest.approx(19)
 
 
@@ -40,7 +45,7 @@ def test_a_cap_of_its_own_for_the_first_bucket_where_latency_forbids_many() -> N
         step_ns=30,
     )  # fmt: skip
     best = best_caps(slow, Setting())
-    assert (best.setting.caps_argument, best.prediction.bucket_bytes) == (
+    assert (argument(best), best.prediction.bucket_bytes) == (
         "bucket_cap_mb_list=[0.25, 2]", (MIB, 2 * MIB, MIB),
     )  # fmt: skip
     assert best.prediction.step_ns / UNIT == pytest.approx(29)
@@ -49,4 +54,4 @@ def test_a_cap_of_its_own_for_the_first_bucket_where_latency_forbids_many() -> N
 def test_what_else_is_set_stays_set() -> None:
     asked = Setting(bytes_per_s=0.5e9, gradient_as_bucket_view=True)
     best = best_caps(profile(), asked).setting
-    assert replace(best, caps=None, caps_argument="") == asked
+    assert replace(best, buckets=None) == asked

@@ -9,9 +9,9 @@ from reports import report
 
 from ddpprof.errors import DdpprofError
 from ddpprof.predict.assignment import Gradient
+from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.search import caps_list, one_cap
 from ddpprof.predict.setting import Algorithm, Compression, Setting
 from ddpprof.report.profiled import Profiled
 from ddpprof.report.whatif import Asked, WhatIf, build_whatif
@@ -19,7 +19,9 @@ from ddpprof.report.whatif import Asked, WhatIf, build_whatif
 JOB = report().job
 
 
-def answer(*buckets: Setting, made: Profile | None = None, target: Any = None, label: str = "", **world: Any) -> WhatIf:
+def answer(
+    *buckets: BucketCaps, made: Profile | None = None, target: Any = None, label: str = "", **world: Any
+) -> WhatIf:
     return build_whatif(JOB, Profiled(made or profile(), target), Asked(Setting(**world), label, buckets))
 
 
@@ -30,26 +32,26 @@ def steps(answered: WhatIf) -> dict[str, float]:
 def test_a_series_of_caps_unless_some_are_asked_for() -> None:
     expected = {"bucket_cap_mb=None": 21, "bucket_cap_mb=1": 19, "bucket_cap_mb=2": 20, "bucket_cap_mb=5": 22}
     assert steps(answer()) == {"as recorded": 20, **expected}
-    asked = steps(answer(one_cap(4), caps_list([3, 1])))
+    asked = steps(answer(BucketCaps(4), BucketCaps(list_mb=(3, 1))))
     assert asked == {"as recorded": 20, "bucket_cap_mb=4": 22, "bucket_cap_mb_list=[3, 1]": 21}
 
 
 def test_gains_are_over_the_recorded_buckets_under_the_same_world() -> None:
     """Half the bandwidth: two MiB each are sent from 12 to 20, one each from 11 to 19."""
-    answered = answer(one_cap(1), bytes_per_s=0.5e9)
+    answered = answer(BucketCaps(1), bytes_per_s=0.5e9)
     first, one_each = answered.outcomes
     assert (first.gain.gain_ns, first.prediction.step_ns / UNIT) == (0, pytest.approx(24))
     assert one_each.gain.gain_ns / UNIT == pytest.approx(24 - (11 + 8 + 4))
 
 
 def test_the_best_is_looked_for_whatever_is_asked_for() -> None:
-    best = answer(one_cap(4)).best
+    best = answer(BucketCaps(4)).best
     assert best is not None
     assert (best.label, best.gain.gain_ns / UNIT) == ("bucket_cap_mb=1", pytest.approx(1))
 
 
 def test_a_cap_is_named_where_one_holds_for_all_buckets() -> None:
-    caps = [one.cap_mib for one in answer(one_cap(4), one_cap(None), caps_list([3, 1])).outcomes]
+    caps = [one.cap_mib for one in answer(BucketCaps(4), BucketCaps(None), BucketCaps(list_mb=(3, 1))).outcomes]
     assert (caps[0], caps[1], caps[3]) == (None, 4, None)
 
 
@@ -76,7 +78,9 @@ def test_traces_alone_have_no_best_and_no_other_caps() -> None:
 @pytest.mark.parametrize(
     ("made", "asked", "says"),
     [
-        pytest.param({"knows_parameters": False}, {"buckets": (one_cap(1),)}, "record with ddpprof trace", id="caps"),
+        pytest.param(
+            {"knows_parameters": False}, {"buckets": (BucketCaps(1),)}, "record with ddpprof trace", id="caps"
+        ),
         pytest.param(
             {"gradients": (Gradient(MIB),) * 4}, {"compression": Compression.POWERSGD}, "PowerSGD", id="no-shapes"
         ),
