@@ -28,7 +28,7 @@ FORMAT = 1
 """Version of the run directory. A reader refuses a newer one and reads every older one."""
 
 RUN_FILE = "run.json"
-_RANK_FILE = re.compile(r"^rank-(\d+)\.(facts\.json|losses\.json|steps\.jsonl|trace\.json(?:\.gz)?)$")
+_RANK_FILE = re.compile(r"^rank-(\d+)\.(facts\.json|losses\.json|steps\.jsonl|trace\.json(?:\.gz|\.zst)?)$")
 
 
 _MOST_LOOKED_AT = 100
@@ -90,8 +90,9 @@ def ranks_in(directory: Location) -> list[int]:
 
 
 def trace_path(directory: Location, rank: int) -> Location | None:
-    """The rank's trace, compressed or plain, or ``None`` where it left none."""
-    for name in (trace_file(rank), plain_trace_file(rank)):
+    """The rank's trace, as it was written, plain or compressed anew, or ``None`` where it left none."""
+    plain = plain_trace_file(rank)
+    for name in (trace_file(rank), plain, f"{plain}.zst"):
         if (directory / name).exists():
             return directory / name
     return None

@@ -53,7 +53,7 @@ def train(name: str, out: Path) -> None:
 
     pin()
     join()
-    trainings = {cap: Training(name, cap) for cap in CAPS_MB}
+    trainings = {cap: Training(name, bucket_cap_mb=cap) for cap in CAPS_MB}
     for training in trainings.values():
         for _ in range(SETTLE + 1):  # DDP rebuilds its buckets in the second
             training.step()

@@ -92,7 +92,7 @@ class CollectiveKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Columns of one length; ``table.take(index)`` selects rows."""
+    """Columns of one length."""
 
     def __post_init__(self) -> None:
         lengths = {len(getattr(self, column.name)) for column in fields(self)}

@@ -150,7 +150,9 @@ def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
 
 
 def _assumes(profile: Profile, world: Setting, network: Network) -> Sequence[str]:
-    said = ["gradients come as fast as in the run", f"{network.link.at_once} all-reduces at once"]
+    at_once = network.link.at_once
+    all_reduces = "one all-reduce at a time" if at_once == 1 else f"{at_once} all-reduces at once"
+    said = ["gradients come as fast as in the run", all_reduces]
     if world.world_size not in (None, network.world_size):
         said.append(f"all links alike, all-reduce by {world.algorithm}")
         said.append("no rank slower than those of the run")

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import on_hosts
 import pytest
 from hosts import Hosts, NoHosts, linked_hosts
 from jobs import DDPPROF, Run, environment, script
@@ -118,7 +119,7 @@ def test_the_advised_cap_is_as_good_as_the_best_of_a_sweep(hosts: Hosts, ddpprof
 
     Two ranks share the machine's cores with whatever else runs: by how much rounds of the sweep differ is allowed.
     """
-    launcher = [sys.executable, *script("on_hosts.py"), ",".join(hosts.namespaces)]
+    launcher = [sys.executable, on_hosts.__file__, ",".join(hosts.namespaces)]
     training = script("wide_mlp.py", "--width", "1024", "--layers", "6", "--batch", "256", "--steps", "100000")
 
     def run(*words: str) -> None:

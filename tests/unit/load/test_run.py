@@ -65,9 +65,12 @@ def test_a_whole_run_loads(run: Path) -> None:
     assert [step.number for step in loaded.ranks[0].record.steps] == [3]
 
 
-def test_a_trace_that_was_not_compressed_any_more_loads(run: Path) -> None:
+@pytest.mark.parametrize(
+    ("ending", "content"), [("", trace_text().encode()), (".zst", zstd.compress(trace_text().encode()))]
+)
+def test_a_trace_that_is_not_compressed_as_it_was_loads(run: Path, ending: str, content: bytes) -> None:
     (run / "rank-1.trace.json.gz").unlink()
-    (run / "rank-1.trace.json").write_text(trace_text())
+    (run / f"rank-1.trace.json{ending}").write_bytes(content)
     assert ranks_with_trace(run)[1] == (1, True, True)
 
 

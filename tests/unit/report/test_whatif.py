@@ -96,7 +96,7 @@ def test_what_the_run_does_not_know_is_refused(made: dict[str, Any], asked: dict
 @pytest.mark.parametrize(
     ("world", "says"),
     [
-        ({}, "1 all-reduces at once"),
+        ({}, "one all-reduce at a time"),
         ({"world_size": 8, "algorithm": Algorithm.TREE}, "all-reduce by tree"),
         ({"world_size": 8}, "no rank slower than those of the run"),
         ({"batch_scale": 2.0}, "computation grows with the batch"),

@@ -6,7 +6,9 @@ are there when most of the backward pass is to come. transformer: the gradients 
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,15 +18,23 @@ NAMES = ("mlp", "convnet", "transformer")
 
 
 class Training:
-    """One model under DDP, its optimizer and its batch. `bucket_cap_mb` as DDP takes it; ``None``: DDP's default."""
+    """One model under DDP, which takes `arguments`, its optimizer and its batch."""
 
-    def __init__(self, name: str, bucket_cap_mb: float | None = None) -> None:
+    def __init__(self, name: str, **arguments: Any) -> None:
         torch.manual_seed(0)
-        self.inputs, self.targets, model, self.loss = {"mlp": mlp, "convnet": convnet, "transformer": transformer}[
+        self.inputs, self.targets, module, self.loss = {"mlp": mlp, "convnet": convnet, "transformer": transformer}[
             name
         ]()
-        self.model = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
+        self.model = DistributedDataParallel(module, **arguments)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+
+    def wrap_anew(self, **arguments: Any) -> None:
+        """In a DDP that takes these."""
+        module = self.model.module
+        self.optimizer.zero_grad()  # they may be views of the buckets
+        del self.model
+        gc.collect()  # with its reducer, whose hooks would go on
+        self.model = DistributedDataParallel(module, init_sync=False, **arguments)
 
     def step(self, reduces: bool = True) -> None:
         self.optimizer.zero_grad()

@@ -1,0 +1,148 @@
+"""Tune three models on links of two rates; then try every setting that the tuner considered, and let the best meet.
+
+python analyses/tuning/collect.py [--resume] [--only MODEL-GBIT …]
+
+Needs root, for `ip`. Forty minutes on a quiet machine; with --resume what is there already is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from study import RECORDINGS, end_recording
+
+if TYPE_CHECKING:
+    from hosts import Hosts
+    from models import Training
+
+HERE = Path(__file__).resolve().parent
+MODELS = ("mlp", "convnet", "transformer")
+GBIT = (1, 4)
+BURST = "128kb"
+SETTLE, TIMED = 2, 3
+"""Of a visit: steps before those that count, as DDP rebuilds its buckets in the second, and these."""
+ROUNDS, FASTEST, FASTEST_ROUNDS = 2, 8, 4
+"""Visits of every setting, and more of the fastest, so that each of these is timed as often as the tuner times one."""
+MEETINGS, TIMED_OF_MEETING = 15, 5
+"""Of the tuner's setting, of that which was fastest in the visits, and of none."""
+KEPT = ("tried", "best", "num_distinct", "num_steps", "exhaustive_steps", "rounds")
+"""of the tuner's report"""
+
+
+def tune(hosts: Hosts, model: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Its report, and what it would give DDP: nothing, what it tried, and what else it considered."""
+    launcher = [sys.executable, str(HERE.parent / "on_hosts.py"), ",".join(hosts.namespaces)]
+    ddpprof = [sys.executable, "-m", "ddpprof"]
+    job = [*launcher, str(HERE / "train.py"), model]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*ddpprof, "tune", "--out", str(folder), "--", *job], check=True, env=environment, text=True)
+    shown = [*ddpprof, "report", str(folder), "--format", "json"]
+    report = json.loads(subprocess.run(shown, check=True, capture_output=True, text=True).stdout)
+    choice = json.loads((folder / "choice.json").read_text(encoding="utf-8"))
+    settings = [one["arguments"] for one in (*choice["candidates"], *choice["untried"])]
+    return {name: report[name] for name in KEPT}, settings
+
+
+def try_all(model: str, made: Path) -> None:
+    """One rank of the job that visits every setting, and lets the fastest meet the tuner's."""
+    import torch.distributed as dist
+    from interleaved import join
+    from models import Training
+
+    os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})
+    asked = json.loads(made.read_text(encoding="utf-8"))
+    settings = asked["settings"]
+    join()
+    training = Training(model)
+    everyone = range(len(settings))
+    visits = visit_all(training, settings, everyone, ROUNDS)
+    shortlist = sorted(everyone, key=lambda setting: median_step(visits, setting))[:FASTEST]
+    visits += visit_all(training, settings, shortlist, FASTEST_ROUNDS)
+    fastest = min(shortlist, key=lambda setting: median_step(visits, setting))
+    meeting = sorted({0, fastest, asked["tuned"]})
+    meetings = visit_all(training, settings, meeting, MEETINGS, TIMED_OF_MEETING)
+    if dist.get_rank() == 0:
+        write(made, {**asked, "fastest": fastest, "visits": visits, "meetings": meetings})
+    dist.barrier()
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
+    dist.destroy_process_group()
+
+
+def visit_all(
+    training: Training, settings: Sequence[dict[str, Any]], which: Sequence[int], rounds: int, timed: int = TIMED
+) -> list[dict[str, Any]]:
+    """In every round in another order, the same on every rank."""
+    return [
+        {"round": number, "setting": setting, "step_ns": visit(training, settings[setting], timed)}
+        for number in range(rounds)
+        for setting in random.Random(number).sample(which, len(which))
+    ]
+
+
+def visit(training: Training, arguments: dict[str, Any], timed: int) -> list[int]:
+    """Steps of the slower rank, ns."""
+    import torch.distributed as dist
+
+    training.wrap_anew(**arguments)
+    for _ in range(SETTLE):
+        training.step()
+    dist.barrier()
+    ends = [time.perf_counter_ns()]
+    for _ in range(timed):
+        training.step()
+        ends.append(time.perf_counter_ns())
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, [end - start for start, end in pairwise(ends)])
+    return [max(steps) for steps in zip(*ranks, strict=True)]
+
+
+def median_step(visits: Sequence[dict[str, Any]], setting: int) -> float:
+    return median(ns for one in visits if one["setting"] == setting for ns in one["step_ns"])
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    from hosts import linked_hosts
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--resume", action="store_true", help="keep what is there")
+    parser.add_argument("--out", type=Path, default=HERE / RECORDINGS)
+    parser.add_argument("--only", nargs="+", metavar="MODEL-GBIT", help="mlp-1, mlp-4, …")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for gbit, model in product(GBIT, MODELS):
+        made = arguments.out.resolve() / f"{model}-{gbit}.json"
+        if (arguments.only and made.stem not in arguments.only) or (arguments.resume and made.exists()):
+            continue
+        began = time.monotonic()
+        with linked_hosts(2, f"{gbit}gbit", BURST) as hosts, tempfile.TemporaryDirectory() as folder:
+            report, settings = tune(hosts, model, Path(folder) / "tuning")
+            tuned = 0 if report["best"] is None else report["best"] + 1
+            asked = Path(folder) / "asked.json"
+            write(asked, {"report": report, "settings": settings, "tuned": tuned})
+            tuning_s, began = time.monotonic() - began, time.monotonic()
+            hosts.run_job([sys.executable, Path(__file__).name, model], HERE, MADE=str(asked))
+            made.write_bytes(asked.read_bytes())
+        print(f"{made.name}: tuned in {tuning_s:.0f} s, tried all in {time.monotonic() - began:.0f} s", flush=True)
+    if arguments.out == HERE / RECORDINGS:
+        end_recording(HERE, cores=os.cpu_count())
+
+
+if __name__ == "__main__":
+    try_all(sys.argv[1], Path(os.environ["MADE"])) if "RANK" in os.environ else main()
