@@ -1,0 +1,66 @@
+"""`ddpprof tensorboard` as it serves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jobs import DDPPROF, environment
+
+from ddpprof.load.run import load_run
+from ddpprof.render.json import render_json
+from ddpprof.report import build_report
+
+ROOT = Path(__file__).parents[1]
+GLOO_2 = ROOT / "sample_traces" / "convnet-gloo-2ranks"
+NCCL = ROOT.parent / "shared" / "traces" / "resnet50_a100_rank0of2.json.gz"
+
+
+class Server:
+    """A command that serves, and what it answers."""
+
+    def __init__(self, process: subprocess.Popen[str], said: list[str]) -> None:
+        self.process, self.said = process, said
+        self.address = next(
+            line.removeprefix("TensorBoard: ").strip() for line in said if line.startswith("TensorBoard")
+        )
+
+    def get(self, route: str, **parameters: str) -> Any:
+        query = urllib.parse.urlencode(parameters)
+        with urllib.request.urlopen(f"{self.address}data/{route}?{query}", timeout=60) as answer:
+            return json.load(answer)
+
+    def plugin(self, view: str, run: str, worker: str = "All") -> Any:
+        return self.get(f"plugin/pytorch_profiler/{view}", run=f"{run}/traces", worker=worker, span="default")
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str | Path) -> Iterator[Server]:
+    """Ended by SIGTERM, if it has not ended."""
+    process = subprocess.Popen(
+        [*DDPPROF, "tensorboard", *map(str, arguments), "--port", "0"],
+        cwd=folder, env=environment(TMPDIR=str(folder)), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("Ctrl-C"):
+            break
+    try:
+        yield Server(process, said)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def read(path: Path) -> tuple[Any, Any]:
+    """Tables and JSON report."""
+    run = load_run(path)
+    return run, json.loads(render_json(build_report(run)))
