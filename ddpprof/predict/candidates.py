@@ -16,7 +16,7 @@ from math import log
 from typing import Any
 
 from ddpprof.predict.assignment import Caps, final_buckets
-from ddpprof.predict.caps import BucketCaps, up_to_one_bucket, with_own_ends
+from ddpprof.predict.caps import BucketCaps, as_written, up_to_one_bucket, with_own_ends
 from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile
@@ -54,7 +54,10 @@ class Candidate:
     @property
     def words(self) -> tuple[str, ...]:
         """Of DDP's constructor, as one writes them."""
-        return tuple(f"{name}={value!r}" for name, value in self.arguments.items())
+        return tuple(
+            f"{name}={as_written(value) if isinstance(value, list) else repr(value)}"
+            for name, value in self.arguments.items()
+        )
 
     @property
     def label(self) -> str:

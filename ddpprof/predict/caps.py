@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 
 from ddpprof.predict.assignment import Caps
 
@@ -18,6 +18,8 @@ DEFAULT_MB = 25.0
 _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
 """buckets whose caps one would write into a script"""
+_MANY = 4
+"""equal ones in a row, which are not written one by one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,16 @@ class BucketCaps:
     def argument(self) -> str:
         """As one writes it."""
         if self.list_mb:
-            return f"bucket_cap_mb_list=[{', '.join(f'{cap:g}' for cap in self.list_mb)}]"
+            return f"bucket_cap_mb_list={as_written(self.list_mb)}"
         return f"bucket_cap_mb={self.cap_mb}" if self.cap_mb is None else f"bucket_cap_mb={self.cap_mb:g}"
+
+
+def as_written(list_mb: Sequence[float]) -> str:
+    """In Python, short."""
+    runs = [(f"{cap:g}", len(list(same))) for cap, same in groupby(list_mb)]
+    if all(times < _MANY for _, times in runs):
+        return f"[{', '.join(cap for cap, times in runs for _ in range(times))}]"
+    return " + ".join(f"[{cap}]" if times == 1 else f"[{cap}] * {times}" for cap, times in runs)
 
 
 def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpprof.predict.assignment import Caps
-from ddpprof.predict.caps import MB, BucketCaps, up_to_one_bucket, with_own_ends
+from ddpprof.predict.caps import MB, BucketCaps, as_written, up_to_one_bucket, with_own_ends
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,19 @@ from ddpprof.predict.caps import MB, BucketCaps, up_to_one_bucket, with_own_ends
 )
 def test_as_one_writes_it_and_as_ddp_takes_it(buckets: BucketCaps, argument: str, caps: Caps) -> None:
     assert (buckets.argument, buckets.caps) == (argument, caps)
+
+
+@pytest.mark.parametrize(
+    ("caps", "text"),
+    [
+        ((2, 2, 2, 1), "[2, 2, 2, 1]"),
+        ((0.25, 5, 5, 5, 5, 1), "[0.25] + [5] * 4 + [1]"),
+        ((1, 1, 2, 2, 2, 2), "[1] * 2 + [2] * 4"),
+    ],
+)
+def test_a_long_list_is_written_short(caps: tuple[float, ...], text: str) -> None:
+    assert as_written(caps) == text
+    assert tuple(eval(text)) == caps
 
 
 @pytest.mark.parametrize(("gradient_mb", "kept"), [(4, [2, 5]), (5, [2, 5]), (5.5, [2, 5, 9]), (100, [2, 5, 9])])
