@@ -1,4 +1,4 @@
-"""Tune three models on links of two rates; then try every setting that the tuner considered, and let the best meet.
+"""Tune three models, each on links of another rate; then try every setting that the tuner considered, and let the best meet.
 
 python analyses/tuning/collect.py [--resume] [--only MODEL-GBIT …]
 
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from models import Training
 
 HERE = Path(__file__).resolve().parent
-MODELS = ("mlp", "convnet", "transformer")
-GBIT = (1, 4)
+CASES = (("mlp", 1), ("convnet", 2), ("transformer", 4))
+"""Model, and rate of the links in Gbit/s."""
 BURST = "128kb"
-SETTLE, TIMED = 2, 3
+SETTLE, TIMED = 2, 2
 """Of a visit: steps before those that count, as DDP rebuilds its buckets in the second, and these."""
-ROUNDS, FASTEST, FASTEST_ROUNDS = 2, 8, 4
+ROUNDS, FASTEST, FASTEST_ROUNDS = 2, 8, 8
 """Visits of every setting, and more of the fastest, so that each of these is timed as often as the tuner times one."""
 MEETINGS, TIMED_OF_MEETING = 15, 5
 """Of the tuner's setting, of that which was fastest in the visits, and of none."""
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="MODEL-GBIT", help="mlp-1, mlp-4, …")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for gbit, model in product(GBIT, MODELS):
+    for model, gbit in CASES:
         made = arguments.out.resolve() / f"{model}-{gbit}.json"
         if (arguments.only and made.stem not in arguments.only) or (arguments.resume and made.exists()):
             continue

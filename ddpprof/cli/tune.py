@@ -29,9 +29,9 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--nproc", type=positive, metavar="N", help="processes (as the script starts)")
     add("--trials", type=_trials, default=5, metavar="N", help="settings, the job as it is among them (%(default)s)")
-    add("--rounds", type=positive, default=3, metavar="N", help="how often each is run (%(default)s)")
+    add("--rounds", type=positive, default=5, metavar="N", help="how often each is run (%(default)s)")
     add("--skip-first", type=positive, default=3, metavar="N", help="steps of a trial that do not count (%(default)s)")
-    add("--timed-steps", type=positive, default=6, metavar="N", help="steps of a trial that count (%(default)s)")
+    add("--timed-steps", type=positive, default=4, metavar="N", help="steps of a trial that count (%(default)s)")
     add("--network", type=location, metavar="FILE", help="as ddpprof netbench -o FILE measured it: predicts better")
     add(
         "--allow-lossy",

@@ -1,9 +1,10 @@
 """How many times as long does one variant's step take as another's? From pairs of blocks that were run in turn.
 
     ratio    = median over all pairs of (median of a's steps / median of b's steps)
-    interval = 95 % of the ratio's bootstrap: rounds are drawn with replacement, in each its pairs, in these the steps;
-               its ends are moved away from the ratio, as Student's t is wider than the normal distribution for so few
-               rounds, which a bootstrap alone takes for better known than they are
+    interval = 95 %. Of one pair a round: Student's t of the pairs' logarithms. Of more: the ratio's bootstrap, which
+               draws rounds with replacement, in each its pairs, in these the steps; its ends are moved away from the
+               ratio, as Student's t is wider than the normal distribution for so few rounds, which a bootstrap alone
+               takes for better known than they are
 
 What slows the machine for a while hits both of a pair, and drops out of its ratio. What differs from one start of a
 process to the next is in the spread over rounds. (Davison and Hinkley, Bootstrap Methods and their Application, 3.8.)
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, median
+from math import exp, log, sqrt
+from statistics import NormalDist, fmean, median, stdev
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from ddpprof.measures.chance import student_tail
 
 CONFIDENCE = 0.95
+_TAIL = (1 - CONFIDENCE) / 2
 _DRAWS = 2000
 _ENOUGH_ROUNDS = 3
 
@@ -54,10 +57,20 @@ def paired_ratio(rounds: Sequence[Sequence[Pair]]) -> Ratio | None:
     ratio = median(median(a) / median(b) for a, b in pairs)
     if len(rounds) < _ENOUGH_ROUNDS:
         return Ratio(ratio, None, None, len(pairs))
-    tail = (1 - CONFIDENCE) / 2
-    wider = _student_quantile(tail, len(rounds) - 1) / NormalDist().inv_cdf(1 - tail)
-    low, high = (ratio * (end / ratio) ** wider for end in np.quantile(_redrawn(rounds), [tail, 1 - tail]))
-    return Ratio(ratio, float(low), float(high), len(pairs))
+    low, high = _by_student(pairs) if len(pairs) == len(rounds) else _by_bootstrap(rounds, ratio)
+    return Ratio(ratio, min(low, ratio), max(high, ratio), len(pairs))
+
+
+def _by_student(pairs: Sequence[Pair]) -> tuple[float, float]:
+    logs = [log(median(a) / median(b)) for a, b in pairs]
+    half = _student_quantile(_TAIL, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
+    return exp(fmean(logs) - half), exp(fmean(logs) + half)
+
+
+def _by_bootstrap(rounds: Sequence[Sequence[Pair]], ratio: float) -> tuple[float, float]:
+    wider = _student_quantile(_TAIL, len(rounds) - 1) / NormalDist().inv_cdf(1 - _TAIL)
+    low, high = (ratio * (end / ratio) ** wider for end in np.quantile(_redrawn(rounds), [_TAIL, 1 - _TAIL]))
+    return float(low), float(high)
 
 
 def _student_quantile(tail: float, degrees: int) -> float:

@@ -29,6 +29,15 @@ def test_a_machine_that_slows_down_for_a_while_drops_out() -> None:
     assert ratio.high == pytest.approx(1.1)
 
 
+def test_of_one_pair_a_round_the_interval_is_student_s() -> None:
+    """Logarithms 0, 0.1 and 0.2: 0.1 and 4.303 times 0.1 by the root of 3."""
+    ratio = paired_ratio([[([np.exp(log)], [1.0])] for log in (0, 0.1, 0.2)])
+    assert ratio is not None
+    assert (np.log(ratio.ratio), np.log(ratio.low), np.log(ratio.high)) == pytest.approx(
+        (0.1, 0.1 - 0.24842, 0.1 + 0.24842), abs=1e-4
+    )
+
+
 def test_two_rounds_do_not_show_how_much_they_differ() -> None:
     ratio = paired_ratio([[([2.0], [1.0])] * 5, [([4.0], [1.0])] * 5])
     assert ratio is not None
@@ -45,9 +54,12 @@ def test_without_a_pair_there_is_no_ratio(rounds: list[list[tuple[list[float], l
     assert paired_ratio(rounds) is None
 
 
+@pytest.mark.parametrize("num_pairs", [1, 4])
 @pytest.mark.parametrize("num_rounds", [3, 5])
 @pytest.mark.parametrize("between_starts", [0.0, 0.04], ids=["alike", "each-start-differs"])
-def test_the_interval_holds_the_truth_as_often_as_it_says(between_starts: float, num_rounds: int) -> None:
+def test_the_interval_holds_the_truth_as_often_as_it_says(
+    between_starts: float, num_rounds: int, num_pairs: int
+) -> None:
     """Steps spread by 5 %, and every start of a process by what is given. Truth: 1.2."""
     random = np.random.default_rng(1)
     hits, tries = 0, 60
@@ -60,7 +72,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(between_starts: float,
                     (120 * start_a * np.exp(random.normal(0, 0.05, 5))).tolist(),
                     (100 * start_b * np.exp(random.normal(0, 0.05, 5))).tolist(),
                 )
-                for _ in range(4)
+                for _ in range(num_pairs)
             ]
             rounds.append(pairs)
         ratio = paired_ratio(rounds)
