@@ -1,4 +1,4 @@
-"""Tune three models, each on links of another rate; then try every setting that the tuner considered, and let the best meet.
+"""Tune three models on links of three rates; then try every setting that was considered, and let the best meet.
 
 python analyses/tuning/collect.py [--resume] [--only MODEL-GBIT …]
 

@@ -95,8 +95,8 @@ def test_sweep_replaces_arguments_of_ddp_and_adds_those_of_the_script(ddpprof: R
 @pytest.mark.slow
 def test_sweep_over_batches_and_processes(ddpprof: Run, tmp_path: Path) -> None:
     ended = ddpprof(
-        "sweep", "-m", *QUICK, "--out", "w", "ddpprof.demo.train_convnet", "--vary", "--batch-size=1,2,4",
-        "--nproc=1,2", "--workers", "0", timeout=240,
+        "sweep", "--rounds", "1", *QUICK, "--out", "w", "-m", "ddpprof.demo.train_convnet", "--workers", "0",
+        "--vary", "--batch-size=1,2,4", "--nproc=1,2", timeout=240,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     report = as_json(ddpprof, "w")

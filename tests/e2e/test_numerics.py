@@ -28,15 +28,10 @@ AT_THREE = [
     "fp16_hook",
     "powersgd_hook",
     "own_hook",
-    "find_unused",
     "static_graph",
-    "bucket_view",
     "no_sync",
     "join",
-    "two_modules",
     "batched_grad_copy",
-    "delay_all_reduce",
-    "optimizer_in_backward",
 ]
 FAST = [("plain", 2), ("fp16_hook", 2)]
 SLOW = [
