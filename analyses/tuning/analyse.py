@@ -64,7 +64,10 @@ def _of_case(path: Path) -> dict[str, Any]:
         },
         "beside_fastest": _ratio(met[tuned], met[fastest]),
         "beside_default": _ratio(met[tuned], met[0]),
-        "visited_ms": sorted(_visited_ms(made["visits"], setting) for setting in range(len(settings))),
+        "visited_beside_fastest": sorted(
+            round(_visited(made["visits"], setting) / _visited(made["visits"], fastest), 4)
+            for setting in range(len(settings))
+        ),
     }
 
 
@@ -73,8 +76,8 @@ def _by_round(visits: Sequence[Mapping[str, Any]], setting: int) -> list[float]:
     return [step_ns for _, step_ns in own]
 
 
-def _visited_ms(visits: Sequence[Mapping[str, Any]], setting: int) -> float:
-    return median_ms(ns for one in visits if one["setting"] == setting for ns in one["step_ns"])
+def _visited(visits: Sequence[Mapping[str, Any]], setting: int) -> float:
+    return median(ns for one in visits if one["setting"] == setting for ns in one["step_ns"])
 
 
 def _ratio(steps: Sequence[float], others: Sequence[float]) -> list[float]:
@@ -116,6 +119,8 @@ def table(results: dict[str, Any]) -> list[str]:
 
 
 def _percent(ratio: Sequence[float]) -> str:
+    if ratio == [1, 1, 1]:
+        return "is it"
     middle, low, high = (f"{100 * (value - 1):+.1f}" for value in ratio)
     return f"{middle} % ({low} – {high})"
 
@@ -124,8 +129,8 @@ def draw(results: dict[str, Any], figure: Any) -> None:
     axes = figure.subplots()
     for position, (colour, one) in enumerate(zip(COLOURS, results["cases"], strict=False)):
         fastest = one["step_ms"]["fastest"]
-        visited = one["visited_ms"]
-        axes.plot([position] * len(visited), [ms / fastest for ms in visited], "_", color=colour, ms=22, alpha=0.5)
+        visited = one["visited_beside_fastest"]
+        axes.plot([position] * len(visited), visited, "_", color=colour, ms=22, alpha=0.5)
         axes.plot([position], [one["step_ms"]["tuned"] / fastest], "o", color="black", ms=6)
         axes.plot([position], [one["step_ms"]["default"] / fastest], "x", color="black", ms=7)
     axes.set_xticks(
