@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from jobs import QUICK, Run, script
 
 WIDTH, BATCH = 16, 8
@@ -19,6 +20,7 @@ EVERY_STEP = {
 }
 
 
+@pytest.mark.slow
 def test_two_trainers_and_a_parameter_server(start: Run, ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> None:
     bare = start(sys.executable, *script("parameter_server.py"))
     done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *script("parameter_server.py"))

@@ -400,7 +400,8 @@ def main():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        mp.spawn(start_rank, args=(port, args), nprocs=args.ranks)
+        # fork: importing torch once more takes longer than the training.
+        mp.start_processes(start_rank, args=(port, args), nprocs=args.ranks, start_method="fork")
 
 
 if __name__ == "__main__":
