@@ -14,8 +14,8 @@ from ddpprof.cli.arguments import positive
 from ddpprof.cli.experiments import split_experiment
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.trace import default_out
-from ddpprof.errors import DdpprofError
-from ddpprof.location import local, location
+from ddpprof.errors import CannotRecord, DdpprofError
+from ddpprof.location import Location, local, location
 
 if TYPE_CHECKING:
     from ddpprof.cli.tuned import Tuning
@@ -32,7 +32,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=positive, default=5, metavar="N", help="how often each is run (%(default)s)")
     add("--skip-first", type=positive, default=3, metavar="N", help="steps of a trial that do not count (%(default)s)")
     add("--timed-steps", type=positive, default=4, metavar="N", help="steps of a trial that count (%(default)s)")
-    add("--network", type=location, metavar="FILE", help="as ddpprof netbench -o FILE measured it: predicts better")
+    add("--network", type=location, metavar="FILE", help="the job's own, as ddpprof netbench -o FILE measured it")
     add(
         "--allow-lossy",
         action="store_true",
@@ -70,9 +70,11 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     else:
         experiment = _plan(options, command, is_wrapped)
         job_of(experiment, experiment.variants[0])  # a script that is not there is said before anything is made
+        measured_network(options.network)  # nor is anything made where that cannot be read
         directory = options.out or Path(default_out(command).replace("runs/", "runs/tune-", 1))
         open_experiment(directory, experiment, options.force)
-    if not has_choice(directory) and not _profile(directory, experiment, options):
+        _keep_network(directory, options.network)
+    if not has_choice(directory) and not _profile(directory, experiment):
         print(f"\nStopped before anything was tried. Begin again with: ddpprof tune --resume {directory}", flush=True)
         return 130
     interrupted = _try_all(directory)
@@ -96,10 +98,23 @@ def _plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool)
         rounds=options.rounds,
         skip_first=options.skip_first,
         timed_steps=options.timed_steps,
+        most_variants=options.trials,
+        allow_lossy=options.allow_lossy,
     )
 
 
-def _profile(directory: Path, experiment: Experiment, options: argparse.Namespace) -> bool:
+def _keep_network(directory: Path, network: Location | None) -> None:
+    """For the time when the profile is there, which may be after an interruption. Raises `CannotRecord`."""
+    from ddpprof.experiment.plan import NETWORK_FILE
+
+    try:
+        if network is not None:
+            (directory / NETWORK_FILE).write_bytes(network.read_bytes())
+    except OSError as error:
+        raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
+
+
+def _profile(directory: Path, experiment: Experiment) -> bool:
     """Record the job as it is, and choose what to try. False where it was interrupted. Raises `DdpprofError`."""
     from ddpprof.cli.tuned import write_choice
     from ddpprof.experiment.conduct import profile_steps, run_profile, steps_of
@@ -113,7 +128,7 @@ def _profile(directory: Path, experiment: Experiment, options: argparse.Namespac
         return False
     if ended.problem is not None:
         raise DdpprofError(f"the job as it is cannot be profiled: {ended.problem}")
-    listed, unpredicted = _shortlist(directory / PROFILE_DIRECTORY, options)
+    listed, unpredicted = _shortlist(directory, experiment)
     if not listed.chosen:
         raise DdpprofError("there is nothing to try: whatever the caps, DDP makes the same buckets of these gradients.")
     choice = Choice(
@@ -131,15 +146,17 @@ def _profile(directory: Path, experiment: Experiment, options: argparse.Namespac
     return True
 
 
-def _shortlist(profile: Path, options: argparse.Namespace) -> tuple[Shortlist, str | None]:
+def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str | None]:
+    from ddpprof.experiment.plan import NETWORK_FILE, PROFILE_DIRECTORY
     from ddpprof.fleet.analysis import analysed
     from ddpprof.report.profiled import Known
     from ddpprof.report.shortlisted import shortlisted
 
-    bench = measured_network(options.network)
-    with analysed(profile) as analysis:
+    network = directory / NETWORK_FILE
+    bench = measured_network(network if network.is_file() else None)
+    with analysed(directory / PROFILE_DIRECTORY) as analysis:
         known = Known(analysis.report, analysis.modules, analysis.recorded(), analysis.passes)
-        return shortlisted(known, bench, options.trials - 1, options.allow_lossy)
+        return shortlisted(known, bench, experiment.most_variants - 1, experiment.allow_lossy)
 
 
 def _try_all(directory: Path) -> bool:

@@ -13,6 +13,7 @@ from ddpprof import rundir
 from ddpprof.errors import CannotRecord, RunExists
 from ddpprof.experiment.plan import (
     CHOICE_FILE,
+    NETWORK_FILE,
     OUTPUT_FILE,
     PROFILE_DIRECTORY,
     Ended,
@@ -45,7 +46,7 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
     try:
         if is_experiment(directory):
             if not force:
-                if read_plan(directory) != experiment:
+                if _as_asked(read_plan(directory)) != experiment:
                     raise RunExists(
                         f"{directory} holds another experiment. Choose another --out, or replace it with --force."
                     )
@@ -54,13 +55,25 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
         elif rundir.is_run(directory):
             raise RunExists(f"{directory} holds a run. Choose another --out.")
         directory.mkdir(parents=True, exist_ok=True)
-        own = [directory / PROFILE_DIRECTORY] if experiment.kind is Kind.TUNE else []
-        for folder in (*own, *(trial.folder(directory) for trial in experiment.trials())):
+        for folder in _places(directory, experiment):
             if folder.exists():
                 raise RunExists(f"{folder} stands where a trial would be written. Choose another --out.")
         write_plan(directory, experiment)
     except OSError as error:
         raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
+
+
+def _as_asked(experiment: Experiment) -> Experiment:
+    """Without what a tuning has added to its plan."""
+    return replace(experiment, variants=experiment.variants[:1]) if experiment.kind is Kind.TUNE else experiment
+
+
+def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
+    """Where something will be written. Which trials a tuning has is not known when it begins."""
+    yield from (trial.folder(directory) for trial in experiment.trials())
+    if experiment.kind is Kind.TUNE:
+        yield from (directory / name for name in (PROFILE_DIRECTORY, CHOICE_FILE, NETWORK_FILE))
+        yield from sorted(directory.glob("trial-*"))
 
 
 def _remove(directory: Path) -> None:
@@ -70,7 +83,8 @@ def _remove(directory: Path) -> None:
         shutil.rmtree(trial.folder(directory), ignore_errors=True)
     if experiment.kind is Kind.TUNE:
         shutil.rmtree(directory / PROFILE_DIRECTORY, ignore_errors=True)
-        (directory / CHOICE_FILE).unlink(missing_ok=True)
+        for name in (CHOICE_FILE, NETWORK_FILE):
+            (directory / name).unlink(missing_ok=True)
 
 
 def remaining(directory: Path, experiment: Experiment) -> list[Trial]:

@@ -6,6 +6,7 @@
     trial-0-2/trial.json   how it ended
     profile/               `ddpprof tune`: the job as it is, recorded
     choice.json            `ddpprof tune`: what was predicted of each variant from it
+    network.json           `ddpprof tune`: a copy of the file that --network named
 
 Every round runs each variant once, in order, so that a slow minute of the machine hits all of them: A B A B.
 """
@@ -31,6 +32,7 @@ TRIAL_FILE = "trial.json"
 OUTPUT_FILE = "output.txt"
 PROFILE_DIRECTORY = "profile"
 CHOICE_FILE = "choice.json"
+NETWORK_FILE = "network.json"
 
 
 class Kind(StrEnum):
@@ -104,6 +106,10 @@ class Experiment:
     skip_first: int
     timed_steps: int
     """of each trial, or of each block"""
+    most_variants: int = 0
+    """of `ddpprof tune`, once it has chosen"""
+    allow_lossy: bool = False
+    """of `ddpprof tune`: also hooks that round"""
 
     @property
     def num_trials(self) -> int:

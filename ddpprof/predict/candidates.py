@@ -17,7 +17,6 @@ from typing import Any
 
 from ddpprof.predict.assignment import Caps, final_buckets
 from ddpprof.predict.caps import BucketCaps, as_written, up_to_one_bucket, with_own_ends
-from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.setting import Compression, Setting
@@ -71,6 +70,8 @@ class Knobs:
     view: bool
     static_graph: bool
     compression: Compression | None
+    lists: bool
+    """DDP takes a cap for each bucket"""
     drops_list: bool
     """the script gives ``bucket_cap_mb_list``, which goes before a cap"""
 
@@ -109,11 +110,11 @@ class Shortlist:
     """at least one of them is predicted to be faster; else the best of them stands there alone"""
 
 
-def shortlist(profile: Profile, knobs: Knobs, most: int, target: Network | None = None) -> Shortlist:
+def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
     """At most `most` beside the job as it is."""
-    now = _try(profile, Setting(), Candidate(), target)
+    now = _try(profile, Setting(), Candidate())
     distinct = {now.does: now}
-    for one in sorted((_try(profile, *made, target) for made in _settings(profile, knobs)), key=lambda one: one.rank):
+    for one in sorted((_try(profile, *made) for made in _settings(profile, knobs)), key=lambda one: one.rank):
         distinct.setdefault(one.does, one)
     others = [one for one in distinct.values() if one is not now]
     promising = [one for one in others if one.prediction.step_ns < now.prediction.step_ns]
@@ -149,14 +150,14 @@ def _shares_switch(a: _Tried, b: _Tried) -> bool:
     )
 
 
-def _try(profile: Profile, setting: Setting, candidate: Candidate, target: Network | None) -> _Tried:
-    made = predict(profile, setting, target)
+def _try(profile: Profile, setting: Setting, candidate: Candidate) -> _Tried:
+    made = predict(profile, setting)
     forecast = Forecast(made.step_ns, made.low_ns, made.high_ns)
     return _Tried(setting, replace(candidate, forecast=forecast, num_buckets=len(made.bucket_bytes)), made)
 
 
 def _settings(profile: Profile, knobs: Knobs) -> Iterator[tuple[Setting, Candidate]]:
-    buckets = [None, *_buckets(profile)]
+    buckets = [None, *_buckets(profile, knobs.lists)]
     views, statics = (False, True)[: 1 + knobs.view], (False, True)[: 1 + knobs.static_graph]
     hooks = (None, knobs.compression) if knobs.compression is not None else (None,)
     for view, static, hook, caps in product(views, statics, hooks, buckets):
@@ -170,11 +171,12 @@ def _hook_name(compression: Compression) -> str:
     return f"{compression.value}_compress_hook"
 
 
-def _buckets(profile: Profile) -> Iterator[BucketCaps]:
+def _buckets(profile: Profile, lists: bool) -> Iterator[BucketCaps]:
     for cap_mb in up_to_one_bucket(_CAPS_MB, profile.training.gradient_bytes):
         one_for_all = BucketCaps(cap_mb)
         yield one_for_all
-        yield from with_own_ends(cap_mb, len(predict(profile, Setting(one_for_all)).bucket_bytes))
+        if lists:
+            yield from with_own_ends(cap_mb, len(predict(profile, Setting(one_for_all)).bucket_bytes))
 
 
 def _arguments(buckets: BucketCaps | None, drops_list: bool) -> Arguments:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -256,6 +256,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         session = _active
         if session is not None:
+            tensors = tuple(tensors) if isinstance(tensors, Iterator) else tensors  # both are to see them
             session.backward_begins(tensors)
         return original(tensors, *args, **kwargs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -117,7 +117,8 @@ class Measured:
 
 def build_tuning(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> TuneReport | None:
     """``None`` where the job as it is has no times, or nothing else has."""
-    now, *others = [_tried(experiment, choice, measured, job, number) for number in range(len(experiment.variants))]
+    fates = _fates(experiment, choice, measured, job)
+    now, *others = [_tried(experiment, choice, measured, job, number, fate) for number, fate in enumerate(fates)]
     if now.step_ns is None or not any(one.rounds_ns for one in others):
         return None
     num_distinct = len(choice.candidates) + len(choice.untried)
@@ -146,20 +147,32 @@ def refused(experiment: Experiment, choice: Choice, measured: Measured, job: Job
 
 
 def stopped(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> set[int]:
-    """Variants that need no more rounds: the prediction was wrong about them, or they change the training."""
+    """Variants that need no more rounds: the prediction was wrong about them, or they change the training.
+
+    After each trial is asked again who is behind, and what was given up once is not taken up again.
+    """
     changed = refused(experiment, choice, measured, job)
+    results = sorted(measured.results, key=lambda result: (result.trial.round, result.trial.variant))
+    losing: set[int] = set()
+    for number in range(len(results)):
+        losing |= _losing(experiment, results[: number + 1], measured.profile_ns, changed)
+    return changed | losing
+
+
+def _losing(
+    experiment: Experiment, results: Sequence[TrialResult], profile_ns: Steps, changed: Collection[int]
+) -> set[int]:
     kept = {
-        number: rounds_of(measured.results, number, experiment.rounds)
+        number: rounds_of(results, number, experiment.rounds)
         for number in (NOW, *_others(experiment))
         if number not in changed
     }
-    spread = start_spread([measured.profile_ns, *kept[NOW]])
-    losing = {
+    spread = start_spread([profile_ns, *kept[NOW]])
+    return {
         number
         for number, rounds in kept.items()
         if number != NOW and any(is_losing(rounds, others, spread) for other, others in kept.items() if other != number)
     }
-    return changed | losing
 
 
 def _others(experiment: Experiment) -> range:
@@ -178,7 +191,7 @@ def _match(choice: Choice, measured: Measured, job: Job, number: int) -> LossMat
     return match_losses(as_it_is, measured.losses_of(number), order_is_kept)
 
 
-def _tried(experiment: Experiment, choice: Choice, measured: Measured, job: Job, number: int) -> Tried:
+def _tried(experiment: Experiment, choice: Choice, measured: Measured, job: Job, number: int, fate: Fate) -> Tried:
     candidate = choice.candidates[number]
     rounds = rounds_of(measured.results, number, experiment.rounds)
     as_it_is = rounds_of(measured.results, NOW, experiment.rounds)
@@ -192,22 +205,30 @@ def _tried(experiment: Experiment, choice: Choice, measured: Measured, job: Job,
         rounds_ns=tuple(median(steps) for steps in rounds if steps),
         ratio=paired_ratio([[pair] for pair in zip(rounds, as_it_is, strict=True)]) if number != NOW else None,
         losses=_match(choice, measured, job, number) if number != NOW else None,
-        fate=_fate(experiment, choice, measured, job, number),
+        fate=fate,
     )
 
 
-def _fate(experiment: Experiment, choice: Choice, measured: Measured, job: Job, number: int) -> Fate:
-    own = [result for result in measured.results if result.trial.variant == number]
-    if any(result.problem is not None for result in own):
-        return Fate.FAILED
-    if number != NOW and _is_refused(choice, measured, job, number):
-        return Fate.REFUSED
-    return Fate.LOSING if number in stopped(experiment, choice, measured, job) else Fate.TRIED
+def _fates(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> list[Fate]:
+    """By variant."""
+    failed = {result.trial.variant for result in measured.results if result.problem is not None}
+    changed = refused(experiment, choice, measured, job)
+    given_up = stopped(experiment, choice, measured, job)
+    fates = [Fate.TRIED] * len(experiment.variants)
+    for fate, numbers in ((Fate.LOSING, given_up), (Fate.REFUSED, changed), (Fate.FAILED, failed)):
+        for number in numbers:
+            fates[number] = fate
+    return fates
 
 
 def code_of(candidate: Candidate) -> str:
     line = f"DistributedDataParallel({', '.join(['model', *candidate.words])})"
-    return f"{line}; model.register_comm_hook(None, {candidate.comm_hook})" if candidate.comm_hook else line
+    if candidate.comm_hook is None:
+        return line
+    return (
+        f"ddp = {line}; ddp.register_comm_hook(None, default_hooks.{candidate.comm_hook}), "
+        "from torch.distributed.algorithms.ddp_comm_hooks"
+    )
 
 
 def _best(tried: Sequence[Tried]) -> int | None:

@@ -118,7 +118,7 @@ def _refuse_what_is_unknown(profile: Profile, asked: Asked) -> None:
     training, world = profile.training, asked.world
     if asked.buckets and not training.knows_parameters:
         raise DdpprofError("traces do not tell the sizes of gradients: record with ddpprof trace to try other caps.")
-    if world.compression is Compression.POWERSGD and not all(one.shape for one in training.gradients):
+    if world.compression is Compression.POWERSGD and not all(one.shape or one.kind for one in training.gradients):
         raise DdpprofError("PowerSGD needs the shapes of parameters, which this run does not have: record it again.")
     if world.compression is not None and training.comm_hook is not None:
         raise DdpprofError(f"the run has a communication hook already: {training.comm_hook}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import isinf
 
 from ddpprof.measures.loss_match import LossMatch, Match
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, ms, notes
@@ -143,4 +144,4 @@ def _compared(first: LossMatch) -> str:
 
 
 def _part(fraction: float | None) -> str:
-    return "any amount" if fraction is None else f"{fraction:.2g} of the loss"
+    return "any amount" if fraction is None or isinf(fraction) else f"{fraction:.2g} of the loss"

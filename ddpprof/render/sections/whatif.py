@@ -64,7 +64,8 @@ def _best(answer: WhatIf) -> Iterable[Section]:
     if best.gain.low_ns <= 0:
         yield Line(f"{found}. That is within what the prediction does not know: try it with ddpprof sweep.")
     else:
-        yield Line(f"{found}. In the script: DistributedDataParallel(model, {best.label})")
+        since = ", from torch 2.13 on" if best.label.startswith("bucket_cap_mb_list") else ""
+        yield Line(f"{found}. In the script: DistributedDataParallel(model, {best.label}){since}")
 
 
 def _saving(best: Outcome) -> str:

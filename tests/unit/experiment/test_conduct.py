@@ -10,7 +10,9 @@ from experiments import PLAN
 
 from ddpprof.errors import CannotRecord, RunExists
 from ddpprof.experiment.conduct import conduct, job_of, open_experiment, remaining, steps_of, trial_settings
-from ddpprof.experiment.plan import Ended, Kind, Trial, Variant, read_plan, write_end
+from ddpprof.experiment.plan import Ended, Kind, Trial, Variant, read_plan, write_end, write_plan
+
+TUNING = replace(PLAN, kind=Kind.TUNE, variants=(Variant(2),), most_variants=5)
 
 
 @pytest.fixture
@@ -93,6 +95,27 @@ def test_a_folder_of_the_user_does_not_become_a_trial(tmp_path: Path) -> None:
     with pytest.raises(RunExists, match="stands where a trial would be written"):
         open_experiment(tmp_path, PLAN, force=True)
     assert not (tmp_path / "experiment.json").exists()
+
+
+@pytest.mark.parametrize("name", ["trial-3-0", "profile", "choice.json"])
+def test_nor_one_that_only_the_profile_of_a_tuning_will_suggest(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(RunExists, match="stands where a trial would be written"):
+        open_experiment(tmp_path, TUNING, force=True)
+
+
+def test_a_tuning_that_has_chosen_goes_on_where_it_is_asked_for_again(tmp_path: Path) -> None:
+    open_experiment(tmp_path, TUNING, force=False)
+    chosen = replace(TUNING, variants=(*TUNING.variants, Variant(2, "bucket_cap_mb=5")))
+    write_plan(tmp_path, chosen)
+    for trial in chosen.trials():
+        trial.folder(tmp_path).mkdir()
+    open_experiment(tmp_path, TUNING, force=False)
+    assert read_plan(tmp_path) == chosen
+    with pytest.raises(RunExists, match="--force"):
+        open_experiment(tmp_path, replace(TUNING, most_variants=9), force=False)
+    open_experiment(tmp_path, TUNING, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"]
 
 
 def test_a_run_is_not_replaced_by_an_experiment(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from ddpprof.report.profiled import Known, profile_run
 
 SAMPLE = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 MB = 1 << 20
-PLAIN = Knobs(view=False, static_graph=False, compression=None, drops_list=False)
-ALL = Knobs(view=True, static_graph=True, compression=Compression.FP16, drops_list=True)
+PLAIN = Knobs(view=False, static_graph=False, compression=None, lists=True, drops_list=False)
+ALL = Knobs(view=True, static_graph=True, compression=Compression.FP16, lists=True, drops_list=True)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,13 @@ def test_more_knobs_are_more_settings(profile: Profile) -> None:
         assert len(set(labels)) == len(labels)
 
 
+def test_caps_one_by_one_only_where_torch_takes_them(profile: Profile) -> None:
+    for lists in (True, False):
+        listed = shortlist(profile, replace(PLAIN, lists=lists), 4)
+        names = {name for one in (*listed.chosen, *listed.others) for name in one.arguments}
+        assert names == {"bucket_cap_mb", *(["bucket_cap_mb_list"] if lists else [])}
+
+
 def training(num: int) -> Training:
     gradients = tuple(Gradient(4 * MB) for _ in range(num))
     buckets = final_buckets(gradients, Caps.of(25), range(num))
@@ -67,7 +75,9 @@ def training(num: int) -> Training:
 
 
 def test_without_predictions_caps_are_tried_that_make_other_buckets() -> None:
-    listed = spread(training(30), Knobs(view=True, static_graph=False, compression=None, drops_list=False), 4)
+    listed = spread(
+        training(30), Knobs(view=True, static_graph=False, compression=None, lists=True, drops_list=False), 4
+    )
     assert [one.arguments for one in listed.chosen] == [
         {"bucket_cap_mb": 5}, {"bucket_cap_mb": 100}, {"bucket_cap_mb": 10}, {"gradient_as_bucket_view": True},
     ]  # fmt: skip

@@ -41,6 +41,11 @@ def test_what_starts_differ_by_is_no_loss(profile_ns: tuple[float, ...], fate: F
     assert report.tried[0].fate is fate
 
 
+def test_what_was_given_up_stays_so_though_starts_turn_out_to_differ() -> None:
+    report = tuning(choice(CAP), *steps(0, 100, 130, 101), *steps(1, 115))
+    assert report.tried[0].fate is Fate.LOSING
+
+
 @pytest.mark.parametrize(
     ("candidate", "fate", "best"),
     [
@@ -71,5 +76,6 @@ def test_rounds_that_have_not_been_run_are_said() -> None:
 def test_the_line_to_write_holds_the_hook() -> None:
     report = tuning(choice(HOOK), *steps(0, 100), *steps(1, 99))
     assert report.tried[0].code == (
-        "DistributedDataParallel(model); model.register_comm_hook(None, fp16_compress_hook)"
+        "ddp = DistributedDataParallel(model); ddp.register_comm_hook(None, default_hooks.fp16_compress_hook), "
+        "from torch.distributed.algorithms.ddp_comm_hooks"
     )

@@ -75,6 +75,12 @@ def test_traces_alone_have_no_best_and_no_other_caps() -> None:
     assert (list(steps(answered)), answered.best) == (["as recorded"], None)
 
 
+def test_powersgd_takes_a_parameter_without_dimensions() -> None:
+    gradients = (*training().gradients[:3], Gradient(4, "float32"))
+    made = profile(training=training(gradients=gradients))
+    assert answer(made=made, compression=Compression.POWERSGD).outcomes
+
+
 @pytest.mark.parametrize(
     ("made", "asked", "says"),
     [
