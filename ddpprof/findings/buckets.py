@@ -71,8 +71,10 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
 
 
 def _leaves(new: NewBuckets, left: float, late: BucketSummary) -> str:
-    if not new.argument or (new.predicted is not None and left <= _CUT):
+    if not new.argument or (new.predicted is not None and new.predicted.gain_ns <= 0):
         return "the replay finds no buckets with which the step is shorter"
+    if new.predicted is not None and left <= _CUT:
+        return "the replay finds no buckets with which the step is much shorter"
     cut = "a smaller bucket_cap_mb leaves" if new.predicted is None else "the best buckets that were found leave"
     return f"{cut} {size(left * late.num_bytes)} of it"
 

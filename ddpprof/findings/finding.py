@@ -100,6 +100,13 @@ def at_most(gain_ns: int | None, predicted: Predicted | None) -> int | None:
     return gain_ns if predicted is None else predicted.high_ns
 
 
+def hoped_for(gain_ns: int | None, predicted: Predicted | None) -> tuple[int | None, Predicted | None]:
+    """What a change gives back at most, and its prediction; neither where that sees nothing to gain."""
+    if predicted is not None and predicted.gain_ns <= 0:
+        return None, None
+    return at_most(gain_ns, predicted), predicted
+
+
 def ms(ns: float) -> str:
     return f"{ns / 1e6:.2f} ms"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpprof.findings.finding import Finding, Observed, at_most, ms
+from ddpprof.findings.finding import Finding, Observed, hoped_for, ms
 from ddpprof.measures.stragglers import Part
 
 
@@ -27,13 +27,15 @@ def straggler(o: Observed) -> Iterator[Finding]:
     if others:
         listed = ", ".join(str(other.rank) for other in others)
         evidence.append(f"also late, by less: rank{'s' if len(others) > 1 else ''} {listed}")
+    late_ns = max(0, slowest.late_ns - (others[0].late_ns if others else 0))
+    gain_ns, predicted = hoped_for(late_ns, o.predictions.without_straggler)
     yield Finding(
         "straggler",
         f"All ranks wait for rank {slowest.rank}: {ms(slowest.late_ns)} per step{where}",
         "; ".join(evidence),
         _ADVICE.get(slowest.part, _ADVICE[None]),
-        at_most(max(0, slowest.late_ns - (others[0].late_ns if others else 0)), o.predictions.without_straggler),
-        predicted=o.predictions.without_straggler,
+        gain_ns,
+        predicted=predicted,
     )
 
 

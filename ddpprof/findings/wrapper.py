@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpprof.events import DdpModule
-from ddpprof.findings.finding import Finding, Observed, at_most, ms, names, size
+from ddpprof.findings.finding import Finding, Observed, at_most, hoped_for, ms, names, size
 
 
 def _searches(module: DdpModule) -> bool:
@@ -18,7 +18,7 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
         if module.unused is None:
             continue
         if not module.unused and _searches(module):
-            predicted = o.predictions.static_graph
+            gain_ns, predicted = hoped_for(o.unused_search_ns, o.predictions.static_graph)
             cost = "" if o.unused_search_ns is None else f"the search takes {ms(o.unused_search_ns)} per step, "
             yield Finding(
                 "find-unused-for-nothing",
@@ -26,7 +26,7 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
                 f"no parameter of {module.name} was without gradient in any recorded step; {cost}one more all-reduce "
                 "follows it, and DDP does not rebuild its buckets in the order of gradients",
                 "Leave it out: DistributedDataParallel(model). Keep it only if other batches skip parts of the model.",
-                at_most(o.unused_search_ns, predicted),
+                gain_ns,
                 predicted=predicted,
             )
         elif module.unused:

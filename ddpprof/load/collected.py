@@ -49,6 +49,9 @@ class Collected:
     devices: set[int]
     """that ran kernels"""
     last_ns: int
+    """of the ends of all but ops that only stand for compute"""
+    last_op_ns: int
+    """of theirs, until a device is seen"""
     window_end: tuple[int, int] | None
     """group, and the time"""
 
@@ -61,7 +64,10 @@ def columns_of(parts: Sequence[Collected]) -> Columns:
         tables.take_in(part)
     identities = list(tables.identities)
     rows = _in_order((chunk for part in parts for chunk in part.rows), NUM_COLUMNS)
-    if any(identity.role in DEVICE_ROLES for identity in identities):
+    last_ns = max(part.last_ns for part in parts)
+    if not any(identity.role in DEVICE_ROLES for identity in identities):
+        last_ns = max(last_ns, *(part.last_op_ns for part in parts))
+    else:
         rows = _taken(rows, ~is_only_op(identities)[rows[_IDENTITY]])
     start, duration, identity, lane, device, correlation, detail, launch_shape, op = map(
         narrow, outermost_only(rows, identities)[:-1]
@@ -87,7 +93,7 @@ def columns_of(parts: Sequence[Collected]) -> Columns:
             launches[0].astype(np.int64, copy=False), narrow(launch_lane), narrow(launches[2]),
             sum(sum(part.num_launches.values()) for part in parts),
         ),
-        max(part.last_ns for part in parts),
+        last_ns,
         max((part.window_end for part in parts if part.window_end is not None), default=(0, None))[1],
         len(set[int]().union(*(part.devices for part in parts)) - {UNKNOWN}),
         sum(sum(part.num_events.values()) for part in parts),

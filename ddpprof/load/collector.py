@@ -77,7 +77,7 @@ class Collector:
         self._devices: set[int] = set()
         """that ran kernels"""
         self._on_device = False
-        self._last_ns = -(1 << 63)
+        self._last_ns = self._last_op_ns = -(1 << 63)
         self._window_end: tuple[int, int] | None = None
 
     def begin(self, group: int) -> None:
@@ -95,8 +95,8 @@ class Collector:
             self._window_end = self._group, int(nanoseconds_of_texts([picked.window_end])[0])
         self.num_events += len(entries)
         self.events_of_group[self._group] += len(entries)
-        if len(times):
-            self._last_ns = max(self._last_ns, int(times.end_ns.max()))
+        if len(times) > len(host):
+            self._last_ns = max(self._last_ns, int(times.end_ns[len(host) :].max()))
         if host:
             self._add_host(host, times.part(0, len(host)), np.array(picked.host_ids, np.int32))
         if device:
@@ -116,7 +116,8 @@ class Collector:
         return Collected(
             self._identities, list(self._named_lanes), list(self._shape_texts), self._details,
             self._rows, self._launches, self._ops_with_shapes,
-            self.events_of_group, self._launches_of_group, self._devices, self._last_ns, self._window_end,
+            self.events_of_group, self._launches_of_group, self._devices,
+            self._last_ns, self._last_op_ns, self._window_end,
         )  # fmt: skip
 
     def _add_launches(self, launches: Sequence[AnySpan], start: Int64Column) -> None:
@@ -129,6 +130,8 @@ class Collector:
         lane = self._lanes_of(map(_tid, spans))
         facts = self._facts()
         kept = ~facts.is_only_op[ids]
+        self._last_ns = int(times.end_ns.max(where=kept, initial=self._last_ns))
+        self._last_op_ns = int(times.end_ns.max(where=~kept, initial=self._last_op_ns))
         if not self._on_device:
             ops = np.flatnonzero(facts.is_op[ids])
             kept[ops[~held_by_earlier(times.start_ns[ops], times.end_ns[ops], lane[ops])]] = True

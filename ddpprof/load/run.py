@@ -258,9 +258,9 @@ def _files_of_folder(directory: Location) -> RunFiles:
 
 def _holds_no_trace(directory: Location, missing: Sequence[str]) -> str:
     if runs := runs_in(directory):
-        more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+        more = " and more" if len(runs) > _MOST_NAMED else ""
         named = ", ".join(runs[:_MOST_NAMED])
-        return f"{directory} is not a run but holds {len(runs)}: {named}{more}. Give one of them: {directory / runs[0]}"
+        return f"{directory} is not a run but holds runs: {named}{more}. Give one of them: {directory / runs[0]}"
     why = missing[0].removeprefix("skipped: ") if missing else None
     reason = f"it has no run.json and no trace ({why})" if why else "it has no run.json and no traces"
     return f"{directory} is not a run: {reason}. {_how_to_record(directory)}"

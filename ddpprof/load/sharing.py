@@ -72,8 +72,8 @@ class Helpers:
 
     def start(self, path: Path, number: int) -> None:
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-        self._next_group = context.RawArray("q", [self._division.first_groups])
         with suppress(OSError):  # fewer will do
+            self._next_group = context.RawArray("q", [self._division.first_groups])
             for _ in range(number):
                 ours, theirs = context.Pipe()
                 arguments = (path, self._limits, self._division, self._next_group, theirs)

@@ -266,12 +266,12 @@ def test_a_folder_of_runs_names_them(tmp_path: Path) -> None:
     for name in ("b", "a", "notes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / ("run.json" if name != "notes" else "x.json")).write_text(json.dumps(RUN))
-    with pytest.raises(NotARun, match=rf"is not a run but holds 2: a, b\. Give one of them: {tmp_path / 'a'}$"):
+    with pytest.raises(NotARun, match=rf"is not a run but holds runs: a, b\. Give one of them: {tmp_path / 'a'}$"):
         load_run(tmp_path)
     for number in range(20):
         (tmp_path / f"c{number:02}").mkdir()
         (tmp_path / f"c{number:02}" / "run.json").write_text(json.dumps(RUN))
-    with pytest.raises(NotARun, match=r"holds 22: a, b, c00, c01, c02, c03, c04, c05 and 14 more\. Give"):
+    with pytest.raises(NotARun, match=r"holds runs: a, b, c00, c01, c02, c03, c04, c05 and more\. Give"):
         load_run(tmp_path)
 
 

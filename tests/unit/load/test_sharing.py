@@ -120,6 +120,14 @@ def test_whoever_decodes_which_group_the_same_is_read(
     assert_same(read_in_turn(texts, owners, division), expected)
 
 
+def test_ops_that_stand_for_no_compute_end_nothing_where_a_helper_sees_no_device() -> None:
+    ops = [Event("cpu_op", "aten::mul", 1000 * i, 1000 * i + 500, 1) for i in range(1, 40)]
+    texts = [event.text() for event in [*kernels(3), *ops]]
+    alone, shared = (read_in_turn(texts, owners, SMALL) for owners in ([], [{1}]))
+    assert_same(shared, alone)
+    assert alone[1].last_ns < ops[0].end
+
+
 @pytest.mark.skipif(not SHARED_TRACES, reason="the traces of others are not part of the project: no ../shared")
 @pytest.mark.parametrize("path", SHARED_TRACES, ids=lambda path: path.name.partition(".")[0])
 def test_real_traces_are_read_the_same(path: Path) -> None:
