@@ -1,6 +1,7 @@
 """What did an accelerator do, one stretch of time after the other? All at once would take much memory.
 
-A stretch begins with every 100,000th start of the longest table, so its rows are as many at most from each table.
+A stretch begins with every 100,000th start of the longest table, so that it has as many rows of that one at most. Of
+another it has about its share, unless that one's work crowds into one stretch.
 """
 
 from __future__ import annotations
