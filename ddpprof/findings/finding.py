@@ -101,8 +101,8 @@ def at_most(gain_ns: int | None, predicted: Predicted | None) -> int | None:
 
 
 def hoped_for(gain_ns: int | None, predicted: Predicted | None) -> tuple[int | None, Predicted | None]:
-    """What a change gives back at most, and its prediction; neither where that sees nothing to gain."""
-    if predicted is not None and predicted.gain_ns <= 0:
+    """What a change gives back at most, and its prediction; neither where it is predicted to cost something."""
+    if predicted is not None and predicted.gain_ns < 0:
         return None, None
     return at_most(gain_ns, predicted), predicted
 
