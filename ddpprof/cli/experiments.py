@@ -96,7 +96,7 @@ def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) 
 
 def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     from ddpprof.experiment.conduct import job_of, open_experiment
-    from ddpprof.experiment.plan import read_plan
+    from ddpprof.experiment.plan import Kind, read_plan
 
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
@@ -104,6 +104,8 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         if command:
             parser.error("--resume takes the command from the experiment itself")
         experiment, directory = read_plan(options.resume), options.resume
+        if experiment.kind is Kind.TUNE:
+            raise DdpprofError(f"{directory} was made by ddpprof tune. Go on with: ddpprof tune --resume {directory}")
     elif not command:
         parser.error("nothing to run: give a script, or a command after --")
     else:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from experiments import PLAN
 
 from ddpprof.cli import main
 from ddpprof.cli.experiments import add_experiment_options, plan, split_experiment
+from ddpprof.experiment.plan import Kind, write_plan
 
 
 def experiment_parser(kind: str) -> argparse.ArgumentParser:
@@ -103,3 +106,12 @@ def test_an_experiment_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "experiment.json").touch()
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
     assert "trial-0-0" in capsys.readouterr().err
+
+
+def test_a_tuning_is_resumed_by_its_own_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_plan(tmp_path, replace(PLAN, kind=Kind.TUNE))
+    assert main(["sweep", "--resume", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"ddpprof: {tmp_path} was made by ddpprof tune. Go on with: ddpprof tune --resume {tmp_path}\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"]
