@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,17 @@ def join() -> None:
     torch.manual_seed(0)
 
 
+def leave() -> None:
+    dist.barrier()
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
+    dist.destroy_process_group()
+
+
+def pin() -> None:
+    """To one core, with all threads: a rank that the scheduler moves about takes another time in every visit."""
+    os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})
+
+
 @contextmanager
 def job(cases: Sequence[Case]) -> Iterator[list[Training]]:
     """One rank of it, which its environment describes, with every case ready to train."""
@@ -77,9 +89,7 @@ def job(cases: Sequence[Case]) -> Iterator[list[Training]]:
         for _ in range(SETTLE):
             training.step()
     yield trainings
-    dist.barrier()
-    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
-    dist.destroy_process_group()
+    leave()
 
 
 def record_in_turn(trainings: Sequence[Training], out: str, rounds: int, **options: Any) -> None:

@@ -48,7 +48,7 @@ SIZES = "64K-64M"
 def train(name: str, out: Path) -> None:
     """One rank of the job that visits every point for one model, in an order of its own in every round."""
     import torch.distributed as dist
-    from interleaved import join
+    from interleaved import join, leave, pin
     from models import Training
 
     pin()
@@ -160,17 +160,14 @@ def record(name: str, out: str) -> None:
 
 def measure_network(out: Path) -> None:
     """One rank of the job that does nothing but all-reduce, on links as they are."""
+    from interleaved import pin
+
     from ddpprof.cli import main as ddpprof_command
 
     pin()
     code = ddpprof_command(["netbench", "--sizes", SIZES, "--out", str(out)])
     if code:
         sys.exit(code)
-
-
-def pin() -> None:
-    """To one core, with all threads: a rank that the scheduler moves about takes another time in every visit."""
-    os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})
 
 
 def set_link(gbit: float) -> None:
@@ -186,14 +183,6 @@ def buckets_of(training: Training) -> list[int]:
     """Their bytes, in the order in which DDP launches them."""
     logged = training.model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     return [int(size) for size in str(logged).split(",")]
-
-
-def leave() -> None:
-    import torch.distributed as dist
-
-    dist.barrier()
-    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
-    dist.destroy_process_group()
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

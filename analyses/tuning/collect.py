@@ -59,10 +59,10 @@ def tune(hosts: Hosts, model: str, folder: Path) -> tuple[dict[str, Any], list[d
 def try_all(model: str, made: Path) -> None:
     """One rank of the job that visits every setting, and lets the fastest meet the tuner's."""
     import torch.distributed as dist
-    from interleaved import join
+    from interleaved import join, leave, pin
     from models import Training
 
-    os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})
+    pin()
     asked = json.loads(made.read_text(encoding="utf-8"))
     settings = asked["settings"]
     join()
@@ -76,9 +76,7 @@ def try_all(model: str, made: Path) -> None:
     meetings = visit_all(training, settings, meeting, MEETINGS, TIMED_OF_MEETING)
     if dist.get_rank() == 0:
         write(made, {**asked, "fastest": fastest, "visits": visits, "meetings": meetings})
-    dist.barrier()
-    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
-    dist.destroy_process_group()
+    leave()
 
 
 def visit_all(

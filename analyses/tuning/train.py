@@ -5,15 +5,14 @@ python train.py MODEL
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from interleaved import join
+from interleaved import join, pin
 from models import Training
 
-os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})
+pin()
 join()
 training = Training(sys.argv[1])
 while True:

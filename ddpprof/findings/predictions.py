@@ -38,8 +38,13 @@ class NewBuckets:
     def call(self) -> str:
         if self.is_default:
             return "DistributedDataParallel(model), without bucket_cap_mb,"
-        since = ", from torch 2.13 on," if self.argument.startswith("bucket_cap_mb_list") else ""
-        return f"DistributedDataParallel(model, {self.argument}){since}"
+        since = since_torch(self.argument)
+        return f"DistributedDataParallel(model, {self.argument}){f'{since},' if since else ''}"
+
+
+def since_torch(argument: str) -> str:
+    """What is to be said of an argument that older ones do not have."""
+    return ", from torch 2.13 on" if argument.startswith("bucket_cap_mb_list") else ""
 
 
 @dataclass(frozen=True, slots=True)

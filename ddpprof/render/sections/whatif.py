@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.findings.predictions import since_torch
 from ddpprof.render.sections.layout import Column, Line, Section, Table, clean, count, ms, percent
 from ddpprof.report.whatif import Outcome, WhatIf
 
@@ -64,8 +65,8 @@ def _best(answer: WhatIf) -> Iterable[Section]:
     if best.gain.low_ns <= 0:
         yield Line(f"{found}. That is within what the prediction does not know: try it with ddpprof sweep.")
     else:
-        since = ", from torch 2.13 on" if best.label.startswith("bucket_cap_mb_list") else ""
-        yield Line(f"{found}. In the script: DistributedDataParallel(model, {best.label}){since}")
+        call = f"DistributedDataParallel(model, {best.label}){since_torch(best.label)}"
+        yield Line(f"{found}. In the script: {call}")
 
 
 def _saving(best: Outcome) -> str:
