@@ -7,7 +7,6 @@ are there when most of the backward pass is to come. transformer: the gradients 
 from __future__ import annotations
 
 import gc
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -36,10 +35,9 @@ class Training:
         gc.collect()  # with its reducer, whose hooks would go on
         self.model = DistributedDataParallel(module, init_sync=False, **arguments)
 
-    def step(self, reduces: bool = True) -> None:
+    def step(self) -> None:
         self.optimizer.zero_grad()
-        with nullcontext() if reduces else self.model.no_sync():
-            self.loss(self.model(self.inputs), self.targets).backward()
+        self.loss(self.model(self.inputs), self.targets).backward()
         self.optimizer.step()
 
 

@@ -1,7 +1,7 @@
 """From one recorded run per set, and the measured networks, to every other point; beside it, what was measured there.
 
     error          of the predicted step, as a fraction of the measured one: the median of all visits of its point
-    repeatability  between the first two visits of a point: their difference by their mean
+    repeatability  between two measurements of a point, of every other visit each: their difference by their mean
     choice         the measured step at the cap that is predicted to be best, by that at the cap that was best
 
 python analyses/prediction_error/analyse.py
@@ -67,8 +67,7 @@ def _measured(visits: Iterable[Mapping[str, Any]]) -> dict[tuple[float, str], li
     """Each visit's median step."""
     found: dict[tuple[float, str], list[float]] = {}
     for visit in visits:
-        if visit["reduces"]:
-            found.setdefault((visit["gbit"], str(visit["bucket_cap_mb"])), []).append(median(visit["step_ns"]))
+        found.setdefault((visit["gbit"], str(visit["bucket_cap_mb"])), []).append(median(visit["step_ns"]))
     return found
 
 
@@ -90,14 +89,14 @@ def _predicted(run: Path, network: Path, *others: str) -> dict[str, dict[str, An
 def _point(
     of: str, gbit: float, cap: str, visits: Sequence[float], each: Mapping[str, Any], one: Mapping[str, Any]
 ) -> dict[str, Any]:
-    step_ns = median(visits)
+    step_ns, first, second = median(visits), median(visits[::2]), median(visits[1::2])
     return {
         "of": f"{of}, {gbit:g} Gbit/s, bucket_cap_mb={cap}",
         "gbit": gbit,
         "cap": cap,
         "visits": len(visits),
         "measured_ms": ms(step_ns),
-        "repeatability": round(abs(visits[0] - visits[1]) / (visits[0] + visits[1]) * 2, 4),
+        "repeatability": round(abs(first - second) / (first + second) * 2, 4),
         "predicted_ms": ms(each["step_ns"]),
         "error": round(each["step_ns"] / step_ns - 1, 4),
         "error_by_bandwidth": round(one["step_ns"] / step_ns - 1, 4),

@@ -2,7 +2,7 @@
 
 python analyses/prediction_error/collect.py [--resume] [--out FOLDER] [--only MODEL-RANKS …]
 
-Needs root, for `ip`. Forty minutes on a quiet machine; with --resume what is there already is kept.
+Needs root, for `ip`. Seventy minutes on a quiet machine; with --resume what is there already is kept.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ RECORDED_AT_GBIT = 1
 CAPS_MB = (1, 2, 5, 10, None, 100)
 """``None``: DDP's default, 25 with a first bucket of 1. 100: all in one bucket."""
 BURST = "128kb"
-ROUNDS, SETTLE, TIMED = 3, 1, 4
+ROUNDS, SETTLE, TIMED = 8, 1, 3
 """Visits of every point, and in each the steps before those that count, and these."""
 UNPROFILED, PROFILED, ALONE = 40, 1, 10
 """Steps of the recorded run. Of ddpprof's own 8 and 5 the former would say less, and the latter take much room."""
-Point = tuple[float, float | None, bool]
-"""Rate of the links, bucket size, and ``False`` for steps under ``no_sync()``: computation alone."""
+Point = tuple[float, float | None]
+"""Rate of the links, and bucket size."""
 RECORDED = None
 """Instead of a point: the recorded run."""
 POINTS, RUN = "points.json", "run"
@@ -79,58 +79,28 @@ def train(name: str, out: Path) -> None:
 
 def order_of(number: int) -> list[Point | None]:
     """The same on every rank."""
-    points: list[Point | None] = [(gbit, cap, True) for gbit, cap in product(GBIT, CAPS_MB)]
-    points.append((RECORDED_AT_GBIT, None, False))
+    points: list[Point | None] = list(product(GBIT, CAPS_MB))
     if number == 0:
         points.append(RECORDED)
     return random.Random(number).sample(points, len(points))
 
 
-def visit(training: Training, gbit: float, cap: float | None, reduces: bool) -> dict[str, Any]:
-    """A few steps of it on a link of that rate, and how much the machine did besides."""
+def visit(training: Training, gbit: float, cap: float | None) -> dict[str, Any]:
+    """A few steps of it on a link of that rate."""
     import torch.distributed as dist
 
     set_link(gbit)
     for _ in range(SETTLE):
-        training.step(reduces)
+        training.step()
     dist.barrier()
-    before = usage()
     ends = [time.perf_counter_ns()]
     for _ in range(TIMED):
-        training.step(reduces)
+        training.step()
         ends.append(time.perf_counter_ns())
-    used = {kind: ns - before[kind] for kind, ns in usage().items()}
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, ([end - start for start, end in pairwise(ends)], used))
     return {
         "gbit": gbit,
         "bucket_cap_mb": cap,
-        "reduces": reduces,
-        "step_ns": ranks[0][0],
-        "slowest_rank_step_ns": [max(steps) for steps in zip(*(steps for steps, _ in ranks), strict=True)],
-        "cpu_ns": [used["cpu"] for _, used in ranks],
-        "queued_ns": [used["queued"] for _, used in ranks],
-        "others_ns": ranks[0][1]["machine"] - sum(used["cpu"] for _, used in ranks),
-        "interrupts_ns": ranks[0][1]["interrupts"],
-        "load": os.getloadavg()[0],
-    }
-
-
-def usage() -> dict[str, int]:
-    """Of cores, ns: by this rank, by the whole machine (with what its host took away), by interrupts: the network.
-
-    queued: for how long threads of this rank were ready, and waited for the core.
-    """
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
-        int, Path("/proc/stat").read_text(encoding="ascii").split()[1:9]
-    )
-    tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
-    threads = [path.read_text(encoding="ascii").split() for path in Path("/proc/self/task").glob("*/schedstat")]
-    return {
-        "cpu": time.process_time_ns(),
-        "queued": sum(int(queued) for _, queued, _ in threads),
-        "machine": (user + nice + system + steal) * tick_ns,
-        "interrupts": (irq + softirq) * tick_ns,
+        "step_ns": [end - start for start, end in pairwise(ends)],
     }
 
 
