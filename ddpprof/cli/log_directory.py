@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,20 +16,23 @@ from ddpprof.location import location
 if TYPE_CHECKING:
     from ddpprof.events import Rank, Run
     from ddpprof.report import Report
+    from ddpprof.report.timeline import Drawing
 
 _NOT_FOR_NAMES = re.compile(r"[^A-Za-z0-9-]+")
 
 
-def write_log_directory(directory: Path, run: Run, report: Report, with_plugin: bool) -> tuple[str, ...]:
-    """`with_plugin`: also traces for the profiler plugin. Returns what it cannot show.
+def write_log_directory(
+    directory: Path, report: Report, drawings: Iterable[Drawing], for_plugin: Run | None = None
+) -> tuple[str, ...]:
+    """`for_plugin`: the run whose traces the profiler plugin is to show. Returns what it cannot.
 
     Raises ``OSError``, and `DdpprofError` where TensorBoard is not installed.
     """
     from ddpprof.render.tensorboard.native import write_native
 
     with _replaced(directory) as part:
-        write_native(part, run, report)
-        return _write_plugin_traces(part / rundir.TENSORBOARD_TRACES, run) if with_plugin else ()
+        write_native(part, report, drawings)
+        return _write_plugin_traces(part / rundir.TENSORBOARD_TRACES, for_plugin) if for_plugin is not None else ()
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from ddpprof.errors import DdpprofError
 from ddpprof.location import Location
 
 if TYPE_CHECKING:
-    from ddpprof.events import Run
     from ddpprof.fleet.analysis import Analysis
     from ddpprof.fleet.progress import Step
     from ddpprof.predict.network import Network
@@ -59,7 +58,7 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
     from ddpprof.load.limits import Limits
 
     give_back_large_arrays()
-    _refuse_experiment(path)
+    refuse_experiment(path)
     choice = Choice(
         ranks=getattr(options, "ranks", None),
         steps=getattr(options, "measured_steps", None),
@@ -89,14 +88,6 @@ def _sigterm_as_exit() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def read_run(path: Location) -> Run:
-    """All of it, in memory. Raises `DdpprofError`."""
-    from ddpprof.load.run import load_run
-
-    _refuse_experiment(path)
-    return load_run(path)
-
-
 def measured_network(path: Location | None) -> Network | None:
     """What `ddpprof netbench` wrote, as predictions need it. Raises `DdpprofError`."""
     from ddpprof.load.netbench import load_netbench
@@ -113,7 +104,7 @@ def measured_network(path: Location | None) -> Network | None:
     return network
 
 
-def _refuse_experiment(path: Location) -> None:
+def refuse_experiment(path: Location) -> None:
     """Raises `DdpprofError`."""
     from ddpprof.experiment.plan import is_experiment
 

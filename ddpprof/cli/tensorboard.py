@@ -139,14 +139,17 @@ def _write_beside(path: Location, with_plugin: bool) -> Path | None:
 def _write_to(folder: Path, path: Location, with_plugin: bool) -> None:
     """Raises `DdpprofError`."""
     from ddpprof.cli.log_directory import write_log_directory
-    from ddpprof.cli.reading import read_run
-    from ddpprof.report import build_report
+    from ddpprof.cli.reading import refuse_experiment
+    from ddpprof.fleet.analysis import analysed
+    from ddpprof.load.run import load_run
 
-    run = read_run(path)
-    try:
-        missing = write_log_directory(folder, run, build_report(run), with_plugin)
-    except OSError as error:
-        raise DdpprofError(f"cannot write {folder}: {error.strerror}. Choose a place with --logdir DIR") from error
+    refuse_experiment(path)
+    with analysed(path) as analysis:
+        for_plugin = load_run(path) if with_plugin else None
+        try:
+            missing = write_log_directory(folder, analysis.report, analysis.drawings(), for_plugin)
+        except OSError as error:
+            raise DdpprofError(f"cannot write {folder}: {error.strerror}. Choose a place with --logdir DIR") from error
     for text in missing:
         print(f"{path}, PYTORCH_PROFILER: {text}")
 

@@ -16,7 +16,7 @@ from ddpprof.cli.arguments import count, positive
 from ddpprof.location import local
 
 if TYPE_CHECKING:
-    from ddpprof.report import Report
+    from ddpprof.fleet.analysis import Analysis
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
@@ -208,25 +208,24 @@ def _print_run(out: Path, summary_only: bool) -> None:
         if not summary_only:
             print()
             render_terminal(shown_sections(report, analysis), sys.stdout)
-    _write_for_tensorboard(out, report)
+        _write_for_tensorboard(out, analysis)
     steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
     ranks = len(report.ranks)
     wrote = f"Wrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps)."
     print(f"\n{wrote} See it again with: ddpprof report {out}", flush=True)
 
 
-def _write_for_tensorboard(out: Path, report: Report) -> None:
+def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
     """So that ``tensorboard --logdir OUT`` shows the run, where there is a TensorBoard."""
     from importlib.util import find_spec
 
     from ddpprof.cli.log_directory import write_log_directory
-    from ddpprof.load.run import load_run
     from ddpprof.rundir import TENSORBOARD_DIRECTORY
 
     if find_spec("tensorboard") is None:
         return
     try:
-        write_log_directory(out / TENSORBOARD_DIRECTORY, load_run(out), report, with_plugin=False)
+        write_log_directory(out / TENSORBOARD_DIRECTORY, analysis.report, analysis.drawings())
     except Exception as error:  # noqa: BLE001 (the report is what was asked for)
         print(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
 

@@ -25,7 +25,7 @@ from ddpprof.report.across import RecordedSteps
 from ddpprof.report.build import Reduced, reduce_summary
 from ddpprof.report.rank_summary import RunSummary, merge_summaries
 from ddpprof.report.ranks import steps_to_replay
-from ddpprof.report.timeline import Timeline, draw_timeline
+from ddpprof.report.timeline import Drawing, Timeline, draw_timeline
 
 _MERGED_AT_ONCE = 32
 """Each summary is large while its kernels are not merged with others'."""
@@ -73,15 +73,17 @@ class Analysis:
         """The steps to replay of every rank that was read and has a record."""
         return _recorded_by(self._ranks, None)([one.rank for one in self._ranks if one.rank is not None])
 
-    def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
-        """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
-        drawings = []
+    def drawings(self, ranks: Container[int] | None = None) -> Iterator[Drawing]:
+        """Of the ranks with these numbers, or of all: the profiled steps that the report measures, each by itself."""
         for one in self._ranks:
             if ranks is None or one.rank is None or one.rank in ranks:
                 drawing = read_drawing(self._cache.path(one))
                 if drawing is not None and (ranks is None or drawing.about.rank in ranks):
-                    drawings.append(drawing)
-        return draw_timeline(drawings, self.report, self._reduced.buckets, steps)
+                    yield drawing
+
+    def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
+        """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
+        return draw_timeline(list(self.drawings(ranks)), self.report, self._reduced.buckets, steps)
 
 
 @contextmanager

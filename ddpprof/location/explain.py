@@ -94,7 +94,7 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
     names = {base.__name__ for one in causes for base in type(one).__mro__}
     said = _said(causes[-1]) or _said(error)
     status = next((code for one in causes if (code := _status(one)) is not None), None)
-    if names & _NO_CREDENTIALS:
+    if names & _NO_CREDENTIALS or (isinstance(error, ValueError) and "credentials" in said):  # adlfs
         return errno.EACCES, f"there are no credentials ({said}): {_hint(url)}"
     is_about_keys = "SSHException" in names and "authentication" in said.lower()
     if names & _REFUSED_CREDENTIALS or status == 401 or is_about_keys:
@@ -109,21 +109,21 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
         return errno.EIO, f"the server says {said}"
     if isinstance(error, PermissionError) or status == 403:
         return errno.EACCES, f"permission denied ({said}): {_hint(url)}"
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) or status == 404:
         return errno.ENOENT, "there is no such file, folder or bucket"
     return errno.EIO, said or type(error).__name__
 
 
 def _status(error: BaseException) -> int | None:
     """Of a web server's answer."""
-    status = getattr(error, "status", None)
-    return status if isinstance(status, int) else None
+    known = (getattr(error, name, None) for name in ("status", "status_code", "code"))  # aiohttp, azure, gcsfs
+    return next((status for status in known if isinstance(status, int)), None)
 
 
 def _said(error: BaseException) -> str:
-    status, message = _status(error), getattr(error, "message", None)
-    if status is not None and message:  # aiohttp's own text repeats the address
-        return f"{status} {message}"
+    status, message = _status(error), str(getattr(error, "message", None) or "")
+    if status is not None and message:  # aiohttp's own text repeats the address, azure's goes on with the answer
+        return f"{status} {message.splitlines()[0]}"
     text = getattr(error, "strerror", None) or str(error)
     line = without_secrets(" ".join(str(text).split()))
     return line[:_LONGEST].rstrip(".")

@@ -31,6 +31,8 @@ _VERSIONS = (
 )
 """what stores call that which changes with a file, the surest first"""
 _OF_A_PAGE = "text/html"
+_TALKATIVE = ("paramiko", "gcsfs", "azure")
+"""They write tracebacks of what they raise."""
 _WRITTEN_AT_ONCE_BYTES = 1 << 20
 
 
@@ -221,7 +223,8 @@ class RemotePath:
             return self._system, self._system._strip_protocol(self.url)  # noqa: SLF001 (fsspec's own way)
         from fsspec.core import url_to_fs
 
-        logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it writes tracebacks of what it raises
+        for driver in _TALKATIVE:
+            logging.getLogger(driver).setLevel(logging.CRITICAL)
         fs, path = url_to_fs(self.url)
         if fs.async_impl and "::" not in self.url:
             self._system = fs

@@ -29,7 +29,7 @@ def files(directory: Path) -> list[str]:
 
 def test_writing_again_replaces_what_was_written(tmp_path: Path, made: Run) -> None:
     for _ in range(2):
-        write_log_directory(tmp_path, made, build_report(made), with_plugin=False)
+        write_log_directory(tmp_path, build_report(made), [])
         assert files(tmp_path) == ["rank-0", "run"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0", "run"], "nothing half made is left"
 
@@ -37,14 +37,14 @@ def test_writing_again_replaces_what_was_written(tmp_path: Path, made: Run) -> N
 def test_a_run_is_removed_with_what_tensorboard_shows_of_it(tmp_path: Path, made: Run) -> None:
     (tmp_path / rundir.RUN_FILE).write_text("{}")
     folder = tmp_path / rundir.TENSORBOARD_DIRECTORY
-    write_log_directory(folder, made, build_report(made), with_plugin=False)
+    write_log_directory(folder, build_report(made), [])
     rundir.remove_run(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_others_put_there_stays(tmp_path: Path, made: Run) -> None:
     folder = tmp_path / rundir.TENSORBOARD_DIRECTORY
-    write_log_directory(folder, made, build_report(made), with_plugin=False)
+    write_log_directory(folder, build_report(made), [])
     (folder / "rank-0" / "mine.txt").touch()
     (folder / "mine").mkdir()
     rundir.remove_run(tmp_path)
@@ -52,7 +52,7 @@ def test_what_others_put_there_stays(tmp_path: Path, made: Run) -> None:
 
 
 def test_files_and_links_with_a_name_of_ours_stay(tmp_path: Path, made: Run) -> None:
-    write_log_directory(tmp_path / "elsewhere", made, build_report(made), with_plugin=False)
+    write_log_directory(tmp_path / "elsewhere", build_report(made), [])
     folder = tmp_path / "run" / rundir.TENSORBOARD_DIRECTORY
     folder.mkdir(parents=True)
     (folder / "rank-0").touch()
@@ -63,7 +63,7 @@ def test_files_and_links_with_a_name_of_ours_stay(tmp_path: Path, made: Run) -> 
 
 
 def test_folders_behind_a_link_are_not_emptied(tmp_path: Path, made: Run) -> None:
-    write_log_directory(tmp_path / "elsewhere", made, build_report(made), with_plugin=False)
+    write_log_directory(tmp_path / "elsewhere", build_report(made), [])
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / rundir.TENSORBOARD_DIRECTORY).symlink_to(tmp_path / "elsewhere")
     rundir.remove_run(tmp_path / "run")

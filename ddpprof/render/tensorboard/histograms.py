@@ -7,42 +7,39 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import CollectiveKind, Rank
+from ddpprof.events import CollectiveKind
 from ddpprof.render.tensorboard.event_file import EventFile, summary
 from ddpprof.render.tensorboard.scalars import NS_PER_MS
-from ddpprof.report.ranks import training_steps, whole_steps
+from ddpprof.report.timeline import Drawing
 
 TAG = "ddp_collective_ms/"
 _BUCKETS = 30
 
 
-def write_histograms(file: EventFile, rank: Rank) -> None:
+def write_histograms(file: EventFile, drawing: Drawing) -> None:
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
     from tensorboard.compat.proto.types_pb2 import DT_DOUBLE
     from tensorboard.plugins.histogram.metadata import create_summary_metadata
 
-    for kind, step, durations_ns in collective_times(rank):
-        table = buckets_of(durations_ns / NS_PER_MS)
+    for kind, step, durations_ns in _collective_times(drawing):
+        table = _buckets_of(durations_ns / NS_PER_MS)
         shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in table.shape])
         tensor = TensorProto(dtype=DT_DOUBLE, tensor_shape=shape, tensor_content=table.tobytes())
         metadata = create_summary_metadata("", f"durations of {kind} in a step, waiting for other ranks included")
         file.add(summary(f"{TAG}{kind}", metadata, tensor=tensor), step)
 
 
-def collective_times(rank: Rank) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
-    """Kind, number of the step, durations in ns; of the steps of the report."""
-    if rank.trace is None:
-        return
-    comm, durations = rank.trace.collectives, rank.trace.collectives.end_ns - rank.trace.collectives.start_ns
-    for index in whole_steps(rank.trace, training_steps(rank.record)):
-        in_step = comm.step == index
-        for kind in np.unique(comm.kind[in_step]).tolist():
-            chosen = in_step & (comm.kind == kind)
-            yield CollectiveKind(kind).name.lower(), rank.trace.steps[index].number, durations[chosen]
+def _collective_times(drawing: Drawing) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
+    """Kind, number of the step, durations in ns."""
+    for index in drawing.about.measured:
+        step = drawing.draw(index)
+        comm = step.collectives
+        for kind in np.unique(comm.kind).tolist():
+            yield CollectiveKind(kind).name.lower(), step.step, (comm.end_ns - comm.start_ns)[comm.kind == kind]
 
 
-def buckets_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _buckets_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """[n, 3]: left edge, right edge, count. The outer edges are the smallest and the largest value."""
     if values.min() == values.max():
         return np.array([[values[0], values[0], len(values)]], np.float64)

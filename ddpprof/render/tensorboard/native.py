@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from ddpprof.events import Run
 from ddpprof.render.tensorboard.event_file import EventFile
 from ddpprof.render.tensorboard.heat_map import write_heat_maps
 from ddpprof.render.tensorboard.histograms import write_histograms
@@ -13,19 +13,20 @@ from ddpprof.render.tensorboard.layout import write_layout
 from ddpprof.render.tensorboard.scalars import write_scalars
 from ddpprof.render.tensorboard.text import write_report_text
 from ddpprof.report import Report
+from ddpprof.report.timeline import Drawing
 from ddpprof.rundir import TENSORBOARD_OF_RUN, tensorboard_rank
 
 
-def write_native(directory: Path, run: Run, report: Report) -> None:
+def write_native(directory: Path, report: Report, drawings: Iterable[Drawing]) -> None:
     """Raises ``OSError``, and `DdpprofError` where TensorBoard is not installed."""
     with EventFile(directory / TENSORBOARD_OF_RUN) as file:
         write_report_text(file, report)
         write_layout(file)
         write_heat_maps(file, report)
         write_hparams(file, report)
-    ranks = {rank.rank: rank for rank in run.ranks}
+    drawn = {drawing.about.rank: drawing for drawing in drawings}
     for rank in report.ranks:
         with EventFile(directory / tensorboard_rank(rank.rank)) as file:
             write_scalars(file, rank)
-            if rank.rank in ranks:  # not so of a Horovod timeline
-                write_histograms(file, ranks[rank.rank])
+            if rank.rank in drawn:  # not so without a trace
+                write_histograms(file, drawn[rank.rank])

@@ -1,6 +1,6 @@
 """The native data of a run, read back as TensorBoard reads them: the report's numbers, as float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from html import unescape
 from io import BytesIO
@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from reports import HOSTILE, hostile_report, light_report, rank, report, step
-from tables import collective, run, trace
+from tables import collective, trace
 
-from ddpprof.events import CollectiveKind, Rank, Run
+from ddpprof.events import CollectiveKind, Rank
 from ddpprof.render.tensorboard.hparams import metrics_of
 from ddpprof.render.tensorboard.layout import CHARTS
 from ddpprof.render.tensorboard.native import write_native
 from ddpprof.render.tensorboard.text import tensorboard_markdown
 from ddpprof.report import Report
+from ddpprof.report.timeline import Drawing, drawing_of
 
 accumulator = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator", reason="pip install 'ddpprof[tensorboard]'"
@@ -32,8 +33,8 @@ Read = Callable[..., Any]
 def read(tmp_path: Path) -> Read:
     """Writes a report, and reads one of its TensorBoard runs."""
 
-    def written(of: Report, name: str = "run", made: Run | None = None) -> Any:
-        write_native(tmp_path, run() if made is None else made, of)
+    def written(of: Report, name: str = "run", drawings: Sequence[Drawing] = ()) -> Any:
+        write_native(tmp_path, of, drawings)
         everything = {"scalars": 0, "tensors": 0, "images": 0, "histograms": 0}
         return accumulator.EventAccumulator(str(tmp_path / name), size_guidance=everything).Reload()
 
@@ -123,8 +124,8 @@ def test_settings_of_ddp_and_of_the_job_are_hyperparameters(read: Read) -> None:
 def test_every_collective_is_in_the_histogram_of_its_kind_and_step(read: Read) -> None:
     rows = [collective(100 * i, 100 * i + 10 * i + 5) for i in range(8)]
     rows += [collective(900, 950, kind=CollectiveKind.BROADCAST), collective(1100, 1200, step=1)]
-    made = run(Rank(0, trace(((0, 1000), (1000, 2000)), comm=rows), None))
-    events = read(report(), "rank-0", made)
+    drawing = drawing_of(Rank(0, trace(((0, 1000), (1000, 2000)), comm=rows), None))
+    events = read(report(), "rank-0", [drawing])
     found = {
         (tag.removeprefix("ddp_collective_ms/"), event.step): event.tensor_proto
         for tag in events.Tags()["tensors"]
