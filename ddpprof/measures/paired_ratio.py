@@ -25,7 +25,7 @@ from ddpprof.measures.chance import student_tail
 CONFIDENCE = 0.95
 _TAIL = (1 - CONFIDENCE) / 2
 _DRAWS = 2000
-_ENOUGH_ROUNDS = 3
+ENOUGH_ROUNDS = 3
 
 Steps = Sequence[float]
 Pair = tuple[Steps, Steps]
@@ -55,7 +55,7 @@ def paired_ratio(rounds: Sequence[Sequence[Pair]]) -> Ratio | None:
     if not pairs:
         return None
     ratio = median(median(a) / median(b) for a, b in pairs)
-    if len(rounds) < _ENOUGH_ROUNDS:
+    if len(rounds) < ENOUGH_ROUNDS:
         return Ratio(ratio, None, None, len(pairs))
     low, high = _by_student(pairs) if len(pairs) == len(rounds) else _by_bootstrap(rounds, ratio)
     return Ratio(ratio, min(low, ratio), max(high, ratio), len(pairs))
@@ -63,17 +63,17 @@ def paired_ratio(rounds: Sequence[Sequence[Pair]]) -> Ratio | None:
 
 def _by_student(pairs: Sequence[Pair]) -> tuple[float, float]:
     logs = [log(median(a) / median(b)) for a, b in pairs]
-    half = _student_quantile(_TAIL, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
+    half = student_quantile(_TAIL, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
     return exp(fmean(logs) - half), exp(fmean(logs) + half)
 
 
 def _by_bootstrap(rounds: Sequence[Sequence[Pair]], ratio: float) -> tuple[float, float]:
-    wider = _student_quantile(_TAIL, len(rounds) - 1) / NormalDist().inv_cdf(1 - _TAIL)
+    wider = student_quantile(_TAIL, len(rounds) - 1) / NormalDist().inv_cdf(1 - _TAIL)
     low, high = (ratio * (end / ratio) ** wider for end in np.quantile(_redrawn(rounds), [_TAIL, 1 - _TAIL]))
     return float(low), float(high)
 
 
-def _student_quantile(tail: float, degrees: int) -> float:
+def student_quantile(tail: float, degrees: int) -> float:
     """The t beyond which Student's distribution has `tail`, by halving."""
     low, high = 0.0, 100.0
     for _ in range(60):

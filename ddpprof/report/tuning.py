@@ -9,6 +9,7 @@ from statistics import median
 
 from ddpprof import __version__
 from ddpprof.experiment.plan import Experiment, Trial
+from ddpprof.measures.joint_ratios import joint_ratios
 from ddpprof.measures.losing import is_losing, start_spread
 from ddpprof.measures.loss_match import Losses, LossMatch, Match, match_losses
 from ddpprof.measures.paired_ratio import Ratio, paired_ratio
@@ -68,7 +69,8 @@ class Tried:
     rounds_ns: tuple[float, ...]
     """medians of the rounds"""
     ratio: Ratio | None
-    """of its step to that of the job as it is, in the rounds of both"""
+    """of its step to that of the job as it is, in the rounds of both; the intervals of those that ran in every round
+    hold together"""
     losses: LossMatch | None
     """``None`` of the job as it is"""
     fate: Fate
@@ -118,7 +120,10 @@ class Measured:
 def build_tuning(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> TuneReport | None:
     """``None`` where the job as it is has no times, or nothing else has."""
     fates = _fates(experiment, choice, measured, job)
-    now, *others = [_tried(experiment, choice, measured, job, number, fate) for number, fate in enumerate(fates)]
+    ratios = _ratios(experiment, measured)
+    now, *others = [
+        _tried(experiment, choice, measured, job, number, fate, ratios.get(number)) for number, fate in enumerate(fates)
+    ]
     if now.step_ns is None or not any(one.rounds_ns for one in others):
         return None
     num_distinct = len(choice.candidates) + len(choice.untried)
@@ -191,10 +196,35 @@ def _match(choice: Choice, measured: Measured, job: Job, number: int) -> LossMat
     return match_losses(as_it_is, measured.losses_of(number), order_is_kept)
 
 
-def _tried(experiment: Experiment, choice: Choice, measured: Measured, job: Job, number: int, fate: Fate) -> Tried:
+def _ratios(experiment: Experiment, measured: Measured) -> dict[int, Ratio | None]:
+    """By variant."""
+    as_it_is, *others = [
+        rounds_of(measured.results, number, experiment.rounds) for number in range(len(experiment.variants))
+    ]
+    ran = [index for index, steps in enumerate(as_it_is) if steps]
+    in_all = {number: rounds for number, rounds in enumerate(others, NOW + 1) if all(rounds[index] for index in ran)}
+    ratios = {
+        number: paired_ratio([[pair] for pair in zip(rounds, as_it_is, strict=True)])
+        for number, rounds in enumerate(others, NOW + 1)
+        if number not in in_all
+    }
+    if ran and in_all:
+        of_now, *medians = [[median(rounds[index]) for index in ran] for rounds in (as_it_is, *in_all.values())]
+        ratios |= zip(in_all, joint_ratios(of_now, medians), strict=True)
+    return ratios
+
+
+def _tried(
+    experiment: Experiment,
+    choice: Choice,
+    measured: Measured,
+    job: Job,
+    number: int,
+    fate: Fate,
+    ratio: Ratio | None,
+) -> Tried:
     candidate = choice.candidates[number]
     rounds = rounds_of(measured.results, number, experiment.rounds)
-    as_it_is = rounds_of(measured.results, NOW, experiment.rounds)
     return Tried(
         label=candidate.label,
         code=code_of(candidate),
@@ -203,7 +233,7 @@ def _tried(experiment: Experiment, choice: Choice, measured: Measured, job: Job,
         num_buckets=candidate.num_buckets,
         step_ns=median_step_ns(rounds),
         rounds_ns=tuple(median(steps) for steps in rounds if steps),
-        ratio=paired_ratio([[pair] for pair in zip(rounds, as_it_is, strict=True)]) if number != NOW else None,
+        ratio=ratio,
         losses=_match(choice, measured, job, number) if number != NOW else None,
         fate=fate,
     )

@@ -92,7 +92,7 @@ def _trials(report: TuneReport) -> Section:
         columns,
         tuple(map(_row, (report.now, *report.tried))),
         notes(
-            "ratio: of its step to that of the job as it is, run in turn, with the 95 % interval",
+            "ratio: of its step to that of the job as it is, run in turn; 95 % intervals, which hold together",
             "predicted: step ms, from the profile" if report.unpredicted is None else "",
             *(f"{short}: {name}" for name, short in _SHORT.items() if any(name in one.label for one in report.tried)),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpprof.measures.paired_ratio import _student_quantile, paired_ratio
+from ddpprof.measures.paired_ratio import paired_ratio, student_quantile
 
 
 def test_of_equal_steps_the_interval_is_the_ratio() -> None:
@@ -46,7 +46,7 @@ def test_two_rounds_do_not_show_how_much_they_differ() -> None:
 
 @pytest.mark.parametrize(("degrees", "expected"), [(1, 12.706), (2, 4.303), (4, 2.776), (30, 2.042)])
 def test_students_quantile_is_that_of_the_tables(degrees: int, expected: float) -> None:
-    assert _student_quantile(0.025, degrees) == pytest.approx(expected, abs=5e-4)
+    assert student_quantile(0.025, degrees) == pytest.approx(expected, abs=5e-4)
 
 
 @pytest.mark.parametrize("rounds", [[], [[]], [[([], [1.0])], [([1.0], [])]]], ids=["none", "empty", "one-sided"])
