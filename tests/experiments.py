@@ -108,13 +108,13 @@ def choice(*candidates: Candidate, **changes: Any) -> Choice:
     return replace(Choice((Candidate(), *candidates), untried, True, None, 12, 9), **changes)
 
 
-def tuning(choice: Choice, *results: TrialResult, **changes: Any) -> TuneReport:
+def tuning(choice: Choice, *results: TrialResult, rounds: int = 3, **changes: Any) -> TuneReport:
     """Of two ranks whose losses never change, but for what `changes` says of `Measured`."""
     variants = tuple(Variant(2, one.label) for one in choice.candidates)
     same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))
     losses = {one.trial: same for one in results}
     given: dict[str, Any] = {"losses": losses, "profile_losses": same, "profile_ns": (), **changes}
-    report = build_tuning(planned(Kind.TUNE, *variants, rounds=3), choice, Measured(results, **given), job(2))
+    report = build_tuning(planned(Kind.TUNE, *variants, rounds=rounds), choice, Measured(results, **given), job(2))
     assert report is not None
     return report
 

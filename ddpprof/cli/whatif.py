@@ -33,7 +33,7 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add("--compress", metavar="HOOK", type=_hook, help="fp16, bf16 or powersgd:RANK, torch's communication hooks")
     add("--no-overlap", action="store_true", help="nothing is sent before the backward pass is over")
     add("--batch-scale", type=factor, default=1.0, metavar="X", help="batches of X times the size")
-    add("--accumulation", type=positive, default=1, metavar="N", help="reduce gradients every N-th backward pass")
+    add("--accumulation", type=positive, metavar="N", help="reduce gradients every N-th backward pass")
     add("--without-rank", type=count, action="append", metavar="RANK", help="as if this straggler were like the others")
     network = parser.add_argument_group("network")
     add = network.add_argument
@@ -137,7 +137,7 @@ _WORLD = (
 
 def _world_label(options: argparse.Namespace) -> str:
     """What was asked for beside buckets, as it was written."""
-    defaults = {"batch_scale": 1.0, "accumulation": 1, "algorithm": "ring"}
+    defaults = {"batch_scale": 1.0, "algorithm": "ring"}
     given = {name: getattr(options, name) for name in _WORLD if getattr(options, name) != defaults.get(name)}
     return ", ".join(
         name.replace("_", "-") if value is True else f"{name.replace('_', '-')} {_word(name, value)}"

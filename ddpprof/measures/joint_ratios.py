@@ -20,8 +20,13 @@ import numpy as np
 from ddpprof.measures.paired_ratio import CONFIDENCE, ENOUGH_ROUNDS, Ratio, student_quantile
 
 
-def joint_ratios(one: Sequence[float], others: Sequence[Sequence[float]]) -> tuple[Ratio, ...]:
-    """`one`: its step in each of n rounds. `others`: of each of at least one variant, in the same rounds."""
+def joint_ratios(
+    one: Sequence[float], others: Sequence[Sequence[float]], comparisons: int | None = None
+) -> tuple[Ratio, ...]:
+    """`one`: its step in each of n rounds. `others`: of each of at least one variant, in the same rounds.
+
+    `comparisons`: with how many intervals, these among them, theirs are to hold together.
+    """
     ratios = [median(a / b for a, b in zip(steps, one, strict=True)) for steps in others]
     if len(one) < ENOUGH_ROUNDS:
         return tuple(Ratio(ratio, None, None, len(one)) for ratio in ratios)
@@ -29,7 +34,7 @@ def joint_ratios(one: Sequence[float], others: Sequence[Sequence[float]]) -> tup
     noise = logs - logs.mean(axis=1, keepdims=True) - logs.mean(axis=0) + logs.mean()
     degrees = len(others) * (len(one) - 1)
     error = sqrt(2 * float((noise**2).sum()) / degrees / len(one))
-    half = student_quantile((1 - CONFIDENCE) / 2 / len(others), degrees) * error
+    half = student_quantile((1 - CONFIDENCE) / 2 / (comparisons or len(others)), degrees) * error
     means = (logs.mean(axis=1)[1:] - logs.mean(axis=1)[0]).tolist()
     return tuple(
         Ratio(ratio, min(ratio, exp(mean - half)), max(ratio, exp(mean + half)), len(one))

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from ddpprof.measures.chance import student_tail
 
 CONFIDENCE = 0.95
-_TAIL = (1 - CONFIDENCE) / 2
 _DRAWS = 2000
 ENOUGH_ROUNDS = 3
 
@@ -48,8 +47,11 @@ class Ratio:
         return self.low > 1 or self.high < 1
 
 
-def paired_ratio(rounds: Sequence[Sequence[Pair]]) -> Ratio | None:
-    """Of the pairs of each round, that is of each start of the job; ``None`` where there are none."""
+def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Ratio | None:
+    """Of the pairs of each round, that is of each start of the job; ``None`` where there are none.
+
+    `comparisons`: intervals that are to hold together, this one among them.
+    """
     rounds = [known for pairs in rounds if (known := [(a, b) for a, b in pairs if a and b])]
     pairs = [pair for of_round in rounds for pair in of_round]
     if not pairs:
@@ -57,19 +59,20 @@ def paired_ratio(rounds: Sequence[Sequence[Pair]]) -> Ratio | None:
     ratio = median(median(a) / median(b) for a, b in pairs)
     if len(rounds) < ENOUGH_ROUNDS:
         return Ratio(ratio, None, None, len(pairs))
-    low, high = _by_student(pairs) if len(pairs) == len(rounds) else _by_bootstrap(rounds, ratio)
+    tail = (1 - CONFIDENCE) / 2 / comparisons
+    low, high = _by_student(pairs, tail) if len(pairs) == len(rounds) else _by_bootstrap(rounds, ratio, tail)
     return Ratio(ratio, min(low, ratio), max(high, ratio), len(pairs))
 
 
-def _by_student(pairs: Sequence[Pair]) -> tuple[float, float]:
+def _by_student(pairs: Sequence[Pair], tail: float) -> tuple[float, float]:
     logs = [log(median(a) / median(b)) for a, b in pairs]
-    half = student_quantile(_TAIL, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
+    half = student_quantile(tail, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
     return exp(fmean(logs) - half), exp(fmean(logs) + half)
 
 
-def _by_bootstrap(rounds: Sequence[Sequence[Pair]], ratio: float) -> tuple[float, float]:
-    wider = student_quantile(_TAIL, len(rounds) - 1) / NormalDist().inv_cdf(1 - _TAIL)
-    low, high = (ratio * (end / ratio) ** wider for end in np.quantile(_redrawn(rounds), [_TAIL, 1 - _TAIL]))
+def _by_bootstrap(rounds: Sequence[Sequence[Pair]], ratio: float, tail: float) -> tuple[float, float]:
+    wider = student_quantile(tail, len(rounds) - 1) / NormalDist().inv_cdf(1 - tail)
+    low, high = (ratio * (end / ratio) ** wider for end in np.quantile(_redrawn(rounds), [tail, 1 - tail]))
     return float(low), float(high)
 
 

@@ -61,6 +61,11 @@ class Caps:
         return self.per_bucket_bytes or (self.first_bytes, self.others_bytes)
 
 
+def same_buckets(one: Buckets, other: Buckets) -> bool:
+    """Whatever their order: recorded ones do not tell in which order gradients of several kinds came."""
+    return sorted(map(sorted, one)) == sorted(map(sorted, other))
+
+
 def final_buckets(
     gradients: Sequence[Gradient],
     caps: Caps,

@@ -15,7 +15,7 @@ from itertools import product
 from math import log
 from typing import Any
 
-from ddpprof.predict.assignment import Caps, final_buckets
+from ddpprof.predict.assignment import Buckets, Caps, final_buckets, same_buckets
 from ddpprof.predict.caps import BucketCaps, as_written, up_to_one_bucket, with_own_ends
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile
@@ -193,7 +193,8 @@ _SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
 def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
     """Where nothing can be predicted: caps that make buckets of other numbers, and each switch alone."""
     order = [index for bucket in training.buckets for index in bucket]
-    made = {training.buckets: Candidate(num_buckets=len(training.buckets))}
+    now = Candidate(num_buckets=len(training.buckets))
+    made: dict[Buckets, Candidate] = {}
     for cap_mb in _SPREAD_MB:
         buckets = final_buckets(
             training.gradients,
@@ -202,8 +203,10 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
             find_unused_parameters=training.find_unused_parameters,
             static_graph=training.static_graph,
         )
-        made.setdefault(buckets, Candidate(_arguments(BucketCaps(cap_mb), knobs.drops_list), num_buckets=len(buckets)))
-    now, *caps = made.values()
+        if not same_buckets(buckets, training.buckets):
+            candidate = Candidate(_arguments(BucketCaps(cap_mb), knobs.drops_list), num_buckets=len(buckets))
+            made.setdefault(buckets, candidate)
+    caps = list(made.values())
     switches = [replace(now, arguments={"gradient_as_bucket_view": True})] if knobs.view else []
     switches += [replace(now, comm_hook=_hook_name(knobs.compression))] if knobs.compression is not None else []
     tried = [*caps[: max(1, most - len(switches))], *switches]

@@ -37,7 +37,9 @@ class Doubts:
 
 
 def doubts_about(network: Network, link: Link, setting: Setting, training: Training) -> Doubts:
-    """`link`: that of the network, as `setting` changes it."""
+    """`link`: that of the network, as `setting` changes it, which says how many ranks there are."""
+    if link.alone == NOTHING:  # one rank
+        return Doubts((link,), ())
     error, reasons = _rate_error(network, link, setting, training)
     slower, faster = _with_rates(link, 1 + error), _with_rates(link, 1 / (1 + error))
     if training.on_cpu and link.taken == NOTHING:
@@ -65,8 +67,8 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
             f"buckets of {min(sizes) / 1e6:.3g} to {max(sizes) / 1e6:.3g} MB, where the network is known from "
             f"{network.least_bytes / 1e6:.3g} to {network.most_bytes / 1e6:.3g} MB"
         )
-    if setting.world_size not in (None, network.world_size):
-        error += _RATE_ERROR_PER_DOUBLING * abs(log2((setting.world_size or 1) / network.world_size))
+    if setting.world_size is not None and setting.world_size != network.world_size:
+        error += _RATE_ERROR_PER_DOUBLING * abs(log2(setting.world_size / network.world_size))
         reasons.append(f"{setting.world_size} ranks, where the network was measured among {network.world_size}")
         if not network.is_benched and setting.latency_ns is None:
             reasons.append("how latency grows with ranks a run does not tell: give --latency, or --network")

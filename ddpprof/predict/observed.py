@@ -29,6 +29,8 @@ class ObservedStep:
     reduced_ns: float
     backward_end_ns: float | None = None
     """where more is computed after the last gradient of a bucket"""
+    num_forwards: int = 1
+    """each with its backward pass; the last pass is reduced"""
 
     @property
     def computed_ns(self) -> float:
@@ -55,8 +57,8 @@ def backward_alone_ns(recorded: Mapping[int, Sequence[RecordedStep]]) -> float |
     """Of a backward pass without communication, on the rank that takes longest: median. ``None`` without such steps."""
     longest: dict[int, int] = {}
     for step in (step for steps in recorded.values() for step in steps if step.mode == "alone"):
-        if len(step.forwards) == 1:
-            begin = step.forwards[0].end_ns
+        if step.forwards:
+            begin = step.forwards[-1].end_ns
             longest[step.number] = max(longest.get(step.number, 0), _optimized_at(step, begin) - begin)
     return float(median(longest.values())) if longest else None
 
@@ -79,6 +81,7 @@ def _observe(ranks: Sequence[RecordedStep], module: int, one_clock: bool) -> Obs
         ready_ns=tuple(_last(times) for times in gradients),
         finished_ns={index: float(max(times[index] for times in finished if index in times)) for index in timed},
         reduced_ns=max(_reduced_at(step, module) - origin for step, origin in origins),
+        num_forwards=max(len(step.forwards) for step in ranks),
     )
 
 

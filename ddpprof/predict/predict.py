@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import hypot, log2, sqrt
 
-from ddpprof.predict.assignment import final_buckets
+from ddpprof.predict.assignment import final_buckets, same_buckets
 from ddpprof.predict.doubts import doubts_about
 from ddpprof.predict.network import Network
 from ddpprof.predict.profile import Profile
@@ -59,6 +59,8 @@ class Prediction:
     """the step with each of the networks that it may be instead: of two predictions in the same order"""
     missed_ns: float
     """by how much the replay of the recorded settings misses the observed end of the backward pass"""
+    guessed_ns: float
+    """by how much it may be off since what a hook or another batch computes is guessed"""
     widened: tuple[str, ...]
     """why the interval is wider than the run itself makes it, in words"""
 
@@ -76,13 +78,15 @@ def gain(before: Prediction, after: Prediction) -> Gain:
     pairs = [(before.step_ns, after.step_ns), *zip(before.doubted_ns, after.doubted_ns, strict=True)]
     gains = [was - now for was, now in pairs]
     missed_ns = 0.0 if before == after else after.missed_ns
-    low_ns, high_ns = hypot(gains[0] - min(gains), missed_ns), hypot(max(gains) - gains[0], missed_ns)
+    own_ns = hypot(missed_ns, after.guessed_ns - before.guessed_ns)
+    low_ns, high_ns = hypot(gains[0] - min(gains), own_ns), hypot(max(gains) - gains[0], own_ns)
     return Gain(gains[0], gains[0] - low_ns, gains[0] + high_ns)
 
 
 def predict(profile: Profile, setting: Setting, target: Network | None = None) -> Prediction:
     """`target`: the network to train on, where it is not that of the run."""
     network = target or profile.network
+    setting = replace(setting, world_size=num_ranks(setting, profile.training, network))
     training, computed = _training(profile, setting), _computed(profile, setting)
 
     def replayed(link: Link) -> Replayed:
@@ -95,12 +99,15 @@ def predict(profile: Profile, setting: Setting, target: Network | None = None) -
     anchor_ns = profile.step_ns - profile.replayed_ns
     step_ns = anchor_ns + base.end_ns
     doubted_ns = tuple(anchor_ns + replayed(link).end_ns for link in doubts.links)
+    guessed_ns = hypot(
+        computed.end_ns * _BATCH_ERROR * log2(setting.batch_scale),
+        _hook_ns_per_byte(profile, setting) * training.gradient_bytes / 2,
+    )
     half_ns = sqrt(
         (2 * profile.step_error_ns) ** 2
         + (profile.replayed_ns - profile.reduced_ns) ** 2
         + max(abs(doubted - step_ns) for doubted in doubted_ns) ** 2
-        + (computed.end_ns * _BATCH_ERROR * abs(log2(setting.batch_scale))) ** 2
-        + (_hook_ns_per_byte(profile, setting) * training.gradient_bytes / 2) ** 2
+        + guessed_ns**2
     )
     return Prediction(
         step_ns=step_ns,
@@ -116,8 +123,14 @@ def predict(profile: Profile, setting: Setting, target: Network | None = None) -
         bucket_bytes=training.bucket_bytes,
         doubted_ns=doubted_ns,
         missed_ns=profile.replayed_ns - profile.reduced_ns,
-        widened=(*doubts.reasons, *_guesses(setting)),
+        guessed_ns=guessed_ns,
+        widened=(*doubts.reasons, *_guesses(profile, setting)),
     )
+
+
+def num_ranks(setting: Setting, training: Training, network: Network) -> int:
+    """That train: as many as in the run, whatever the number that the network was measured among."""
+    return setting.world_size or (training.world_size if training.world_size > 1 else network.world_size)
 
 
 def _training(profile: Profile, setting: Setting) -> Training:
@@ -130,14 +143,15 @@ def _training(profile: Profile, setting: Setting) -> Training:
     if setting.buckets is None and asked.is_rebuilt == was.is_rebuilt:
         return asked
     order = [index for bucket in was.buckets for index in bucket] if was.is_rebuilt else profile.order
-    buckets = final_buckets(
+    made = final_buckets(
         asked.gradients,
         setting.buckets.caps if setting.buckets is not None else was.caps,
         order,
         find_unused_parameters=asked.find_unused_parameters,
         static_graph=asked.static_graph,
     )
-    return replace(asked, buckets=buckets)
+    as_before = asked.is_rebuilt == was.is_rebuilt and same_buckets(made, was.buckets)
+    return asked if as_before else replace(asked, buckets=made)
 
 
 def _computed(profile: Profile, setting: Setting) -> Computed:
@@ -145,7 +159,8 @@ def _computed(profile: Profile, setting: Setting) -> Computed:
     per_byte_ns = _hook_ns_per_byte(profile, setting) / 2
     if setting.static_graph and not profile.training.static_graph:
         was = was.sooner(profile.searched_ns)
-    earlier_ns = was.end_ns * scale * (setting.accumulation - 1)
+    passes = setting.accumulation or profile.accumulation
+    earlier_ns = was.end_ns * scale * (passes / profile.accumulation - 1)
     gradients: list[float | None] = [None] * len(was.gradients_ns)
     end_ns, done_bytes = earlier_ns + was.end_ns * scale + per_byte_ns * profile.training.gradient_bytes, 0
     for index in profile.order:
@@ -167,13 +182,13 @@ def _after_ns_per_byte(profile: Profile, training: Training, setting: Setting) -
 
 def _link(network: Network, setting: Setting, training: Training) -> Link:
     """That of the network, for another number of ranks, and as fast as was said."""
-    was, num_ranks = network.link, setting.world_size or network.world_size
-    if num_ranks == 1:
+    was, ranks = network.link, num_ranks(setting, training, network)
+    if ranks == 1:
         return Link(NOTHING, at_once=was.at_once)
-    rounds = setting.algorithm.rounds(num_ranks) / Algorithm.RING.rounds(network.world_size)
+    rounds = setting.algorithm.rounds(ranks) / Algorithm.RING.rounds(network.world_size)
     if not network.is_benched:
         rounds = 1.0  # what a run's buckets take whatever their size is mostly waiting for other ranks
-    carried = setting.algorithm.bytes_per_byte(num_ranks)
+    carried = setting.algorithm.bytes_per_byte(ranks)
     more = carried / Algorithm.RING.bytes_per_byte(network.world_size)
     link = replace(
         was,
@@ -182,7 +197,7 @@ def _link(network: Network, setting: Setting, training: Training) -> Link:
         taken=was.taken.scaled(rounds, more),
     )
     if setting.latency_ns is not None:
-        latency_ns = setting.latency_ns * setting.algorithm.rounds(num_ranks)
+        latency_ns = setting.latency_ns * setting.algorithm.rounds(ranks)
         link = replace(link, alone=Cost(latency_ns, link.alone.ns_per_byte))
     if setting.bytes_per_s is not None:
         payload = TCP_PAYLOAD if training.backend == "gloo" else 1.0
@@ -195,10 +210,14 @@ def _link(network: Network, setting: Setting, training: Training) -> Link:
     return link
 
 
-def _guesses(setting: Setting) -> list[str]:
+def _guesses(profile: Profile, setting: Setting) -> list[str]:
     guesses = []
     if setting.batch_scale != 1:
         guesses.append("computation is taken to grow with the batch")
-    if setting.compression is not None:
+    if setting.compression is not None and profile.copied_ns_per_byte:
         guesses.append("what the hook computes is guessed from what DDP's own copies take")
+    elif setting.compression is not None:
+        guesses.append("what the hook computes is left out: the run does not tell how fast gradients are copied")
+    if setting.compression is not None and not profile.training.knows_parameters:
+        guesses.append("gradients are taken to be of 32 bits: traces do not tell")
     return guesses

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import median, stdev
 
+from ddpprof.errors import DdpprofError
 from ddpprof.predict.network import Network
 from ddpprof.predict.observed import ObservedStep
 from ddpprof.predict.replay import NOTHING, Cost, Link, SentBucket, replay
@@ -49,6 +50,8 @@ class Profile:
     """what DDP takes in every forward to find unused parameters"""
     knows_alone: bool = False
     """the run has steps without communication"""
+    accumulation: int = 1
+    """backward passes for each that is reduced"""
 
     @property
     def replay_error(self) -> float:
@@ -56,7 +59,12 @@ class Profile:
         return (self.replayed_ns - self.reduced_ns) / self.step_ns
 
     def without_others(self, ranks: Profile) -> Profile:
-        """`ranks`: of some of the ranks. As if the others were like them, beside what was measured of all."""
+        """`ranks`: of some of the ranks. As if the others were like them, beside what was measured of all.
+
+        Raises `DdpprofError` where it knows other gradients.
+        """
+        if len(ranks.computed.gradients_ns) != len(self.computed.gradients_ns):
+            raise DdpprofError("without that rank the traces do not tell of the same gradients.")
         return replace(self, computed=ranks.computed)
 
     @property
@@ -108,6 +116,7 @@ def profile_of(
         reduced_ns=reduced_ns,
         num_steps=len(steps),
         knows_alone=alone_ns is not None,
+        accumulation=round(median(step.num_forwards for step in steps)),
     )
 
 

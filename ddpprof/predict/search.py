@@ -36,7 +36,7 @@ def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Ne
 def best_caps(profile: Profile, base: Setting, target: Network | None = None, tried: Sequence[Tried] = ()) -> Tried:
     """Of what DDP's constructor can be told about buckets, and of leaving it alone.
 
-    `tried`: by `try_caps`, where that has been done.
+    `tried`: by `try_caps` and others, where that has been done.
     """
     best = Tried(base, predict(profile, base, target))
     of_caps = min(tried or try_caps(profile, base, target), key=lambda one: one.prediction.step_ns)

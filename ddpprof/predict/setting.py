@@ -52,7 +52,7 @@ class Setting:
     powersgd_rank: int = 1
     overlaps: bool = True
     batch_scale: float = 1.0
-    accumulation: int = 1
+    accumulation: int | None = None
     """backward passes for each that is reduced"""
     world_size: int | None = None
     algorithm: Algorithm = Algorithm.RING

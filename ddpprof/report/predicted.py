@@ -112,7 +112,10 @@ def _without_straggler(run: Known, changes: _Changes, stragglers: Sequence[Strag
     profile, others = changes.profile, _profile(run, without=[stragglers[0].rank])
     if others is None:
         return None
-    like_others = predict(profile.without_others(others), Setting())
+    try:
+        like_others = predict(profile.without_others(others), Setting())
+    except DdpprofError:
+        return None
     return _predicted(changes.now, like_others, noise_ns=2 * profile.step_error_ns)
 
 

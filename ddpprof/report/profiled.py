@@ -11,7 +11,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.events import DdpModule, Parameter, RecordedStep
 from ddpprof.measures.buckets import fits
 from ddpprof.measures.traced_buckets import TracedPasses, usual_passes, usual_sizes
-from ddpprof.predict.assignment import Caps, Gradient, final_buckets
+from ddpprof.predict.assignment import Caps, Gradient, final_buckets, same_buckets
 from ddpprof.predict.network import Network, network_of_steps
 from ddpprof.predict.observed import ObservedStep, backward_alone_ns, observe_steps
 from ddpprof.predict.profile import Profile, profile_of
@@ -112,12 +112,13 @@ def _of_traces(run: Known, benches: Benches) -> Profiled:
         of_gradients = observe_gradients(run.passes, host, of_module.buckets)
         training = of_module if of_gradients else training
     steps = of_gradients or steps
+    _refuse_sparse(training)
     own, target = _networks(network_of_steps(steps, training), benches, training)
     taken = _slowed_ns_per_byte(run.report, training)
     if own.link.taken == NOTHING:
         own = replace(own, link=replace(own.link, taken=Cost(0.0, taken)))
     profile = profile_of(training, steps, [step.measured_ns for step in steps], own, copied_ns=0.0)
-    return Profiled(profile, target)
+    return Profiled(profile, _taking_as_much(target, profile))
 
 
 def _of_whole_buckets(report: Report, sizes: Sequence[int]) -> Training:
@@ -159,15 +160,39 @@ def _of_record(run: Known, benches: Benches) -> Profiled:
             f"recording, with one synchronised backward pass each. {_AGAIN}, and let the training take some more steps."
         )
     training = training_of(report, modules[0])
+    _refuse_sparse(training)
     own, target = _networks(network_of_steps(steps, training), benches, training)
     alone_ns = backward_alone_ns(recorded)
     profile = profile_of(training, steps, _measured_ns(recorded), own, _copied_ns(report), alone_ns)
-    return Profiled(replace(profile, searched_ns=_searched_ns(report)), target)
+    return Profiled(replace(profile, searched_ns=_searched_ns(report)), _taking_as_much(target, profile))
+
+
+def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
+    """What all-reduces take of the computation is not the link's: where it was not measured there, as in the run."""
+    if target is None or target.link.taken != NOTHING:
+        return target
+    return replace(target, link=replace(target.link, taken=profile.network.link.taken))
+
+
+def _refuse_sparse(training: Training) -> None:
+    if any(gradient.is_sparse for gradient in training.gradients):
+        raise DdpprofError("some gradients are sparse, and the run does not tell how much of them was sent.")
+
+
+def refuse_unknown_hook(training: Training, option: str) -> None:
+    """Raises `DdpprofError` where a hook decides what is sent."""
+    if training.comm_hook is not None and "allreduce_hook" not in training.comm_hook:
+        raise DdpprofError(
+            f"what {training.comm_hook} sends the run does not tell, so {option} does not say how long it takes."
+        )
 
 
 def _networks(own: Network | None, benches: Benches, training: Training) -> tuple[Network, Network | None]:
     """The run's, and the one to train on where it is another."""
     bench, of_run = benches.to_train_on, benches.of_run
+    for given, option in ((bench, "--network"), (of_run, "--run-network")):
+        if given is not None:
+            refuse_unknown_hook(training, option)
     if of_run is not None and of_run.world_size != training.world_size:
         raise DdpprofError(
             f"--run-network was measured among {of_run.world_size} ranks, and the run has {training.world_size}."
@@ -183,6 +208,11 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
             raise DdpprofError(
                 "when its buckets were there the run does not tell, as on an accelerator, whose work only traces show: "
                 "measure the network with ddpprof netbench -o FILE.json, and give it as --network FILE.json"
+            )
+        if bench.world_size != training.world_size:
+            raise DdpprofError(
+                f"--network was measured among {bench.world_size} ranks, and the run, which does not tell of its own "
+                f"network, has {training.world_size}."
             )
         return bench, None
     if bench is None:
@@ -234,7 +264,7 @@ def _caps(module: DdpModule, gradients: Sequence[Gradient], find_unused: bool, s
         return of_cap
     order = [index for bucket in module.buckets for index in bucket]
     made = final_buckets(gradients, Caps.of(), order, find_unused_parameters=find_unused, static_graph=static)
-    return Caps.of() if made == module.buckets else of_cap
+    return Caps.of() if same_buckets(made, module.buckets) else of_cap
 
 
 def _measured_ns(recorded: Recorded) -> list[float]:

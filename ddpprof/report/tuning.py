@@ -69,8 +69,7 @@ class Tried:
     rounds_ns: tuple[float, ...]
     """medians of the rounds"""
     ratio: Ratio | None
-    """of its step to that of the job as it is, in the rounds of both; the intervals of those that ran in every round
-    hold together"""
+    """of its step to that of the job as it is, in the rounds of both; all intervals hold together"""
     losses: LossMatch | None
     """``None`` of the job as it is"""
     fate: Fate
@@ -120,7 +119,7 @@ class Measured:
 def build_tuning(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> TuneReport | None:
     """``None`` where the job as it is has no times, or nothing else has."""
     fates = _fates(experiment, choice, measured, job)
-    ratios = _ratios(experiment, measured)
+    ratios = _ratios(experiment, measured, fates)
     now, *others = [
         _tried(experiment, choice, measured, job, number, fate, ratios.get(number)) for number, fate in enumerate(fates)
     ]
@@ -196,21 +195,21 @@ def _match(choice: Choice, measured: Measured, job: Job, number: int) -> LossMat
     return match_losses(as_it_is, measured.losses_of(number), order_is_kept)
 
 
-def _ratios(experiment: Experiment, measured: Measured) -> dict[int, Ratio | None]:
-    """By variant."""
+def _ratios(experiment: Experiment, measured: Measured, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
+    """By variant. Those that were not given up share what they know of the noise."""
     as_it_is, *others = [
         rounds_of(measured.results, number, experiment.rounds) for number in range(len(experiment.variants))
     ]
-    ran = [index for index, steps in enumerate(as_it_is) if steps]
-    in_all = {number: rounds for number, rounds in enumerate(others, NOW + 1) if all(rounds[index] for index in ran)}
+    going_on = {number: rounds for number, rounds in enumerate(others, NOW + 1) if fates[number] is Fate.TRIED}
+    compared = (as_it_is, *going_on.values())
+    common = [index for index in range(experiment.rounds) if all(rounds[index] for rounds in compared)]
     ratios = {
-        number: paired_ratio([[pair] for pair in zip(rounds, as_it_is, strict=True)])
+        number: paired_ratio([[pair] for pair in zip(rounds, as_it_is, strict=True)], len(others))
         for number, rounds in enumerate(others, NOW + 1)
-        if number not in in_all
     }
-    if ran and in_all:
-        of_now, *medians = [[median(rounds[index]) for index in ran] for rounds in (as_it_is, *in_all.values())]
-        ratios |= zip(in_all, joint_ratios(of_now, medians), strict=True)
+    if going_on and common:
+        of_now, *medians = [[median(rounds[index]) for index in common] for rounds in compared]
+        ratios |= zip(going_on, joint_ratios(of_now, medians, len(others)), strict=True)
     return ratios
 
 
@@ -262,13 +261,17 @@ def code_of(candidate: Candidate) -> str:
 
 
 def _best(tried: Sequence[Tried]) -> int | None:
-    faster = [
-        (one.ratio.ratio, len(one.code), index)
-        for index, one in enumerate(tried)
-        if one.fate is Fate.TRIED and one.ratio is not None and one.ratio.high is not None and one.ratio.high < 1
-    ]
-    as_good = [one for one in faster if one[0] <= min(faster)[0] * _AS_GOOD]
-    return min(as_good, key=lambda one: one[1])[-1] if as_good else None
+    """One that was given up only where what it was behind failed later."""
+    for fate in (Fate.TRIED, Fate.LOSING):
+        faster = [
+            (one.ratio.ratio, len(one.code), index)
+            for index, one in enumerate(tried)
+            if one.fate is fate and one.ratio is not None and one.ratio.high is not None and one.ratio.high < 1
+        ]
+        as_good = [one for one in faster if one[0] <= min(faster)[0] * _AS_GOOD]
+        if as_good:
+            return min(as_good, key=lambda one: one[1])[-1]
+    return None
 
 
 def _missing(experiment: Experiment, measured: Measured) -> Iterator[str]:

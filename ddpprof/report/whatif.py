@@ -9,12 +9,12 @@ from ddpprof import __version__
 from ddpprof.errors import DdpprofError
 from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.network import Network
-from ddpprof.predict.predict import Gain, Prediction, gain, predict
+from ddpprof.predict.predict import Gain, Prediction, gain, num_ranks, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import NOTHING
 from ddpprof.predict.search import Tried, best_caps, try_buckets, try_caps
 from ddpprof.predict.setting import Algorithm, Compression, Setting
-from ddpprof.report.profiled import Profiled
+from ddpprof.report.profiled import Profiled, refuse_unknown_hook
 from ddpprof.report.tree import Job
 
 WHATIF_FORMAT = 1
@@ -87,11 +87,11 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
     network = target or profile.network
     first = predict(profile, asked.world, target)
     tried: tuple[Tried, ...] = ()
-    if profile.training.knows_parameters and not asked.buckets:
+    if profile.training.knows_parameters:
         tried = try_caps(profile, asked.world, target)
-    rows = [*tried, *(try_buckets(profile, asked.world, one, target) for one in asked.buckets)]
+    rows = tuple(try_buckets(profile, asked.world, one, target) for one in asked.buckets) or tried
     recorded = Outcome("as recorded", first, gain(first, first))
-    best = best_caps(profile, asked.world, target, tried) if profile.training.knows_parameters else None
+    best = best_caps(profile, asked.world, target, (*tried, *rows)) if profile.training.knows_parameters else None
     return WhatIf(
         format=WHATIF_FORMAT,
         ddpprof=__version__,
@@ -122,6 +122,10 @@ def _refuse_what_is_unknown(profile: Profile, asked: Asked) -> None:
         raise DdpprofError("PowerSGD needs the shapes of parameters, which this run does not have: record it again.")
     if world.compression is not None and training.comm_hook is not None:
         raise DdpprofError(f"the run has a communication hook already: {training.comm_hook}.")
+    if world.compression is Compression.BF16 and training.backend in ("gloo", "mpi"):
+        raise DdpprofError(f"DDP refuses bf16_compress_hook on {training.backend}: fp16 sends as much.")
+    if world.bytes_per_s is not None:
+        refuse_unknown_hook(training, "--bandwidth")
 
 
 def _network_report(network: Network) -> NetworkReport:
@@ -153,7 +157,7 @@ def _assumes(profile: Profile, world: Setting, network: Network) -> Sequence[str
     at_once = network.link.at_once
     all_reduces = "one all-reduce at a time" if at_once == 1 else f"{at_once} all-reduces at once"
     said = ["gradients come as fast as in the run", all_reduces]
-    if world.world_size not in (None, network.world_size):
+    if num_ranks(world, profile.training, network) != network.world_size:
         said.append(f"all links alike, all-reduce by {world.algorithm}")
         said.append("no rank slower than those of the run")
     if world.batch_scale != 1:

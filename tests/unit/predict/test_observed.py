@@ -56,8 +56,12 @@ def test_a_backward_pass_alone_lasts_from_the_forward_to_the_optimizer_on_the_ra
 
 
 def test_other_steps_do_not_tell_of_a_backward_pass_alone() -> None:
+    assert backward_alone_ns({0: [light(0, (30,), (50,)), replace(alone(6, 50), mode="baseline")]}) is None
+
+
+def test_of_several_backward_passes_without_communication_the_last_one_counts() -> None:
     twice = alone(5, 50, forwards=(forward(0, 0, 9, 10), forward(20, 20, 29, 30)))
-    assert backward_alone_ns({0: [light(0, (30,), (50,)), replace(alone(6, 50), mode="baseline"), twice]}) is None
+    assert backward_alone_ns({0: [twice]}) == 20
 
 
 def test_a_bucket_whose_end_one_rank_did_not_see_was_there_when_the_others_saw_it() -> None:

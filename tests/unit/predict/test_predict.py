@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from predictions import MIB, UNIT, computed, network, profile, training
 
-from ddpprof.predict.assignment import Gradient
+from ddpprof.errors import DdpprofError
+from ddpprof.predict.assignment import Caps, Gradient
 from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.predict import TCP_PAYLOAD, gain, predict
 from ddpprof.predict.replay import Cost, Link
@@ -95,6 +96,11 @@ def test_a_static_graph_spares_the_search_and_fills_buckets_as_gradients_come() 
     assert predict(was, Setting(static_graph=True)).bucket_bytes == (2 * MIB, 2 * MIB)
 
 
+def test_other_ranks_must_know_the_same_gradients() -> None:
+    with pytest.raises(DdpprofError, match="do not tell of the same gradients"):
+        profile().without_others(profile(computed=computed(10, (11, 12), 14)))
+
+
 def test_what_is_sent_slows_the_computation_beside_it() -> None:
     """Of 2 units of sending, from 12 on, an eighth each is taken: the last gradient comes at 14.25."""
     taking = network(Link(Cost(0.0, 1.0), taken=Cost(0.0, 0.125)))
@@ -125,7 +131,7 @@ def test_a_gain_is_what_the_step_becomes_shorter_by() -> None:
         pytest.param({"world_size": 64}, "64 ranks, where the network was measured among 2", id="ranks"),
         pytest.param({"bytes_per_s": 0.1e9}, "the bandwidth is given, not measured", id="bandwidth"),
         pytest.param({"batch_scale": 4}, "computation is taken to grow with the batch", id="batch"),
-        pytest.param({"compression": Compression.FP16}, "what the hook computes is guessed", id="hook"),
+        pytest.param({"compression": Compression.FP16}, "what the hook computes is left out", id="hook"),
     ],
 )
 def test_outside_what_was_measured_the_interval_is_wider_and_says_why(setting: dict[str, Any], why: str | None) -> None:
@@ -134,6 +140,51 @@ def test_outside_what_was_measured_the_interval_is_wider_and_says_why(setting: d
         assert one.widened == base.widened == ()
     else:
         assert any(text.startswith(why) for text in one.widened)
+
+
+def test_what_a_hook_computes_is_as_uncertain_in_the_gain() -> None:
+    """It goes twice through 4 MiB at 0.25 ns per byte: 2 units, of which 1 may not be so."""
+    copied = profile(copied_ns_per_byte=0.25, replayed_ns=17, reduced_ns=17)
+    base, one = predict(copied, Setting()), predict(copied, Setting(compression=Compression.FP16))
+    assert one.guessed_ns / UNIT == pytest.approx(1)
+    assert any(text.startswith("what the hook computes is guessed") for text in one.widened)
+    found = gain(base, one)
+    assert found.gain_ns - found.low_ns > 0.99 * UNIT
+
+
+def test_of_traces_the_size_of_a_number_is_not_known() -> None:
+    whole = profile(training=training(knows_parameters=False))
+    assert "32 bits" in predict(whole, Setting(compression=Compression.FP16)).widened[-1]
+
+
+def test_a_run_that_accumulates_has_all_its_passes_already() -> None:
+    """Of the 14 until the backward pass ends, each of two passes takes 7."""
+    twice = profile(accumulation=2)
+    assert predict(twice, Setting()).step_ns / UNIT == pytest.approx(20)
+    for passes, step in ((1, 13), (2, 20), (3, 27), (4, 34)):
+        assert predict(twice, Setting(accumulation=passes)).step_ns / UNIT == pytest.approx(step)
+
+
+def test_as_many_ranks_train_as_in_the_run_whatever_the_network_was_measured_among() -> None:
+    """A ring of 8 carries 1.75 times the bytes of one of 2, so that this is the network of 2."""
+    of_eight = network(Link(Cost(0.0, 1.75)), world_size=8)
+    prediction = predict(profile(), Setting(), of_eight)
+    assert prediction.step_ns / UNIT == pytest.approx(20)
+    assert prediction.widened == ("2 ranks, where the network was measured among 8",)
+
+
+def test_one_rank_on_a_cpu_leaves_nothing_to_doubt() -> None:
+    alone = predict(profile(training=training(on_cpu=True, backend="gloo")), Setting(world_size=1))
+    assert alone.widened == ()
+    assert alone.low_ns == alone.high_ns
+
+
+def test_open_buckets_of_several_kinds_stay_in_the_order_that_was_recorded() -> None:
+    """In which order gradients of the two kinds came the buckets do not tell."""
+    kinds = tuple(Gradient(MIB, kind) for kind in ("a", "b", "a", "b"))
+    mixed = training(gradients=kinds, buckets=((0, 2), (1, 3)), caps=Caps.of(16))
+    one = predict(profile(training=mixed), Setting(buckets=BucketCaps(16)))
+    assert one.step_ns == predict(profile(training=mixed), Setting()).step_ns
 
 
 def width(**setting: Any) -> float:

@@ -80,17 +80,40 @@ def test_a_bench_of_another_link_is_the_one_to_train_on() -> None:
 
 
 def test_benches_of_both() -> None:
+    """What is taken of computation, which only one tells, is not the link's."""
+    taken = Cost(0.0, 0.1)
     other, own = (
         network(Link(Cost(5.0, 2.0), at_once=2)),
-        network(Link(Cost(0.0, 1.0), taken=Cost(0.0, 0.1), at_once=2)),
+        network(Link(Cost(0.0, 1.0), taken=taken, at_once=2)),
     )
     profiled = profile_run(known(), Benches(other, own))
-    assert (profiled.profile.network, profiled.target) == (own, other)
+    assert (profiled.profile.network, profiled.target) == (own, replace(other, link=replace(other.link, taken=taken)))
 
 
 def test_a_bench_among_others_is_not_of_the_run() -> None:
     with pytest.raises(DdpprofError, match="measured among 4 ranks, and the run has 2"):
         profile_run(known(), Benches(of_run=network(world_size=4)))
+    untold = known([light(number, buckets=[]) for number in (1, 2)])
+    with pytest.raises(DdpprofError, match=r"measured among 4 ranks, and the run, .*, has 2\."):
+        profile_run(untold, Benches(network(world_size=4)))
+
+
+@pytest.mark.parametrize("benches", [Benches(network()), Benches(of_run=network())], ids=["network", "run-network"])
+def test_what_a_hook_sends_a_network_does_not_tell(benches: Benches) -> None:
+    def with_hook(name: str) -> Known:
+        return known(modules=(replace(MODULE, comm_hook=name),))
+
+    with pytest.raises(DdpprofError, match="what fp16_compress_hook sends the run does not tell"):
+        profile_run(with_hook("fp16_compress_hook"), benches)
+    assert profile_run(with_hook("fp16_compress_hook")).profile
+    assert profile_run(with_hook("timed_allreduce_hook"), benches).profile
+
+
+def test_how_much_of_sparse_gradients_is_sent_nobody_knows() -> None:
+    first, *others = MODULE.parameters
+    sparse = replace(MODULE, parameters=(replace(first, is_sparse=True), *others))
+    with pytest.raises(DdpprofError, match="some gradients are sparse"):
+        profile_run(known(modules=(sparse,)))
 
 
 def test_steps_without_communication_say_how_long_the_backward_pass_takes_alone() -> None:

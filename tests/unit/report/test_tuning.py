@@ -73,6 +73,36 @@ def test_rounds_that_have_not_been_run_are_said() -> None:
     assert tuning(choice(CAP), *steps(0, 100), *steps(1, 99)).missing == ("1 of 3 rounds have been run",)
 
 
+def intervals(report: TuneReport) -> list[float]:
+    """Their widths, as ratios."""
+    return [one.ratio.high / one.ratio.low for one in report.tried if one.ratio and one.ratio.high and one.ratio.low]
+
+
+def test_a_round_that_is_not_over_does_not_count_yet() -> None:
+    """The job as it is has been run in the fourth round, and nothing else."""
+    three = [*steps(0, 100, 104, 99), *steps(1, 90, 91, 92), *steps(2, 95, 99, 93)]
+    begun = [*steps(0, 100, 104, 99, 250), *three[3:]]
+    assert intervals(tuning(choice(CAP, HOOK), *begun, rounds=4)) == intervals(
+        tuning(choice(CAP, HOOK), *three, rounds=4)
+    )
+
+
+def test_a_setting_that_was_given_up_still_counts_among_those_that_may_be_fast_by_accident() -> None:
+    results = [*steps(0, 100, 104, 99), *steps(1, 90, 91, 92)]
+    alone = tuning(choice(CAP), *results)
+    beside = tuning(choice(CAP, HOOK), *results, *steps(2, 150))
+    assert beside.tried[1].fate is Fate.LOSING
+    assert intervals(beside)[0] > intervals(alone)[0]
+
+
+def test_what_was_behind_one_that_failed_is_the_best() -> None:
+    failed = result(1, 3, problem="exit code 1: no")
+    results = [*steps(0, 100, 101, 99, 100), *steps(1, 60, 60, 60), failed, *steps(2, 80, 80.5, 79.5)]
+    report = tuning(choice(CAP, HOOK), *results, rounds=4)
+    assert [one.fate for one in report.tried] == [Fate.FAILED, Fate.LOSING]
+    assert report.best == 1
+
+
 def test_the_line_to_write_holds_the_hook() -> None:
     report = tuning(choice(HOOK), *steps(0, 100), *steps(1, 99))
     assert report.tried[0].code == (

@@ -50,6 +50,14 @@ def test_the_best_is_looked_for_whatever_is_asked_for() -> None:
     assert (best.label, best.gain.gain_ns / UNIT) == ("bucket_cap_mb=1", pytest.approx(1))
 
 
+def test_what_is_asked_for_may_be_the_best() -> None:
+    """With a latency of half a unit the fourth bucket is not worth it: three are sent until 16.5 instead of 17."""
+    slow = profile(network=network(Link(Cost(UNIT / 2, 1.0))), replayed_ns=17)
+    best = answer(BucketCaps(list_mb=(1, 1, 2)), made=slow).best
+    assert best is not None
+    assert best.label == "bucket_cap_mb_list=[1, 1, 2]"
+
+
 def test_a_cap_is_named_where_one_holds_for_all_buckets() -> None:
     caps = [one.cap_mib for one in answer(BucketCaps(4), BucketCaps(None), BucketCaps(list_mb=(3, 1))).outcomes]
     assert (caps[0], caps[1], caps[3]) == (None, 4, None)
@@ -91,6 +99,8 @@ def test_powersgd_takes_a_parameter_without_dimensions() -> None:
             {"gradients": (Gradient(MIB),) * 4}, {"compression": Compression.POWERSGD}, "PowerSGD", id="no-shapes"
         ),
         pytest.param({"comm_hook": "bf16"}, {"compression": Compression.FP16}, "hook already: bf16", id="two-hooks"),
+        pytest.param({"comm_hook": "mine"}, {"bytes_per_s": 1e9}, "so --bandwidth does not say", id="hook-and-rate"),
+        pytest.param({"backend": "gloo"}, {"compression": Compression.BF16}, "DDP refuses bf16", id="bf16-on-gloo"),
     ],
 )
 def test_what_the_run_does_not_know_is_refused(made: dict[str, Any], asked: dict[str, Any], says: str) -> None:
