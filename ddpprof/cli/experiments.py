@@ -101,8 +101,8 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
     if options.resume is not None:
-        if command:
-            parser.error("--resume takes the command from the experiment itself")
+        if command or len(own) > 1:
+            parser.error("--resume takes the command and all options from the experiment itself")
         experiment, directory = read_plan(options.resume), options.resume
         if experiment.kind is Kind.TUNE:
             raise DdpprofError(f"{directory} was made by ddpprof tune. Go on with: ddpprof tune --resume {directory}")

@@ -53,13 +53,13 @@ def _trials(text: str) -> int:
 def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     from ddpprof.cli.tuned import has_choice
     from ddpprof.experiment.conduct import job_of, open_experiment
-    from ddpprof.experiment.plan import Kind, read_plan
+    from ddpprof.experiment.plan import Kind, is_experiment, read_plan
 
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
     if options.resume is not None:
-        if command:
-            parser.error("--resume takes the command from the tuning itself")
+        if command or len(own) > 1:
+            parser.error("--resume takes the command and all options from the tuning itself")
         experiment, directory = read_plan(options.resume), options.resume
         if experiment.kind is not Kind.TUNE:
             raise DdpprofError(
@@ -72,8 +72,12 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         job_of(experiment, experiment.variants[0])  # a script that is not there is said before anything is made
         measured_network(options.network)  # nor is anything made where that cannot be read
         directory = options.out or Path(default_out(command).replace("runs/", "runs/tune-", 1))
+        was_begun = is_experiment(directory) and not options.force
         open_experiment(directory, experiment, options.force)
-        _keep_network(directory, options.network)
+        if was_begun:
+            _refuse_other_network(directory, options.network)
+        else:
+            _keep_network(directory, options.network)
     if not has_choice(directory) and not _profile(directory, experiment):
         print(f"\nStopped before anything was tried. Begin again with: ddpprof tune --resume {directory}", flush=True)
         return 130
@@ -101,6 +105,15 @@ def _plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool)
         most_variants=options.trials,
         allow_lossy=options.allow_lossy,
     )
+
+
+def _refuse_other_network(directory: Path, network: Location | None) -> None:
+    """Raises `DdpprofError` where it was begun with another one."""
+    from ddpprof.experiment.plan import NETWORK_FILE
+
+    kept = directory / NETWORK_FILE
+    if (network.read_bytes() if network is not None else None) != (kept.read_bytes() if kept.is_file() else None):
+        raise DdpprofError(f"{directory} was begun with another --network: leave it as it was, or begin with --force")
 
 
 def _keep_network(directory: Path, network: Location | None) -> None:

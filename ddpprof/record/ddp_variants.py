@@ -92,6 +92,8 @@ def _init(
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(self, *args, **kwargs)
         given.arguments.update(replaced)
+        if "bucket_cap_mb" in replaced and "bucket_cap_mb_list" not in replaced:
+            given.arguments.pop("bucket_cap_mb_list", None)  # which goes before it
         for name in _NOT_WITHOUT_DDP if without_ddp or by_turns else ():
             if given.arguments.get(name) is not None:
                 raise RuntimeError(f"ddpprof cannot take DDP away: the script gives it {name}")

@@ -187,6 +187,10 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(ddpprof: Run, tmp_path
         pytest.param(["scale", "--no-weak", "train.py"], "nothing to measure", id="neither-weak-nor-strong"),
         pytest.param(["scale", "--", "mpirun", "train"], "where the number of processes goes", id="no-place"),
         pytest.param(["overhead", "--resume", "absent"], "holds no experiment", id="nothing-to-resume"),
+        pytest.param(
+            ["overhead", "--resume", "o", "--rounds", "9"], "all options from the experiment", id="other-rounds"
+        ),
+        pytest.param(["tune", "--resume", "o", "--allow-lossy"], "all options from the tuning", id="other-hooks"),
         pytest.param(["overhead", "--such", "train.py"], "unrecognized arguments: --such", id="no-such-option"),
     ],
 )
