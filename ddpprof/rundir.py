@@ -38,7 +38,10 @@ _ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
 
 CACHE_DIRECTORY = "summaries"
 CACHE_IGNORED_BY_GIT = ".gitignore"
-_CACHED = re.compile(r"^\.?(?:rank-\d+|trace)\.[0-9a-f]+-[0-9a-f]+\.zip(?:\.\d+\.part)?$")
+CACHE_IGNORE_ALL = "*\n"
+_CACHED = re.compile(
+    r"^(?:(?:rank-\d+|trace)\.[0-9a-f]+-[0-9a-f]+\.zip|\.(?:rank-\d+|trace)\..*\.zip\.[0-9a-f-]+\.part)$"
+)
 
 TENSORBOARD_DIRECTORY = "tensorboard"
 TENSORBOARD_OF_RUN = "run"
@@ -147,12 +150,18 @@ def remove_run(directory: Path) -> None:
             (directory / name).unlink(missing_ok=True)
 
 
+def is_cached(name: str) -> bool:
+    """Whether a file of that name is an entry of the cache, or a part of one: another may stand in the same folder."""
+    return _CACHED.match(name) is not None
+
+
 def _remove_cached(directory: Path) -> None:
     if directory.is_symlink() or not directory.is_dir():
         return
     for name in os.listdir(directory):
-        if name == CACHE_IGNORED_BY_GIT or _CACHED.match(name):
-            (directory / name).unlink(missing_ok=True)
+        path = directory / name
+        if is_cached(name) or (name == CACHE_IGNORED_BY_GIT and path.read_bytes() == CACHE_IGNORE_ALL.encode()):
+            path.unlink(missing_ok=True)
     with suppress(OSError):  # something else stands in it
         directory.rmdir()
 

@@ -39,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if error.filename is not None:  # no permission, a name that is too long, …
+            print(f"ddpprof: {os.fsdecode(error.filename)}: {error.strerror}.", file=sys.stderr)
+            return 2
+        if error.errno != errno.ENOSPC:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print("ddpprof: cannot write the output: no space left.", file=sys.stderr)

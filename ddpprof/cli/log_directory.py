@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ddpprof.report import Report
     from ddpprof.report.timeline import Drawing
 
+_PART = ".part-"
+_SURELY_DEAD_S = 24 * 3600
 _NOT_FOR_NAMES = re.compile(r"[^A-Za-z0-9-]+")
 
 
@@ -42,15 +45,28 @@ def _replaced(directory: Path) -> Iterator[Path]:
     Each TensorBoard run in it is moved as a directory: the profiler plugin reads one when it first sees it.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=directory))
+    directory = directory.resolve()  # a link of the user's stays, and what is in there is replaced
+    for left in directory.glob(f"{_PART}*"):
+        if left.stat().st_mtime < time.time() - _SURELY_DEAD_S:
+            shutil.rmtree(left, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=_PART, dir=directory))
     try:
         yield part
         rundir.remove_tensorboard(directory)
         directory.mkdir(exist_ok=True)
         for made in part.iterdir():
-            made.rename(directory / made.name)
+            _move(made, directory / made.name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _move(made: Path, target: Path) -> None:
+    """Where files of others keep the old directory there, the new ones go beside them."""
+    if target.is_dir() and not target.is_symlink():
+        for file in made.iterdir():
+            file.rename(target / file.name)
+    else:
+        made.rename(target)
 
 
 def _write_plugin_traces(directory: Path, run: Run) -> tuple[str, ...]:

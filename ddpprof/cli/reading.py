@@ -19,6 +19,7 @@ from ddpprof.location import Location
 if TYPE_CHECKING:
     from ddpprof.fleet.analysis import Analysis
     from ddpprof.fleet.progress import Step
+    from ddpprof.load.limits import Limits
     from ddpprof.predict.network import Network
 
 _SILENT_S = 0.5
@@ -55,10 +56,9 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
     """As `add_reading_options` chose. Raises `DdpprofError`."""
     from ddpprof.fleet.analysis import Choice, analysed
     from ddpprof.load.heap import give_back_large_arrays
-    from ddpprof.load.limits import Limits
 
     give_back_large_arrays()
-    refuse_experiment(path)
+    _refuse_experiment(path)
     choice = Choice(
         ranks=getattr(options, "ranks", None),
         steps=getattr(options, "measured_steps", None),
@@ -66,10 +66,16 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
         use_cache=not options.no_cache,
         jobs=options.jobs,
         scheduler=options.scheduler,
-        limits=Limits.chosen(options.max_trace_gb, options.max_events),
+        limits=chosen_limits(options),
     )
     with _sigterm_as_exit(), _progress() as watch, analysed(path, choice, watch) as analysis:
         yield analysis
+
+
+def chosen_limits(options: argparse.Namespace) -> Limits:
+    from ddpprof.load.limits import Limits
+
+    return Limits.chosen(options.max_trace_gb, options.max_events)
 
 
 @contextmanager
@@ -104,7 +110,7 @@ def measured_network(path: Location | None) -> Network | None:
     return network
 
 
-def refuse_experiment(path: Location) -> None:
+def _refuse_experiment(path: Location) -> None:
     """Raises `DdpprofError`."""
     from ddpprof.experiment.plan import is_experiment
 

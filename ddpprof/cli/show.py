@@ -61,8 +61,11 @@ def run_report(options: argparse.Namespace) -> int:
     from ddpprof.render.json import render_json
 
     if is_experiment(options.path) or options.path.suffix == ".csv":
+        _refuse_choice(options, "an experiment, whose trials are runs")
         return _report_on_experiment(options)
     with _read(options.path, options) as (report, analysis):
+        if analysis is None:
+            _refuse_choice(options, "a report that was written before")
         if chosen_form(options) == "json":
             write(options, render_json(report))
         elif chosen_form(options) == "html":
@@ -70,6 +73,14 @@ def run_report(options: argparse.Namespace) -> int:
         else:
             show(options, report.job.name, shown_sections(report, analysis))
     return 0
+
+
+def _refuse_choice(options: argparse.Namespace, what: str) -> None:
+    """Raises `DdpprofError`."""
+    given = {"--ranks": options.ranks, "--sample": options.sample, "--steps": options.measured_steps}
+    for name, value in given.items():
+        if value is not None:
+            raise DdpprofError(f"{name} chooses from a run or from traces, and {options.path} is {what}.")
 
 
 def shown_sections(report: Report, analysis: Analysis | None) -> tuple[Section, ...]:

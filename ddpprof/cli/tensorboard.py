@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from ddpprof import rundir
+from ddpprof.cli.reading import add_reading_options, analysed_run, chosen_limits
 from ddpprof.errors import DdpprofError
 from ddpprof.location import Location, RemotePath, local, location
 
@@ -37,6 +38,7 @@ def add_tensorboard_options(parser: argparse.ArgumentParser) -> None:
         "folder that goes with TensorBoard)",
     )
     parser.add_argument("--no-plugin", action="store_true", help="no copies of the traces for torch-tb-profiler")
+    add_reading_options(parser)
 
 
 def _port(text: str) -> int:
@@ -49,7 +51,9 @@ def run_tensorboard(options: argparse.Namespace) -> int:
     with _ended_like_ctrl_c() as ended_by, tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
         try:
             logdir, folders = _write(options, Path(scratch, "runs"))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            if interrupt.args:
+                print(f"ddpprof: {interrupt}", file=sys.stderr)
             return 128 + (ended_by or [signal.SIGINT])[0]
         try:
             _serve(logdir, options.port, folders, Path(scratch))
@@ -83,10 +87,10 @@ def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, 
     logdir: Path = options.logdir or scratch
     with_traces = {}
     for path, name in zip(options.runs, names, strict=True):
-        folder = None if options.logdir is not None else _write_beside(path, with_plugin)
+        folder = None if options.logdir is not None else _write_beside(path, with_plugin, options)
         if folder is None:
             folder = logdir / name
-            _write_to(folder, path, with_plugin)
+            _write_to(folder, path, with_plugin, options)
         elif len(options.runs) == 1:
             logdir, name = folder, "."
         else:
@@ -121,7 +125,7 @@ def distinct_names(paths: Sequence[Location]) -> list[str]:
     return [f"{name}-{number}" for number, name in enumerate(names)]
 
 
-def _write_beside(path: Location, with_plugin: bool) -> Path | None:
+def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace) -> Path | None:
     """Into the run itself. ``None`` where it is no run of ddpprof's, is not on this machine, or cannot be written."""
     if isinstance(path, RemotePath) or not path.is_dir() or not rundir.is_run(path):
         return None
@@ -132,20 +136,17 @@ def _write_beside(path: Location, with_plugin: bool) -> Path | None:
             pass
     except OSError:
         return None
-    _write_to(folder, path, with_plugin)
+    _write_to(folder, path, with_plugin, options)
     return folder
 
 
-def _write_to(folder: Path, path: Location, with_plugin: bool) -> None:
+def _write_to(folder: Path, path: Location, with_plugin: bool, options: argparse.Namespace) -> None:
     """Raises `DdpprofError`."""
     from ddpprof.cli.log_directory import write_log_directory
-    from ddpprof.cli.reading import refuse_experiment
-    from ddpprof.fleet.analysis import analysed
     from ddpprof.load.run import load_run
 
-    refuse_experiment(path)
-    with analysed(path) as analysis:
-        for_plugin = load_run(path) if with_plugin else None
+    with analysed_run(path, options) as analysis:
+        for_plugin = load_run(path, chosen_limits(options)) if with_plugin else None
         try:
             missing = write_log_directory(folder, analysis.report, analysis.drawings(), for_plugin)
         except OSError as error:

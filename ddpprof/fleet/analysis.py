@@ -89,7 +89,7 @@ class Analysis:
 @contextmanager
 def analysed(path: Location, choice: Choice = ALL, watch: Watch = lambda _step: None) -> Iterator[Analysis]:
     """Raises `NotARun`, `BadTrace` where the path is one bad trace, and `DdpprofError`."""
-    files = find_ranks(path)
+    files = find_ranks(path, choice.limits)
     selection = select_ranks(files.ranks, choice.ranks, choice.sample)
     modules = _modules(files.ranks)
     with cache_of(path, files.ranks, modules, choice.steps, keep=choice.use_cache) as cache:
@@ -136,12 +136,13 @@ def _map(
 
         made, failed = run_on_cluster(tasks, cache, choice.scheduler, watch)
     else:
-        made, failed = RunSummary(), run_on_cores(tasks, cache, choice.jobs, watch)
+        made, failed = None, run_on_cores(tasks, cache, choice.jobs, watch)
+    if made is None:
         known += [task.files for index, task in enumerate(tasks) if index not in failed]
     if failed and len(failed) == len(ranks):
         raise DdpprofError(f"no rank could be read: {failed[0]}.")
     without = {(rank := tasks[index].files.rank or 0): (f"rank {rank}: {why}",) for index, why in failed.items()}
-    return _merged(known, cache, made), {**without}
+    return _merged(known, cache, made or RunSummary()), {**without}
 
 
 def _merged(ranks: Sequence[RankFiles], cache: Cache, merged: RunSummary) -> RunSummary:

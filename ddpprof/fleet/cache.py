@@ -25,7 +25,14 @@ from ddpprof.fleet.codec import encode
 from ddpprof.fleet.entry import BadEntryError, SeenFile, read_about
 from ddpprof.load.run import RankFiles
 from ddpprof.location import Location, RemotePath, identity, is_remote, spelled
-from ddpprof.rundir import CACHE_DIRECTORY, CACHE_IGNORED_BY_GIT, facts_file, steps_file
+from ddpprof.rundir import (
+    CACHE_DIRECTORY,
+    CACHE_IGNORE_ALL,
+    CACHE_IGNORED_BY_GIT,
+    facts_file,
+    is_cached,
+    steps_file,
+)
 
 _UNUSED_S = 30 * 24 * 3600
 """Folders of the user's cache that nobody has looked at for so long go."""
@@ -78,7 +85,7 @@ class Cache:
     def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
         """`make` writes beside, and what it wrote takes the place of an older entry. Raises `DdpprofError`."""
         path = self.path(files)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")  # other hosts have the same ids
         try:
             make(part)
             os.replace(part, path)
@@ -93,17 +100,16 @@ class Cache:
     def abandon(self, pids: Iterable[int]) -> None:
         """Delete what these processes, which are dead, did not write to its end."""
         with suppress(OSError):
-            for path in [path for pid in pids for path in self.folder.glob(f".*.{pid}.part")]:
+            for path in [path for pid in pids for path in self.folder.glob(f".*.{pid}-*.part")]:
                 path.unlink()
 
     def tidy(self) -> None:
         """Delete what other code wrote, and what was not written to its end."""
         with suppress(OSError):
-            for path in self.folder.glob("*.zip"):
-                if f".{code_version()}-" not in path.name:
-                    path.unlink()
-            for path in self.folder.glob(".*.part"):
-                if path.stat().st_mtime < time.time() - _SURELY_DEAD_S:
+            for path in [path for path in self.folder.iterdir() if is_cached(path.name)]:
+                is_old = f".{code_version()}-" not in path.name
+                is_dead = path.suffix == ".part" and path.stat().st_mtime < time.time() - _SURELY_DEAD_S
+                if is_dead or (is_old and path.suffix != ".part"):
                     path.unlink()
 
 
@@ -134,11 +140,19 @@ def _folder(path: Location, recorded_in: Location | None) -> Path | None:
     for folder in candidates:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / CACHE_IGNORED_BY_GIT).write_text("*\n")  # also marks the folder as used
+            _mark_as_used(folder / CACHE_IGNORED_BY_GIT)
         except OSError:
             continue
         return folder
     return None
+
+
+def _mark_as_used(mark: Path) -> None:
+    """Raises ``OSError`` where nothing can be written."""
+    try:
+        os.utime(mark)
+    except FileNotFoundError:
+        mark.write_text(CACHE_IGNORE_ALL)
 
 
 def _absolute(path: Location) -> str:

@@ -41,8 +41,11 @@ _LOOK_EVERY_S = 0.1
 
 def run_on_cluster(
     tasks: Sequence[RankTask], cache: Cache, address: str, watch: Watch
-) -> tuple[RunSummary, dict[int, str]]:
-    """Write an entry for each rank. Returns the summary of them all, and why tasks failed, by index."""
+) -> tuple[RunSummary | None, dict[int, str]]:
+    """Write an entry for each rank. Returns the summary of them all, and why tasks failed, by index.
+
+    The summary is ``None`` where the cluster went before it was merged: all entries are there.
+    """
     client = _connected(address)
     try:
         _await_workers(client, address)
@@ -133,6 +136,10 @@ def _keep(
     for leaf in _as_they_come(client, leaves):
         index = leaves[leaf]
         progress.begin(index)
+        if leaf.cancelled():  # by the client, when it loses the scheduler for a moment
+            raise DdpprofError(
+                "the Dask scheduler was lost, and with it what it was asked to do. What was read is kept."
+            )
         try:
             entry: bytes = leaf.result()
         except DdpprofError:
@@ -170,12 +177,19 @@ def _write(entry: bytes, part: Path) -> None:
     part.write_bytes(entry)
 
 
-def _tree(client: Client, leaves: Sequence[Future[bytes]]) -> RunSummary:
+def _tree(client: Client, leaves: Sequence[Future[bytes]]) -> RunSummary | None:
+    """``None`` where it cannot be done any more."""
     level = [client.submit(_summary_of, leaf, pure=False) for leaf in leaves]
     while len(level) > 1:
         groups = [level[first : first + _MERGED_AT_ONCE] for first in range(0, len(level), _MERGED_AT_ONCE)]
         level = [client.submit(_merge, group, pure=False) for group in groups]
-    return decode(level[0].result(), RunSummary) if level else RunSummary()
+    if not level:
+        return RunSummary()
+    try:
+        (root,) = _as_they_come(client, level)
+        return decode(root.result(), RunSummary)
+    except Exception:  # noqa: BLE001 (whatever happened to the workers, this process can merge what is there)
+        return None
 
 
 def _for_others(task: RankTask) -> RankTask:

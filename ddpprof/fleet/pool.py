@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from ddpprof.fleet.cache import Cache
+from ddpprof.fleet.memory import available_bytes
 from ddpprof.fleet.progress import FileBytes, Progress, Watch, num_bytes
 from ddpprof.fleet.task import RankTask, run_task
 from ddpprof.load.inflate import telling
@@ -33,18 +33,33 @@ def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watc
     sizes = [num_bytes(task.files) for task in tasks]
     num_processes, per_rank = _divided(jobs or _that_fit(max(sizes, default=0)), len(tasks))
     progress = Progress(watch, [task.files for task in tasks], sizes)
-    if num_processes < 2 or (jobs is None and sum(sizes) < _WORTH_A_POOL_BYTES):
-        for index, task in enumerate(tasks):
-            progress.begin(index)
-            make_entry(task, cache, partial(progress.read, index), per_rank)
-            progress.end(index)
-        return {}
-    left = _run(list(range(len(tasks))), tasks, cache, num_processes, per_rank, progress)
-    # The system kills a process that takes too much memory, and the pool does not say whose task it was.
-    return {index: _KILLED for index in left if _run([index], tasks, cache, 1, 1, progress)}
+    is_little = all(sizes) and sum(sizes) < _WORTH_A_POOL_BYTES  # 0: nobody knows
+    if num_processes < 2 or (jobs is None and is_little):
+        return _run_here(tasks, cache, per_rank, progress)
+    failed: dict[int, str] = {}
+    left = list(range(len(tasks)))
+    while left:
+        suspects, left = _run(left, tasks, cache, num_processes, per_rank, progress)
+        # The system kills a process that takes too much memory, and the pool does not say whose task it was.
+        failed |= {index: _KILLED for index in suspects if _run([index], tasks, cache, 1, 1, progress)[0]}
+        num_processes = max(1, num_processes // 2)
+    return failed
 
 
 _KILLED = "the process that read it was killed: too little memory? Try again with --jobs 1 on a larger machine"
+_NO_MEMORY = "too little memory: try again with --jobs 1 on a larger machine"
+
+
+def _run_here(tasks: Sequence[RankTask], cache: Cache, num_processes: int, progress: Progress) -> dict[int, str]:
+    failed = {}
+    for index, task in enumerate(tasks):
+        progress.begin(index)
+        try:
+            make_entry(task, cache, partial(progress.read, index), num_processes)
+        except MemoryError:
+            failed[index] = _NO_MEMORY
+        progress.end(index)
+    return failed
 
 
 def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None], num_processes: int) -> None:
@@ -64,8 +79,8 @@ def _run(
     num_processes: int,
     per_rank: int,
     progress: Progress,
-) -> list[int]:
-    """Returns those that were not done because a process was killed."""
+) -> tuple[list[int], list[int]]:
+    """Returns those that may have killed a process, or found too little memory, and those that were not begun then."""
     # spawn: a fork of a process with threads may hang.
     context = multiprocessing.get_context("spawn")
     read_bytes = context.RawArray("q", len(tasks))
@@ -73,13 +88,18 @@ def _run(
     running: dict[Future[None], int] = {}
     waiting = list(reversed(chosen))
     unfinished: list[int] = []
+    is_broken = False
     pids: set[int] = set()
     try:
         while waiting or running:
-            while waiting and len(running) < num_processes and not unfinished:
+            while waiting and len(running) < num_processes and not is_broken:
                 index = waiting.pop()
                 progress.begin(index)
-                running[pool.submit(_make_entry, index, tasks[index], cache, per_rank)] = index
+                try:
+                    running[pool.submit(_make_entry, index, tasks[index], cache, per_rank)] = index
+                except BrokenProcessPool:
+                    waiting.append(index)
+                    is_broken = True
             pids |= {process.pid for process in multiprocessing.active_children() if process.pid is not None}
             if not running:
                 break
@@ -92,6 +112,9 @@ def _run(
                     progress.end(index)
                 except BrokenProcessPool:
                     unfinished.append(index)
+                    is_broken = True
+                except MemoryError:
+                    unfinished.append(index)
         pool.shutdown()
     except BaseException:
         for process in multiprocessing.active_children():
@@ -100,7 +123,7 @@ def _run(
         raise
     finally:
         cache.abandon(pids)
-    return [*unfinished, *waiting]
+    return unfinished, list(reversed(waiting))
 
 
 def _begin_process(read_bytes: MutableSequence[int]) -> None:
@@ -119,7 +142,7 @@ def _make_entry(index: int, task: RankTask, cache: Cache, num_processes: int) ->
 
 def _that_fit(largest_bytes: int) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    memory = _available_bytes()
+    memory = available_bytes()
     if memory is None:
         return cores
     return max(1, min(cores, int(memory / (_BASE_BYTES + _BYTES_PER_BYTE * largest_bytes))))
@@ -129,15 +152,3 @@ def _divided(num_processes: int, num_ranks: int) -> tuple[int, int]:
     """How many ranks are read at a time, and by how many processes each."""
     at_a_time = max(1, min(num_processes, num_ranks))
     return at_a_time, min(_MOST_PER_RANK, num_processes // at_a_time)
-
-
-def _available_bytes() -> int | None:
-    """What the system has and the container may use; ``None`` where it does not say."""
-    found = []
-    with suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
-    with suppress(OSError, ValueError):
-        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(max(0, limit - used))
-    return min(found, default=None)

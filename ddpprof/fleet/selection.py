@@ -24,7 +24,9 @@ class Selection:
 
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
     """`ranks`: numbers, ``None``: all; of these at most `sample`. Raises `DdpprofError` where none is left."""
-    wanted = [one for one in files if ranks is None or one.rank is None or one.rank in ranks]
+    if ranks is not None and any(one.rank is None for one in files):
+        raise DdpprofError("--ranks chooses among the ranks of a run, or of a folder, and this is one trace.")
+    wanted = [one for one in files if ranks is None or one.rank in ranks]
     there = Numbers.of(one.rank for one in files if one.rank is not None)
     if files and not wanted:
         raise DdpprofError(f"no such rank: the run has {there}.")

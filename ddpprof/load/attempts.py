@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ddpprof.errors import RemoteError
 from ddpprof.events import Attempt
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.location import Location
@@ -60,9 +61,18 @@ def load_attempts(attempts: Mapping[int, Location], shown: int) -> tuple[tuple[A
 
 
 def _has_steps(path: Location) -> bool:
-    return any(
-        (path / steps_file(rank)).is_file() and (path / steps_file(rank)).stat().st_size for rank in ranks_in(path)
-    )
+    return any(_holds_anything(path / steps_file(rank)) for rank in ranks_in(path))
+
+
+def _holds_anything(path: Location) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        return path.stat().st_size > 0
+    except RemoteError:  # a web server need not say
+        with suppress(OSError), path.open("rb") as file:
+            return bool(file.read(1))
+        return False
 
 
 def _about(path: Location) -> Any:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ddpprof.errors import BadTrace
 from ddpprof.events import Trace
@@ -56,11 +57,11 @@ def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: i
     return replace(build_trace(header, file), files=(spelled(path),))
 
 
-def find_traces(paths: Sequence[Location]) -> FoundTraces:
+def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> FoundTraces:
     """Which of the files are traces, and of which ranks. Reads little more than their beginnings."""
     paths = sorted(paths, key=spelled)
     with ThreadPoolExecutor(_READERS) as readers:
-        stated = list(readers.map(_stated_rank, paths))
+        stated = list(readers.map(partial(_stated_rank, limits=limits), paths))
     ranks: dict[int, list[Location]] = {}
     missing, nameless = [], []
     for path, known in zip(paths, stated, strict=True):
@@ -102,10 +103,10 @@ def load_traces(
     return LoadedTraces(joined, tuple(missing), is_whole=len(traces) == len(paths))
 
 
-def _stated_rank(path: Location) -> int | BadTrace | None:
+def _stated_rank(path: Location, limits: Limits) -> int | BadTrace | None:
     """What the file says, or why it is no trace."""
     try:
-        rank = read_rank(path)
+        rank = read_rank(path, limits)
         if rank is None and is_horovod_timeline(path):
             return BadTrace(_IS_HOROVOD.format(path))
         return rank

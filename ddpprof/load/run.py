@@ -77,19 +77,22 @@ class KnownRank(Protocol):
     def world_size(self) -> int | None: ...
 
 
-def load_run(path: str | Location) -> Run:
-    """All of a run, in memory; ``"s3://…"`` and others wherever fsspec reaches.
+def load_run(path: str | Location, limits: Limits = DEFAULT_LIMITS) -> Run:
+    """All of a run, in memory; ``"s3://…"`` and others wherever fsspec reaches. `limits`: of each trace file.
 
     Raises `NotARun`, `BadTrace` where the path is one bad trace file, and `RemoteError`.
     """
-    files = find_ranks(location(path) if isinstance(path, str) else path)
-    loaded = [load_rank(one) for one in files.ranks]
+    files = find_ranks(location(path) if isinstance(path, str) else path, limits)
+    loaded = [load_rank(one, limits) for one in files.ranks]
     ranks = tuple(one.rank for one in loaded if one.rank is not None)
     return replace(complete(files, ranks, [text for one in loaded for text in one.missing]), ranks=ranks)
 
 
-def find_ranks(path: Location) -> RunFiles:
-    """What `path` holds. Raises `NotARun`, and `BadTrace` where it is one file that is no trace."""
+def find_ranks(path: Location, limits: Limits = DEFAULT_LIMITS) -> RunFiles:
+    """What `path` holds. `limits`: of a trace that must be read to know its rank.
+
+    Raises `NotARun`, and `BadTrace` where it is one file that is no trace.
+    """
     if path.is_file():
         return _files_of_one(path)
     if path.name == "attempt-0" and not path.exists() and is_run(path.parent):
@@ -97,7 +100,7 @@ def find_ranks(path: Location) -> RunFiles:
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. {_how_to_record(path)}")
     if not is_run(path):
-        return _files_of_folder(path)
+        return _files_of_folder(path, limits)
     attempts = attempts_in(path)
     return _files_of_attempts(path, attempts) if len(attempts) > 1 else _recorded_files(path)
 
@@ -248,8 +251,8 @@ def _files_of_one(path: Location) -> RunFiles:
     return RunFiles(Run(_name(path), (), None, ()), (RankFiles(None, (path,)),))
 
 
-def _files_of_folder(directory: Location) -> RunFiles:
-    found = find_traces([file for file in directory.iterdir() if _may_be_trace(file.name) and file.is_file()])
+def _files_of_folder(directory: Location, limits: Limits) -> RunFiles:
+    found = find_traces([file for file in directory.iterdir() if _may_be_trace(file.name) and file.is_file()], limits)
     if not found.ranks:
         raise NotARun(_holds_no_trace(directory, found.missing))
     ranks = tuple(RankFiles(rank, paths) for rank, paths in found.ranks.items())

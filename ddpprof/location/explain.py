@@ -94,7 +94,9 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
     names = {base.__name__ for one in causes for base in type(one).__mro__}
     said = _said(causes[-1]) or _said(error)
     status = next((code for one in causes if (code := _status(one)) is not None), None)
-    if names & _NO_CREDENTIALS or (isinstance(error, ValueError) and "credentials" in said):  # adlfs
+    if (names & _NO_CREDENTIALS and status not in (401, 403)) or (
+        isinstance(error, ValueError) and "credentials" in said
+    ):  # adlfs
         return errno.EACCES, f"there are no credentials ({said}): {_hint(url)}"
     is_about_keys = "SSHException" in names and "authentication" in said.lower()
     if names & _REFUSED_CREDENTIALS or status == 401 or is_about_keys:
@@ -123,10 +125,10 @@ def _status(error: BaseException) -> int | None:
 def _said(error: BaseException) -> str:
     status, message = _status(error), str(getattr(error, "message", None) or "")
     if status is not None and message:  # aiohttp's own text repeats the address, azure's goes on with the answer
-        return f"{status} {message.splitlines()[0]}"
-    text = getattr(error, "strerror", None) or str(error)
-    line = without_secrets(" ".join(str(text).split()))
-    return line[:_LONGEST].rstrip(".")
+        text = f"{status} {message.splitlines()[0]}"
+    else:
+        text = str(getattr(error, "strerror", None) or error)
+    return without_secrets(" ".join(text.split()))[:_LONGEST].rstrip(".")
 
 
 def _hint(url: str) -> str:

@@ -26,6 +26,7 @@ _VERSIONS = (
     "Content-MD5",
     "mtime",
     "LastModified",
+    "Last-Modified",
     "last_modified",
     "updated",
 )

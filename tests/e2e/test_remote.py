@@ -291,6 +291,29 @@ def test_a_large_file_of_a_web_server_comes_whole(answer: Callable[[WebHandler],
         assert b"".join(iter(lambda: file.read(1_000_000), b"")) == content
 
 
+def test_a_web_server_tells_when_a_file_was_changed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("1")
+    with web_server(tmp_path, None) as address:
+        before = location(f"{address}/file").version()
+        os.utime(tmp_path / "file", (0, 0))
+        after = location(f"{address}/file").version()
+    assert None not in (before, after)
+    assert before != after
+
+
+def test_of_several_attempts_on_a_web_server_the_last_is_shown(
+    ddpprof: Run, alone: dict[str, str], tmp_path: Path
+) -> None:
+    """Its listing does not say how large files are."""
+    shutil.copytree(CONVNET, tmp_path / "convnet", ignore=shutil.ignore_patterns("summaries"))
+    shutil.copytree(tmp_path / "convnet", tmp_path / "again")
+    (tmp_path / "again").rename(tmp_path / "convnet" / "attempt-1")
+    with web_server(tmp_path, None) as address:
+        done = ddpprof("report", f"{address}/convnet", "--format", "json", **alone)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["attempts"][-1]["is_shown"]
+
+
 def hang_up(handler: WebHandler) -> bool:
     """In the middle of rank 1's trace."""
     if TRACE not in handler.path:

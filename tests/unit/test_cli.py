@@ -128,6 +128,10 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "bad-trace": (["report", str(tmp_path / "bad.json")], "bad.json"),
         "cut-off": (["report", str(tmp_path / "cut.json.gz")], "is cut off"),
         "endless-name": (["report", "x" * 5000], "File name too long"),
+        "endless-name-to-draw": (["timeline", "x" * 5000], "File name too long"),
+        "endless-name-to-serve": (["tensorboard", "x" * 5000], "File name too long"),
+        "ranks-of-one-trace": (["report", good, "--ranks", "5"], "--ranks chooses among the ranks of a run"),
+        "steps-of-times": (["report", str(tmp_path / "t.csv"), "--steps", "5"], "--steps chooses from a run or from"),
         "unwritable": (["report", good, "--out", nowhere], f"cannot write {nowhere}"),
         "no-path": (["report"], "required: path. See: ddpprof report --help"),
         "no-such-format": (["report", good, "--format", "xml"], "invalid choice: 'xml'"),
@@ -151,6 +155,7 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
 
 MISTAKES = (
     "no-such-path", "not-a-run", "newer-format", "bad-trace", "cut-off", "endless-name", "unwritable", "no-path",
+    "endless-name-to-draw", "endless-name-to-serve", "ranks-of-one-trace", "steps-of-times",
     "no-such-format", "no-such-command", "nothing-to-trace", "nothing-after-the-dashes", "no-such-script",
     "no-such-option", "not-a-number", "no-steps", "negative", "torchrun-twice",
     "no-such-term", "no-such-shell", "no-list-of-numbers", "no-such-step", "no-duration", "backwards",

@@ -156,7 +156,7 @@ class HttpResponseError(Exception):
     """As azure's is made."""
 
     def __init__(self, status_code: int, message: str) -> None:
-        super().__init__(message)
+        super().__init__(status_code, message)
         self.status_code, self.message = status_code, message
 
 
@@ -164,7 +164,7 @@ class HttpResponseError(Exception):
     ("error", "said"),
     [
         (ValueError("Must provide either a connection_string or account_name with credentials!!"), "there are no cred"),
-        (HttpResponseError(403, "No.\nRequestId:1\nContent: <?xml"), "permission denied (403 No.): "),
+        (HttpResponseError(403, "No\nRequestId:1\nContent: <?xml"), "permission denied (403 No): "),
         (HttpResponseError(404, "No.\nContent: <?xml"), "there is no such file, folder or bucket"),
         (NoCredentialsError("Unable to locate credentials"), "there are no credentials (Unable to locate credentials)"),
         (PermissionError("Access Denied"), "permission denied (Access Denied)"),

@@ -51,6 +51,27 @@ def test_what_others_put_there_stays(tmp_path: Path, made: Run) -> None:
     assert sorted(path.name for path in folder.rglob("*")) == ["mine", "mine.txt", "rank-0"]
 
 
+def test_what_others_put_there_does_not_keep_the_run_from_being_written_again(tmp_path: Path, made: Run) -> None:
+    folder = tmp_path / rundir.TENSORBOARD_DIRECTORY
+    write_log_directory(folder, build_report(made), [])
+    (folder / "rank-0" / ".nfs01").touch()
+    (before,) = (folder / "rank-0").glob("events*")
+    before.write_text("old")
+    write_log_directory(folder, build_report(made), [])
+    (after,) = (folder / "rank-0").glob("events*")
+    assert after.read_bytes() != b"old"
+    assert sorted(path.name for path in folder.iterdir()) == ["rank-0", "run"], "nothing half made is left"
+
+
+def test_a_folder_behind_a_link_is_written_again(tmp_path: Path, made: Run) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    folder = tmp_path / rundir.TENSORBOARD_DIRECTORY
+    folder.symlink_to(tmp_path / "elsewhere")
+    for _ in range(2):
+        write_log_directory(folder, build_report(made), [])
+    assert files(tmp_path / "elsewhere") == ["rank-0", "run"]
+
+
 def test_files_and_links_with_a_name_of_ours_stay(tmp_path: Path, made: Run) -> None:
     write_log_directory(tmp_path / "elsewhere", build_report(made), [])
     folder = tmp_path / "run" / rundir.TENSORBOARD_DIRECTORY
@@ -93,7 +114,8 @@ def test_runs_side_by_side_have_names_of_their_own(paths: list[str], names: list
 
 
 def options(*paths: Path, logdir: Path | None = None) -> Namespace:
-    return Namespace(runs=list(paths), logdir=logdir, no_plugin=True)
+    reading = {"jobs": None, "no_cache": False, "scheduler": None, "max_trace_gb": None, "max_events": None}
+    return Namespace(runs=list(paths), logdir=logdir, no_plugin=True, **reading)
 
 
 def copy_of_sample(path: Path) -> Path:

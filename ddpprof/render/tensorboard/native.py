@@ -18,15 +18,17 @@ from ddpprof.rundir import TENSORBOARD_OF_RUN, tensorboard_rank
 
 
 def write_native(directory: Path, report: Report, drawings: Iterable[Drawing]) -> None:
-    """Raises ``OSError``, and `DdpprofError` where TensorBoard is not installed."""
+    """`drawings`: by ascending rank. Raises ``OSError``, and `DdpprofError` where TensorBoard is not installed."""
     with EventFile(directory / TENSORBOARD_OF_RUN) as file:
         write_report_text(file, report)
         write_layout(file)
         write_heat_maps(file, report)
         write_hparams(file, report)
-    drawn = {drawing.about.rank: drawing for drawing in drawings}
+    following = iter(drawings)
+    drawn = next(following, None)
     for rank in report.ranks:
         with EventFile(directory / tensorboard_rank(rank.rank)) as file:
             write_scalars(file, rank)
-            if rank.rank in drawn:  # not so without a trace
-                write_histograms(file, drawn[rank.rank])
+            if drawn is not None and drawn.about.rank == rank.rank:  # not so without a trace
+                write_histograms(file, drawn)
+                drawn = next(following, None)

@@ -17,6 +17,7 @@ from ddpprof.load.run import load_run
 from ddpprof.render.json import render_json
 from ddpprof.report import build_report
 from ddpprof.report.timeline import build_timeline
+from ddpprof.rundir import remove_run
 
 
 @pytest.fixture
@@ -72,6 +73,21 @@ def test_a_changed_file_is_read_again_a_touched_one_is_not(fleet: Path) -> None:
     steps.write_bytes(steps.read_bytes().split(b"\n", 1)[1])
     assert read_by(fleet) == ["rank-3.trace.json.gz"]
     assert report_of(fleet) == in_memory(fleet)
+
+
+def test_what_others_keep_in_a_folder_of_that_name_stays(fleet: Path) -> None:
+    folder = fleet / "summaries"
+    folder.mkdir()
+    theirs = {"metrics.zip": "1", "rank-0.zip": "2", ".step.part": "3", ".gitignore": "metrics.zip"}
+    for name, content in theirs.items():
+        (folder / name).write_text(content)
+        os.utime(folder / name, (0, 0))
+    ours = folder / f"rank-0.{'0' * 12}-{'0' * 8}.zip"
+    ours.write_text("of other code")
+    report_of(fleet)
+    assert not ours.exists()
+    remove_run(fleet)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == theirs
 
 
 def test_without_the_cache_nothing_is_kept_and_nothing_used(fleet: Path) -> None:

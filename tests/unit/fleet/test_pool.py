@@ -2,12 +2,15 @@
 
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleets import make_fleet
 
 from ddpprof.fleet import pool
 from ddpprof.fleet.analysis import Choice, analysed
+from ddpprof.fleet.memory import available_bytes
+from ddpprof.fleet.task import RankTask
 
 GB = 10**9
 
@@ -25,7 +28,7 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
     monkeypatch: pytest.MonkeyPatch, available: int | None, largest: int, number: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(4)))
-    monkeypatch.setattr(pool, "_available_bytes", lambda: available)
+    monkeypatch.setattr(pool, "available_bytes", lambda: available)
     assert pool._that_fit(largest) == number
 
 
@@ -48,9 +51,23 @@ def test_where_ranks_are_few_several_processes_read_each(
 
 
 def test_this_machine_says_what_is_available() -> None:
-    available = pool._available_bytes()
+    available = available_bytes()
     assert available is not None
     assert 10**6 < available < 10**14
+
+
+def test_a_rank_that_memory_does_not_suffice_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, make_entry = make_fleet(tmp_path / "fleet", 3), pool.make_entry
+
+    def too_large(task: RankTask, *others: Any) -> None:
+        if task.files.rank == 1:
+            raise MemoryError
+        make_entry(task, *others)
+
+    monkeypatch.setattr(pool, "make_entry", too_large)
+    with analysed(fleet, Choice(jobs=1)) as analysis:
+        assert [rank.rank for rank in analysis.report.ranks] == [0, 2]
+        assert any(text.startswith("rank 1: too little memory") for text in analysis.report.missing)
 
 
 def test_an_error_in_a_process_is_told_and_leaves_none_behind(tmp_path: Path) -> None:
