@@ -162,14 +162,12 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
 def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str | None]:
     from ddpprof.experiment.plan import NETWORK_FILE, PROFILE_DIRECTORY
     from ddpprof.fleet.analysis import analysed
-    from ddpprof.report.profiled import Known
     from ddpprof.report.shortlisted import shortlisted
 
     network = directory / NETWORK_FILE
     bench = measured_network(network if network.is_file() else None)
     with analysed(directory / PROFILE_DIRECTORY) as analysis:
-        known = Known(analysis.report, analysis.modules, analysis.recorded(), analysis.passes)
-        return shortlisted(known, bench, experiment.most_variants - 1, experiment.allow_lossy)
+        return shortlisted(analysis.to_replay(), bench, experiment.most_variants - 1, experiment.allow_lossy)
 
 
 def _try_all(directory: Path) -> bool:

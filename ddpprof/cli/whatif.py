@@ -79,12 +79,12 @@ def run_whatif(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace) -> tuple[Profiled, Job]:
-    from ddpprof.report.profiled import Benches, Known, profile_run
+    from ddpprof.report.profiled import Benches, profile_run
 
     benches = Benches(measured_network(options.network), measured_network(options.run_network))
     with analysed_run(options.path, options) as analysis:
-        known = Known(analysis.report, analysis.modules, analysis.recorded(), analysis.passes)
-        return profile_run(known, benches, options.without_rank or []), analysis.report.job
+        without = options.without_rank or []
+        return profile_run(analysis.to_replay(without), benches, without), analysis.report.job
 
 
 def _asked(options: argparse.Namespace) -> Asked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -19,10 +19,11 @@ from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.load.run import RankFiles, complete, find_ranks
 from ddpprof.location import Location
-from ddpprof.measures.traced_buckets import TracedPasses
 from ddpprof.report import Report
 from ddpprof.report.across import RecordedSteps
 from ddpprof.report.build import Reduced, reduce_summary
+from ddpprof.report.predicted import ranks_to_replay
+from ddpprof.report.profiled import Known
 from ddpprof.report.rank_summary import RunSummary, merge_summaries
 from ddpprof.report.ranks import steps_to_replay
 from ddpprof.report.timeline import Drawing, Timeline, draw_timeline
@@ -64,14 +65,14 @@ class Analysis:
     def report(self) -> Report:
         return self._reduced.report
 
-    @property
-    def passes(self) -> Mapping[int, TracedPasses]:
-        """The gradient all-reduces that each rank's trace shows."""
-        return self._reduced.passes
-
-    def recorded(self) -> Mapping[int, Sequence[RecordedStep]]:
-        """The steps to replay of every rank that was read and has a record."""
-        return _recorded_by(self._ranks, None)([one.rank for one in self._ranks if one.rank is not None])
+    def to_replay(self, also: Collection[int] = ()) -> Known:
+        """What predictions start from: of a job of thousands of ranks of enough of them, and of `also`."""
+        late = self.report.across.stragglers if self.report.across is not None else None
+        ranks = [one.rank for one in self.report.ranks]
+        chosen = {*ranks_to_replay(ranks, late.stragglers if late is not None else ()), *also}
+        recorded = _recorded_by(self._ranks, None)(sorted(chosen & {one.rank for one in self._ranks} - {None}))
+        passes = {rank: found for rank, found in self._reduced.passes.items() if rank in chosen}
+        return Known(self.report, self.modules, recorded, passes)
 
     def drawings(self, ranks: Container[int] | None = None) -> Iterator[Drawing]:
         """Of the ranks with these numbers, or of all: the profiled steps that the report measures, each by itself."""

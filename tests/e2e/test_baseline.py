@@ -69,7 +69,7 @@ def test_baseline_steps_do_not_communicate_and_end_the_job(
             assert [forward.synchronises for forward in step.forwards] == [False] * num_micro_steps
             assert (step.ready_ns, len(step.optimizers)) == ({}, 1)
     with analysed(location(str(tmp_path / "run"))) as analysis:
-        assert [step.mode for step in analysis.recorded()[1]].count("alone") == 2
+        assert [step.mode for step in analysis.to_replay().recorded[1]].count("alone") == 2
     shown = report("run")
     assert [rank["ended"] for rank in shown["ranks"]] == ["stopped", "stopped"]
     assert [[step["step"] for step in rank["steps"]] for rank in shown["ranks"]] == [[7, 8, 9], [7, 8, 9]]

@@ -193,6 +193,13 @@ def test_chosen_steps_are_measured_alone(fleet: Path) -> None:
         report_of(fleet, Choice(steps=numbers("999")))
 
 
+def test_of_many_ranks_some_are_replayed_and_those_that_are_asked_for(tmp_path: Path) -> None:
+    with analysed(make_fleet(tmp_path / "fleet", 40)) as analysis:
+        some, also = analysis.to_replay(), analysis.to_replay([7])
+    assert set(some.recorded) == set(some.passes) == set(range(0, 40, 3))
+    assert set(also.recorded) == set(also.passes) == {7, *range(0, 40, 3)}
+
+
 def test_progress_counts_ranks_and_bytes(fleet: Path) -> None:
     seen: list[Step] = []
     with analysed(fleet, Choice(jobs=2), seen.append):

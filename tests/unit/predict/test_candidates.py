@@ -13,7 +13,7 @@ from ddpprof.predict.candidates import Candidate, Knobs, Shortlist, shortlist, s
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.setting import Compression
 from ddpprof.predict.training import Training
-from ddpprof.report.profiled import Known, profile_run
+from ddpprof.report.profiled import profile_run
 
 SAMPLE = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 MB = 1 << 20
@@ -24,7 +24,7 @@ ALL = Knobs(view=True, static_graph=True, compression=Compression.FP16, lists=Tr
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     with analysed(SAMPLE, Choice(use_cache=False, jobs=1)) as analysis:
-        known = Known(analysis.report, analysis.modules, analysis.recorded(), analysis.passes)
+        known = analysis.to_replay()
         return profile_run(known).profile
 
 

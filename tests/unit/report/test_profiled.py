@@ -173,6 +173,6 @@ def test_recorded_settings_are_reproduced(path: Path) -> None:
     if not path.exists():
         pytest.skip(f"{path.name} is not here")
     with analysed(location(str(path))) as analysis:
-        profile = profile_run(Known(analysis.report, analysis.modules, analysis.recorded(), analysis.passes)).profile
+        profile = profile_run(analysis.to_replay()).profile
     assert profile.num_steps >= 2
     assert abs(profile.replay_error) < 0.03
