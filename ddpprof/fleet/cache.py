@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
@@ -22,7 +23,7 @@ import ddpprof
 from ddpprof.errors import DdpprofError
 from ddpprof.events import DdpModule
 from ddpprof.fleet.codec import encode
-from ddpprof.fleet.entry import BadEntryError, SeenFile, read_about
+from ddpprof.fleet.entry import About, BadEntryError, SeenFile, copy_entry, read_about
 from ddpprof.load.run import RankFiles
 from ddpprof.location import Location, RemotePath, identity, is_remote, spelled
 from ddpprof.rundir import (
@@ -77,10 +78,23 @@ class Cache:
         if not about.is_whole or now.keys() != about.files.keys():
             return False
         paths = _paths(files)
-        return all(
-            seen.stamp == about.files[name].stamp or _has_content(paths[name], about.files[name].content)
-            for name, seen in now.items()
-        )
+        moved = [name for name, seen in now.items() if seen.stamp != about.files[name].stamp]
+        if not all(_has_content(paths[name], about.files[name].content) for name in moved):
+            return False
+        if moved:
+            kept = {name: replace(seen, stamp=now[name].stamp) for name, seen in about.files.items()}
+            self._keep_stamps(files, replace(about, files=kept))
+        return True
+
+    def _keep_stamps(self, files: RankFiles, about: About) -> None:
+        """So that the next command need not look at the content again."""
+
+        def make(part: Path) -> None:
+            with part.open("wb") as out:
+                copy_entry(self.path(files), out, about)
+
+        with suppress(DdpprofError):
+            self.write(files, make)
 
     def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
         """`make` writes beside, and what it wrote takes the place of an older entry. Raises `DdpprofError`."""

@@ -67,6 +67,14 @@ def write_entry(out: BinaryIO, about: About, summary: RunSummary, drawing: Drawi
                 add(f"step-{index}", drawing.draw(index))
 
 
+def copy_entry(source: Path, out: BinaryIO, about: About) -> None:
+    """The same, of files with other stamps. Raises `BadEntryError`."""
+    with _opened(source) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            content = encode(about) if name == "about" else old.read(name)
+            new.writestr(zipfile.ZipInfo(name, _ALWAYS), content)
+
+
 def read_about(path: Path) -> About:
     """Raises `BadEntryError`."""
     return _read(path, "about", About)

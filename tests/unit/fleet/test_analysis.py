@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,17 @@ def test_a_changed_file_is_read_again_a_touched_one_is_not(fleet: Path) -> None:
     steps.write_bytes(steps.read_bytes().split(b"\n", 1)[1])
     assert read_by(fleet) == ["rank-3.trace.json.gz"]
     assert report_of(fleet) == in_memory(fleet)
+
+
+def test_of_a_copied_run_the_content_is_looked_at_once(
+    fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = report_of(fleet)
+    copied = tmp_path / "copied" / "fleet"
+    shutil.copytree(fleet, copied, copy_function=shutil.copyfile)
+    assert read_by(copied) == []
+    monkeypatch.setattr("ddpprof.fleet.cache._content", lambda path: pytest.fail(f"{path} is read again"))
+    assert report_of(copied) == before
 
 
 def test_what_others_keep_in_a_folder_of_that_name_stays(fleet: Path) -> None:
