@@ -4,8 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["browser"]
+
+settings.register_profile("unhurried", deadline=None)  # the machine may be busy with something else
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session", autouse=True)

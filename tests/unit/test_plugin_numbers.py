@@ -93,7 +93,7 @@ def microseconds(compute: Spans, comm: Spans) -> tuple[float, float, float]:
     return first, second, third
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(host_traces)
 def test_on_cpu(events: list[Event]) -> None:
     """A collective counts to the end of its step: there the plugin's step is over, and the report's is not."""
@@ -103,7 +103,7 @@ def test_on_cpu(events: list[Event]) -> None:
         assert rows[step.number] == pytest.approx(microseconds(spans_of(trace.compute, index), comm), abs=1e-6)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(device_traces)
 @example(
     device_events([[KERNEL, {**KERNEL, "what": "comm", "launched": 702, "delay": 300}], [{**KERNEL, "length": 1}]])

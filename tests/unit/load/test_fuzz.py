@@ -35,7 +35,7 @@ PIECE = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.integers(0, len(TEXT)), st.integers(0, 12), PIECE, st.booleans())
 def test_a_damaged_trace_is_read_or_refused(place: int, removed: int, put: bytes, compressed: bool) -> None:
     text = TEXT[:place] + put + TEXT[place + removed :]

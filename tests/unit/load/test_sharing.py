@@ -101,7 +101,7 @@ def by_name(lane: Any) -> Any:
     return f"thread {lane}"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.one_of(traces, st.tuples(host_traces, device_traces).map(lambda both: [*both[0], *both[1]])),
     OWNERS, DIVISIONS, st.booleans(), st.sampled_from([0, 1_712_195_495_601_442_533]), st.booleans(),
