@@ -33,7 +33,8 @@ def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watc
     sizes = [num_bytes(task.files) for task in tasks]
     num_processes, per_rank = _divided(jobs or _that_fit(max(sizes, default=0)), len(tasks))
     progress = Progress(watch, [task.files for task in tasks], sizes)
-    is_little = all(sizes) and sum(sizes) < _WORTH_A_POOL_BYTES  # 0: nobody knows
+    is_known = all(size or not task.files.traces for size, task in zip(sizes, tasks, strict=True))
+    is_little = is_known and sum(sizes) < _WORTH_A_POOL_BYTES
     if num_processes < 2 or (jobs is None and is_little):
         return _run_here(tasks, cache, per_rank, progress)
     failed: dict[int, str] = {}

@@ -50,6 +50,16 @@ def test_where_ranks_are_few_several_processes_read_each(
     assert pool._divided(num_processes, num_ranks) == divided
 
 
+def test_small_runs_start_no_process_even_if_ranks_have_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = make_fleet(tmp_path / "fleet", 3)
+    (fleet / "rank-1.trace.json.gz").unlink()
+    monkeypatch.setattr(pool, "_run", lambda *_: pytest.fail("a pool was started"))
+    with analysed(fleet) as analysis:
+        assert len(analysis.report.ranks) == 3
+
+
 def test_this_machine_says_what_is_available() -> None:
     available = available_bytes()
     assert available is not None
