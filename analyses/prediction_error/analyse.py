@@ -2,6 +2,7 @@
 
     error          of the predicted step, as a fraction of the measured one: the median of all visits of its point
     repeatability  between two measurements of a point, of every other visit each: their difference by their mean
+    inside         error within the prediction's 95 % interval and twice the standard error of the measured step
     choice         the measured step at the cap that is predicted to be best, by that at the cap that was best
 
 python analyses/prediction_error/analyse.py
@@ -14,8 +15,9 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from math import hypot, sqrt
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -89,6 +91,7 @@ def _predicted(run: Path, network: Path, *others: str) -> dict[str, dict[str, An
 def _point(
     of: str, gbit: float, cap: str, visits: Sequence[float], each: Mapping[str, Any], one: Mapping[str, Any]
 ) -> dict[str, Any]:
+    noise_ns = 1.25 * stdev(visits) / sqrt(len(visits))  # of a median
     step_ns, first, second = median(visits), median(visits[::2]), median(visits[1::2])
     return {
         "of": f"{of}, {gbit:g} Gbit/s, bucket_cap_mb={cap}",
@@ -100,7 +103,7 @@ def _point(
         "predicted_ms": ms(each["step_ns"]),
         "error": round(each["step_ns"] / step_ns - 1, 4),
         "error_by_bandwidth": round(one["step_ns"] / step_ns - 1, 4),
-        "in_interval": each["low_ns"] <= step_ns <= each["high_ns"],
+        "in_interval": abs(each["step_ns"] - step_ns) <= hypot((each["high_ns"] - each["low_ns"]) / 2, 2 * noise_ns),
     }
 
 

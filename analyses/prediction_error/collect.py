@@ -2,7 +2,7 @@
 
 python analyses/prediction_error/collect.py [--resume] [--out FOLDER] [--only MODEL-RANKS …]
 
-Needs root, for `ip`. Seventy minutes on a quiet machine; with --resume what is there already is kept.
+Needs root, for `ip`. An hour on a machine that does nothing else; with --resume what is there already is kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RECORDED_AT_GBIT = 1
 CAPS_MB = (1, 2, 5, 10, None, 100)
 """``None``: DDP's default, 25 with a first bucket of 1. 100: all in one bucket."""
 BURST = "128kb"
-ROUNDS, SETTLE, TIMED = 8, 1, 3
+ROUNDS, SETTLE, TIMED = 6, 1, 3
 """Visits of every point, and in each the steps before those that count, and these."""
 UNPROFILED, PROFILED, ALONE = 40, 1, 10
 """Steps of the recorded run. Of ddpprof's own 8 and 5 the former would say less, and the latter take much room."""
