@@ -28,6 +28,8 @@ from ddpprof.cli import main
 SETS = tuple((model, ranks) for ranks in (2, 4) for model in ("mlp", "convnet", "transformer"))
 GBIT = (0.5, 1, 2, 4)
 RECORDED_AT_GBIT = 1
+HOPED_FOR = 0.02
+"""by which the chosen cap's step may be longer than the best one's"""
 CAPS = ("1", "2", "5", "10", "None", "100")
 _COLUMNS = (
     "model, ranks",
@@ -61,7 +63,10 @@ def _of_set(recordings: Path, model: str, ranks: int) -> dict[str, Any]:
         points += of_link_points
         of_link = {point["cap"]: point["measured_ms"] for point in of_link_points}
         best = min(CAPS, key=lambda cap: each[cap]["step_ns"])
-        choices.append({"gbit": gbit, "cap": best, "over_best": round(of_link[best] / min(of_link.values()) - 1, 4)})
+        fastest = min(of_link, key=lambda cap: of_link[cap])
+        over = round(of_link[best] / of_link[fastest] - 1, 4)
+        beyond_noise = _is_surely_over(measured[gbit, best], measured[gbit, fastest])
+        choices.append({"gbit": gbit, "cap": best, "over_best": over, "is_surely_over": beyond_noise})
     return {"model": model, "ranks": ranks, "points": points, "choices": choices, **_summary(points, choices)}
 
 
@@ -107,6 +112,12 @@ def _point(
     }
 
 
+def _is_surely_over(chosen: Sequence[float], fastest: Sequence[float]) -> bool:
+    """By more than what is hoped for and twice the standard error of the median over rounds."""
+    ratios = [one / other for one, other in zip(chosen, fastest, strict=True)]
+    return median(ratios) - 2 * 1.25 * stdev(ratios) / sqrt(len(ratios)) > 1 + HOPED_FOR
+
+
 def _summary(points: Sequence[Mapping[str, Any]], choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     errors = sorted(abs(point["error"]) for point in points)
     by_bandwidth = sorted(abs(point["error_by_bandwidth"]) for point in points)
@@ -118,6 +129,11 @@ def _summary(points: Sequence[Mapping[str, Any]], choices: Sequence[Mapping[str,
         "error_by_bandwidth": [median(by_bandwidth), _nine_tenths(by_bandwidth)],
         "in_interval": round(sum(point["in_interval"] for point in points) / len(points), 3),
         "choice_over_best": [median(one["over_best"] for one in choices), max(one["over_best"] for one in choices)],
+        "chosen": {
+            "all": len(choices),
+            "within": sum(one["over_best"] <= HOPED_FOR for one in choices),
+            "surely_over": sum(one["is_surely_over"] for one in choices),
+        },
         "worst": max(points, key=lambda point: abs(point["error"]))["of"],
     }
 
