@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ _MOST_LOOKED_AT = 100
 _ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
 
 
+_SURELY_DEAD_S = 24 * 3600
 CACHE_DIRECTORY = "summaries"
 CACHE_IGNORED_BY_GIT = ".gitignore"
 CACHE_IGNORE_ALL = "*\n"
@@ -153,6 +155,11 @@ def remove_run(directory: Path) -> None:
 def is_cached(name: str) -> bool:
     """Whether a file of that name is an entry of the cache, or a part of one: another may stand in the same folder."""
     return _CACHED.match(name) is not None
+
+
+def is_left_behind(part: Path) -> bool:
+    """Whether who wrote it is surely dead."""
+    return part.stat().st_mtime < time.time() - _SURELY_DEAD_S
 
 
 def _remove_cached(directory: Path) -> None:

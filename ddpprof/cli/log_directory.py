@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from ddpprof.report.timeline import Drawing
 
 _PART = ".part-"
-_SURELY_DEAD_S = 24 * 3600
 _NOT_FOR_NAMES = re.compile(r"[^A-Za-z0-9-]+")
 
 
@@ -47,7 +45,7 @@ def _replaced(directory: Path) -> Iterator[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     directory = directory.resolve()  # a link of the user's stays, and what is in there is replaced
     for left in directory.glob(f"{_PART}*"):
-        if left.stat().st_mtime < time.time() - _SURELY_DEAD_S:
+        if rundir.is_left_behind(left):
             shutil.rmtree(left, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=_PART, dir=directory))
     try:

@@ -32,13 +32,12 @@ from ddpprof.rundir import (
     CACHE_IGNORED_BY_GIT,
     facts_file,
     is_cached,
+    is_left_behind,
     steps_file,
 )
 
 _UNUSED_S = 30 * 24 * 3600
 """Folders of the user's cache that nobody has looked at for so long go."""
-
-_SURELY_DEAD_S = 24 * 3600
 
 _CHUNK_BYTES = 1 << 20
 
@@ -121,9 +120,7 @@ class Cache:
         """Delete what other code wrote, and what was not written to its end."""
         with suppress(OSError):
             for path in [path for path in self.folder.iterdir() if is_cached(path.name)]:
-                is_old = f".{code_version()}-" not in path.name
-                is_dead = path.suffix == ".part" and path.stat().st_mtime < time.time() - _SURELY_DEAD_S
-                if is_dead or (is_old and path.suffix != ".part"):
+                if is_left_behind(path) if path.suffix == ".part" else f".{code_version()}-" not in path.name:
                     path.unlink()
 
 

@@ -55,24 +55,23 @@ class BadEntryError(DdpprofError):
 
 def write_entry(out: BinaryIO, about: About, summary: RunSummary, drawing: Drawing | None) -> None:
     with zipfile.ZipFile(out, "w") as file:
-
-        def add(name: str, value: object) -> None:
-            file.writestr(zipfile.ZipInfo(name, _ALWAYS), encode(value))
-
-        add("about", about)
-        add("summary", summary)
+        _add(file, "about", encode(about))
+        _add(file, "summary", encode(summary))
         if drawing is not None:
-            add("drawing", drawing.about)
+            _add(file, "drawing", encode(drawing.about))
             for index in drawing.about.measured:
-                add(f"step-{index}", drawing.draw(index))
+                _add(file, f"step-{index}", encode(drawing.draw(index)))
 
 
 def copy_entry(source: Path, out: BinaryIO, about: About) -> None:
     """The same, of files with other stamps. Raises `BadEntryError`."""
     with _opened(source) as old, zipfile.ZipFile(out, "w") as new:
         for name in old.namelist():
-            content = encode(about) if name == "about" else old.read(name)
-            new.writestr(zipfile.ZipInfo(name, _ALWAYS), content)
+            _add(new, name, encode(about) if name == "about" else old.read(name))
+
+
+def _add(file: zipfile.ZipFile, name: str, content: bytes) -> None:
+    file.writestr(zipfile.ZipInfo(name, _ALWAYS), content)
 
 
 def read_about(path: Path) -> About:

@@ -94,9 +94,9 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
     names = {base.__name__ for one in causes for base in type(one).__mro__}
     said = _said(causes[-1]) or _said(error)
     status = next((code for one in causes if (code := _status(one)) is not None), None)
-    if (names & _NO_CREDENTIALS and status not in (401, 403)) or (
-        isinstance(error, ValueError) and "credentials" in said
-    ):  # adlfs
+    is_refused = status in (401, 403)
+    asks_for_them = isinstance(error, ValueError) and "credentials" in said  # adlfs
+    if asks_for_them or (names & _NO_CREDENTIALS and not is_refused):
         return errno.EACCES, f"there are no credentials ({said}): {_hint(url)}"
     is_about_keys = "SSHException" in names and "authentication" in said.lower()
     if names & _REFUSED_CREDENTIALS or status == 401 or is_about_keys:
