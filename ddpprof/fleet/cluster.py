@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -136,13 +137,9 @@ def _keep(
     for leaf in _as_they_come(client, leaves):
         index = leaves[leaf]
         progress.begin(index)
-        if leaf.cancelled():  # by the client, when it loses the scheduler for a moment
-            raise DdpprofError(
-                "the Dask scheduler was lost, and with it what it was asked to do. What was read is kept."
-            )
         try:
             entry: bytes = leaf.result()
-        except DdpprofError:
+        except (DdpprofError, CancelledError):  # the client gives up all that it asked for when it loses the scheduler
             raise
         except KilledWorker:
             failed[index] = "the workers that read it were killed again and again: too little memory?"
