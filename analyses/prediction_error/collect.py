@@ -41,6 +41,9 @@ Point = tuple[float, float | None]
 """Rate of the links, and bucket size."""
 RECORDED = None
 """Instead of a point: the recorded run."""
+KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""Else glibc gives back to the kernel what a step frees at the end of the heap, and gets it again in the next. What lies
+there is another model's, or nothing, as chance has it: an LSTM's steps in the first model of a process took 10 % longer."""
 POINTS, RUN = "points.json", "run"
 SIZES = "64K-64M"
 
@@ -189,7 +192,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         with linked_hosts(num_hosts, f"{round(gbit * 1000)}mbit", BURST) as hosts:
-            hosts.run_job([sys.executable, Path(__file__).name, name], HERE, MADE=str(folder / made))
+            hosts.run_job([sys.executable, Path(__file__).name, name], HERE, MADE=str(folder / made), **KEPT_MEMORY)
         print(f"{folder.name}, {made}: {time.monotonic() - started:.0f} s", flush=True)
     if arguments.out == HERE / RECORDINGS:
         end_recording(HERE, cores=os.cpu_count())

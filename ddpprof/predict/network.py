@@ -56,8 +56,8 @@ def network_of_bench(bench: NetBench) -> Network | None:
     beside = [one.num_bytes for one in bench.beside]
     link = Link(
         alone=_cost(model),
-        busy=_robust_cost(beside, [median(one.lasted_ns) for one in bench.beside]),
-        taken=_robust_cost(beside, [median(one.taken_ns) for one in bench.beside]),
+        busy=_robust_cost(beside, [first_quartile(one.lasted_ns) for one in bench.beside]),
+        taken=_robust_cost(beside, [first_quartile(one.taken_ns) for one in bench.beside]),
         at_once=workers(bench.backend),
     )
     return Network(link, bench.world_size, sizes[0], sizes[-1], len(sizes), model.relative_error, is_benched=True)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 from ddpprof.events import RecordedStep
+from ddpprof.measures.medians import first_quartile
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,22 @@ def observe_steps(
 
 
 def backward_alone_ns(recorded: Mapping[int, Sequence[RecordedStep]]) -> float | None:
-    """Of a backward pass without communication, on the rank that takes longest: median. ``None`` without such steps."""
-    longest: dict[int, int] = {}
-    for step in (step for steps in recorded.values() for step in steps if step.mode == "alone"):
-        if step.forwards:
-            begin = step.forwards[-1].end_ns
-            longest[step.number] = max(longest.get(step.number, 0), _optimized_at(step, begin) - begin)
-    return float(median(longest.values())) if longest else None
+    """Of a backward pass without communication, on the rank that takes longest. ``None`` without such steps.
+
+    The first quartile of each rank's steps: what takes longer was disturbed, and ranks that do not wait for each other
+    are so at different times.
+    """
+    of_ranks = [
+        first_quartile([_backward_ns(step) for step in alone])
+        for steps in recorded.values()
+        if (alone := [step for step in steps if step.mode == "alone" and step.forwards])
+    ]
+    return max(of_ranks, default=None)
+
+
+def _backward_ns(step: RecordedStep) -> int:
+    begin_ns = step.forwards[-1].end_ns
+    return _optimized_at(step, begin_ns) - begin_ns
 
 
 def _has_one_backward(step: RecordedStep, module: int) -> bool:

@@ -1,8 +1,9 @@
 """How long would the step take under another setting? The replay of it, and by how much it may be off.
 
-    step = measured step + replayed backward pass - replay of the recorded one
+    step = measured step + pace × (replayed backward pass - replay of the recorded one)
 
-so what the replay does not know of (the optimizer, data, Python) stays as it was measured. The interval joins, as
+so what the replay does not know of (the optimizer, data, Python) stays as it was measured. The pace is by how much the
+machine was slower than the replay: whatever slowed the recorded steps would slow others. The interval joins, as
 independent errors: the noise of the measured steps, what the replay misses of them, what is guessed of computation, and
 the replay once with a slower and once with a faster network, which differ the more the further the setting is from
 what was measured.
@@ -24,6 +25,9 @@ from ddpprof.predict.training import Computed, Training
 TCP_PAYLOAD = 1448 / 1514
 """Of an Ethernet frame of 1500 bytes and its header, what is left to the data of TCP with timestamps."""
 
+_TAKEN_WITH_TIME = 0.4
+"""Of what a transfer takes of computation, what goes with how long it lasts; the rest goes with its bytes. Measured by
+netbench among 2 and 4 ranks at 0.5 to 4 Gbit/s."""
 _BATCH_ERROR = 0.1
 """of the computation, for each doubling: it need not grow in proportion"""
 _PASSES = {Compression.FP16: 2.0, Compression.BF16: 2.0, Compression.POWERSGD: 4.0}
@@ -58,7 +62,8 @@ class Prediction:
     doubted_ns: tuple[float, ...]
     """the step with each of the networks that it may be instead: of two predictions in the same order"""
     missed_ns: float
-    """by how much the replay of the recorded settings misses the observed end of the backward pass"""
+    """by how much the replay of the recorded settings misses the observed end of the backward pass, and more where the
+    predicted one is longer"""
     guessed_ns: float
     """by how much it may be off since what a hook or another batch computes is guessed"""
     widened: tuple[str, ...]
@@ -96,16 +101,17 @@ def predict(profile: Profile, setting: Setting, target: Network | None = None) -
     link = _link(network, setting, training)
     base = replayed(link)
     doubts = doubts_about(network, link, setting, training)
-    anchor_ns = profile.step_ns - profile.replayed_ns
-    step_ns = anchor_ns + base.end_ns
-    doubted_ns = tuple(anchor_ns + replayed(link).end_ns for link in doubts.links)
+    pace, rest_ns = profile.pace, profile.step_ns - profile.pace * profile.replayed_ns
+    step_ns = rest_ns + pace * base.end_ns
+    doubted_ns = tuple(rest_ns + pace * replayed(link).end_ns for link in doubts.links)
+    missed_ns = (profile.replayed_ns - profile.reduced_ns) * max(1.0, base.end_ns / profile.replayed_ns)
     guessed_ns = hypot(
         computed.end_ns * _BATCH_ERROR * log2(setting.batch_scale),
         _hook_ns_per_byte(profile, setting) * training.gradient_bytes / 2,
     )
     half_ns = sqrt(
         (2 * profile.step_error_ns) ** 2
-        + (profile.replayed_ns - profile.reduced_ns) ** 2
+        + missed_ns**2
         + max(abs(doubted - step_ns) for doubted in doubted_ns) ** 2
         + guessed_ns**2
     )
@@ -114,15 +120,15 @@ def predict(profile: Profile, setting: Setting, target: Network | None = None) -
         low_ns=max(0.0, step_ns - half_ns),
         high_ns=step_ns + half_ns,
         parts=StepParts(
-            forward_ns=computed.forward_end_ns,
-            backward_ns=computed.end_ns - computed.forward_end_ns,
-            slowed_ns=base.computed_ns - computed.end_ns,
-            exposed_ns=base.end_ns - base.computed_ns,
-            rest_ns=step_ns - base.end_ns,
+            forward_ns=pace * computed.forward_end_ns,
+            backward_ns=pace * (computed.end_ns - computed.forward_end_ns),
+            slowed_ns=pace * (base.computed_ns - computed.end_ns),
+            exposed_ns=pace * (base.end_ns - base.computed_ns),
+            rest_ns=rest_ns,
         ),
         bucket_bytes=training.bucket_bytes,
         doubted_ns=doubted_ns,
-        missed_ns=profile.replayed_ns - profile.reduced_ns,
+        missed_ns=missed_ns,
         guessed_ns=guessed_ns,
         widened=(*doubts.reasons, *_guesses(profile, setting)),
     )
@@ -202,12 +208,19 @@ def _link(network: Network, setting: Setting, training: Training) -> Link:
     if setting.bytes_per_s is not None:
         payload = TCP_PAYLOAD if training.backend == "gloo" else 1.0
         wire_ns_per_byte = carried * 1e9 / (setting.bytes_per_s * payload)
+        taken = _taken_at_rate(link, wire_ns_per_byte)
         link = replace(
             link,
             alone=replace(link.alone, ns_per_byte=wire_ns_per_byte),
-            busy=replace(link.busy, ns_per_byte=hypot(wire_ns_per_byte, link.taken.ns_per_byte)),
+            busy=replace(link.busy, ns_per_byte=hypot(wire_ns_per_byte, taken.ns_per_byte)),
+            taken=taken,
         )
     return link
+
+
+def _taken_at_rate(link: Link, ns_per_byte: float) -> Cost:
+    longer = ns_per_byte / link.alone.ns_per_byte if link.alone.ns_per_byte else 1.0
+    return replace(link.taken, ns_per_byte=link.taken.ns_per_byte * (1 + _TAKEN_WITH_TIME * (longer - 1)))
 
 
 def _guesses(profile: Profile, setting: Setting) -> list[str]:

@@ -24,6 +24,8 @@ from ddpprof.predict.training import Computed, Times, Training
 
 _MOST_COPIED = 4.0
 """ns per byte: what takes longer is no copy but the script's own work before its optimizer"""
+_SLOWEST_PACE = 1.1
+"""What takes longer does something that the replay does not know of, which no other setting changes."""
 _ENOUGH_SENT = 0.5
 """of the gradients"""
 _UNKNOWN_SPREAD = 0.05
@@ -52,6 +54,12 @@ class Profile:
     """the run has steps without communication"""
     accumulation: int = 1
     """backward passes for each that is reduced"""
+
+    @property
+    def pace(self) -> float:
+        """Observed time for each that the replay says, as far as it may be the machine's own."""
+        pace = self.reduced_ns / self.replayed_ns if self.replayed_ns > 0 else 1.0
+        return min(max(pace, 1 / _SLOWEST_PACE), _SLOWEST_PACE)
 
     @property
     def replay_error(self) -> float:
