@@ -1,4 +1,4 @@
-"""Servers of files on this machine's loopback: S3 by moto, sshd, and the web's kind."""
+"""Servers of files on this machine's loopback: S3 by moto, sshd, and the web's kind; and the run that they serve."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from threading import Thread
 from urllib.request import Request, urlopen
 
 import pytest
+
+CONVNET = Path(__file__).parents[1] / "sample_traces" / "convnet-gloo-2ranks"
+TRACE = "rank-1.trace.json.gz"
 
 _PATIENCE_S = 60
 
@@ -190,3 +193,11 @@ def ranges(handler: WebHandler) -> bool:
     handler.end_headers()
     handler.wfile.write(part)
     return True
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The error of a command that ended with one."""
+    assert done.returncode == 2, done
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ddpprof: ")
+    return line

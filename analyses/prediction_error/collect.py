@@ -42,8 +42,8 @@ Point = tuple[float, float | None]
 RECORDED = None
 """Instead of a point: the recorded run."""
 KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-"""Else glibc gives back to the kernel what a step frees at the end of the heap, and gets it again in the next. What lies
-there is another model's, or nothing, as chance has it: an LSTM's steps in the first model of a process took 10 % longer."""
+"""Else glibc gives back to the kernel what a step frees at the end of the heap, and gets it again in the next. Whose
+that is, is chance where a process has several models: the steps of an LSTM that was the first one took 10 % longer."""
 POINTS, RUN = "points.json", "run"
 SIZES = "64K-64M"
 

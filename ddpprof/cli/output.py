@@ -9,7 +9,7 @@ from io import StringIO
 from typing import TYPE_CHECKING
 
 from ddpprof.errors import DdpprofError
-from ddpprof.location import location
+from ddpprof.location import Location, location
 
 if TYPE_CHECKING:
     from ddpprof.render.sections.layout import Section
@@ -22,8 +22,13 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         "--format", choices=["terminal", "json", "markdown", "html"], help="default: terminal, or by --out's name"
     )
     parser.add_argument(
-        "--out", type=location, metavar="FILE", help="write to FILE (.html, .json and .md choose their format)"
+        "--out", type=_file, metavar="FILE", help="write to FILE (.html, .json and .md choose their format)"
     )
+
+
+def _file(text: str) -> Location | None:
+    """``-`` is standard output."""
+    return None if text == "-" else location(text)
 
 
 def chosen_form(options: argparse.Namespace) -> str:

@@ -25,9 +25,6 @@ from ddpprof.predict.training import Computed, Training
 TCP_PAYLOAD = 1448 / 1514
 """Of an Ethernet frame of 1500 bytes and its header, what is left to the data of TCP with timestamps."""
 
-_TAKEN_WITH_TIME = 0.4
-"""Of what a transfer takes of computation, what goes with how long it lasts; the rest goes with its bytes. Measured by
-netbench among 2 and 4 ranks at 0.5 to 4 Gbit/s."""
 _BATCH_ERROR = 0.1
 """of the computation, for each doubling: it need not grow in proportion"""
 _PASSES = {Compression.FP16: 2.0, Compression.BF16: 2.0, Compression.POWERSGD: 4.0}
@@ -208,7 +205,7 @@ def _link(network: Network, setting: Setting, training: Training) -> Link:
     if setting.bytes_per_s is not None:
         payload = TCP_PAYLOAD if training.backend == "gloo" else 1.0
         wire_ns_per_byte = carried * 1e9 / (setting.bytes_per_s * payload)
-        taken = _taken_at_rate(link, wire_ns_per_byte)
+        taken = link.taken_at(wire_ns_per_byte)
         link = replace(
             link,
             alone=replace(link.alone, ns_per_byte=wire_ns_per_byte),
@@ -216,11 +213,6 @@ def _link(network: Network, setting: Setting, training: Training) -> Link:
             taken=taken,
         )
     return link
-
-
-def _taken_at_rate(link: Link, ns_per_byte: float) -> Cost:
-    longer = ns_per_byte / link.alone.ns_per_byte if link.alone.ns_per_byte else 1.0
-    return replace(link.taken, ns_per_byte=link.taken.ns_per_byte * (1 + _TAKEN_WITH_TIME * (longer - 1)))
 
 
 def _guesses(profile: Profile, setting: Setting) -> list[str]:

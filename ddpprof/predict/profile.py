@@ -58,8 +58,7 @@ class Profile:
     @property
     def pace(self) -> float:
         """Observed time for each that the replay says, as far as it may be the machine's own."""
-        pace = self.reduced_ns / self.replayed_ns if self.replayed_ns > 0 else 1.0
-        return min(max(pace, 1 / _SLOWEST_PACE), _SLOWEST_PACE)
+        return min(max(self.reduced_ns / self.replayed_ns, 1 / _SLOWEST_PACE), _SLOWEST_PACE)
 
     @property
     def replay_error(self) -> float:

@@ -168,10 +168,10 @@ def _of_record(run: Known, benches: Benches) -> Profiled:
 
 
 def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
-    """What all-reduces take of the computation is not the link's: where it was not measured there, as in the run."""
+    """What all-reduces take of the computation is hardly the link's: where it was not measured there, as in the run."""
     if target is None or target.link.taken != NOTHING:
         return target
-    return replace(target, link=replace(target.link, taken=profile.network.link.taken))
+    return _with_taken_of(profile.network, target)
 
 
 def _refuse_sparse(training: Training) -> None:
@@ -219,7 +219,11 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
         return own, None
     if _is_same(bench, own):
         return bench, None
-    return replace(own, link=replace(own.link, taken=bench.link.taken)), bench  # what is taken is not the link's
+    return _with_taken_of(bench, own), bench
+
+
+def _with_taken_of(known: Network, other: Network) -> Network:
+    return replace(other, link=replace(other.link, taken=known.link.taken_at(other.link.alone.ns_per_byte)))
 
 
 def _is_same(one: Network, other: Network) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from jobs import DDPPROF, TORCHRUN, Run, environment
+from remotes import CONVNET
 
 from ddpprof.load.run import load_run
 from ddpprof.render.json import render_json
@@ -57,5 +59,24 @@ def report(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     def read(run: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(render_json(build_report(load_run(tmp_path / run))))
         return content
+
+    return read
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> dict[str, str]:
+    """No credentials, keys or summaries of whoever runs the tests."""
+    return {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "SSH_AUTH_SOCK": ""}
+
+
+@pytest.fixture
+def of_copy(ddpprof: Run, tmp_path: Path) -> Callable[[str], str]:
+    """The JSON report of the sample under another name, read from this machine."""
+
+    def read(name: str) -> str:
+        shutil.copytree(CONVNET, tmp_path / name, ignore=shutil.ignore_patterns("summaries"))
+        done = ddpprof("report", name, "--format", "json", "--no-cache")
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
 
     return read

@@ -1,4 +1,4 @@
-"""Runs that are not on this machine: S3 as moto serves it, a real sshd, and web servers, all over loopback."""
+"""Runs that are not on this machine: S3 as moto serves it, and a real sshd, all over loopback."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jobs import Run
-from remotes import ObjectStore, SshServer, WebHandler, object_store, ranges, ssh_server, web_server
-
-from ddpprof.location import location
-
-SAMPLES = Path(__file__).parents[2] / "sample_traces"
-CONVNET = SAMPLES / "convnet-gloo-2ranks"
-TRACE = "rank-1.trace.json.gz"
+from remotes import CONVNET, TRACE, ObjectStore, SshServer, object_store, one_line, ssh_server
 
 TINY = json.dumps(
     {
@@ -40,36 +33,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> dict[str, str]:
-    """No credentials, keys or summaries of whoever runs the tests."""
-    return {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "SSH_AUTH_SOCK": ""}
-
-
-@pytest.fixture
 def s3(ddpprof: Run, store: ObjectStore, alone: dict[str, str]) -> Run:
     """The command line, for which `store` is S3."""
     return lambda *arguments, **env: ddpprof(*arguments, **{**alone, **store.environment, **env})
-
-
-@pytest.fixture
-def of_copy(ddpprof: Run, tmp_path: Path) -> Callable[[str], str]:
-    """The JSON report of the sample under another name, read from this machine."""
-
-    def read(name: str) -> str:
-        shutil.copytree(CONVNET, tmp_path / name, ignore=shutil.ignore_patterns("summaries"))
-        done = ddpprof("report", name, "--format", "json", "--no-cache")
-        assert done.returncode == 0, done.stderr
-        return str(done.stdout)
-
-    return read
-
-
-def one_line(done: Any) -> str:
-    """The error of a command that ended with one."""
-    assert done.returncode == 2, done
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("ddpprof: ")
-    return str(line)
 
 
 @pytest.mark.slow
@@ -260,104 +226,3 @@ def test_what_is_wrong_over_sftp_is_said_in_one_line(
     assert said == f"ddpprof: cannot write {run}-none/page.html: there is no such file, folder or bucket."
     said = one_line(ddpprof("report", f"sftp://{user}@127.0.0.1:9/run", **alone))
     assert said.startswith(f"ddpprof: sftp://{user}@127.0.0.1:9/run: the server cannot be reached (")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("answer", [None, ranges], ids=["no-ranges", "ranges"])
-def test_report_from_a_web_server(
-    answer: Callable[[WebHandler], bool] | None,
-    ddpprof: Run,
-    alone: dict[str, str],
-    of_copy: Callable[[str], str],
-    tmp_path: Path,
-) -> None:
-    here = of_copy("convnet")
-    with web_server(tmp_path, answer) as address:
-        for run in (f"{address}/convnet", f"{address}/convnet/"):
-            done = ddpprof("report", run, "--format", "json", "--no-cache", **alone)
-            assert done.stdout == here, done.stderr
-        url = f"{address.replace('//', '//user:geheim@')}/convnet/{TRACE}?token=geheim"
-        done = ddpprof("report", url, "--format", "json", **alone)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["job"]["name"] == TRACE
-        assert "geheim" not in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("answer", [None, ranges], ids=["no-ranges", "ranges"])
-def test_a_large_file_of_a_web_server_comes_whole(answer: Callable[[WebHandler], bool] | None, tmp_path: Path) -> None:
-    content = os.urandom(1 << 20) * 20
-    (tmp_path / "large").write_bytes(content)
-    with web_server(tmp_path, answer) as address, location(f"{address}/large").open() as file:
-        assert b"".join(iter(lambda: file.read(1_000_000), b"")) == content
-
-
-def test_a_web_server_tells_when_a_file_was_changed(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("1")
-    with web_server(tmp_path, None) as address:
-        before = location(f"{address}/file").version()
-        os.utime(tmp_path / "file", (0, 0))
-        after = location(f"{address}/file").version()
-    assert None not in (before, after)
-    assert before != after
-
-
-def test_of_several_attempts_on_a_web_server_the_last_is_shown(
-    ddpprof: Run, alone: dict[str, str], tmp_path: Path
-) -> None:
-    """Its listing does not say how large files are."""
-    shutil.copytree(CONVNET, tmp_path / "convnet", ignore=shutil.ignore_patterns("summaries"))
-    shutil.copytree(tmp_path / "convnet", tmp_path / "again")
-    (tmp_path / "again").rename(tmp_path / "convnet" / "attempt-1")
-    with web_server(tmp_path, None) as address:
-        done = ddpprof("report", f"{address}/convnet", "--format", "json", **alone)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["attempts"][-1]["is_shown"]
-
-
-def hang_up(handler: WebHandler) -> bool:
-    """In the middle of rank 1's trace."""
-    if TRACE not in handler.path:
-        return False
-    content = Path(handler.translate_path(handler.path)).read_bytes()
-    handler.send_response(200)
-    handler.send_header("Content-Length", str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content[: len(content) // 2])
-    handler.close_connection = True
-    return True
-
-
-def refuse(handler: WebHandler) -> bool:
-    if TRACE not in handler.path:
-        return False
-    handler.send_error(503)
-    return True
-
-
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [(hang_up, "the connection was lost ("), (refuse, "the server says 503 Service Unavailable")],
-    ids=["hangs-up", "503"],
-)
-def test_a_trace_that_does_not_come_is_missing_and_the_rest_is_reported(
-    answer: Callable[[WebHandler], bool], why: str, ddpprof: Run, alone: dict[str, str], tmp_path: Path
-) -> None:
-    shutil.copytree(CONVNET, tmp_path / "convnet")
-    with web_server(tmp_path, answer) as address:
-        done = ddpprof("report", f"{address}/convnet", "--format", "json", **alone)
-    assert done.returncode == 0, done.stderr
-    (missing,) = json.loads(done.stdout)["missing"]
-    assert missing.startswith(f"rank 1: {address}/convnet/{TRACE} cannot be read: {why}")
-
-
-@pytest.mark.slow
-def test_what_is_wrong_with_a_web_server_is_said_in_one_line(
-    ddpprof: Run, alone: dict[str, str], tmp_path: Path
-) -> None:
-    shutil.copytree(CONVNET, tmp_path / "convnet")
-    with web_server(tmp_path) as address:
-        assert "does not exist" in one_line(ddpprof("report", f"{address}/none", **alone))
-        said = one_line(ddpprof("report", f"{address}/convnet", "--out", f"{address}/x.json", **alone))
-        assert said.startswith(f"ddpprof: cannot write {address}/x.json: the server says 501 ")
-    said = one_line(ddpprof("report", f"{address}/convnet", **alone))
-    assert said.startswith(f"ddpprof: {address}/convnet: the server cannot be reached (")

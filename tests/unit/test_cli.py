@@ -208,8 +208,9 @@ def test_formats(trace_file: Path, output: Out) -> None:
     assert texts["terminal"].startswith("trace_rank0.json · 1 of 2 ranks · gloo · cpu · 1 profiled step\n")
     assert json.loads(texts["json"])["format"] == 1
     assert texts["markdown"].startswith("# trace\\_rank0.json\n")
-    assert main(["report", str(trace_file)]) == 0
-    assert output()[0] == texts["terminal"]
+    for to_standard_output in ([], ["--out", "-"]):
+        assert main(["report", str(trace_file), *to_standard_output]) == 0
+        assert output()[0] == texts["terminal"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The step under another setting, by arithmetic: see `predictions` for the step that all start from."""
 
 from dataclasses import replace
+from math import hypot
 from typing import Any
 
 import pytest
@@ -66,9 +67,10 @@ def test_buckets_are_those_that_ddp_makes() -> None:
 def test_latency_grows_with_rounds_and_only_where_it_was_measured() -> None:
     """2 rounds among 2 ranks took half a unit; among 5 a ring has 8, and 1.6 times the bytes."""
     slow = network(Link(Cost(UNIT / 2, 1.0)))
-    of_bench = predict(profile(network=slow, replayed_ns=17), Setting(world_size=5, buckets=BucketCaps(4)))
+    was = profile(network=slow, replayed_ns=17, reduced_ns=17)
+    of_bench = predict(was, Setting(world_size=5, buckets=BucketCaps(4)))
     assert of_bench.step_ns / UNIT == pytest.approx(3 + 14 + 2 + 4 * 1.6)
-    of_run = profile(network=replace(slow, is_benched=False), replayed_ns=17)
+    of_run = replace(was, network=replace(slow, is_benched=False))
     assert predict(of_run, Setting(world_size=5, buckets=BucketCaps(4))).step_ns / UNIT == pytest.approx(
         3 + 14 + 0.5 + 4 * 1.6
     )
@@ -90,7 +92,7 @@ def test_views_of_buckets_spare_the_copies_out_of_them() -> None:
 def test_a_static_graph_spares_the_search_and_fills_buckets_as_gradients_come() -> None:
     """Buckets in the reverse of the definition wait for the gradient that comes last: 4 are sent from 14 to 18."""
     searching = training(find_unused_parameters=True, buckets=((2, 3), (0, 1)))
-    was = profile(training=searching, replayed_ns=18, step_ns=22, searched_ns=0.5)
+    was = profile(training=searching, replayed_ns=18, reduced_ns=18, step_ns=22, searched_ns=0.5)
     assert predict(was, Setting()).step_ns / UNIT == pytest.approx(22)
     assert predict(was, Setting(static_graph=True)).step_ns / UNIT == pytest.approx(22 - 2 - 0.5)
     assert predict(was, Setting(static_graph=True)).bucket_bytes == (2 * MIB, 2 * MIB)
@@ -104,8 +106,32 @@ def test_other_ranks_must_know_the_same_gradients() -> None:
 def test_what_is_sent_slows_the_computation_beside_it() -> None:
     """Of 2 units of sending, from 12 on, an eighth each is taken: the last gradient comes at 14.25."""
     taking = network(Link(Cost(0.0, 1.0), taken=Cost(0.0, 0.125)))
-    prediction = predict(profile(network=taking, replayed_ns=16.25), Setting())
-    assert prediction.parts.slowed_ns / UNIT == pytest.approx(0.25)
+    was = profile(network=taking, replayed_ns=16.25, reduced_ns=16.25)
+    assert predict(was, Setting()).parts.slowed_ns / UNIT == pytest.approx(0.25)
+
+
+def test_of_a_link_of_half_the_rate_more_is_taken_per_byte_but_not_twice_as_much() -> None:
+    """1.4 × an eighth, of buckets that take twice as long, and a little more beside computation."""
+    taking = network(Link(Cost(0.0, 1.0), taken=Cost(0.0, 0.125)))
+    slower = predict(profile(network=taking, replayed_ns=16.25, reduced_ns=16.25), Setting(bytes_per_s=0.5e9))
+    assert slower.parts.slowed_ns / UNIT == pytest.approx(2 / (1 - 0.175 / hypot(2, 0.175)) - 2)
+
+
+def test_what_made_the_recorded_steps_longer_makes_others_so() -> None:
+    """The backward pass ended at 16.8 instead of 16; in one bucket it would end at 18."""
+    slowed = profile(reduced_ns=16.8, step_ns=20.8)
+    assert predict(slowed, Setting()).step_ns / UNIT == pytest.approx(20.8)
+    in_one = predict(slowed, Setting(buckets=BucketCaps(4)))
+    assert in_one.step_ns / UNIT == pytest.approx(4 + 1.05 * 18)
+    assert in_one.parts.rest_ns / UNIT == pytest.approx(4)
+    assert in_one.missed_ns / UNIT == pytest.approx(-0.8 * 18 / 16)
+
+
+def test_what_takes_much_longer_than_the_replay_says_does_something_else() -> None:
+    """A tenth is the machine's pace: 1.6 of the 16 that nothing explains, and 0.2 more in one bucket."""
+    waiting = profile(reduced_ns=32, step_ns=36)
+    assert predict(waiting, Setting()).step_ns / UNIT == pytest.approx(36)
+    assert predict(waiting, Setting(buckets=BucketCaps(4))).step_ns / UNIT == pytest.approx(36 + 2 * 1.1)
 
 
 def test_without_the_others_is_as_if_they_were_like_these() -> None:

@@ -59,6 +59,12 @@ def test_beside_computation_a_bucket_takes_longer() -> None:
     assert replay([Bucket(0, 100)], 100, link(1, busy=Cost(0, 0.5))).end_ns == pytest.approx(100), "never faster"
 
 
+def test_of_a_link_of_another_rate_part_of_what_is_taken_goes_with_its_bytes_and_part_with_the_time() -> None:
+    known = Link(Cost(0, 2), taken=Cost(7, 0.5))
+    assert [known.taken_at(rate).ns(10) for rate in (1, 2, 4)] == pytest.approx([7 + 4, 7 + 5, 7 + 7])
+    assert link(0, taken=0.5).taken_at(1) == Cost(0, 0.5)
+
+
 def test_a_slower_link_takes_longer_but_no_more_of_the_computation() -> None:
     ends = [replay([Bucket(0, 100)], 1000, link(slow, taken=0.5)).computed_ns for slow in (1, 2, 4)]
     assert ends == pytest.approx([1050, 1050, 1050])

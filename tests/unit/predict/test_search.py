@@ -42,7 +42,7 @@ def test_a_cap_of_its_own_for_the_first_bucket_where_latency_forbids_many() -> N
     """2.5 for each: buckets of 1, 2 and 1 end with 2.5 + 1 from 20 on; one MiB each is a queue that ends at 25."""
     slow = profile(
         network=network(Link(Cost(2.5 * UNIT, 1.0))), computed=computed(10, (11, 12, 13, 20), 20), replayed_ns=24.5,
-        step_ns=30,
+        reduced_ns=24.5, step_ns=30,
     )  # fmt: skip
     best = best_caps(slow, Setting())
     assert (argument(best), best.prediction.bucket_bytes) == (
