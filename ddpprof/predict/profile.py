@@ -5,6 +5,7 @@
     copied     what DDP does per byte once a bucket is there: as the trace tells, or so that the replay ends when the
                observed steps did
     rest       of the step, behind the backward pass: the optimizer, and what is between steps
+    pace       by how much the observed backward pass took longer than its replay
 
 All are medians over the steps that were seen.
 """
