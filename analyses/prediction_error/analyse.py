@@ -96,7 +96,7 @@ def _predicted(run: Path, network: Path, *others: str) -> dict[str, dict[str, An
 def _point(
     of: str, gbit: float, cap: str, visits: Sequence[float], each: Mapping[str, Any], one: Mapping[str, Any]
 ) -> dict[str, Any]:
-    noise_ns = 1.25 * stdev(visits) / sqrt(len(visits))  # of a median
+    noise_ns = _error_of_median(visits)
     step_ns, first, second = median(visits), median(visits[::2]), median(visits[1::2])
     return {
         "of": f"{of}, {gbit:g} Gbit/s, bucket_cap_mb={cap}",
@@ -115,7 +115,11 @@ def _point(
 def _is_surely_over(chosen: Sequence[float], fastest: Sequence[float]) -> bool:
     """By more than what is hoped for and twice the standard error of the median over rounds."""
     ratios = [one / other for one, other in zip(chosen, fastest, strict=True)]
-    return median(ratios) - 2 * 1.25 * stdev(ratios) / sqrt(len(ratios)) > 1 + HOPED_FOR
+    return median(ratios) - 2 * _error_of_median(ratios) > 1 + HOPED_FOR
+
+
+def _error_of_median(values: Sequence[float]) -> float:
+    return 1.25 * stdev(values) / sqrt(len(values))
 
 
 def _summary(points: Sequence[Mapping[str, Any]], choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import median, quantiles
+from math import sqrt
+from statistics import median, quantiles, stdev
+
+_OVER_THAT_OF_A_MEAN = 1.25
 
 
 def median_known(values: Iterable[int | None]) -> int | None:
@@ -15,3 +18,8 @@ def median_known(values: Iterable[int | None]) -> int | None:
 def first_quartile(values: Sequence[int]) -> float:
     """Of one or more."""
     return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else float(values[0])
+
+
+def error_of_median(values: Sequence[float]) -> float:
+    """Standard error of the median of two or more."""
+    return _OVER_THAT_OF_A_MEAN * stdev(values) / sqrt(len(values))

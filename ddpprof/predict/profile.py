@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
-from statistics import median, stdev
+from statistics import median
 
 from ddpprof.errors import DdpprofError
+from ddpprof.measures.medians import error_of_median
 from ddpprof.predict.network import Network
 from ddpprof.predict.observed import ObservedStep
 from ddpprof.predict.replay import NOTHING, Cost, Link, SentBucket, replay
@@ -25,11 +25,11 @@ from ddpprof.predict.training import Computed, Times, Training
 
 _MOST_COPIED = 4.0
 """ns per byte: what takes longer is no copy but the script's own work before its optimizer"""
-_SLOWEST_PACE = 1.1
-"""What takes longer does something that the replay does not know of, which no other setting changes."""
+_MOST_PACE = 1.1
+"""and at least its inverse: what misses by more does something that the replay does not know of"""
 _ENOUGH_SENT = 0.5
 """of the gradients"""
-_UNKNOWN_SPREAD = 0.05
+_UNKNOWN_ERROR = 0.0625
 """of one step, whose spread nobody knows"""
 
 
@@ -59,7 +59,7 @@ class Profile:
     @property
     def pace(self) -> float:
         """Observed time for each that the replay says, as far as it may be the machine's own."""
-        return min(max(self.reduced_ns / self.replayed_ns, 1 / _SLOWEST_PACE), _SLOWEST_PACE)
+        return min(max(self.reduced_ns / self.replayed_ns, 1 / _MOST_PACE), _MOST_PACE)
 
     @property
     def replay_error(self) -> float:
@@ -112,11 +112,10 @@ def profile_of(
             network = replace(network, link=replace(network.link, taken=taken))
         computed = computed.ending_at(end_ns)
     step_ns = median(measured_ns)
-    spread = stdev(measured_ns) if len(measured_ns) > 1 else _UNKNOWN_SPREAD * step_ns
     return Profile(
         training=training,
         step_ns=step_ns,
-        step_error_ns=1.25 * spread / sqrt(len(measured_ns)),  # of a median
+        step_error_ns=error_of_median(measured_ns) if len(measured_ns) > 1 else _UNKNOWN_ERROR * step_ns,
         computed=computed,
         copied_ns_per_byte=copied,
         network=network,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import hypot, sqrt
-from statistics import stdev
+from math import hypot
 
 from ddpprof.errors import DdpprofError
 from ddpprof.findings.predictions import NewBuckets, Predicted, Predictions
+from ddpprof.measures.medians import error_of_median
 from ddpprof.measures.stragglers import Part, Straggler
 from ddpprof.predict.predict import Prediction, gain, predict
 from ddpprof.predict.profile import Profile
@@ -21,8 +21,6 @@ _MOST_RANKS = 16
 _MOST_BUCKETS = 64
 _MOST_REPLAYED = 64
 """buckets of all steps together: a report is there at once"""
-_ERROR_OF_MEDIAN = 1.25
-"""over that of a mean"""
 
 
 def ranks_to_replay(ranks: Sequence[int], stragglers: Sequence[Straggler]) -> list[int]:
@@ -98,7 +96,7 @@ def _copying_error_ns(report: Report) -> float:
     copied = [step.wrapper.copy_out_ns for rank in report.ranks for step in rank.measured_steps]
     if len(copied) < LEAST_STEPS:
         return float(max(copied, default=0))
-    return 2 * _ERROR_OF_MEDIAN * stdev(copied) / sqrt(len(copied))
+    return 2 * error_of_median(copied)
 
 
 def _without_straggler(run: Known, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
