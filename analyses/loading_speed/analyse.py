@@ -26,13 +26,14 @@ def measure(recordings: Path) -> dict[str, Any]:
         "load_average": [round(times["load_average"], 1), round(times["load_average_after"], 1)],
         "peer_comparison": {name: _beside(times[name], "peer", "ddpprof") for name in ("one_rank", "four_ranks")},
         "floor": {name: _beside(found, "ddpprof", "floor") for name, found in times["floor"].items()},
-        "growth": [{"mb": round(one["json_bytes"][0] / MB), **_median_of(one["ddpprof"])} for one in times["growth"]],
+        "growth": [{"mb": round(one["json_bytes"][0] / MB), **_of(one, "ddpprof")} for one in times["growth"]],
     }
 
 
-def _median_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    seconds = median(run["seconds"] for run in runs)
-    return {"seconds": round(seconds, 2), "peak_mb": round(max(run["peak_bytes"] for run in runs) / MB)}
+def _of(found: dict[str, Any], who: str) -> dict[str, Any]:
+    seconds = {"seconds": round(median(run["seconds"] for run in found[who]), 2)}
+    peaks = found["peak_bytes"].get(who)
+    return seconds if peaks is None else {**seconds, "peak_mb": round(max(peaks) / MB)}
 
 
 def _beside(found: dict[str, Any], slow: str, fast: str) -> dict[str, Any]:
@@ -42,8 +43,8 @@ def _beside(found: dict[str, Any], slow: str, fast: str) -> dict[str, Any]:
     return {
         "mb": round(found["json_bytes"][0] / MB),
         "rounds": len(found[fast]),
-        slow: _median_of(found[slow]),
-        fast: _median_of(found[fast]),
+        slow: _of(found, slow),
+        fast: _of(found, fast),
         "ratio": round(ratio, 2),
         "largest_difference_percent": (
             round(max(abs(a - b) for a, b in zip(*both, strict=True)), 3) if len(both) == 2 else None
@@ -55,12 +56,11 @@ def table(results: dict[str, Any]) -> list[str]:
     lines = ["| | ddpprof | beside it | ratio |", "|---|---|---|---|"]
     for name, found in results["peer_comparison"].items():
         ours, peer = found["ddpprof"], found["peer"]
-        peaks = f", {ours['peak_mb']} MB" if name == "one_rank" else ""
-        of_peer = f", {peer['peak_mb']} MB" if name == "one_rank" else ""
-        memory = f", 1/{peer['peak_mb'] / ours['peak_mb']:.0f} of the memory" if name == "one_rank" else ""
         lines.append(
-            f"| {name.replace('_', ' ')} of {found['mb']} MB, load to overlap | {ours['seconds']} s{peaks} "
-            f"| peer: {peer['seconds']} s{of_peer} | {found['ratio']:.0f} × as fast{memory} |"
+            f"| {name.replace('_', ' ')} of {found['mb']} MB, load to overlap "
+            f"| {ours['seconds']} s, {ours['peak_mb']} MB "
+            f"| peer: {peer['seconds']} s, {peer['peak_mb']} MB "
+            f"| {found['ratio']:.0f} × as fast, 1/{peer['peak_mb'] / ours['peak_mb']:.0f} of the memory |"
         )
     for name, found in results["floor"].items():
         ours, floor = found["ddpprof"], found["floor"]

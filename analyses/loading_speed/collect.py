@@ -1,4 +1,5 @@
-"""Times and peaks of loading, ddpprof, its floor and its peer in turn, each in a fresh process → recordings/times.json.
+"""Times of loading, ddpprof, its floor and its peer in turn, each in a fresh process, and in further ones the peaks of
+memory → recordings/times.json.
 
 python analyses/loading_speed/collect.py [--rounds 3] [--peer-rounds 3] [--source trace.json.gz] [--folder FOLDER]
 
@@ -19,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from generate import Event, events_of, made_up_step, write
+from memory import peak_bytes
 
 STUDY = Path(__file__).resolve().parent
 PEER = ("traceinsight==0.6.1", "pandas==3.1.1", "numpy==2.4.6")
@@ -41,6 +43,10 @@ def measured(python: Path | str, script: str, target: Path) -> dict[str, Any]:
     return found
 
 
+def peaks_of(python: Path | str, script: str, target: Path, rounds: int = 3) -> list[int]:
+    return [peak_bytes([python, STUDY / script, target]) for _ in range(rounds)]
+
+
 def prepared(folder: Path, megabytes: int, ranks: int, events: list[Event]) -> list[int]:
     sizes = folder.with_suffix(".json")
     if not sizes.exists():
@@ -57,7 +63,11 @@ def in_turn(folder: Path, megabytes: int, ranks: int, events: list[Event], peer:
         print(f"{target.name}: round {number + 1} of {rounds}", flush=True)
         runs["ddpprof"].append(measured(sys.executable, "load_with_ddpprof.py", target))
         runs["peer"].append(measured(peer, "load_with_peer.py", target))
-    return {"json_bytes": sizes, **runs}
+    peaks = {
+        "ddpprof": peaks_of(sys.executable, "load_with_ddpprof.py", target),
+        "peer": peaks_of(peer, "load_with_peer.py", target, rounds=1),
+    }
+    return {"json_bytes": sizes, "peak_bytes": peaks, **runs}
 
 
 def beside_floor(folder: Path, rounds: int, variants: dict[str, list[Event]]) -> dict[str, Any]:
@@ -70,7 +80,8 @@ def beside_floor(folder: Path, rounds: int, variants: dict[str, list[Event]]) ->
             print(f"{target.name}", flush=True)
             runs["floor"].append(measured(sys.executable, "decode_only.py", target / "rank-0.json.gz"))
             runs["ddpprof"].append(measured(sys.executable, "load_with_ddpprof.py", target))
-        found[name] = {"json_bytes": sizes, **runs}
+        peaks = {"ddpprof": peaks_of(sys.executable, "load_with_ddpprof.py", target)}
+        found[name] = {"json_bytes": sizes, "peak_bytes": peaks, **runs}
     return found
 
 
@@ -81,7 +92,8 @@ def growth(folder: Path, rounds: int, events: list[Event]) -> list[dict[str, Any
         sizes = prepared(target, megabytes, 1, events)
         print(target.name, flush=True)
         runs = [measured(sys.executable, "load_with_ddpprof.py", target) for _ in range(rounds)]
-        found.append({"json_bytes": sizes, "ddpprof": runs})
+        peaks = {"ddpprof": peaks_of(sys.executable, "load_with_ddpprof.py", target)}
+        found.append({"json_bytes": sizes, "peak_bytes": peaks, "ddpprof": runs})
     return found
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import resource
 import sys
 import time
 
@@ -13,6 +12,5 @@ if __name__ == "__main__":
     began = time.perf_counter()
     found = TraceAnalysis(trace_dir=sys.argv[1]).get_comm_comp_overlap(visualize=False)
     seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     overlaps = [float(value) for value in found.sort_values("rank")["comp_comm_overlap_pctg"]]
-    print(json.dumps({"seconds": seconds, "peak_bytes": peak, "overlap_percent": overlaps}))
+    print(json.dumps({"seconds": seconds, "overlap_percent": overlaps}))

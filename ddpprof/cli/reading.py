@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _SILENT_S = 0.5
 """What is read faster needs no bar."""
 _SILENT_BYTES = 8_000_000
+_DRAW_EVERY_S = 0.1
 
 
 def add_choosing_options(parser: argparse.ArgumentParser) -> None:
@@ -145,16 +146,19 @@ def _progress() -> Iterator[Callable[[Step], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(compact=True),
     )
-    bar = Progress(*columns, console=Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR"))), transient=True)
-    began = time.monotonic()
+    console = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")))
+    bar = Progress(*columns, console=console, transient=True, auto_refresh=False)  # which would take a thread
+    began, due = time.monotonic(), 0.0
     tasks: list[TaskID] = []
 
     def watch(step: Step) -> None:
+        nonlocal due
         if step.num_done == step.num_ranks:
             bar.stop()
             return
+        now = time.monotonic()
         if not tasks:
-            if time.monotonic() - began < _SILENT_S and step.all_bytes < _SILENT_BYTES:
+            if now - began < _SILENT_S and step.all_bytes < _SILENT_BYTES:
                 return
             tasks.append(bar.add_task("", ranks="", total=None))
             bar.start()
@@ -165,6 +169,9 @@ def _progress() -> Iterator[Callable[[Step], None]]:
             completed=step.done_bytes,
             total=step.all_bytes or None,
         )
+        if now >= due:
+            bar.refresh()
+            due = now + _DRAW_EVERY_S
 
     try:
         yield watch

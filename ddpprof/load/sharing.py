@@ -7,12 +7,17 @@ it gets to first. What the helpers kept comes back when they are through.
 from __future__ import annotations
 
 import multiprocessing
+import pickle
+import sys
+import threading
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +29,9 @@ from ddpprof.load.limits import Limits
 from ddpprof.load.process import begin_reading_process
 from ddpprof.load.times import TimeOutOfRangeError
 from ddpprof.location import Location
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkContext, SpawnContext
 
 _NO_MORE = 1 << 62
 """instead of the next group"""
@@ -71,7 +79,7 @@ class Helpers:
         self._next_group: MutableSequence[int] = []
 
     def start(self, path: Path, number: int) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        context = _context()
         with suppress(OSError):  # fewer will do
             self._next_group = context.RawArray("q", [self._division.first_groups])
             for _ in range(number):
@@ -130,12 +138,25 @@ class Helpers:
             except (EOFError, OSError):
                 continue
             try:
-                yield connection.recv()
+                yield _received(connection)
             except (EOFError, OSError) as error:
                 raise HelperLostError from error
 
 
-def _help(
+def _context() -> ForkContext | SpawnContext:
+    """A forked process shares all memory that it does not change, and is there at once. One with threads may hang."""
+    has_threads = threading.active_count() > 1 or "torch" in sys.modules
+    if sys.platform == "linux" and not has_threads:
+        return multiprocessing.get_context("fork")
+    return multiprocessing.get_context("spawn")
+
+
+def _help(*arguments: Any) -> None:
+    """In a context of its own: nobody here is to be told what is read."""
+    Context().run(_decode, *arguments)
+
+
+def _decode(
     path: Path, limits: Limits, division: Division, next_group: MutableSequence[int], connection: Connection
 ) -> None:
     begin_reading_process()
@@ -145,7 +166,26 @@ def _help(
         _, begin = split_at_array(stream, limits, division.batch_bytes)
         reader, batches = EventReader(limits, division, known), Batches(stream, begin, limits, division.batch_bytes)
         failure = _failure_of(reader, batches, lambda group: _takes(next_group, group))
-        connection.send(_Outcome(reader.collector.collected(), batches.num_done, failure))
+        _send(connection, _Outcome(reader.collector.collected(), batches.num_done, failure))
+
+
+def _send(connection: Connection, outcome: _Outcome) -> None:
+    """Its arrays straight from where they lie: pickled with the rest all would be in memory twice."""
+    buffers: list[pickle.PickleBuffer] = []
+    rest = pickle.dumps(outcome, protocol=5, buffer_callback=buffers.append)
+    arrays = [buffer.raw() for buffer in buffers]
+    connection.send((rest, [array.nbytes for array in arrays]))
+    for array in arrays:
+        connection.send_bytes(array)
+
+
+def _received(connection: Connection) -> _Outcome:
+    rest, sizes = connection.recv()
+    arrays = [bytearray(size) for size in sizes]
+    for array in arrays:
+        connection.recv_bytes_into(array)
+    outcome: _Outcome = pickle.loads(rest, buffers=arrays)  # noqa: S301 (a process of ours wrote it)
+    return outcome
 
 
 def _takes(next_group: MutableSequence[int], group: int) -> bool:

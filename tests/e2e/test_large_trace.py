@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from jobs import DDPPROF, environment
-from processes import children, is_gone, readers, started, wait_until
+from processes import children, held_mb, is_gone, started, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -56,14 +58,31 @@ def test_two_processes_report_what_one_does(trace: Path, by_one: str) -> None:
 def test_where_one_is_killed_the_other_reads_all(trace: Path, by_one: str) -> None:
     with started(*DDPPROF, "report", trace, "--jobs", "2", "--no-cache", "--format", "json", cwd=trace.parent) as two:
         wait_until(lambda: helper_at_work(two.pid, trace) is not None, "another process read")
-        os.kill(readers(two.pid)[0], signal.SIGKILL)
+        os.kill(children(two.pid)[0], signal.SIGKILL)
         out, err = two.communicate(timeout=60)
     assert (two.returncode, err, out) == (0, "", by_one)
 
 
+def test_two_hold_little_more_than_one_does(trace: Path) -> None:
+    """What they share counts once."""
+
+    def peak_mb(num_processes: int) -> float:
+        load = f"load_trace(Path({str(trace)!r}), num_processes={num_processes})"
+        imports = "from pathlib import Path; from ddpprof.load.folder import load_trace"
+        peak = 0.0
+        with started(sys.executable, "-c", f"{imports}; {load}", cwd=trace.parent) as loading:
+            while loading.poll() is None:
+                peak = max(peak, sum(map(held_mb, [loading.pid, *children(loading.pid)])))
+                time.sleep(0.005)
+        assert loading.returncode == 0
+        return peak
+
+    assert peak_mb(2) < 1.2 * peak_mb(1)
+
+
 def helper_at_work(pid: int, trace: Path) -> int | None:
-    """The process that the reader with that id started, once it has opened the trace."""
-    for helper in readers(pid):
+    """The process that the one with that id started, once it has opened the trace."""
+    for helper in children(pid):
         with suppress(FileNotFoundError, ProcessLookupError):
             if trace in [file.readlink() for file in Path(f"/proc/{helper}/fd").iterdir()]:
                 return helper

@@ -6,10 +6,13 @@ import gzip
 import io
 import json
 import multiprocessing
+import sys
+import threading
 import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,7 @@ from ddpprof.load.batches import Batches, Division, OddLayoutError
 from ddpprof.load.collected import Collected
 from ddpprof.load.columns import Columns
 from ddpprof.load.decoding import EventReader
-from ddpprof.load.inflate import UnreadableError
+from ddpprof.load.inflate import UnreadableError, telling
 from ddpprof.load.kineto import Header, read_trace
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 
@@ -184,6 +187,7 @@ def take_even(next_group: MutableSequence[int], group: int) -> bool:
 
 
 @pytest.mark.usefixtures("odd_groups_are_taken")
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
 @pytest.mark.parametrize(
     ("events", "num_processes"),
     [
@@ -193,10 +197,33 @@ def take_even(next_group: MutableSequence[int], group: int) -> bool:
         pytest.param([one.moved(1_712_195_495_601_442_533) for one in kernels(40)], 2, id="absolute-times"),
     ],
 )
-def test_processes_read_what_one_does(tmp_path: Path, events: list[Event], num_processes: int) -> None:
+def test_processes_read_what_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event], num_processes: int, start_method: str
+) -> None:
+    monkeypatch.setattr(sharing, "_context", lambda: multiprocessing.get_context(start_method))
     path = written(tmp_path, events)
-    assert_same(read_trace(path, num_processes=num_processes), read_trace(path))
+    told: list[int] = []
+    with telling(told.append):
+        shared = read_trace(path, num_processes=num_processes)
+    assert_same(shared, read_trace(path))
+    assert told
     assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_has_threads_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread has locked at that moment stays locked in the child."""
+
+    def start_method() -> str:
+        return sharing._context().get_start_method()
+
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert start_method() == ("fork" if sys.platform == "linux" else "spawn")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "active_count", lambda: 2)
+        assert start_method() == "spawn"
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert start_method() == "spawn"
 
 
 GOOD = [event.text() for event in kernels(40)]
