@@ -39,6 +39,7 @@ _UNREACHABLE = {
     "EndpointConnectionError",
     "ClientConnectorError",
     "ClientConnectorDNSError",
+    "ConnectError",
     "NoValidConnectionsError",
     "ServiceRequestError",
 }
@@ -52,9 +53,17 @@ _LOST = {
     "ConnectionClosedError",
     "ConnectionResetError",
     "BrokenPipeError",
+    "RemoteProtocolError",
     "EOFError",
 }
-_TIMED_OUT = {"TimeoutError", "FSTimeoutError", "ReadTimeoutError", "ServerTimeoutError", "SocketTimeoutError"}
+_TIMED_OUT = {
+    "TimeoutError",
+    "FSTimeoutError",
+    "ReadTimeoutError",
+    "ServerTimeoutError",
+    "SocketTimeoutError",
+    "TimeoutException",
+}
 
 _PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):[^/@\s]*@")
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
@@ -118,7 +127,8 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
 
 def _status(error: BaseException) -> int | None:
     """Of a web server's answer."""
-    known = (getattr(error, name, None) for name in ("status", "status_code", "code"))  # aiohttp, azure, gcsfs
+    known = [getattr(error, name, None) for name in ("status", "status_code", "code")]  # aiohttp, azure, gcsfs
+    known.append(getattr(getattr(error, "response", None), "status_code", None))  # huggingface_hub
     return next((status for status in known if isinstance(status, int)), None)
 
 

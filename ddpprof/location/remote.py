@@ -24,6 +24,7 @@ _VERSIONS = (
     "md5Hash",
     "content_md5",
     "Content-MD5",
+    "blob_id",
     "mtime",
     "LastModified",
     "Last-Modified",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -144,12 +145,30 @@ def test_identity_changes_with_the_file(remote: RemotePath, tmp_path: Path) -> N
     assert identity(RemotePath("memory://runs/a/run.json")) != identity(RemotePath("memory://runs/a/run.json"))
 
 
+@pytest.mark.parametrize("key", ["ETag", "blob_id", "mtime"])
+def test_a_file_is_the_same_as_long_as_its_store_says_so(key: str) -> None:
+    one, same, other = (RemotePath("hf://datasets/a/b/c.json", {"size": 3, key: value}) for value in (7, 7, 8))
+    assert identity(one) == identity(same) != identity(other)
+
+
 class NoCredentialsError(Exception):
     """As botocore's is named."""
 
 
 class ClientPayloadError(Exception):
     """As aiohttp's is named."""
+
+
+class ConnectError(Exception):
+    """As httpx's is named, which huggingface_hub asks with."""
+
+
+class HfHubHTTPError(Exception):
+    """As huggingface_hub's is made."""
+
+    def __init__(self, status_code: int, message: str) -> None:
+        super().__init__(message)
+        self.response = SimpleNamespace(status_code=status_code)
 
 
 class HttpResponseError(Exception):
@@ -166,6 +185,8 @@ class HttpResponseError(Exception):
         (ValueError("Must provide either a connection_string or account_name with credentials!!"), "there are no cred"),
         (HttpResponseError(403, "No\nRequestId:1\nContent: <?xml"), "permission denied (403 No): "),
         (HttpResponseError(404, "No.\nContent: <?xml"), "there is no such file, folder or bucket"),
+        (HfHubHTTPError(401, "Invalid username or password."), "the server refuses the credentials (Invalid username"),
+        (ConnectError("[Errno 111] Connection refused"), "the server cannot be reached ([Errno 111] Connection"),
         (NoCredentialsError("Unable to locate credentials"), "there are no credentials (Unable to locate credentials)"),
         (PermissionError("Access Denied"), "permission denied (Access Denied)"),
         (ConnectionRefusedError(111, "Connection refused"), "the server cannot be reached (Connection refused)"),
