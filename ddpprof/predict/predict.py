@@ -88,14 +88,15 @@ def gain(before: Prediction, after: Prediction) -> Gain:
 def predict(profile: Profile, setting: Setting, target: Network | None = None) -> Prediction:
     """`target`: the network to train on, where it is not that of the run."""
     network = target or profile.network
-    setting = replace(setting, world_size=num_ranks(setting, profile.training, network))
+    ranks = num_ranks(setting, profile.training, network)
+    setting = replace(setting, world_size=ranks)
     training, computed = _training(profile, setting), _computed(profile, setting)
 
     def replayed(link: Link) -> Replayed:
         share = sent_share(training.gradients, setting.compression, setting.powersgd_rank)
         return training.replay(computed, link, _after_ns_per_byte(profile, training, setting), share)
 
-    link = _link(network, setting, training)
+    link = _link(network, setting, ranks, training.backend)
     base = replayed(link)
     doubts = doubts_about(network, link, setting, training)
     pace, rest_ns = profile.pace, profile.step_ns - profile.pace * profile.replayed_ns
@@ -183,9 +184,9 @@ def _after_ns_per_byte(profile: Profile, training: Training, setting: Setting) -
     return copied + _hook_ns_per_byte(profile, setting) / 2
 
 
-def _link(network: Network, setting: Setting, training: Training) -> Link:
+def _link(network: Network, setting: Setting, ranks: int, backend: str) -> Link:
     """That of the network, for another number of ranks, and as fast as was said."""
-    was, ranks = network.link, num_ranks(setting, training, network)
+    was = network.link
     if ranks == 1:
         return Link(NOTHING, at_once=was.at_once)
     rounds = setting.algorithm.rounds(ranks) / Algorithm.RING.rounds(network.world_size)
@@ -203,7 +204,7 @@ def _link(network: Network, setting: Setting, training: Training) -> Link:
         latency_ns = setting.latency_ns * setting.algorithm.rounds(ranks)
         link = replace(link, alone=Cost(latency_ns, link.alone.ns_per_byte))
     if setting.bytes_per_s is not None:
-        payload = TCP_PAYLOAD if training.backend == "gloo" else 1.0
+        payload = TCP_PAYLOAD if backend == "gloo" else 1.0
         wire_ns_per_byte = carried * 1e9 / (setting.bytes_per_s * payload)
         taken = link.taken_at(wire_ns_per_byte)
         link = replace(
