@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,7 @@ from ddpprof.events import Trace
 from ddpprof.load.cycles import join_cycles
 from ddpprof.load.heap import give_back_holes
 from ddpprof.load.horovod import is_horovod_timeline
-from ddpprof.load.kineto import read_rank, read_trace
+from ddpprof.load.kineto import Header, read_header, read_trace
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.tables import build_trace
 from ddpprof.load.tracefile import TraceFile
@@ -26,6 +26,7 @@ _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz|\.zst)?")
 
 
 _IS_HOROVOD = "{} is a Horovod timeline; give it alone"
+_MOST_NAMED = 4
 _READERS = 8
 """Files may be far away. An ssh server refuses some of more than ten connections at once."""
 
@@ -61,14 +62,14 @@ def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> F
     """Which of the files are traces, and of which ranks. Reads little more than their beginnings."""
     paths = sorted(paths, key=spelled)
     with ThreadPoolExecutor(_READERS) as readers:
-        stated = list(readers.map(partial(_stated_rank, limits=limits), paths))
+        stated = dict(zip(paths, readers.map(partial(_stated, limits=limits), paths), strict=True))
+    missing = [_skipped(path, error) for path, error in stated.items() if isinstance(error, BadTrace)]
+    headers, left_out = _of_one_job({path: one for path, one in stated.items() if isinstance(one, Header)})
+    missing += left_out
     ranks: dict[int, list[Location]] = {}
-    missing, nameless = [], []
-    for path, known in zip(paths, stated, strict=True):
-        if isinstance(known, BadTrace):
-            missing.append(_skipped(path, known))
-            continue
-        rank = known if known is not None else rank_of_name(path.name, len(paths))
+    nameless = []
+    for path, header in headers.items():
+        rank = header.rank if header.rank is not None else rank_of_name(path.name, len(paths))
         if rank is None:
             nameless.append(path)
         else:
@@ -103,15 +104,33 @@ def load_traces(
     return LoadedTraces(joined, tuple(missing), is_whole=len(traces) == len(paths))
 
 
-def _stated_rank(path: Location, limits: Limits) -> int | BadTrace | None:
+def _stated(path: Location, limits: Limits) -> Header | BadTrace:
     """What the file says, or why it is no trace."""
     try:
-        rank = read_rank(path, limits)
-        if rank is None and is_horovod_timeline(path):
+        header = read_header(path, limits)
+        if header.rank is None and is_horovod_timeline(path):
             return BadTrace(_IS_HOROVOD.format(path))
-        return rank
+        return header
     except BadTrace as error:
         return error
+
+
+def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Header], list[str]]:
+    """Of jobs of different sizes the one with most ranks there, and what was left out, in words."""
+    sizes = {header.world_size for header in headers.values()} - {None}
+    if len(sizes) < 2:
+        return dict(headers), []
+    present = {size: {one.rank for one in headers.values() if one.world_size == size} for size in sizes}
+    chosen = max(sizes, key=lambda size: (len(present[size]), -(size or 0)))
+    left_out = []
+    for size in sorted(sizes - {chosen}, key=lambda size: size or 0):
+        names = [path.name for path, header in headers.items() if header.world_size == size]
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        left_out.append(
+            f"left out: {', '.join(names[:_MOST_NAMED])}{more}: of a job of {size} rank{'s' if size != 1 else ''}, "
+            f"and the others' has {chosen}"
+        )
+    return {path: header for path, header in headers.items() if header.world_size in (chosen, None)}, left_out
 
 
 def _skipped(path: Location, error: BadTrace) -> str:

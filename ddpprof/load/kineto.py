@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -27,7 +27,8 @@ from ddpprof.location import Location
 DIVISION = Division()
 
 _BETWEEN_EVENTS = BLANKS + b","
-_RANK_IN_INFO = re.compile(rb'"distributedInfo"\s*:\s*\{[^}]*?"rank"\s*:\s*"?(\d{1,18})')
+_IN_INFO = rb'"distributedInfo"\s*:\s*\{[^}]*?"%s"\s*:\s*"?(\d{1,18})'
+_RANK_IN_INFO, _WORLD_SIZE_IN_INFO = re.compile(_IN_INFO % b"rank"), re.compile(_IN_INFO % b"world_size")
 _ADVICE = "Record it again, or leave this file out."
 
 
@@ -100,25 +101,29 @@ def _read(path: Location, limits: Limits, num_processes: int) -> tuple[Header, C
             return _read_whole(stream, limits)
 
 
-def read_rank(path: Location, limits: Limits = DEFAULT_LIMITS) -> int | None:
-    """The rank that a trace file states; no events are decoded where its layout allows it. Raises `BadTrace`."""
+def read_header(path: Location, limits: Limits = DEFAULT_LIMITS) -> Header:
+    """No events are decoded where the layout allows it; of keys behind them only the job's. Raises `BadTrace`."""
     with _told_as_bad_trace(path):
         try:
             with opened(path, limits) as stream:
                 before, rest = split_at_array(stream, limits, DIVISION.batch_bytes)
                 keys = _Document() if before is None else decode(_DECODE_KEYS, before + b'"traceEvents":[]}')
-                rank = _header(keys).rank
-                return _rank_after_events(stream, rest) if rank is None and before is not None else rank
+                header = _header(keys)
+                is_at_end = header.rank is None and before is not None
+                return _with_place_of_end(header, stream, rest) if is_at_end else header
         except (OddLayoutError, msgspec.MsgspecError):
-            return read_trace(path, limits)[0].rank
+            return read_trace(path, limits)[0]
 
 
-def _rank_after_events(stream: Stream, text: bytes) -> int | None:
+def _with_place_of_end(header: Header, stream: Stream, text: bytes) -> Header:
     """By the keys that follow the events, if there are any."""
     while chunk := stream.read(DIVISION.batch_bytes):
         text = text[-DIVISION.batch_bytes :] + chunk
-    match = _RANK_IN_INFO.search(text)
-    return _natural(int(match.group(1))) if match else None
+    rank, world_size = (
+        _natural(int(match.group(1))) if (match := pattern.search(text)) else None
+        for pattern in (_RANK_IN_INFO, _WORLD_SIZE_IN_INFO)
+    )
+    return replace(header, rank=rank, world_size=world_size or header.world_size)
 
 
 @contextmanager

@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import msgspec
 
 from ddpprof.errors import BadTrace, NotARun
-from ddpprof.events import Rank, Record, Run
+from ddpprof.events import Rank, Record, Run, Trace
 from ddpprof.load.attempts import load_attempts, shown_attempt
 from ddpprof.load.folder import assumed_rank, find_traces, load_trace, load_traces, rank_of_name
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.location import Location, is_remote, location
-from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, facts_file, is_run, ranks_in, runs_in, trace_path
+from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, facts_file, is_run, ranks_in, runs_in, steps_file, trace_path
 
 _MOST_NAMED = 8
 
@@ -167,6 +167,8 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
     record, trace = None, None
     try:
         record = load_record(directory, rank)
+        if record is None:
+            missing.append(f"rank {rank}: {facts_file(rank)} is missing, which says what DDP was told, and did")
     except BadRecordError as error:
         missing.append(f"rank {rank}: {error}")
         is_whole = False
@@ -180,15 +182,31 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
             is_whole = False
     elif files.expects_trace:
         missing.append(f"rank {rank} left no trace: {_why_no_trace(record)}")
+    if trace is not None and record is not None and (unknown := _unknown_steps(trace, record)):
+        missing.append(
+            f"rank {rank}: {steps_file(rank)} ends too early. Steps {', '.join(map(str, unknown))} are in the trace "
+            "alone, and left out"
+        )
     loaded = Rank(rank, trace, record) if trace is not None or record is not None else None
     return LoadedRank(loaded, tuple(missing), is_whole)
+
+
+def _unknown_steps(trace: Trace, record: Record) -> list[int]:
+    """That the record should know: it has any, and the job did not just end in the middle of the last one."""
+    known = {step.number for step in record.steps}
+    unknown = [step.number for step in trace.steps if step.number not in known]
+    return unknown if known and unknown != [step.number for step in trace.steps[-1:]] else []
 
 
 def _why_no_trace(record: Record | None) -> str:
     if record is None or record.ended is None:
         return "it was killed before the profiled steps ended"
     if record.ended == "finished":
-        return "training finished before the profiled steps did"
+        num_profiled = sum(step.mode == "profiled" for step in record.steps)
+        if not num_profiled:
+            return "training finished before the profiled steps did"
+        profiled = f"{num_profiled} steps were" if num_profiled > 1 else "one step was"
+        return f"the file is missing, though {profiled} profiled"
     return f"it {record.ended}"
 
 

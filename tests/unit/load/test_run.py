@@ -89,6 +89,30 @@ def test_a_rank_without_its_trace_is_named_with_the_reason(run: Path, ended: str
     assert ranks_with_trace(run) == [(0, True, True), (1, False, True)]
 
 
+def step_line(number: int, mode: str) -> str:
+    return json.dumps({"number": number, "mode": mode, "start_ns": number, "end_ns": number + 1}) + "\n"
+
+
+def test_a_trace_that_was_there_is_missed(run: Path) -> None:
+    (run / "rank-1.trace.json.gz").unlink()
+    (run / "rank-1.steps.jsonl").write_text(step_line(3, "light") + step_line(4, "profiled"))
+    assert load_run(run).missing == ("rank 1 left no trace: the file is missing, though one step was profiled",)
+    (run / "rank-1.steps.jsonl").write_text(step_line(3, "profiled") + step_line(4, "profiled"))
+    assert load_run(run).missing == ("rank 1 left no trace: the file is missing, though 2 steps were profiled",)
+
+
+@pytest.mark.parametrize(("traced", "unknown"), [([3], ""), ([3, 4], ""), ([4, 5], "4, 5"), ([3, 4, 5], "4, 5")])
+def test_a_record_that_ends_before_its_trace_is_named(run: Path, traced: list[int], unknown: str) -> None:
+    """The step in which the job ended is in no record."""
+    steps = [
+        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "pid": 1, "tid": 1, "ts": 9 * n, "dur": 9}
+        for n in traced
+    ]
+    (run / "rank-1.trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": steps}).encode()))
+    said = f"rank 1: rank-1.steps.jsonl ends too early. Steps {unknown} are in the trace alone, and left out"
+    assert load_run(run).missing == ((said,) if unknown else ())
+
+
 def test_no_trace_is_missed_where_none_was_asked_for(run: Path) -> None:
     for rank in range(2):
         (run / f"rank-{rank}.trace.json.gz").unlink()
@@ -140,8 +164,9 @@ def test_unreadable_facts_are_named_and_the_trace_is_kept(run: Path, text: str) 
 def test_a_rank_of_which_nothing_can_be_read_is_named_and_left_out(run: Path) -> None:
     (run / "rank-1.facts.json").unlink()
     (run / "rank-1.trace.json.gz").write_bytes(b"")
-    (line,) = load_run(run).missing
-    assert "rank-1.trace.json.gz is empty" in line
+    of_facts, of_trace = load_run(run).missing
+    assert of_facts.startswith("rank 1: rank-1.facts.json is missing")
+    assert "rank-1.trace.json.gz is empty" in of_trace
     assert ranks_with_trace(run) == [(0, True, True)]
 
 
@@ -285,7 +310,17 @@ def test_a_rank_of_another_run_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_trace_of_a_job_of_another_size_is_named(tmp_path: Path) -> None:
-    for rank, size in enumerate([3, 3, 8]):
-        (tmp_path / f"{rank}.json").write_text(trace_text(**distributed(rank, size)))
-    assert load_run(tmp_path).missing[0] == "rank 2 is of another job: of 8 ranks, and most others of 3"
+@pytest.mark.parametrize("keys_come_first", [True, False])
+def test_of_jobs_of_different_sizes_the_one_with_most_ranks_is_read(tmp_path: Path, keys_come_first: bool) -> None:
+    for name, rank, size in [("a", 0, 2), ("b", 1, 2), ("c", 0, 4), ("d", 1, 4), ("e", 3, 4), ("f", 0, 1)]:
+        text = trace_text(**distributed(rank, size))
+        if not keys_come_first:
+            text = json.dumps(dict(reversed(json.loads(text).items())))
+        (tmp_path / f"{name}.json").write_text(text)
+    loaded = load_run(tmp_path)
+    assert [rank.rank for rank in loaded.ranks] == [0, 1, 3]
+    assert loaded.missing == (
+        "left out: f.json: of a job of 1 rank, and the others' has 4",
+        "left out: a.json, b.json: of a job of 2 ranks, and the others' has 4",
+        "rank 2 of 4 left no trace",
+    )
