@@ -1,7 +1,7 @@
 """Times of loading, ddpprof, its floor and its peer in turn, each in a fresh process, and in further ones the peaks of
 memory → recordings/times.json.
 
-python analyses/loading_speed/collect.py [--rounds 3] [--peer-rounds 3] [--source trace.json.gz] [--folder FOLDER]
+python analyses/loading_speed/collect.py [--rounds 5] [--peer-rounds 3] [--source trace.json.gz] [--folder FOLDER]
 
 Makes a virtual environment with the peer, and inputs of 6 GB of JSON (0.5 GB on disk), in FOLDER, and keeps both.
 """

@@ -23,7 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = COMMANDS.get(arguments[0]) if arguments else None
         if command is not None and command.run_job is not None:
             return command.run_job(of_commands[command.name], arguments[1:])
-        options = parser.parse_args(arguments)
+        options, left = parser.parse_known_args(arguments)
+        if left:
+            are_files = command is COMMANDS["report"] and not left[0].startswith("-")
+            said = f"unrecognized arguments: {' '.join(left)}{' (of several traces: give their folder)' * are_files}"
+            (of_commands[command.name] if command is not None else parser).error(said)
         if options.run is None:
             parser.print_help()
             return 0

@@ -84,21 +84,20 @@ def _refuse_choice(options: argparse.Namespace, what: str) -> None:
 
 
 def shown_sections(report: Report, analysis: Analysis | None) -> tuple[Section, ...]:
-    """What a terminal shows: with one step of the first ranks as it went on, where more than a report is known."""
+    """What a terminal shows: with one step as it went on, where more than a report is known."""
     from ddpprof.render.sections import sections
+    from ddpprof.render.sections.chosen import typical_step, worth_seeing
     from ddpprof.render.sections.lanes import MAX_RANKS
-    from ddpprof.render.sections.steps import typical_step
 
     number = typical_step(report)
     if analysis is None or number is None:
         return sections(report)
-    drawn = [rank.rank for rank in report.ranks if rank.measured_steps]
-    return sections(report, analysis.timeline([number], drawn[:MAX_RANKS]))
+    return sections(report, analysis.timeline([number], worth_seeing(report, MAX_RANKS)))
 
 
 def _page(report: Report, analysis: Analysis | None) -> str:
     from ddpprof.render.html.report_page import report_page
-    from ddpprof.render.html.steps import worth_seeing
+    from ddpprof.render.sections.chosen import worth_seeing
 
     return report_page(report, analysis.timeline(ranks=worth_seeing(report)) if analysis is not None else None)
 

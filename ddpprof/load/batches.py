@@ -35,6 +35,8 @@ class Division:
     """that one process decodes, and that say what the file is like"""
     worth_sharing_bytes: int = 100_000_000
     """Less is decoded before another process has started."""
+    bytes_per_helper: int = 400_000_000
+    """A process takes some 20 MB of memory: 5 % of that."""
 
 
 class OddLayoutError(Exception):

@@ -146,7 +146,8 @@ def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str]
         if is_recorded
         else [*(one.rank for one in ranks), *left_out]
     )
-    absent = _absent_ranks(sorted(there), world_size, "files" if is_recorded else "trace")
+    what = "files" if is_recorded else "trace"
+    absent = _absent_ranks(sorted(there), world_size, what) if run.horovod is None else []  # which tells of all ranks
     return replace(run, world_size=world_size, missing=(*run.missing, *missing, *_of_other_jobs(ranks), *absent))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import sys
-import threading
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager, suppress
 from contextvars import Context
@@ -26,7 +25,7 @@ from ddpprof.load.collected import Collected
 from ddpprof.load.decoding import EventReader, Known, refuse_many
 from ddpprof.load.inflate import UnreadableError, expected_bytes, opened
 from ddpprof.load.limits import Limits
-from ddpprof.load.process import begin_reading_process
+from ddpprof.load.process import begin_reading_process, has_other_threads, signals_later
 from ddpprof.load.times import TimeOutOfRangeError
 from ddpprof.location import Location
 
@@ -63,11 +62,18 @@ def helping(path: Location, limits: Limits, division: Division, num_helpers: int
     """With none where the file is too small to be worth it, or far away. They end with the context."""
     helpers = Helpers(limits, division)
     try:
-        if num_helpers and isinstance(path, Path) and expected_bytes(path) >= division.worth_sharing_bytes:
-            helpers.start(path, num_helpers)
+        if num_helpers and isinstance(path, Path) and (worth_it := _worth_starting(expected_bytes(path), division)):
+            helpers.start(path, min(num_helpers, worth_it))
         yield helpers
     finally:
         helpers.end()
+
+
+def _worth_starting(num_bytes: int, division: Division) -> int:
+    """Helpers for a file of that size. Each takes memory of its own."""
+    if num_bytes < division.worth_sharing_bytes:
+        return 0
+    return max(1, num_bytes // division.bytes_per_helper)
 
 
 class Helpers:
@@ -80,7 +86,7 @@ class Helpers:
 
     def start(self, path: Path, number: int) -> None:
         context = _context()
-        with suppress(OSError):  # fewer will do
+        with signals_later(), suppress(OSError):  # fewer will do
             self._next_group = context.RawArray("q", [self._division.first_groups])
             for _ in range(number):
                 ours, theirs = context.Pipe()
@@ -145,8 +151,8 @@ class Helpers:
 
 def _context() -> ForkContext | SpawnContext:
     """A forked process shares all memory that it does not change, and is there at once. One with threads may hang."""
-    has_threads = threading.active_count() > 1 or "torch" in sys.modules
-    if sys.platform == "linux" and not has_threads:
+    may_hang = has_other_threads() or "torch" in sys.modules
+    if sys.platform == "linux" and not may_hang:
         return multiprocessing.get_context("fork")
     return multiprocessing.get_context("spawn")
 

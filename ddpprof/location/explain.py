@@ -107,6 +107,8 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
     asks_for_them = isinstance(error, ValueError) and "credentials" in said  # adlfs
     if asks_for_them or (names & _NO_CREDENTIALS and not is_refused):
         return errno.EACCES, f"there are no credentials ({said}): {_hint(url)}"
+    if isinstance(error, FileNotFoundError) and status == 401:  # huggingface_hub
+        return errno.EACCES, f"there is no such repository, or it is private: {_hint(url)}"
     is_about_keys = "SSHException" in names and "authentication" in said.lower()
     if names & _REFUSED_CREDENTIALS or status == 401 or is_about_keys:
         return errno.EACCES, f"the server refuses the credentials ({said}): {_hint(url)}"
@@ -138,7 +140,8 @@ def _said(error: BaseException) -> str:
         text = f"{status} {message.splitlines()[0]}"
     else:
         text = str(getattr(error, "strerror", None) or error)
-    return without_secrets(" ".join(text.split()))[:_LONGEST].rstrip(".")
+    text = " ".join(text.split()).partition(" For more information")[0]
+    return without_secrets(text)[:_LONGEST].rstrip(".")
 
 
 def _hint(url: str) -> str:

@@ -183,9 +183,10 @@ def _notes(ranks: Mapping[int, TracedPasses], chosen: Collection[TracedPass]) ->
                 left_out.setdefault(one.number, []).append(rank)
     for number, odd in sorted(left_out.items()):
         where = "" if len(odd) == len(ranks) else f" of rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))}"
+        is_first = number == min(one.number for of_rank in ranks.values() for one in of_rank.passes)
         notes.append(
             f"the bucket table leaves out step {number}{where}: its gradient all-reduces differ from most steps' in "
-            "number or size (DDP rebuilds its buckets after the first iteration)"
+            "number or size" + (" (DDP rebuilds its buckets after the first iteration)" if is_first else "")
         )
     if any(one.spans_forwards for one in chosen):
         notes.append("the bucket table counts the buckets of all backward passes of a step as one module's")

@@ -64,7 +64,7 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
     if beyond > _BEYOND:
         error += _RATE_ERROR_PER_DOUBLING * log2(beyond)
         reasons.append(
-            f"buckets of {min(sizes) / 1e6:.3g} to {max(sizes) / 1e6:.3g} MB, where the network is known from "
+            "some buckets are smaller or larger than those that the network is known by, "
             f"{network.least_bytes / 1e6:.3g} to {network.most_bytes / 1e6:.3g} MB"
         )
     if setting.world_size is not None and setting.world_size != network.world_size:

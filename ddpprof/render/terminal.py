@@ -9,7 +9,7 @@ from typing import TextIO
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -131,18 +131,17 @@ def _table(console: Console, section: Section) -> None:
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     widths = [max((cell_len(row[i]) for row in section.rows), default=1) for i in range(len(section.columns))]
     natural = sum(max(width, cell_len(c.name)) + 2 for width, c in zip(widths, section.columns, strict=True))
+    least = 0
     for column, width in zip(section.columns, widths, strict=True):
         # rich would also break inside words, and squeeze numbers.
         lines = column.name.split() if natural > console.width else [column.name]
-        table.add_column(
-            Text("\n".join(lines)),
-            justify="right" if column.is_number else "left",
-            overflow="fold",
-            min_width=max([width if column.is_number else 1, *map(cell_len, lines)]),
-        )
+        min_width = max([width if column.is_number else 1, *map(cell_len, lines)])
+        justify: JustifyMethod = "right" if column.is_number else "left"
+        table.add_column(Text("\n".join(lines)), justify=justify, overflow="fold", min_width=min_width)
+        least += min_width + 1
     for row in section.rows:
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    console.print(table, width=max(console.width, least), crop=False)  # else columns would be missing
     if section.note:
         console.print(Text(section.note, style="dim"))
 

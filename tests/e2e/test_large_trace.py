@@ -63,6 +63,14 @@ def test_where_one_is_killed_the_other_reads_all(trace: Path, by_one: str) -> No
     assert (two.returncode, err, out) == (0, "", by_one)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_other_is_started_is_not_lost(trace: Path, number: signal.Signals) -> None:
+    with started(*DDPPROF, "report", trace, "--jobs", "2", "--no-cache", cwd=trace.parent) as two:
+        wait_until(lambda: bool(children(two.pid)), "another process was started")
+        two.send_signal(number)
+        assert (two.wait(timeout=30), two.communicate()) == (128 + number, ("", ""))
+
+
 def test_two_hold_little_more_than_one_does(trace: Path) -> None:
     """What they share counts once."""
 

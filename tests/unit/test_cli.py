@@ -132,6 +132,7 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "steps-of-times": (["report", str(tmp_path / "t.csv"), "--steps", "5"], "--steps chooses from a run or from"),
         "unwritable": (["report", good, "--out", nowhere], f"cannot write {nowhere}"),
         "no-path": (["report"], "required: path. See: ddpprof report --help"),
+        "two-paths": (["report", good, "b.json"], "b.json (of several traces: give their folder). See: ddpprof report"),
         "no-such-format": (["report", good, "--format", "xml"], "invalid choice: 'xml'"),
         "no-such-command": (["nope"], "invalid choice: 'nope'"),
         "nothing-to-trace": (["trace"], "nothing to trace"),
@@ -154,7 +155,7 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
 MISTAKES = (
     "no-such-path", "not-a-run", "newer-format", "bad-trace", "cut-off", "endless-name", "unwritable", "no-path",
     "endless-name-to-draw", "endless-name-to-serve", "ranks-of-one-trace", "steps-of-times",
-    "no-such-format", "no-such-command", "nothing-to-trace", "nothing-after-the-dashes", "no-such-script",
+    "no-such-format", "no-such-command", "two-paths", "nothing-to-trace", "nothing-after-the-dashes", "no-such-script",
     "no-such-option", "not-a-number", "no-steps", "negative", "torchrun-twice",
     "no-such-term", "no-such-shell", "no-list-of-numbers", "no-such-step", "no-duration", "backwards",
 )  # fmt: skip
@@ -260,7 +261,10 @@ def test_real_traces_of_others_give_a_report(path: Path, form: str, output: Out)
 def test_a_folder_of_real_traces_gives_a_report(output: Out) -> None:
     assert main(["report", str(SHARED / "traces"), "--format", "json"]) == 0
     made = json.loads(output()[0])
-    assert len(made["ranks"]) == 8
+    assert len(made["ranks"]) == 6
+    assert [text.partition("a job of ")[2] for text in made["missing"] if "a job of" in text] == [
+        f"{size}, and the others' has 128" for size in ("1 rank", "2 ranks", "8 ranks", "300 ranks")
+    ]
     assert any("horovod" in text for text in made["missing"])
 
 

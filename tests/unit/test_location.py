@@ -167,8 +167,18 @@ class HfHubHTTPError(Exception):
     """As huggingface_hub's is made."""
 
     def __init__(self, status_code: int, message: str) -> None:
-        super().__init__(message)
+        super().__init__(status_code, message)
         self.response = SimpleNamespace(status_code=status_code)
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+def unknown_to_the_hub() -> FileNotFoundError:
+    """As huggingface_hub's file system raises it, when nobody is logged in."""
+    error = FileNotFoundError("datasets/a/b (repository not found)")
+    error.__cause__ = HfHubHTTPError(401, "Unauthorized")
+    return error
 
 
 class HttpResponseError(Exception):
@@ -185,7 +195,11 @@ class HttpResponseError(Exception):
         (ValueError("Must provide either a connection_string or account_name with credentials!!"), "there are no cred"),
         (HttpResponseError(403, "No\nRequestId:1\nContent: <?xml"), "permission denied (403 No): "),
         (HttpResponseError(404, "No.\nContent: <?xml"), "there is no such file, folder or bucket"),
-        (HfHubHTTPError(401, "Invalid username or password."), "the server refuses the credentials (Invalid username"),
+        (
+            HfHubHTTPError(401, "Not you. For more information check: x"),
+            "the server refuses the credentials (Not you):",
+        ),
+        (unknown_to_the_hub(), "there is no such repository, or it is private: "),
         (ConnectError("[Errno 111] Connection refused"), "the server cannot be reached ([Errno 111] Connection"),
         (NoCredentialsError("Unable to locate credentials"), "there are no credentials (Unable to locate credentials)"),
         (PermissionError("Access Denied"), "permission denied (Access Denied)"),

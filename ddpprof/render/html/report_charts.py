@@ -10,10 +10,11 @@ import numpy as np
 from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.collective_table import CollectiveSummary
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks
+from ddpprof.render.sections.chosen import typical_step
 from ddpprof.render.sections.layout import MAX_RANKS, clean, megabytes, ms
 from ddpprof.render.sections.slowdown import kernel_name
 from ddpprof.render.sections.spread import parts_of_ranks
-from ddpprof.render.sections.steps import PARTS, typical_step
+from ddpprof.render.sections.steps import PARTS
 from ddpprof.report import Report
 from ddpprof.report.tree import SlowedKernel
 

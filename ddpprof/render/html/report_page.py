@@ -14,8 +14,8 @@ from ddpprof.render.html.steps import steps_json
 from ddpprof.render.html.timeline import timeline_json
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
+from ddpprof.render.sections.chosen import typical_step
 from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, clean, ms
-from ddpprof.render.sections.steps import typical_step
 from ddpprof.render.sections.verdict import verdict
 from ddpprof.report import Report
 from ddpprof.report.timeline import Timeline

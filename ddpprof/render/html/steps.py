@@ -1,13 +1,12 @@
-"""The numbers of every step and rank, for the reader to choose from; and which of many ranks are worth seeing first."""
+"""The numbers of every step and rank, for the reader to choose from."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
-from ddpprof.render.sections.layout import MAX_RANKS
-from ddpprof.render.sections.steps import PARTS, bar_parts_ns, typical_step
+from ddpprof.render.sections.chosen import typical_step, worth_seeing
+from ddpprof.render.sections.steps import PARTS, bar_parts_ns
 from ddpprof.report import Report, StepReport
 
 _MAX_TIMELINES = 4
@@ -40,30 +39,6 @@ def _row(step: StepReport) -> list[int | None]:
     assert step.parts is not None
     times = (step.compute_ns, step.comm_ns, step.overlap_ns, step.exposed_ns, step.trailing_ns)
     return [*bar_parts_ns(step.parts), *times]
-
-
-def worth_seeing(report: Report, most: int = MAX_RANKS) -> tuple[int, ...]:
-    """All ranks, if they are few. Of many: stragglers, the slowest, the fastest, those between, first and last."""
-    numbers = [rank.rank for rank in report.ranks]
-    if len(numbers) <= most:
-        return tuple(numbers)
-    late = report.across.stragglers if report.across is not None else None
-    stragglers = [one.rank for one in late.stragglers] if late is not None else []
-    by_length = _by_own_time(report, typical_step(report)) or numbers
-    even = [by_length[round(at * (len(by_length) - 1) / (most - 1))] for at in range(most)]
-    found = dict.fromkeys([*stragglers[: most // 4], by_length[-1], by_length[0], numbers[0], numbers[-1], *even])
-    return tuple(sorted(list(found)[:most]))
-
-
-def _by_own_time(report: Report, step: int | None) -> Sequence[int]:
-    """Ranks, the one last that computes longest: with its waiting left out, which makes all steps of a job alike."""
-    busy = {
-        rank.rank: one.parts.step_ns - one.parts.exposed_comm_ns - one.parts.idle_ns
-        for rank in report.ranks
-        for one in rank.measured_steps
-        if one.step == step and one.parts is not None
-    }
-    return sorted(busy, key=lambda rank: busy[rank])
 
 
 def steps_json(report: Report) -> bytes | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.buckets import bucket_tables
+from ddpprof.render.sections.chosen import typical_step
 from ddpprof.render.sections.collectives import collective_table
 from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line, wrapper_table
 from ddpprof.render.sections.findings import finding_list
@@ -22,7 +23,7 @@ from ddpprof.render.sections.rpc import rpc_table
 from ddpprof.render.sections.several_devices import data_parallel_lines, data_parallel_table, device_table
 from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.spread import spread_table
-from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars, typical_step
+from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
 from ddpprof.report import Report
 from ddpprof.report.timeline import Timeline
 

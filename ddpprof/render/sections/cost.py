@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable
 from statistics import median
 
 from ddpprof.measures.wrapper import WrapperCost
+from ddpprof.render.sections.chosen import rows_worth_seeing
 from ddpprof.render.sections.layout import (
-    MAX_RANKS,
     Column,
     Line,
     Section,
     Table,
     count,
-    cut_off,
     median_of,
     ms,
     notes,
@@ -44,15 +43,16 @@ def wrapper_table(report: Report) -> Iterable[Section]:
         share = [s.wrapper.total_ns / s.duration_ns for s in rank.measured_steps if s.duration_ns]
         rows.append((str(rank.rank), *map(ms, values), percent(median(share) if share else None)))
     if rows:
+        shown, left_out = rows_worth_seeing(report, rows)
         names = ("rank", *(name for name, _ in _WRAPPER_PARTS), "of step")
         yield Table(
             "DDP's own work on the training thread, ms per step (medians, column by column)",
             tuple(map(Column, names)),
-            tuple(rows[:MAX_RANKS]),
+            shown,
             notes(
                 "pre-forward: buffer sync and bookkeeping; copy in: gradients into buckets; copy out: buckets into "
                 ".grad; waiting for communication is left out",
-                cut_off(len(rows)),
+                left_out,
             ),
         )
 

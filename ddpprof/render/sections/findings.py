@@ -31,7 +31,7 @@ def finding_list(report: Report) -> Iterable[Section]:
 _NOTHING = "Nothing to gain: no rule found more than 1% of the step to recover."
 _NOT_PROFILED = (
     "None from light recording: how much communication nothing hides, and most rules with it, needs profiled steps. "
-    "Record them with: ddpprof trace train.py"
+    "Train for more steps, or skip fewer before them: ddpprof trace --skip-first 1 --cost-steps 2 train.py"
 )
 _NOT_RECORDED = (
     "None from these traces: most rules need what only ddpprof records (buckets, parameters, data loaders). "

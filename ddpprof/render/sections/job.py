@@ -13,6 +13,7 @@ def job_lines(report: Report) -> Iterable[Section]:
     read, world = job.num_ranks_read, job.world_size
     steps = max((len(rank.measured_steps) or len(rank.steps) for rank in report.ranks), default=0)
     light = max((len(rank.light_steps) for rank in report.ranks), default=0)
+    without_profiler = " without the profiler" if report.horovod is None else ""
     words = [
         clean(" ".join(job.command)) or clean(job.name),
         count(read, "rank") if world in (None, read) else f"{read} of {world} ranks",
@@ -20,7 +21,7 @@ def job_lines(report: Report) -> Iterable[Section]:
         *(clean(word) for word in (job.backend, job.device) if word),
         *([f"torch {clean(job.torch)}"] if job.torch else []),
         *(["Horovod timeline"] if report.horovod is not None else []),
-        count(steps, "profiled step") if steps else f"{count(light, 'step')} without the profiler",
+        count(steps, "profiled step") if steps else f"{count(light, 'step')}{without_profiler}",
     ]
     yield Line(" · ".join(words))
     for m in job.modules:

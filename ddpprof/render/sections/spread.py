@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ddpprof.render.sections.chosen import typical_step
 from ddpprof.render.sections.layout import MAX_RANKS, Column, Section, Table, ms
-from ddpprof.render.sections.steps import PARTS, bar_parts_ns, typical_step
+from ddpprof.render.sections.steps import PARTS, bar_parts_ns
 from ddpprof.report import Report
 
 

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from ddpprof.measures.breakdown import Breakdown
+from ddpprof.render.sections.chosen import rows_worth_seeing, typical_step
 from ddpprof.render.sections.layout import (
-    MAX_RANKS,
     Bar,
     Bars,
     Column,
     Section,
     Table,
-    cut_off,
     median_of,
     ms,
     notes,
@@ -33,6 +32,7 @@ def step_bars(report: Report) -> Iterable[Section]:
     bars = [bar for rank in report.ranks if (bar := _bar(rank, number)) is not None]
     if bars:
         yield from _drawn(
+            report,
             f"One step by kind of work, ms: step {number}, of median length",
             PARTS,
             bars,
@@ -40,7 +40,8 @@ def step_bars(report: Report) -> Iterable[Section]:
         return
     bars = [bar for rank in report.ranks if (bar := _recorded_bar(rank)) is not None]
     if bars:
-        yield from _drawn("One step by kind of work, ms: median of the lightly recorded ones", RECORDED_PARTS, bars)
+        title = "One step by kind of work, ms: median of the lightly recorded ones"
+        yield from _drawn(report, title, RECORDED_PARTS, bars)
 
 
 def idle_table(report: Report) -> Iterable[Section]:
@@ -56,34 +57,26 @@ def idle_table(report: Report) -> Iterable[Section]:
             )
             rows.append((str(rank.rank), *map(ms, medians)))
     if rows:
+        shown, left_out = rows_worth_seeing(report, rows)
         names = ("rank", "host is late", "waits for comm", "other", "waits for data")
         yield Table(
             "Why the accelerator idles, ms per step (medians)",
             tuple(map(Column, names)),
-            tuple(rows[:MAX_RANKS]),
+            shown,
             notes(
                 "host is late: the kernel that ends the gap had not been launched; other: gaps between dependent "
                 "kernels",
-                cut_off(len(rows)),
+                left_out,
             ),
         )
 
 
-def _drawn(title: str, parts: tuple[str, ...], bars: Sequence[Bar]) -> Iterable[Section]:
-    shown = tuple(bars[:MAX_RANKS])
-    yield Bars(title, parts, shown)
-    rows = tuple((bar.label, *map(ms, bar.parts_ns), ms(bar.total_ns)) for bar in shown)
-    yield Table("", (Column("rank"), *map(Column, parts), Column("step")), rows, cut_off(len(bars)))
-
-
-def typical_step(report: Report) -> int | None:
-    """The number of the profiled step of median length, by the rank that was slowest in it: one step for all ranks."""
-    longest: dict[int, int] = {}
-    for rank in report.ranks:
-        for step in rank.measured_steps:
-            longest[step.step] = max(longest.get(step.step, 0), step.duration_ns)
-    in_order = sorted(longest, key=lambda number: longest[number])
-    return in_order[(len(in_order) - 1) // 2] if in_order else None
+def _drawn(report: Report, title: str, parts: tuple[str, ...], bars: Sequence[Bar]) -> Iterable[Section]:
+    rows = [(bar.label, *map(ms, bar.parts_ns), ms(bar.total_ns)) for bar in bars]
+    shown, left_out = rows_worth_seeing(report, rows)
+    labels = {row[0] for row in shown}
+    yield Bars(title, parts, tuple(bar for bar in bars if bar.label in labels))
+    yield Table("", (Column("rank"), *map(Column, parts), Column("step")), shown, left_out)
 
 
 def _bar(rank: RankReport, number: int | None) -> Bar | None:
@@ -129,13 +122,14 @@ def overlap_table(report: Report) -> Iterable[Section]:
             )
         )
     if rows:
+        shown, left_out = rows_worth_seeing(report, rows)
         names = ("rank", "compute", "comm", "hidden", "exposed", "trailing")
         yield Table(
             "Communication and computation, ms per step (medians)",
             tuple(map(Column, names)),
-            tuple(rows[:MAX_RANKS]),
+            shown,
             notes(
-                cut_off(len(rows)),
+                left_out,
                 "hidden: share of comm while compute runs; exposed: the rest; trailing: gradients still on their way "
                 "between the last backward op and the optimizer",
             ),

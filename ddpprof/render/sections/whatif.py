@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.findings.predictions import since_torch
+from ddpprof.findings.predictions import DEFAULT_CAP, since_torch
 from ddpprof.render.sections.layout import Column, Line, Section, Table, clean, count, ms, percent
 from ddpprof.report.whatif import Outcome, WhatIf
 
-_COLUMNS = ("step ms", "95 % interval", "saves ms", "compute", "slowed", "exposed", "rest")
+_COLUMNS = ("step ms", "95% interval", "saves ms", "compute", "slowed", "exposed", "rest")
 
+_DEFAULT = "; None: torch's default, 25 MB after a first bucket of 1 MB"
 _HUNDRED_MS = 100e6
 
 
@@ -20,13 +21,14 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
         (Column("setting", is_number=False), *map(Column, _COLUMNS)),
         tuple(map(_row, answer.outcomes)),
         "saves: over the first line; compute: forward and backward pass if nothing were sent; slowed: what is sent "
-        "takes of that; exposed: after the last gradient, waiting for buckets and copying them; rest: all else",
+        "takes of that; exposed: after the last gradient, waiting for buckets and copying them; rest: all else"
+        + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),
     )
     yield from _best(answer)
     yield Line(_network(answer))
     yield Line(
-        f"Replayed with its own settings the run's step comes out {_signed(answer.replay_error)} of it beside the "
-        f"measured {ms(answer.measured_step_ns)} ± {ms(answer.measured_error_ns)} ms."
+        f"Replayed with its own settings the run's step comes out {_longer(answer.replay_error)} than it was: "
+        f"{ms(answer.measured_step_ns)} ± {ms(answer.measured_error_ns)} ms."
     )
     for text in dict.fromkeys(text for one in answer.outcomes for text in one.prediction.widened):
         yield Line(f"Wider intervals: {clean(text)}.", is_warning=True)
@@ -93,5 +95,5 @@ def _span(low_ns: float, high_ns: float) -> str:
     return f"{low_ns / 1e6:.{digits}f} – {high_ns / 1e6:.{digits}f}"
 
 
-def _signed(fraction: float) -> str:
-    return f"{100 * fraction:+.1f} %"
+def _longer(fraction: float) -> str:
+    return f"{abs(100 * fraction):.1f}% {'shorter' if fraction < 0 else 'longer'}"

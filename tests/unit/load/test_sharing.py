@@ -32,7 +32,7 @@ from ddpprof.load.kineto import Header, read_trace
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 
 SHARED_TRACES = sorted((Path(__file__).parents[4] / "shared" / "traces").glob("*rank*.json.gz"))
-SMALL = Division(batch_bytes=300, batches_per_group=2, first_groups=1, worth_sharing_bytes=0)
+SMALL = Division(batch_bytes=300, batches_per_group=2, first_groups=1, worth_sharing_bytes=0, bytes_per_helper=1)
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -216,11 +216,11 @@ def test_a_process_that_has_threads_is_not_forked(monkeypatch: pytest.MonkeyPatc
     def start_method() -> str:
         return sharing._context().get_start_method()
 
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert start_method() == ("fork" if sys.platform == "linux" else "spawn")
     with monkeypatch.context() as patch:
-        patch.setattr(threading, "active_count", lambda: 2)
+        patch.setattr(threading, "enumerate", lambda: [threading.current_thread(), threading.Thread()])
         assert start_method() == "spawn"
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     assert start_method() == "spawn"

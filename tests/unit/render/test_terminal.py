@@ -25,6 +25,7 @@ from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
 from ddpprof.measures.cost import RecordingCost
 from ddpprof.render.sections import sections
+from ddpprof.render.sections.layout import Column, Table
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 
@@ -62,6 +63,15 @@ def test_no_line_is_wider_than_the_terminal_or_ends_in_spaces(width: int) -> Non
     for line in (drawn(report(), width) + drawn(gpu_report(), width)).splitlines():
         assert len(line) <= width
         assert line == line.rstrip()
+
+
+@pytest.mark.parametrize("width", [20, 50, 76])
+def test_a_terminal_that_is_too_narrow_loses_no_column(width: int) -> None:
+    names = ("collective", "first group", "size", "calls", "transfer", "waiting", "busbw")
+    table = Table("Collectives", (Column("name", is_number=False), *map(Column, names)), (("x", *names),))
+    file = io.StringIO()
+    render_terminal([table], file, width)
+    assert "".join(names).replace(" ", "") in "".join(file.getvalue().splitlines()[-1].split())
 
 
 def test_headers_are_not_broken_inside_a_word() -> None:
