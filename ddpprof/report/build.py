@@ -113,8 +113,10 @@ def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:
             for step in rank.steps:
                 if step.parts is None:
                     found.setdefault(step.step, []).append(rank.rank)
-    where = {number: "" if len(of) == len(ranks) else f" of {len(of)} ranks" for number, of in found.items()}
-    return [f"step {number}{where[number]} holds no work of the device: it counts in no median" for number in found]
+    where = {
+        number: "" if len(of) == len(ranks) else f" ({len(of)} of {len(ranks)} ranks)" for number, of in found.items()
+    }
+    return [f"step {number} holds no work of the device{where[number]}: it counts in no median" for number in found]
 
 
 def _buckets(

@@ -23,11 +23,16 @@ def test_signals_are_handled_later(number: signal.Signals) -> None:
 
 
 def test_what_a_handler_raises_ends_what_began() -> None:
-    has_ended = False
-    with pytest.raises(KeyboardInterrupt), signals_later():
-        signal.raise_signal(signal.SIGINT)
-        has_ended = True
-    assert has_ended
+    ended = []
+
+    def begin() -> None:
+        with signals_later():
+            signal.raise_signal(signal.SIGINT)
+            ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert ended
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
