@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from large_runs import thousand_ranks
 from reports import (
     GOLDEN,
     HOSTILE,
@@ -25,7 +26,7 @@ from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
 from ddpprof.measures.cost import RecordingCost
 from ddpprof.render.sections import sections
-from ddpprof.render.sections.layout import Column, Table
+from ddpprof.render.sections.layout import Bars, Column, Table
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 
@@ -63,6 +64,20 @@ def test_no_line_is_wider_than_the_terminal_or_ends_in_spaces(width: int) -> Non
     for line in (drawn(report(), width) + drawn(gpu_report(), width)).splitlines():
         assert len(line) <= width
         assert line == line.rstrip()
+
+
+def test_of_many_ranks_the_odd_ones_are_drawn_and_in_the_tables() -> None:
+    made = sections(thousand_ranks(1000, 1))
+    (bars,) = (one for one in made if isinstance(one, Bars))
+    of_parts, of_overlap = (
+        next(one for one in made if isinstance(one, Table) and name in [column.name for column in one.columns])
+        for name in ("forward", "hidden")
+    )
+    shown = [bar.label for bar in bars.bars]
+    assert len(shown) == 16
+    assert {"0", "700", "999"} <= set(shown)
+    assert [row[0] for row in of_parts.rows] == [row[0] for row in of_overlap.rows] == shown
+    assert of_parts.note == "984 more ranks are in the JSON report"
 
 
 @pytest.mark.parametrize("width", [20, 50, 76])
