@@ -220,6 +220,9 @@ def test_a_process_that_has_threads_is_not_forked(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert start_method() == ("fork" if sys.platform == "linux" else "spawn")
     with monkeypatch.context() as patch:
+        waiting = threading.Thread(name="ddpprof-waits-for-parent")  # in a process of the pool
+        patch.setattr(threading, "enumerate", lambda: [threading.current_thread(), waiting])
+        assert start_method() == ("fork" if sys.platform == "linux" else "spawn")
         patch.setattr(threading, "enumerate", lambda: [threading.current_thread(), threading.Thread()])
         assert start_method() == "spawn"
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
@@ -292,6 +295,12 @@ def test_a_process_that_starts_late_is_not_waited_for(tmp_path: Path, monkeypatc
     path = written(tmp_path, kernels(40))
     assert_same(read_trace(path, num_processes=2), read_trace(path))
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("megabytes", "helpers"), [(99, 0), (100, 1), (799, 1), (800, 2), (5000, 12)])
+def test_the_larger_a_file_the_more_may_help(megabytes: int, helpers: int) -> None:
+    """The memory of each is within 6 % of the JSON."""
+    assert sharing._worth_starting(megabytes * 10**6, Division()) == helpers
 
 
 def test_a_small_file_is_read_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
