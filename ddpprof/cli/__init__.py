@@ -26,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, left = parser.parse_known_args(arguments)
         if left:
             are_files = command is COMMANDS["report"] and not left[0].startswith("-")
-            said = f"unrecognized arguments: {' '.join(left)}{' (of several traces: give their folder)' * are_files}"
-            (of_commands[command.name] if command is not None else parser).error(said)
+            hint = " (of several traces: give their folder)" if are_files else ""
+            (of_commands[command.name] if command else parser).error(f"unrecognized arguments: {' '.join(left)}{hint}")
         if options.run is None:
             parser.print_help()
             return 0

@@ -6,22 +6,22 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from ddpprof.load.heap import give_back_large_arrays
+from ddpprof.signals import deferred_signals
 
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-
-
 _WAITS_FOR_PARENT = "ddpprof-waits-for-parent"
 
 
 def begin_reading_process() -> None:
     # Ctrl-C goes to all processes of a terminal: the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in _ENDING:
-        signal.signal(number, signal.SIG_DFL)
+        if callable(signal.getsignal(number)):  # not where it is ignored, as SIGHUP is under nohup
+            signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, name=_WAITS_FOR_PARENT, daemon=True).start()
     give_back_large_arrays()
 
@@ -32,24 +32,9 @@ def has_other_threads() -> bool:
     return any(thread.name != _WAITS_FOR_PARENT for thread in others)
 
 
-@contextmanager
-def signals_later() -> Iterator[None]:
-    """Those that end the process are handled when the context ends: what a handler raises within a fork is lost."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
-    ours = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in ours:
-        signal.signal(number, lambda number, _frame: arrived.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in ours.items():
-            signal.signal(number, handler)
-        for number in arrived:
-            signal.raise_signal(number)
+def signals_later() -> AbstractContextManager[None]:
+    """Those whose handlers may raise, which within a fork is lost, are handled when the context ends."""
+    return deferred_signals([number for number in (signal.SIGINT, *_ENDING) if callable(signal.getsignal(number))])
 
 
 def _end_with_parent() -> None:

@@ -24,6 +24,5 @@ job.py           the process's rank, and its files in the run directory
 agreement.py     all ranks record, or none
 output.py        files of one rank
 attempts.py      torchrun's restarts: which runs are of one job
-signals.py       SIGINT and SIGTERM wait while files are written
 hooks.py         `ddpprof.hooks`: a comm hook that times buckets, without the profiler
 """

@@ -17,7 +17,7 @@ from ddpprof.record.notes import RECORDING, StepNotes
 from ddpprof.record.profiler import StepProfiler
 from ddpprof.record.schedule import Mode, Schedule
 from ddpprof.record.settings import Settings
-from ddpprof.record.signals import deferred_signals
+from ddpprof.signals import deferred_signals
 
 _UNDER_THE_PROFILER = (Mode.PROFILED, Mode.BASELINE)
 _TIMED = (Mode.OFF, Mode.WITHOUT_DDP)

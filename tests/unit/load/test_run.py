@@ -310,6 +310,14 @@ def test_a_rank_of_another_run_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_rank_of_a_job_of_another_size_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    for rank, size in enumerate([3, 3, 8]):
+        (tmp_path / f"rank-{rank}.facts.json").write_text(json.dumps(facts(rank, world_size=size)))
+        (tmp_path / f"rank-{rank}.trace.json").write_text(trace_text(**distributed(rank, size)))
+    assert load_run(tmp_path).missing == ("rank 2 is of another job: of 8 ranks, and most others of 3",)
+
+
 @pytest.mark.parametrize("keys_come_first", [True, False])
 def test_of_jobs_of_different_sizes_the_one_with_most_ranks_is_read(tmp_path: Path, keys_come_first: bool) -> None:
     for name, rank, size in [("a", 0, 2), ("b", 1, 2), ("c", 0, 4), ("d", 1, 4), ("e", 3, 4), ("f", 0, 1)]:

@@ -1,16 +1,16 @@
-"""Hold SIGINT and SIGTERM back while files are written, so that a run is not cut off in the middle of its trace."""
+"""Hold signals back while something must not be cut off: a trace that is written, a process that is forked."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
 @contextmanager
-def deferred_signals() -> Iterator[None]:
+def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
     """A signal that arrives meanwhile is delivered afterwards. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -18,7 +18,7 @@ def deferred_signals() -> Iterator[None]:
     arrived: list[int] = []
     before = {}
     try:
-        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
+        for number in map(int, numbers):
             if signal.getsignal(number) is not None:
                 before[number] = signal.signal(number, lambda received, _frame: arrived.append(received))
         yield
