@@ -36,15 +36,6 @@ def readers(pid: int) -> list[int]:
         return []
 
 
-def held_mb(pid: int) -> float:
-    """The memory that it holds; of what it shares with others, its part."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):  # it has just ended
-        return 0
-    return next((int(line.split()[1]) / 1000 for line in lines if line.startswith("Pss:")), 0)
-
-
 def is_gone(pid: int) -> bool:
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from jobs import DDPPROF, environment
-from processes import children, held_mb, is_gone, started, wait_until
+from memory import peak_bytes
+from processes import children, is_gone, started, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -74,18 +74,12 @@ def test_a_signal_while_the_other_is_started_is_not_lost(trace: Path, number: si
 def test_two_hold_little_more_than_one_does(trace: Path) -> None:
     """What they share counts once."""
 
-    def peak_mb(num_processes: int) -> float:
-        load = f"load_trace(Path({str(trace)!r}), num_processes={num_processes})"
+    def peak(num_processes: int) -> int:
         imports = "from pathlib import Path; from ddpprof.load.folder import load_trace"
-        peak = 0.0
-        with started(sys.executable, "-c", f"{imports}; {load}", cwd=trace.parent) as loading:
-            while loading.poll() is None:
-                peak = max(peak, sum(map(held_mb, [loading.pid, *children(loading.pid)])))
-                time.sleep(0.005)
-        assert loading.returncode == 0
-        return peak
+        load = f"load_trace(Path({str(trace)!r}), num_processes={num_processes})"
+        return peak_bytes([sys.executable, "-c", f"{imports}; {load}"])
 
-    assert peak_mb(2) < 1.2 * peak_mb(1)
+    assert peak(2) < 1.2 * peak(1)
 
 
 def helper_at_work(pid: int, trace: Path) -> int | None:
