@@ -40,10 +40,14 @@ def write_rank(folder: Path, rank: int, num_ranks: int, late_ns: int = 0) -> Non
 
 
 def _later(step: dict[str, object], late_ns: int) -> dict[str, object]:
-    ready = step.get("ready_ns")
-    if not late_ns or step["mode"] != "light" or not isinstance(ready, dict):
+    passes = step.get("passes")
+    if not late_ns or step["mode"] != "light" or not isinstance(passes, list):
         return step
-    return step | {"ready_ns": {module: [time and time + late_ns for time in times] for module, times in ready.items()}}
+    later = [
+        [module, origin, [time and time + late_ns for time in times], buckets]
+        for module, origin, times, buckets in passes
+    ]
+    return step | {"passes": later}
 
 
 _inflated: dict[int, bytes] = {}

@@ -54,7 +54,7 @@ def of_mib(*buckets: list[float], **settings: Any) -> DdpModule:
 def loader(**changes: Any) -> Loader:
     return Loader(**{
         "sampler": "RandomSampler", "dataset_size": 100, "batch_size": 4, "num_workers": 2, "num_iterations": 3,
-        "epochs_set": None, "shuffles": True, "num_training_steps": 9, **changes,
+        "epochs_set": None, "shuffles": True, "num_batches": 9, "num_fed": 9, **changes,
     })  # fmt: skip
 
 

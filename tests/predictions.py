@@ -4,6 +4,7 @@ Times are multiples of `UNIT`, in which a MiB is sent: gradients come at 11, 12,
 two MiB, 2 are sent from 12 and 2 from 14 to 16; the step takes 20, so that 4 are not the backward pass's.
 """
 
+from itertools import count
 from typing import Any
 
 from ddpprof.predict.assignment import Caps, Gradient
@@ -46,11 +47,17 @@ def computed(forward_end: float, gradients: tuple[float | None, ...], end: float
     return Computed(forward_end * UNIT, times, end * UNIT)
 
 
-def observed_step(ready: tuple[float | None, ...], finished: dict[int, float], **changes: float) -> ObservedStep:
-    """In `UNIT`."""
+_STEPS = count()
+
+
+def observed_step(
+    ready: tuple[float | None, ...], finished: dict[int, float], step: int | None = None, **changes: float
+) -> ObservedStep:
+    """In `UNIT`. `step`: its number; each is another step unless it is given."""
     times = {"measured_ns": 20, "backward_ns": 10, "reduced_ns": 16, **changes}
     return ObservedStep(
         ready_ns=tuple(None if time is None else time * UNIT for time in ready),
         finished_ns={index: time * UNIT for index, time in finished.items()},
         **{name: time * UNIT for name, time in times.items()},
+        step=next(_STEPS) if step is None else step,
     )

@@ -7,6 +7,7 @@ import numpy as np
 
 from ddpprof.events import (
     UNKNOWN,
+    BackwardPass,
     BucketTimes,
     CollectiveKind,
     Collectives,
@@ -126,7 +127,7 @@ def ddp_module(
     """Parameters ``p0``, ``p1``, … of the given sizes in bytes; further settings of DDP by name."""
     facts = {
         "comm_hook": None, "num_buffers": 0, "buffer_bytes": 0, "num_batch_norms": 0, "unused": None,
-        "graph_is_static": None,
+        "graph_is_static": None, "num_searched_passes": 0, "num_lacking_passes": None,
     }  # fmt: skip
     facts |= {key: changes.pop(key) for key in list(changes) if key in facts}
     return DdpModule(
@@ -151,11 +152,26 @@ def recorded(
     ready: Mapping[int, Sequence[int | None]] | None = None,
     **changes: Any,
 ) -> RecordedStep:
+    """`ready`: of one backward pass of each module; `buckets`: module, index, launch and finish in it."""
     given = {"data_ns": 0, "forwards": (forward(),), **changes}
-    if "buckets" in given:
-        given["buckets"] = tuple(BucketTimes(*bucket) for bucket in given["buckets"])
-    times = {module: tuple(row) for module, row in (ready or {}).items()}
-    return RecordedStep(number, mode, start, end, ready_ns=times, **given)
+    buckets = given.pop("buckets", ())
+    origins = {one.module: one.inner_end_ns for one in given["forwards"] if one.synchronises}
+    passes = [
+        backward_pass(row, origins.get(module, 10), module, [timed for of, *timed in buckets if of == module])
+        for module, row in (ready or {}).items()
+        if module in origins or all(one.module != module for one in given["forwards"])
+    ]
+    return RecordedStep(number, mode, start, end, **{"passes": tuple(passes), **given})
+
+
+def backward_pass(
+    ready: Sequence[int | None],
+    origin: int = 10,
+    module: int = 0,
+    buckets: Sequence[Sequence[int | None]] = (),
+    adds_up: bool = False,
+) -> BackwardPass:
+    return BackwardPass(module, origin, tuple(ready), tuple(BucketTimes(*bucket) for bucket in buckets), adds_up)
 
 
 def record(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from ddpprof.cli.commands import COMMANDS, parsers
+from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 
 
@@ -33,21 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return int(options.run(options))
     except DdpprofError as error:
-        print(f"ddpprof: {error}", file=sys.stderr)
+        say(f"ddpprof: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:
         if interrupt.args:
-            print(f"ddpprof: {interrupt}", file=sys.stderr)
+            say(f"ddpprof: {interrupt}", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:  # `ddpprof report … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         if error.filename is not None:  # no permission, a name that is too long, …
-            print(f"ddpprof: {os.fsdecode(error.filename)}: {error.strerror}.", file=sys.stderr)
+            say(f"ddpprof: {os.fsdecode(error.filename)}: {error.strerror}.", file=sys.stderr)
             return 2
         if error.errno != errno.ENOSPC:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print("ddpprof: cannot write the output: no space left.", file=sys.stderr)
+        say("ddpprof: cannot write the output: no space left.", file=sys.stderr)
         return 2

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ddpprof import __version__
+from ddpprof.cli.compare import add_compare_options, run_compare
 from ddpprof.cli.completion import add_completion_options
 from ddpprof.cli.demo import add_demo_options
 from ddpprof.cli.experiments import add_experiment_options, run_experiment
 from ddpprof.cli.explain import add_explain_options
 from ddpprof.cli.netbench import add_netbench_options
-from ddpprof.cli.show import add_compare_options, add_report_options
+from ddpprof.cli.show import add_report_options
 from ddpprof.cli.tensorboard import add_tensorboard_options
 from ddpprof.cli.timeline import add_timeline_options
 from ddpprof.cli.trace import add_trace_options, run_trace
@@ -31,7 +32,7 @@ class Command:
     example: str
     add_options: Callable[[Parser], None]
     run_job: Callable[[Parser, Sequence[str]], int] | None = None
-    """of a command that takes a script and the script's arguments: with its parser, and what stands behind its name"""
+    """of a command that splits its words itself, as at ``--``: with its parser, and what stands behind its name"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,10 @@ GROUPS = (
             ),
             Command(
                 "compare",
-                "two runs side by side: what became slower, beyond noise",
+                "two jobs side by side: what became slower, beyond noise",
                 "ddpprof compare runs/before runs/after",
                 add_compare_options,
+                run_compare,
             ),
         ),
     ),

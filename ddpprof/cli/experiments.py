@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import count, positive
+from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
 from ddpprof.errors import DdpprofError
 from ddpprof.location import local
@@ -64,7 +65,51 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
     add("--out", type=local, metavar="DIR", help=f"where the trials go (default: runs/{kind}-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
     add("--resume", type=local, metavar="DIR", help="go on with the experiment in DIR; needs nothing else")
+    add_trust_option(parser)
     add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="with --resume: run the command although another user, or another machine, began the experiment",
+    )
+
+
+def resumed(parser: argparse.ArgumentParser, options: argparse.Namespace, own: Sequence[str]) -> Experiment:
+    """Read the plan that is gone on with. Raises `DdpprofError` where it is not this user's.
+
+    `own`: all options that were given.
+    """
+    from ddpprof.experiment.plan import is_of_this_user, read_plan
+
+    if any(not word.startswith(("--resume", "--trust")) for word in own):
+        parser.error("--resume takes the command and all options from the experiment itself")
+    experiment = read_plan(options.resume)
+    if not options.trust and not is_of_this_user(options.resume, experiment):
+        raise DdpprofError(
+            f"{options.resume} was begun by another user, or on another machine, and would run: "
+            f"{_what_it_runs(experiment)}. If that is what you want, add --trust."
+        )
+    return experiment
+
+
+def show_command(experiment: Experiment) -> None:
+    """Say what is about to run."""
+    say(f"ddpprof: runs {_what_it_runs(experiment)}", file=sys.stderr)
+
+
+def _what_it_runs(experiment: Experiment) -> str:
+    """Return the command, and what the variants add to it."""
+    import shlex
+
+    words = {shlex.join(variant.words) for variant in experiment.variants}
+    places = {f"{name}={value}" for one in experiment.variants for name, value in one.places.items()}
+    variables = {f"{name}={value}" for one in experiment.variants for name, value in one.variables.items()}
+    added = sorted({*words, *places, *variables} - {""})
+    command = shlex.join(experiment.command)
+    return f"{command} (with {' or '.join(added)})" if added else command
 
 
 def _numbers(text: str) -> list[int]:
@@ -95,17 +140,18 @@ def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) 
 
 
 def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    from ddpprof.experiment.conduct import job_of, open_experiment
-    from ddpprof.experiment.plan import Kind, read_plan
+    from ddpprof.experiment.conduct import job_of, open_experiment, working_on
+    from ddpprof.experiment.plan import Kind
 
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
     if options.resume is not None:
-        if command or len(own) > 1:
+        if command:
             parser.error("--resume takes the command and all options from the experiment itself")
-        experiment, directory = read_plan(options.resume), options.resume
+        experiment, directory = resumed(parser, options, own), options.resume
         if experiment.kind is Kind.TUNE:
             raise DdpprofError(f"{directory} was made by ddpprof tune. Go on with: ddpprof tune --resume {directory}")
+        show_command(experiment)
     elif not command:
         parser.error("nothing to run: give a script, or a command after --")
     else:
@@ -115,15 +161,16 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         _warn_of_options_behind(parser, command)
         directory = options.out or Path(default_out(command).replace("runs/", f"runs/{options.kind}-", 1))
         open_experiment(directory, experiment, options.force)
-    interrupted = _run_trials(directory, experiment)
+    with working_on(directory):
+        interrupted = _run_trials(directory, experiment)
     try:
         _show_what_there_is(directory, experiment, interrupted)
     except DdpprofError as nothing_yet:
         if not interrupted:
             raise
-        print(nothing_yet)
+        say(nothing_yet)
     if interrupted:
-        print(f"\nStopped. Go on with: ddpprof {experiment.kind} --resume {directory}", flush=True)
+        say(f"\nStopped. Go on with: ddpprof {experiment.kind} --resume {directory}", flush=True)
         return 130
     return 0
 
@@ -132,7 +179,7 @@ def _warn_of_options_behind(parser: argparse.ArgumentParser, command: Sequence[s
     own = parser._option_string_actions  # noqa: SLF001 (as above)
     for word in command[1:]:
         if word.startswith("--") and word.partition("=")[0] in own:
-            print(f"ddpprof: {word} stands behind the script, so the script gets it", file=sys.stderr)
+            say(f"ddpprof: {word} stands behind the script, so the script gets it", file=sys.stderr)
 
 
 def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
@@ -212,7 +259,7 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
     total, seconds = experiment.num_trials, []
     if trials:
         steps = max(steps_of(experiment, variant) for variant in experiment.variants)
-        print(f"{number_of(len(trials), 'trial')} of {steps} steps in {directory}", flush=True)
+        say(f"{number_of(len(trials), 'trial')} of {steps} steps in {directory}", flush=True)
     _announce(experiment, trials[0] if trials else None, total - len(trials), "")
     try:
         for index, (trial, ended) in enumerate(conduct(directory, experiment, trials), 1):
@@ -248,14 +295,16 @@ def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Ended
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:
     """What runs now, on a line that the next one replaces; only where somebody looks."""
+    from ddpprof.render.sections.layout import clean
+
     if trial is not None and sys.stdout.isatty():
         title = experiment.variants[trial.variant].title
-        print(f"\r\x1b[K[{done + 1}/{experiment.num_trials}] {title} …{left}", end="", flush=True)
+        print(f"\r\x1b[K[{done + 1}/{experiment.num_trials}] {clean(title)} …{left}", end="", flush=True)
 
 
 def _say(line: str) -> None:
     _wipe()
-    print(line, flush=True)
+    say(line, flush=True)
 
 
 def _wipe() -> None:
@@ -276,8 +325,8 @@ def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bo
     if can_plot(report):
         plot(report, directory / "plot.png")
         shown.append(Picture(str(directory / "plot.png"), "step times"))
-    print()
+    say()
     render_terminal(shown, sys.stdout)
     if not interrupted:
         written = f"{directory} ({number_of(experiment.num_trials, 'trial')})"
-        print(f"\nWrote {written}. See it again with: ddpprof report {directory}")
+        say(f"\nWrote {written}. See it again with: ddpprof report {directory}")

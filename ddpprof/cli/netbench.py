@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpprof.cli.arguments import seconds, sizes_bytes
+from ddpprof.cli.saying import say
 from ddpprof.cli.trace import add_torchrun_options
 from ddpprof.errors import DdpprofError
 from ddpprof.location import local
@@ -98,10 +99,10 @@ def _show(measured: dict[str, Any], out: Path | None) -> None:
     bench = parse_netbench(json.dumps(measured).encode(), "what was measured")
     render_terminal(netbench_sections(bench), sys.stdout)
     if out is None:
-        print("\nKeep every iteration with -o FILE.json.")
+        say("\nKeep every iteration with -o FILE.json.")
         return
     try:
         write_json(out, measured)
     except OSError as error:
         raise DdpprofError(f"cannot write {out}: {error.strerror}.") from error
-    print(f"\nWrote {out}.")
+    say(f"\nWrote {out}.")

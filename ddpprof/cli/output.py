@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from io import StringIO
 from typing import TYPE_CHECKING
 
+from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.location import Location, location
 
@@ -61,4 +62,4 @@ def write(options: argparse.Namespace, text: str) -> None:
         options.out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DdpprofError(f"cannot write {options.out}: {error.strerror}.") from error
-    print(f"Wrote {options.out}.")
+    say(f"Wrote {options.out}.")

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,10 +17,12 @@ from ddpprof.errors import DdpprofError
 from ddpprof.location import Location
 
 if TYPE_CHECKING:
+    from ddpprof.comparison.run_set import RunSet
     from ddpprof.fleet.analysis import Analysis
     from ddpprof.fleet.progress import Step
     from ddpprof.load.limits import Limits
     from ddpprof.predict.network import Network
+    from ddpprof.report import Report
 
 _SILENT_S = 0.5
 """What is read faster needs no bar."""
@@ -71,6 +73,34 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
     )
     with _sigterm_as_exit(), _progress() as watch, analysed(path, choice, watch) as analysis:
         yield analysis
+
+
+@contextmanager
+def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[tuple[Report, Analysis | None]]:
+    """Yield the report, and the analysis of a run or of traces; a JSON report has none. Raises `DdpprofError`."""
+    from ddpprof.render.json import read_report
+
+    with ExitStack() as stack:
+        try:
+            written = read_report(path) if path.is_file() else None
+            analysis = stack.enter_context(analysed_run(path, options)) if written is None else None
+        except OSError as error:
+            raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
+        if written is not None:
+            yield written, None
+        elif analysis is not None:
+            yield analysis.report, analysis
+
+
+def read_run_set(paths: Sequence[Location], options: argparse.Namespace, folder: Location | None = None) -> RunSet:
+    """Read runs of one job, each as a run, traces or a written report. Raises `DdpprofError`."""
+    from ddpprof.comparison.run_set import RunSet
+
+    reports = []
+    for path in paths:
+        with read_report_or_run(path, options) as (report, _):
+            reports.append(report)
+    return RunSet(tuple(reports), None if folder is None else str(folder))
 
 
 def chosen_limits(options: argparse.Namespace) -> Limits:

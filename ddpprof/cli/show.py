@@ -1,16 +1,15 @@
-"""`ddpprof report` and `ddpprof compare`: read, measure, print."""
+"""`ddpprof report`: read, measure, print."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import numbers
 from ddpprof.cli.output import add_output_options, chosen_form, show, write
-from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
+from ddpprof.cli.reading import add_choosing_options, add_reading_options, read_report_or_run, read_run_set
+from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.location import Location, location
 
@@ -25,7 +24,8 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         type=location,
-        help="a run, traces of torch.profiler, a Horovod timeline, an experiment, or a CSV table of times",
+        help="a run, a folder with the runs of one job, traces of torch.profiler, a Horovod timeline, an experiment, "
+        "or a CSV table of times",
     )
     add_output_options(parser)
     add_choosing_options(parser)
@@ -40,30 +40,18 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_report)
 
 
-def add_compare_options(parser: argparse.ArgumentParser) -> None:
-    what = "what to compare with: a run, traces, or a JSON report"
-    parser.add_argument("a", type=location, metavar="RUN_A", help=what)
-    parser.add_argument("b", type=location, metavar="RUN_B", help="likewise")
-    parser.add_argument(
-        "--fail-on",
-        metavar="LIMITS",
-        help="exit with 1 where a measure of RUN_B is larger by more than its limit, and by more than noise; "
-        "say 'step>5%%,exposed>2ms'. Measures: step, compute, comm, overlap, exposed, trailing, forward, backward, "
-        "optimizer, data, other, idle, wrapper; units: %%, s, ms, us",
-    )
-    add_output_options(parser)
-    add_reading_options(parser)
-    parser.set_defaults(run=run_compare)
-
-
 def run_report(options: argparse.Namespace) -> int:
     from ddpprof.experiment.plan import is_experiment
     from ddpprof.render.json import render_json
+    from ddpprof.rundir import repeated_runs_in
 
     if is_experiment(options.path) or options.path.suffix == ".csv":
         _refuse_choice(options, "an experiment, whose trials are runs")
         return _report_on_experiment(options)
-    with _read(options.path, options) as (report, analysis):
+    repeated = repeated_runs_in(options.path)
+    if repeated:
+        return _report_on_runs(options, list(repeated.values()))
+    with read_report_or_run(options.path, options) as (report, analysis):
         if analysis is None:
             _refuse_choice(options, "a report that was written before")
         if chosen_form(options) == "json":
@@ -81,6 +69,25 @@ def _refuse_choice(options: argparse.Namespace, what: str) -> None:
     for name, value in given.items():
         if value is not None:
             raise DdpprofError(f"{name} chooses from a run or from traces, and {options.path} is {what}.")
+
+
+def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> int:
+    from ddpprof.comparison.repeated import report_on_runs
+    from ddpprof.render.json import render_json
+    from ddpprof.render.sections.repeated import repeated_sections
+
+    found = report_on_runs(read_run_set(runs, options, folder=options.path), [run.name for run in runs])
+    if chosen_form(options) == "json":
+        write(options, render_json(found))
+    elif chosen_form(options) == "html":
+        from ddpprof.render.html.result_pages import repeated_page
+
+        write(options, repeated_page(found))
+    else:
+        show(options, found.name, repeated_sections(found))
+        if options.out is None:
+            say(f"\nSee one of them with: ddpprof report {runs[0]}")
+    return 0
 
 
 def shown_sections(report: Report, analysis: Analysis | None) -> tuple[Section, ...]:
@@ -151,45 +158,3 @@ def read_experiment(path: Location) -> ExperimentReport:
         problem = next((result.problem for result in results if result.problem), "no variant has been run to its end")
         raise DdpprofError(f"{path} has nothing to compare yet: {problem}")
     return report
-
-
-def run_compare(options: argparse.Namespace) -> int:
-    from ddpprof.comparison.compare import compare
-    from ddpprof.comparison.gate import judge, parse_conditions
-    from ddpprof.render.json import ComparisonFile, render_json
-    from ddpprof.render.sections.comparison import comparison_sections
-
-    conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()
-    with _read(options.a, options) as (a, _), _read(options.b, options) as (b, _):
-        comparison = compare(a, b)
-    verdicts = judge(comparison, conditions)
-    if chosen_form(options) == "json":
-        write(options, render_json(ComparisonFile(comparison, verdicts)))
-    elif chosen_form(options) == "html":
-        from ddpprof.render.html.result_pages import comparison_page
-
-        write(options, comparison_page(comparison, verdicts))
-    else:
-        show(options, f"{comparison.a} and {comparison.b}", comparison_sections(comparison, verdicts))
-    failed = [verdict for verdict in verdicts if verdict.failed]
-    if options.out is not None or chosen_form(options) == "json":  # else they have just been shown
-        for verdict in failed:
-            print(f"ddpprof: {verdict.condition.text}: {verdict.because}", file=sys.stderr)
-    return 1 if failed else 0
-
-
-@contextmanager
-def _read(path: Location, options: argparse.Namespace) -> Iterator[tuple[Report, Analysis | None]]:
-    """Of a run, or traces; of a report that was written as JSON there is no more. Raises `DdpprofError`."""
-    from ddpprof.render.json import read_report
-
-    with ExitStack() as stack:
-        try:
-            written = read_report(path) if path.is_file() else None
-            analysis = stack.enter_context(analysed_run(path, options)) if written is None else None
-        except OSError as error:
-            raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
-        if written is not None:
-            yield written, None
-        elif analysis is not None:
-            yield analysis.report, analysis

@@ -15,8 +15,10 @@ from types import FrameType
 
 from ddpprof import rundir
 from ddpprof.cli.reading import add_reading_options, analysed_run, chosen_limits
+from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.location import Location, RemotePath, local, location
+from ddpprof.own_files import make_folder
 
 _NOT_IN_NAMES = re.compile(r"[^\w .+-]+")
 _LONGEST_NAME = 100
@@ -53,12 +55,12 @@ def run_tensorboard(options: argparse.Namespace) -> int:
             logdir, folders = _write(options, Path(scratch, "runs"))
         except KeyboardInterrupt as interrupt:
             if interrupt.args:
-                print(f"ddpprof: {interrupt}", file=sys.stderr)
+                say(f"ddpprof: {interrupt}", file=sys.stderr)
             return 128 + (ended_by or [signal.SIGINT])[0]
         try:
             _serve(logdir, options.port, folders, Path(scratch))
         except KeyboardInterrupt:
-            print(flush=True)  # the terminal has written ^C
+            say(flush=True)  # the terminal has written ^C
     return 128 + ended_by[0] if ended_by else 0
 
 
@@ -104,7 +106,7 @@ def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, 
 def _has_plugin() -> bool:
     if importlib.util.find_spec("torch_tb_profiler") is not None:
         return True
-    print(
+    say(
         "ddpprof: torch-tb-profiler is not installed, so its page is left out. pip install 'ddpprof[tensorboard]'",
         file=sys.stderr,
     )
@@ -131,7 +133,7 @@ def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace
         return None
     folder = path / rundir.TENSORBOARD_DIRECTORY
     try:
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):  # it may be there, and be another's
             pass
     except OSError:
@@ -152,7 +154,7 @@ def _write_to(folder: Path, path: Location, with_plugin: bool, options: argparse
         except OSError as error:
             raise DdpprofError(f"cannot write {folder}: {error.strerror}. Choose a place with --logdir DIR") from error
     for text in missing:
-        print(f"{path}, PYTORCH_PROFILER: {text}")
+        say(f"{path}, PYTORCH_PROFILER: {text}")
 
 
 def _serve(logdir: Path, port: int | None, folders: dict[str, Path], scratch: Path) -> None:
@@ -160,11 +162,11 @@ def _serve(logdir: Path, port: int | None, folders: dict[str, Path], scratch: Pa
 
     with Server(logdir, port, scratch) as server:
         address = server.address()
-        print(f"TensorBoard: {address}", flush=True)
+        say(f"TensorBoard: {address}", flush=True)
         plugin_runs = {str(Path(name, rundir.TENSORBOARD_TRACES)): folder for name, folder in folders.items()}
         if plugin_runs:
-            print(_ON_PLUGIN, flush=True)
+            say(_ON_PLUGIN, flush=True)
         if plugin_runs and not server.wait_for_plugin(plugin_runs):
-            print("ddpprof: the profiler plugin has not read all traces yet: reload its page", file=sys.stderr)
-        print("Ctrl-C ends it.", flush=True)
+            say("ddpprof: the profiler plugin has not read all traces yet: reload its page", file=sys.stderr)
+        say("Ctrl-C ends it.", flush=True)
         server.wait()

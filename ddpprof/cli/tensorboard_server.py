@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ddpprof.child_processes import SAFE_PATH, end_with_parent, python_command
 from ddpprof.errors import DdpprofError
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/")
@@ -36,8 +36,7 @@ class Server:
 
     def __init__(self, logdir: Path, port: int | None, temporary: Path) -> None:
         """`temporary`: a folder for what it would leave behind in ``/tmp``."""
-        # -P: files of the folder where the user stands, queue.py say, are no modules of TensorBoard's.
-        command = [sys.executable, "-P", "-m", "tensorboard.main", f"--logdir={logdir}", "--host", "127.0.0.1"]
+        command = python_command(["-m", "tensorboard.main", f"--logdir={logdir}", "--host", "127.0.0.1"])
         self._process = subprocess.Popen(
             command if port is None else [*command, "--port", str(port)],
             stdin=subprocess.DEVNULL,
@@ -45,7 +44,8 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, "TMPDIR": str(temporary)},
+            env={**os.environ, **SAFE_PATH, "TMPDIR": str(temporary)},
+            preexec_fn=end_with_parent,  # noqa: PLW1509 (no other thread runs yet)
             start_new_session=True,  # its children are of its session, and are ended with it
         )
         self._said: deque[str] = deque(maxlen=200)

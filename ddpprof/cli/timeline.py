@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import duration_ns, numbers
 from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
+from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.location import Location, RemotePath, location
+from ddpprof.own_files import whole_file
 
 if TYPE_CHECKING:
     from ddpprof.report import Report
@@ -49,7 +50,7 @@ def run_timeline(options: argparse.Namespace) -> int:
     num_bytes = _write(out, render_perfetto(timeline, report, options.min_duration))
     ranks = sum(bool(rank.steps) for rank in timeline.ranks)
     what = f"{count(ranks, 'rank')}, {count(len(steps), 'step')}, {num_bytes / 1e6:.1f} MB"
-    print(f"Wrote {out} ({what}). Open it in https://ui.perfetto.dev")
+    say(f"Wrote {out} ({what}). Open it in https://ui.perfetto.dev")
     return 0
 
 
@@ -70,13 +71,8 @@ def _write(path: Location, pieces: Iterable[bytes]) -> int:
                 num_bytes = _fill(part, pieces, path.suffix == ".gz")
                 path.upload(part)
                 return num_bytes
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            num_bytes = _fill(part, pieces, path.suffix == ".gz")
-            os.replace(part, path)
-            return num_bytes
-        finally:
-            part.unlink(missing_ok=True)
+        with whole_file(path) as part:
+            return _fill(part, pieces, path.suffix == ".gz")
     except OSError as error:
         raise DdpprofError(f"cannot write {path}: {error.strerror}.") from error
 

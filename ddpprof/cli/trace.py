@@ -8,15 +8,19 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof.cli.arguments import count, positive
+from ddpprof.cli.saying import say
 from ddpprof.location import local
 
 if TYPE_CHECKING:
     from ddpprof.fleet.analysis import Analysis
+    from ddpprof.record.launch import Outcome
+    from ddpprof.record.settings import Settings
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +29,13 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=local, metavar="DIR", help="the run directory (default: runs/SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier run in DIR")
+    add(
+        "--repeat",
+        type=positive,
+        metavar="N",
+        help="run the job N times, one after the other, and keep the runs as DIR/run-1 to DIR/run-N; runs that are "
+        "there already stay, and new ones are numbered after them. Compare such folders with: ddpprof compare",
+    )
     add(
         "--skip-first",
         type=count,
@@ -110,22 +121,76 @@ def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[s
 def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     own, command = split(list(arguments), parser)
     options = parser.parse_args(own)
+    words = command[1:] if command[:1] == ["--"] else command
+    if not words:
+        parser.error("nothing to trace: give a script, or a command after --")
+    if words is not command and options.torchrun:
+        parser.error("torchrun's options go to torchrun itself here: ddpprof trace -- torchrun … train.py")
+    if options.baseline_steps and options.no_profiler:
+        parser.error("--baseline-steps needs the profiler: leave --no-profiler out")
+    out = Path(options.out or default_out(words))
+    options.recorded_with = (*_without(own, ("--out", "--repeat"), ("--force",)), *command)
+    if options.repeat is not None:
+        return _trace_repeatedly(parser, options, out, command)
+    return _trace(options, out, command).exit_code
+
+
+_NOTHING_RECORDED = (
+    "ddpprof: nothing was recorded: no DistributedDataParallel module finished more steps than are skipped at first "
+    "(--skip-first)."
+)
+
+
+def _trace_repeatedly(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, out: Path, command: Sequence[str]
+) -> int:
+    """Stop at the first run that fails, with its exit code."""
+    from ddpprof import rundir
+    from ddpprof.record import launch
+
+    if launch.inside_job(os.environ):
+        parser.error("--repeat starts the job itself, so it cannot stand behind a launcher")
+    if rundir.is_run(out):
+        parser.error(f"{out} is a run itself. Choose another folder for several: --out {out}s")
+    there = rundir.repeated_runs_in(out)
+    first = 1 if options.force else max(there, default=0) + 1
+    options.quiet, is_quiet = True, options.quiet
+    for number in range(first, first + options.repeat):
+        outcome = _trace(options, out / rundir.repeated_directory(number), command)
+        if outcome.exit_code or outcome.interrupted:
+            return outcome.exit_code
+        if not is_quiet:
+            say(f"ddpprof: run {number - first + 1} of {options.repeat} is recorded", file=sys.stderr, flush=True)
+    kept = len(rundir.repeated_runs_in(out))
+    if not kept:
+        say(_NOTHING_RECORDED, file=sys.stderr)
+    elif not is_quiet:
+        say(f"\nWrote {out} ({kept} run{'s' if kept != 1 else ''}). See them with: ddpprof report {out}", flush=True)
+    return 0
+
+
+def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return ddpprof's own words but for these options."""
+    kept, is_value = [], False
+    for word in own:
+        name = word.partition("=")[0]
+        if not is_value and name not in (*with_value, *flags):
+            kept.append(word)
+        is_value = not is_value and word in with_value
+    return kept
+
+
+def _trace(options: argparse.Namespace, out: Path, command: Sequence[str]) -> Outcome:
     from ddpprof.record import launch
     from ddpprof.record.attempts import agent_of_this_process
     from ddpprof.record.settings import Settings
 
     wrapped = command[:1] == ["--"]
     words = command[1:] if wrapped else command
-    if not words:
-        parser.error("nothing to trace: give a script, or a command after --")
-    if wrapped and options.torchrun:
-        parser.error("torchrun's options go to torchrun itself here: ddpprof trace -- torchrun … train.py")
-    if options.baseline_steps and options.no_profiler:
-        parser.error("--baseline-steps needs the profiler: leave --no-profiler out")
-    out = options.out or default_out(words)
     settings = Settings(
-        out=str(Path(out).absolute()),
+        out=str(out.absolute()),
         command=tuple(words),
+        recorded_with=options.recorded_with,
         skip_first=options.skip_first,
         cost_steps=options.cost_steps,
         warmup=options.warmup,
@@ -146,23 +211,35 @@ def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         settings = launch.clear_out(settings, inside)
     job = words if wrapped else launch.script_command(words, options.module, options.torchrun)
     outcome = launch.run_job(job, settings, explain_rank=not inside)
+    _note_exit(outcome, settings, inside)
     if outcome.needs_rank:
         instead = (
             "-- torchrun --nproc-per-node 2 train.py" if wrapped else f"--nproc-per-node 2 {_shown(options, words)}"
         )
-        print(
+        say(
             f"ddpprof: {words[0]} expects a launcher: {outcome.needs_rank} is not set. Run: ddpprof trace {instead}",
             file=sys.stderr,
         )
     elif not options.quiet:
         sys.stdout.flush()
         try:
-            _after_trace(Path(out), inside, interrupted=outcome.signal is not None)
+            _after_trace(out, inside, interrupted=outcome.signal is not None)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the job's exit code is what counts)
-            print(f"ddpprof: no report: {error}. The run is in {out}.", file=sys.stderr)
+            say(f"ddpprof: no report: {error}. The run is in {out}.", file=sys.stderr)
     if outcome.signal is not None:
         _die_of(outcome.signal)
-    return outcome.exit_code
+    return outcome
+
+
+def _note_exit(outcome: Outcome, settings: Settings, inside: bool) -> None:
+    """Write how the job, or inside one this rank, ended: a rank that is killed cannot say it itself."""
+    from ddpprof.record import exits
+    from ddpprof.record.launch import rank_given
+
+    whose = {"rank": int(rank_given(os.environ) or 0)} if inside else {"is_job": True}
+    code = outcome.exit_code if outcome.signal is None else -outcome.signal
+    with suppress(OSError, ValueError):  # the job's exit code is what counts
+        exits.append(Path(settings.out), {**whose, "exit_code": code, "interrupted": outcome.interrupted})
 
 
 def _shown(options: argparse.Namespace, words: Sequence[str]) -> str:
@@ -186,14 +263,11 @@ def _after_trace(out: Path, inside: bool, interrupted: bool) -> None:
 
     if inside:
         if is_first_rank(os.environ):
-            print(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
+            say(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
         return
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
     if not any(rundir.ranks_in(path) for path in attempts.values()):
-        print(
-            "ddpprof: nothing was recorded: no DistributedDataParallel module finished a training step.",
-            file=sys.stderr,
-        )
+        say(_NOTHING_RECORDED, file=sys.stderr)
         return
     _print_run(out, summary_only=interrupted)
 
@@ -206,13 +280,13 @@ def _print_run(out: Path, summary_only: bool) -> None:
     with analysed(out) as analysis:
         report = analysis.report
         if not summary_only:
-            print()
+            say()
             render_terminal(shown_sections(report, analysis), sys.stdout)
         _write_for_tensorboard(out, analysis)
     steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
     ranks = len(report.ranks)
     wrote = f"Wrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps)."
-    print(f"\n{wrote} See it again with: ddpprof report {out}", flush=True)
+    say(f"\n{wrote} See it again with: ddpprof report {out}", flush=True)
 
 
 def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
@@ -220,14 +294,16 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
     from importlib.util import find_spec
 
     from ddpprof.cli.log_directory import write_log_directory
+    from ddpprof.own_files import make_folder
     from ddpprof.rundir import TENSORBOARD_DIRECTORY
 
     if find_spec("tensorboard") is None:
         return
     try:
+        make_folder(out / TENSORBOARD_DIRECTORY)
         write_log_directory(out / TENSORBOARD_DIRECTORY, analysis.report, analysis.drawings())
     except Exception as error:  # noqa: BLE001 (the report is what was asked for)
-        print(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
+        say(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
 
 
 def _die_of(number: int) -> NoReturn:

@@ -11,11 +11,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import positive
-from ddpprof.cli.experiments import split_experiment
+from ddpprof.cli.experiments import add_trust_option, resumed, show_command, split_experiment
 from ddpprof.cli.reading import measured_network
+from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
 from ddpprof.errors import CannotRecord, DdpprofError
 from ddpprof.location import Location, local, location
+from ddpprof.location.small import read_small
+from ddpprof.own_files import write_whole
 
 if TYPE_CHECKING:
     from ddpprof.cli.tuned import Tuning
@@ -41,6 +44,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
     add("--out", type=local, metavar="DIR", help="where the trials go (default: runs/tune-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
     add("--resume", type=local, metavar="DIR", help="go on with the tuning in DIR; needs nothing else")
+    add_trust_option(parser)
     add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
 
 
@@ -52,19 +56,20 @@ def _trials(text: str) -> int:
 
 def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     from ddpprof.cli.tuned import has_choice
-    from ddpprof.experiment.conduct import job_of, open_experiment
-    from ddpprof.experiment.plan import Kind, is_experiment, read_plan
+    from ddpprof.experiment.conduct import job_of, open_experiment, working_on
+    from ddpprof.experiment.plan import Kind, is_experiment
 
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
     if options.resume is not None:
-        if command or len(own) > 1:
+        if command:
             parser.error("--resume takes the command and all options from the tuning itself")
-        experiment, directory = read_plan(options.resume), options.resume
+        experiment, directory = resumed(parser, options, own), options.resume
         if experiment.kind is not Kind.TUNE:
             raise DdpprofError(
                 f"{directory} was not made by ddpprof tune. Go on with: ddpprof {experiment.kind} --resume …"
             )
+        show_command(experiment)
     elif not command:
         parser.error("nothing to run: give a script, or a command after --")
     else:
@@ -78,13 +83,14 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
             _refuse_other_network(directory, options.network)
         else:
             _keep_network(directory, options.network)
-    if not has_choice(directory) and not _profile(directory, experiment):
-        print(f"\nStopped before anything was tried. Begin again with: ddpprof tune --resume {directory}", flush=True)
-        return 130
-    interrupted = _try_all(directory)
+    with working_on(directory):
+        if not has_choice(directory) and not _profile(directory, experiment):
+            say(f"\nStopped before anything was tried. Begin again with: ddpprof tune --resume {directory}", flush=True)
+            return 130
+        interrupted = _try_all(directory)
     _show_what_there_is(directory, interrupted)
     if interrupted:
-        print(f"\nStopped. Go on with: ddpprof tune --resume {directory}", flush=True)
+        say(f"\nStopped. Go on with: ddpprof tune --resume {directory}", flush=True)
         return 130
     return 0
 
@@ -112,7 +118,7 @@ def _refuse_other_network(directory: Path, network: Location | None) -> None:
     from ddpprof.experiment.plan import NETWORK_FILE
 
     kept = directory / NETWORK_FILE
-    if (network.read_bytes() if network is not None else None) != (kept.read_bytes() if kept.is_file() else None):
+    if (read_small(network) if network is not None else None) != (read_small(kept) if kept.is_file() else None):
         raise DdpprofError(f"{directory} was begun with another --network: leave it as it was, or begin with --force")
 
 
@@ -122,7 +128,7 @@ def _keep_network(directory: Path, network: Location | None) -> None:
 
     try:
         if network is not None:
-            (directory / NETWORK_FILE).write_bytes(network.read_bytes())
+            write_whole(directory / NETWORK_FILE, read_small(network))
     except OSError as error:
         raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
 
@@ -135,7 +141,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
     from ddpprof.report.tuning import Choice
 
     steps = profile_steps(experiment)
-    print(f"Profile of {steps} steps in {directory / PROFILE_DIRECTORY}", flush=True)
+    say(f"Profile of {steps} steps in {directory / PROFILE_DIRECTORY}", flush=True)
     ended = run_profile(directory, experiment)
     if ended is None:
         return False
@@ -182,7 +188,7 @@ def _try_all(directory: Path) -> bool:
     settings = number_of(len(experiment.variants) - 1, "setting")
     steps = tuning.choice.trial_steps
     if trials:
-        print(f"The job as it is and {settings} in turn: {experiment.rounds} rounds of {steps} steps each", flush=True)
+        say(f"The job as it is and {settings} in turn: {experiment.rounds} rounds of {steps} steps each", flush=True)
     try:
         for trial, ended in conduct(directory, experiment, trials, given_up):
             if ended is None:
@@ -202,13 +208,13 @@ def _say(tuning: Tuning, trial: Trial, ended: Ended) -> None:
     if said is None:
         steps_ns = [ns for block in tuning.result(trial).blocks_ns for ns in block]
         said = f"{median(steps_ns) / 1e6:.2f} ms per step" if steps_ns else "no step was timed"
-    print(f"[round {trial.round + 1}/{tuning.experiment.rounds}] {_name(tuning, trial.variant)}: {said}", flush=True)
+    say(f"[round {trial.round + 1}/{tuning.experiment.rounds}] {_name(tuning, trial.variant)}: {said}", flush=True)
 
 
 def _say_stopped(tuning: Tuning, trial: Trial, variant: int) -> None:
     if trial.round + 1 < tuning.experiment.rounds:
         why = "it changes the losses" if variant in tuning.refused() else "it is clearly slower"
-        print(f"{_name(tuning, variant)} is not run again: {why}.", flush=True)
+        say(f"{_name(tuning, variant)} is not run again: {why}.", flush=True)
 
 
 def _name(tuning: Tuning, variant: int) -> str:
@@ -225,9 +231,9 @@ def _show_what_there_is(directory: Path, interrupted: bool) -> None:
     except DdpprofError as nothing_yet:
         if not interrupted:
             raise
-        print(nothing_yet)
+        say(nothing_yet)
         return
-    print()
+    say()
     render_terminal(experiment_sections(report), sys.stdout)
     if not interrupted:
-        print(f"\nWrote {directory}. See it again with: ddpprof report {directory}")
+        say(f"\nWrote {directory}. See it again with: ddpprof report {directory}")

@@ -13,6 +13,7 @@ from ddpprof.experiment.plan import CHOICE_FILE, PROFILE_DIRECTORY, Experiment, 
 from ddpprof.load.losses import load_losses
 from ddpprof.load.run import load_run
 from ddpprof.location import Location
+from ddpprof.location.small import read_small
 from ddpprof.measures.loss_match import Losses
 from ddpprof.measures.step_times import timed_steps
 from ddpprof.report.build import build_report
@@ -83,12 +84,12 @@ def has_choice(directory: Location) -> bool:
 def _read_choice(directory: Location) -> Choice:
     path = directory / CHOICE_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Choice)
+        return msgspec.json.decode(read_small(path), type=Choice)
     except FileNotFoundError as error:
         raise NotARun(
             f"{directory} has nothing to compare yet: go on with ddpprof tune --resume {directory}"
         ) from error
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotARun(f"{path} cannot be read ({error}).") from error
 
 

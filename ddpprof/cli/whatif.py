@@ -33,7 +33,12 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add("--compress", metavar="HOOK", type=_hook, help="fp16, bf16 or powersgd:RANK, torch's communication hooks")
     add("--no-overlap", action="store_true", help="nothing is sent before the backward pass is over")
     add("--batch-scale", type=factor, default=1.0, metavar="X", help="batches of X times the size")
-    add("--accumulation", type=positive, metavar="N", help="reduce gradients every N-th backward pass")
+    add(
+        "--accumulation",
+        type=positive,
+        metavar="N",
+        help="N backward passes in a step, of which only the last reduces gradients",
+    )
     add("--without-rank", type=count, action="append", metavar="RANK", help="as if this straggler were like the others")
     network = parser.add_argument_group("network")
     add = network.add_argument

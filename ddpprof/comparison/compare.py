@@ -1,7 +1,7 @@
-"""`compare(a, b)`: two reports side by side. What grew, by how much, and whether that is more than noise.
+"""Two jobs side by side, one run of each or several. What grew, by how much, and is that more than noise?
 
-A measure of a step is the mean over the ranks. The samples are the steps: profiled ones, or those of light recording
-where one of the runs has no others.
+A measure of a step is the mean over the ranks, that of a run the median over its steps: profiled ones, or those of
+light recording where one of the runs has no others. Every run is one observation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from statistics import mean, median
 from typing import TypeVar
 
 from ddpprof import __version__
+from ddpprof.comparison.between_runs import Difference, difference_between, plausible_noise_ns, runs_needed
 from ddpprof.comparison.kernels import KernelChange, compare_kernels
+from ddpprof.comparison.run_set import RunSet, facts_of
 from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.measures.shift import Shift, shift_between
 from ddpprof.measures.wrapper import WrapperCost
@@ -23,25 +25,57 @@ _StepT = TypeVar("_StepT", StepReport, LightStepReport)
 COMPARISON_FORMAT = 1
 """Version of the JSON form. It grows when a field changes its meaning or goes, not when one is added."""
 
+NOTICEABLE = 0.05
+"""of the step: what a comparison should be able to tell from noise where no limit is given"""
+
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """One measure in both runs, ns per step. ``b`` less ``a``: positive is slower."""
+    """One measure on both sides, ns per step. ``B`` less ``A``: positive is slower."""
 
     metric: str
     a_ns: int | None
     b_ns: int | None
-    """medians over steps"""
+    """medians over the runs"""
     num_steps_a: int
     num_steps_b: int
-    difference: Shift | None
+    """of all runs together"""
+    runs_a_ns: tuple[int, ...] = ()
+    runs_b_ns: tuple[int, ...] = ()
+    """of each run that knows it: the median over its steps, of the fastest step the least of them"""
+    difference: Difference | None = None
+    of_steps: Shift | None = None
+    """where there is one run on each side: by how much their steps differ, which is the least that is noise"""
+    num_questions: int = 1
+    """differences whose intervals hold together, this one among them"""
 
     @property
     def fraction(self) -> float | None:
         """The difference as a part of `a_ns`."""
         if self.difference is None or not self.a_ns:
             return None
-        return self.difference.shift / self.a_ns
+        return self.difference.shift_ns / self.a_ns
+
+    @property
+    def is_beyond_noise(self) -> bool | None:
+        """``None``: cannot be told from so few runs."""
+        if self.difference is None:
+            return None
+        beyond = self.difference.is_beyond_noise
+        if beyond is None and self.of_steps is not None and self.of_steps.is_beyond_noise is False:
+            return False  # even the steps of one run differ by as much
+        return beyond
+
+    @property
+    def num_runs(self) -> int:
+        """On the side that has fewer."""
+        return min(len(self.runs_a_ns), len(self.runs_b_ns))
+
+    def runs_needed(self, limit_ns: float) -> int | None:
+        """Return how many runs each side needs to tell no difference from one of `limit_ns`."""
+        if self.difference is None:
+            return None
+        return runs_needed(self.difference, self.num_runs, limit_ns, self.num_questions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +101,9 @@ class Comparison:
     ddpprof: str
     a: str
     b: str
-    """the runs' names"""
+    """the names of the sides"""
+    num_runs_a: int
+    num_runs_b: int
     settings: tuple[SettingChange, ...]
     metrics: tuple[MetricChange, ...]
     buckets: tuple[BucketChange, ...]
@@ -75,34 +111,67 @@ class Comparison:
     """kernels whose time per step changed beyond noise, the slowed ones first, by the time that they cost"""
     missing: tuple[str, ...]
     """what cannot be compared, and why"""
+    runs_needed: int | None = None
+    """on each side, to tell no difference of the step from one of 5 %; ``None`` where there are enough"""
 
 
-def compare(a: Report, b: Report) -> Comparison:
-    metrics = _metrics(a, b)
-    kernels, why_not = compare_kernels(a.kernels, b.kernels)
-    missing = [f"{name}: {text}" for name, report in (("A", a), ("B", b)) for text in report.missing]
+def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
+    """`asked`: the measures that it is about, whose intervals hold together; those of all others do so, too."""
+    metrics = _metrics(a.reports, b.reports, asked)
+    slower, why_not = _kernels(a, b)
+    missing = [f"{name}: {text}" for name, side in (("A", a), ("B", b)) for text in side.missing]
     if not metrics:
         missing.append("nothing to compare: the runs have no steps of the same kind")
     return Comparison(
         format=COMPARISON_FORMAT,
         ddpprof=__version__,
-        a=a.job.name,
-        b=b.job.name,
-        settings=tuple(_settings(a, b)),
+        a=a.name,
+        b=b.name,
+        num_runs_a=len(a.reports),
+        num_runs_b=len(b.reports),
+        settings=tuple(_settings(a.typical, b.typical)),
         metrics=metrics,
-        buckets=_buckets(a.buckets, b.buckets),
-        kernels=kernels,
+        buckets=_buckets(a.typical.buckets, b.typical.buckets),
+        kernels=slower,
         missing=(*missing, *([why_not] if why_not else [])),
+        runs_needed=_runs_needed(metrics),
     )
 
 
 def medians_ns(report: Report) -> dict[str, int]:
     """What `compare` says of one run: of each measure the mean over the ranks, of that the median over the steps."""
-    return {one.metric: one.a_ns for one in _metrics(report, report) if one.a_ns is not None}
+    changes = _metrics((report,), (report,), ())
+    return {one.metric: one.a_ns for one in changes if one.a_ns is not None and one.metric != FASTEST_STEP}
 
+
+def _kernels(a: RunSet, b: RunSet) -> tuple[tuple[KernelChange, ...], str | None]:
+    """Compare the typical runs; of several, keep kernels that changed from every run of A to every run of B."""
+    changes, why_not = compare_kernels(a.typical.kernels, b.typical.kernels)
+    of_runs = [[{k.kernel: k.median_ns for k in report.kernels} for report in side.reports] for side in (a, b)]
+    kept = []
+    for change in changes:
+        in_a, in_b = ([run[change.kernel] for run in runs if change.kernel in run] for runs in of_runs)
+        if max(in_a) < min(in_b) or max(in_b) < min(in_a):
+            kept.append(change)
+    return tuple(kept), why_not
+
+
+def _runs_needed(metrics: Sequence[MetricChange]) -> int | None:
+    step = next((change for change in metrics if change.metric == "step"), None)
+    if step is None or not step.a_ns or step.difference is None or step.difference.is_beyond_noise:
+        return None
+    limit_ns = NOTICEABLE * step.a_ns
+    if max(step.difference.high_ns, -step.difference.low_ns) <= limit_ns:
+        return None
+    return step.runs_needed(limit_ns)
+
+
+FASTEST_STEP = "fastest step"
+"""Other work on the machine disturbs some steps and leaves others alone: runs differ least in their fastest one."""
 
 _OF_PROFILED: Mapping[str, Callable[[StepReport], int | None]] = {
     "step": lambda s: s.duration_ns,
+    FASTEST_STEP: lambda s: s.duration_ns,
     "compute": lambda s: s.compute_ns,
     "comm": lambda s: s.comm_ns,
     "overlap": lambda s: s.overlap_ns,
@@ -118,6 +187,7 @@ _OF_PROFILED: Mapping[str, Callable[[StepReport], int | None]] = {
 
 _OF_LIGHT: Mapping[str, Callable[[LightStepReport], int | None]] = {
     "step": lambda s: s.duration_ns,
+    FASTEST_STEP: lambda s: s.duration_ns,
     "forward": lambda s: s.parts.forward_ns if s.parts else None,
     "backward and comm": lambda s: s.parts.backward_and_comm_ns if s.parts else None,
     "optimizer": lambda s: s.parts.optimizer_ns if s.parts else None,
@@ -128,27 +198,39 @@ _OF_LIGHT: Mapping[str, Callable[[LightStepReport], int | None]] = {
 METRICS = tuple(dict.fromkeys((*_OF_PROFILED, "wrapper", *_OF_LIGHT)))
 
 
-def _metrics(a: Report, b: Report) -> tuple[MetricChange, ...]:
-    if _profiled(a) and _profiled(b):
-        measures = {**_OF_PROFILED, "wrapper": _wrapper(a, b)}
-        changes = [
-            _change(name, _by_step(_profiled(a), value), _by_step(_profiled(b), value))
-            for name, value in measures.items()
+def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> tuple[MetricChange, ...]:
+    sides: list[list[dict[str, list[float]]]]
+    if all(map(_profiled, (*a, *b))):
+        measures = {**_OF_PROFILED, "wrapper": _wrapper((*a, *b))}
+        sides = [
+            [{name: _by_step(_profiled(run), value) for name, value in measures.items()} for run in side]
+            for side in (a, b)
         ]
+        names = list(measures)
     else:
-        changes = [
-            _change(name, _by_step(_light(a), value), _by_step(_light(b), value)) for name, value in _OF_LIGHT.items()
+        sides = [
+            [{name: _by_step(_light(run), value) for name, value in _OF_LIGHT.items()} for run in side]
+            for side in (a, b)
         ]
-    return tuple(change for change in changes if change.num_steps_a and change.num_steps_b)
+        names = list(_OF_LIGHT)
+    known = [name for name in names if all(any(run[name] for run in side) for side in sides)]
+    num_asked = sum(name in asked for name in known)
+    noise_ns = plausible_noise_ns([median(run["step"]) for side in sides for run in side if run["step"]] or [0.0])
+    changes = []
+    for name in known:
+        of_a, of_b = ([run[name] for run in side if run[name]] for side in sides)
+        questions = num_asked if name in asked else len(known) - num_asked
+        changes.append(_change(name, of_a, of_b, noise_ns, questions))
+    return tuple(changes)
 
 
-def _wrapper(a: Report, b: Report) -> Callable[[StepReport], int | None]:
-    """DDP's own work, as far as both runs know it: a trace that ddpprof did not record lacks some of its parts."""
+def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
+    """DDP's own work, as far as all runs know it: a trace that ddpprof did not record lacks some of its parts."""
     parts = [field.name for field in fields(WrapperCost)]
     known = [
         part
         for part in parts
-        if all(any(getattr(step.wrapper, part) is not None for step in _profiled(report)) for report in (a, b))
+        if all(any(getattr(step.wrapper, part) is not None for step in _profiled(report)) for report in reports)
     ]
     return lambda step: sum(getattr(step.wrapper, part) or 0 for part in known)
 
@@ -171,19 +253,28 @@ def _by_step(steps: Iterable[_StepT], value: Callable[[_StepT], int | None]) -> 
     return [mean(values) for values in found.values()]
 
 
-def _change(name: str, a: Sequence[float], b: Sequence[float]) -> MetricChange:
+def _change(
+    name: str, a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], noise_ns: float, num_questions: int
+) -> MetricChange:
+    """`a`, `b`: the steps of each run."""
+    usual: Callable[[Sequence[float]], float] = min if name == FASTEST_STEP else median
+    runs_a, runs_b = ([usual(steps) for steps in side] for side in (a, b))
     return MetricChange(
         metric=name,
-        a_ns=round(median(a)) if a else None,
-        b_ns=round(median(b)) if b else None,
-        num_steps_a=len(a),
-        num_steps_b=len(b),
-        difference=shift_between(a, b),
+        a_ns=round(median(runs_a)),
+        b_ns=round(median(runs_b)),
+        num_steps_a=sum(map(len, a)),
+        num_steps_b=sum(map(len, b)),
+        runs_a_ns=tuple(map(round, runs_a)),
+        runs_b_ns=tuple(map(round, runs_b)),
+        difference=difference_between(runs_a, runs_b, noise_ns, num_questions),
+        of_steps=shift_between(a[0], b[0]) if len(a) == len(b) == 1 and usual is median else None,
+        num_questions=num_questions,
     )
 
 
 def _settings(a: Report, b: Report) -> list[SettingChange]:
-    facts = [_facts(a), _facts(b)]
+    facts = [facts_of(a), facts_of(b)]
     if a.job.modules and b.job.modules:
         names = list(dict.fromkeys((*facts[0], *facts[1])))
     else:  # what only one of them knows is no difference
@@ -193,26 +284,6 @@ def _settings(a: Report, b: Report) -> list[SettingChange]:
         for name in names
         if facts[0].get(name) != facts[1].get(name)
     ]
-
-
-def _facts(report: Report) -> dict[str, str]:
-    job = report.job
-    facts = {
-        "command": " ".join(job.command),
-        "ranks": str(job.world_size if job.world_size is not None else job.num_ranks_read),
-        "hosts": str(len(job.hosts)) if job.hosts else None,
-        "device": job.device,
-        "backend": job.backend,
-        "torch": job.torch,
-    }
-    for index, module in enumerate(job.modules):
-        of_module = f"module {index}: " if len(job.modules) > 1 else ""
-        facts[f"{of_module}model"] = module.name
-        facts[f"{of_module}parameters"] = f"{module.num_parameters} ({module.parameter_bytes} bytes)"
-        facts[f"{of_module}buckets"] = str(module.num_buckets)
-        facts[f"{of_module}comm hook"] = module.comm_hook
-        facts |= {f"{of_module}{setting}": value for setting, value in module.settings.items()}
-    return {name: value for name, value in facts.items() if value}
 
 
 def _buckets(a: Sequence[BucketRow], b: Sequence[BucketRow]) -> tuple[BucketChange, ...]:

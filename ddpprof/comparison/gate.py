@@ -1,12 +1,19 @@
-"""``--fail-on 'step>5%,exposed>2ms'``: which limits did the second run go beyond?"""
+"""``--fail-on 'step>5%,exposed>2ms'``: has the job become slower by more than its limits?
+
+passed    growth beyond the limit is excluded: the interval of the difference ends below it
+failed    equal runs are excluded, and growth beyond the limit is not
+unknown   neither is: the interval reaches from no difference to the limit, so that more runs are needed
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from ddpprof.comparison.compare import METRICS, Comparison
+from ddpprof.comparison.between_runs import MOST_RUNS
+from ddpprof.comparison.compare import METRICS, Comparison, MetricChange
 from ddpprof.errors import DdpprofError
 
 _CONDITION = re.compile(r"\s*([a-z][a-z ]*?)\s*>\s*(\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s)\s*")
@@ -23,11 +30,19 @@ class Condition:
     ns: float | None
 
 
+class Outcome(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     condition: Condition
-    failed: bool
+    outcome: Outcome
     because: str
+    runs_needed: int | None = None
+    """on each side, where the outcome is unknown"""
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
@@ -52,27 +67,43 @@ def _parse(text: str) -> Condition:
 
 
 def judge(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[Verdict, ...]:
-    """A measure fails if it grew by more than its limit, and the growth is not noise.
-
-    What cannot be measured fails, too: a gate that has nothing to look at must not open.
-    """
+    """Fail a condition whose measure is missing: a gate that has nothing to look at must not open."""
     return tuple(_judge(comparison, condition) for condition in conditions)
+
+
+def overall(verdicts: Sequence[Verdict]) -> Outcome:
+    """The worst of them."""
+    outcomes = {verdict.outcome for verdict in verdicts}
+    return next((one for one in (Outcome.FAILED, Outcome.UNKNOWN) if one in outcomes), Outcome.PASSED)
 
 
 def _judge(comparison: Comparison, condition: Condition) -> Verdict:
     change = next((change for change in comparison.metrics if change.metric == condition.metric), None)
-    if change is None or change.difference is None:
-        return Verdict(condition, True, f"{condition.metric} is not in both runs")
-    grew = change.difference.shift
-    said = f"{condition.metric} changed by {grew / 1e6:+.2f} ms"
+    if change is None or change.difference is None or change.a_ns is None:
+        return Verdict(condition, Outcome.FAILED, f"{condition.metric} is not in both runs")
+    limit_ns = condition.ns if condition.ns is not None else (condition.fraction or 0) * change.a_ns
+    said, exceeds = _said(change), change.difference.may_exceed(limit_ns)
+    if exceeds is not None:
+        return Verdict(condition, Outcome.FAILED if exceeds else Outcome.PASSED, said)
+    needed = change.runs_needed(limit_ns)
+    if not change.difference.is_measured:
+        said += f"; whether that is noise, {_count(change)} cannot tell"
+    elif needed is not None and needed > MOST_RUNS:
+        said += f"; {MOST_RUNS} runs on each side would not tell: the runs differ too much"
+    return Verdict(condition, Outcome.UNKNOWN, said, needed)
+
+
+def _said(change: MetricChange) -> str:
+    difference = change.difference
+    assert difference is not None
+    said = f"{change.metric} changed by {difference.shift_ns / 1e6:+.2f} ms"
     if change.fraction is not None:
         said += f", {change.fraction:+.1%}"
-    if condition.ns is not None:
-        beyond = grew > condition.ns
-    elif change.fraction is not None:
-        beyond = change.fraction > (condition.fraction or 0)
-    else:
-        beyond = grew > 0  # from nothing, any growth is beyond every fraction
-    if beyond and change.difference.is_beyond_noise is False:
-        return Verdict(condition, False, f"{said}: within the noise of the steps")
-    return Verdict(condition, beyond, said)
+    if difference.is_measured:
+        said += f" (between {difference.low_ns / 1e6:+.2f} and {difference.high_ns / 1e6:+.2f} ms)"
+    return said
+
+
+def _count(change: MetricChange) -> str:
+    num_a, num_b = len(change.runs_a_ns), len(change.runs_b_ns)
+    return "one run on each side" if num_a == num_b == 1 else f"{num_a} and {num_b} runs"

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from ddpprof.events.horovod import HorovodTimeline
 from ddpprof.events.record import (
+    BackwardPass,
+    Batch,
     BucketTimes,
     DataParallelModule,
     DdpModule,
@@ -21,6 +23,7 @@ from ddpprof.events.record import (
     Loader,
     Memory,
     Parameter,
+    ProcessExit,
     Record,
     RecordedStep,
     RpcCall,
@@ -46,6 +49,8 @@ __all__ = [
     "NO_STEP",
     "UNKNOWN",
     "Attempt",
+    "BackwardPass",
+    "Batch",
     "BucketTimes",
     "CollectiveKind",
     "Collectives",
@@ -63,6 +68,7 @@ __all__ = [
     "Memory",
     "Parameter",
     "Phase",
+    "ProcessExit",
     "ProcessGroup",
     "Rank",
     "Record",
@@ -122,6 +128,8 @@ class Run:
     """instead of ranks"""
     attempts: tuple[Attempt, ...] = ()
     """of a job that torchrun started more than once: all, in order"""
+    exits: tuple[ProcessExit, ...] = ()
+    """of its processes, as far as those who had started them noted them"""
 
 
 @dataclass(frozen=True, slots=True)

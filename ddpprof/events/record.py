@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,13 @@ class DdpModule:
     buffer_bytes: int
     num_batch_norms: int
     unused: tuple[str, ...] | None
-    """parameters without gradient in every recorded step; ``None`` where it was not observed"""
+    """parameters without gradient in every backward pass that was looked at; ``None`` where none was"""
     graph_is_static: bool | None
     """torch's ``can_set_static_graph``"""
+    num_searched_passes: int = 0
+    """backward passes that were looked at for unused parameters"""
+    num_lacking_passes: int | None = None
+    """passes of these that left some parameter without gradient; ``None`` where the recording does not say"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +54,69 @@ class DataParallelModule:
     parameter_bytes: int
 
 
+class Batch(NamedTuple):
+    """What a DataLoader yielded once."""
+
+    iteration: int
+    """the number of the pass over the loader, from 1"""
+    place: int
+    """in the pass, from 1"""
+    samples: tuple[int, ...]
+    """a digest of each of the first samples: equal where what was read of them is equal"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExit:
+    """How a process ended, as the one saw it that had started it."""
+
+    exit_code: int
+    """negative: the signal that ended it"""
+    host: str | None = None
+    pid: int | None = None
+    rank: int | None = None
+    unix_ns: int | None = None
+    is_job: bool = False
+    """it is the job's first process"""
+    interrupted: bool = False
+    """the user asked it to end"""
+
+
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """One DataLoader that fed training steps."""
+    """One DataLoader from which batches were fetched."""
 
     sampler: str
+    """the name of the class that draws the indices"""
     dataset_size: int | None
     batch_size: int | None
     num_workers: int
     num_iterations: int
     """how often a pass over it was begun"""
     epochs_set: tuple[int, ...] | None
-    """the sampler's epoch at each begin; ``None`` where it has none"""
+    """a DistributedSampler's epoch: that of each pass which went to its end, and of the last one; else ``None``"""
     shuffles: bool
-    num_training_steps: int
-    """steps with a synchronised DDP forward in which it was asked for a batch"""
     set_epoch_called: bool = False
+    num_batches: int | None = None
+    """how many were fetched; ``None``, as all that follows: an older ddpprof recorded it"""
+    num_fed: int | None = None
+    """batches which a DDP forward with gradients followed, before the next one of this loader"""
+    num_passed_on: int | None = None
+    """recorded forwards with gradients whose largest input is as large as a tensor of a recent batch"""
+    waited_ns: int | None = None
+    """how long the training thread waited for it, in the recorded steps"""
+    persistent_workers: bool = False
+    batches: tuple[Batch, ...] = ()
+    """those of the recorded steps whose samples could be read"""
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether its data set is an ``IterableDataset``, for which torch has a stand-in for a sampler."""
+        return self.sampler == "_InfiniteConstantSampler"
+
+    @property
+    def feeds_training(self) -> bool:
+        """Whether batches of it are trained on; an evaluation's meet no forward with gradients."""
+        return bool(self.num_fed) and 2 * (self.num_fed or 0) >= (self.num_batches or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +134,38 @@ class Forward:
     rebuild_ns: int
     synchronises: bool
     """``False`` under ``no_sync()``"""
+    has_gradients: bool = True
+    """``False`` under ``no_grad()``, as in an evaluation"""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketTimes:
-    """One bucket in one step, by the host's clock since 1970."""
+    """One bucket in one backward pass, by the host's clock since 1970."""
 
-    module: int
     index: int
     launched_ns: int | None
     finished_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPass:
+    """One synchronised backward pass through one DDP module, by the host's clock since 1970."""
+
+    module: int
+    """index into ``Record.modules``"""
+    origin_ns: int
+    """end of the module's last forward before it"""
+    ready_ns: tuple[int | None, ...]
+    """when each parameter's gradient was accumulated, in the reducer's order; ``None``: it was not"""
+    buckets: tuple[BucketTimes, ...] = ()
+    """those that were timed"""
+    adds_up: bool = False
+    """the module had gradients already when it began"""
+
+    @property
+    def last_ready_ns(self) -> int | None:
+        """When the last gradient was accumulated."""
+        return max((ns for ns in self.ready_ns if ns is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +226,9 @@ class RecordedStep:
     """time that the training thread waited for its DataLoader"""
     forwards: tuple[Forward, ...] = ()
     optimizers: tuple[tuple[int, int], ...] = ()
-    """start and end of each ``Optimizer.step``"""
-    ready_ns: Mapping[int, tuple[int | None, ...]] = field(default_factory=dict)
-    """per module, when each parameter's gradient was accumulated, in the reducer's order"""
-    buckets: tuple[BucketTimes, ...] = ()
+    """start and end of each ``Optimizer.step``; of one with a closure, the parts before, between and after its calls"""
+    passes: tuple[BackwardPass, ...] = ()
+    """synchronised ones, ascending by origin; a module may have several in a step"""
     torch_stats: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """per module, times from torch's ``_get_ddp_logging_data()``: those of the iteration *before* this step's last"""
     memory: Memory | None = None
@@ -184,7 +257,20 @@ class Record:
     profiler_pause_ns: int | None
     """how long training stood still for starting the profiler and writing the trace"""
     ended: str | None
-    """``"finished"``, ``"failed: …"`` or ``None`` where the process never got to say"""
+    """``"finished"``, ``"interrupted"``, ``"failed: …"`` or ``None`` where the process never got to say"""
+    ended_unix_ns: int | None = None
+    num_steps: int | None = None
+    """that the rank had finished when it ended, or when it was last heard of"""
+    last_step_unix_ns: int | None = None
+    """when the last of them ended; only of a rank that did not say how it ended"""
+    group_size: int | None = None
+    """ranks that average their gradients together"""
+    framework: str | None = None
+    """whose function made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
+    num_cores: int | None = None
+    """that the process may run on"""
+    num_threads: int | None = None
+    """``torch.get_num_threads()``"""
     data_parallel: tuple[DataParallelModule, ...] = ()
     devices: tuple[DeviceMemory, ...] = ()
     """where the process held memory or a context when the record was written last"""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import socket
 import time
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ddpprof import rundir
+from ddpprof import own_files, rundir
 from ddpprof.errors import CannotRecord, RunExists
 from ddpprof.experiment.plan import (
     CHOICE_FILE,
+    LOCK_FILE,
     NETWORK_FILE,
     OUTPUT_FILE,
     PROFILE_DIRECTORY,
@@ -22,6 +24,7 @@ from ddpprof.experiment.plan import (
     Trial,
     Variant,
     is_experiment,
+    is_of_this_user,
     read_end,
     read_plan,
     write_end,
@@ -46,7 +49,13 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
     try:
         if is_experiment(directory):
             if not force:
-                if _as_asked(read_plan(directory)) != experiment:
+                begun = read_plan(directory)
+                if not is_of_this_user(directory, begun):
+                    raise RunExists(
+                        f"{directory} was begun by another user, or on another machine. Choose another --out, or "
+                        "replace it with --force."
+                    )
+                if _as_asked(begun) != experiment:
                     raise RunExists(
                         f"{directory} holds another experiment. Choose another --out, or replace it with --force."
                     )
@@ -61,6 +70,16 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
         write_plan(directory, experiment)
     except OSError as error:
         raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
+
+
+@contextmanager
+def working_on(directory: Path) -> Iterator[None]:
+    """Hold the experiment, of which one process at a time runs trials. Raises `CannotRecord` while another does."""
+    try:
+        with own_files.locked(directory / LOCK_FILE):
+            yield
+    except own_files.LockedError as error:
+        raise CannotRecord(f"process {error.holder} works on {directory}: wait until it has ended.") from error
 
 
 def _as_asked(experiment: Experiment) -> Experiment:
@@ -80,9 +99,9 @@ def _remove(directory: Path) -> None:
     """The trials of an earlier experiment, and nothing else that stands in the folder."""
     experiment = read_plan(directory)
     for trial in experiment.trials():
-        shutil.rmtree(trial.folder(directory), ignore_errors=True)
+        own_files.remove_folder(trial.folder(directory))
     if experiment.kind is Kind.TUNE:
-        shutil.rmtree(directory / PROFILE_DIRECTORY, ignore_errors=True)
+        own_files.remove_folder(directory / PROFILE_DIRECTORY)
         for name in (CHOICE_FILE, NETWORK_FILE):
             (directory / name).unlink(missing_ok=True)
 
@@ -151,11 +170,12 @@ def profile_steps(experiment: Experiment) -> int:
 
 
 def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Settings) -> Ended | None:
-    shutil.rmtree(folder, ignore_errors=True)
+    launch.end_jobs_into(folder)
+    own_files.remove_folder(folder)
     folder.mkdir(parents=True)
     command, variables = job_of(experiment, variant)
     began = time.monotonic()
-    with (folder / OUTPUT_FILE).open("wb") as output:
+    with os.fdopen(own_files.create(folder / OUTPUT_FILE), "wb") as output:
         outcome = launch.run_job(
             command,
             settings,

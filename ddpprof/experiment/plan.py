@@ -6,6 +6,7 @@
     trial-0-2/trial.json   how it ended
     profile/               `ddpprof tune`: the job as it is, recorded
     choice.json            `ddpprof tune`: what was predicted of each variant from it
+    .lock                  the process that runs the trials now
     network.json           `ddpprof tune`: a copy of the file that --network named
 
 Every round runs each variant once, in order, so that a slow minute of the machine hits all of them: A B A B.
@@ -25,6 +26,8 @@ import msgspec
 from ddpprof import rundir
 from ddpprof.errors import NotARun
 from ddpprof.location import Location, RemotePath
+from ddpprof.location.small import read_small
+from ddpprof.user_key import is_seal_of, seal_of, user_key
 
 EXPERIMENT_FORMAT = 1
 EXPERIMENT_FILE = "experiment.json"
@@ -33,6 +36,7 @@ OUTPUT_FILE = "output.txt"
 PROFILE_DIRECTORY = "profile"
 CHOICE_FILE = "choice.json"
 NETWORK_FILE = "network.json"
+LOCK_FILE = ".lock"
 
 
 class Kind(StrEnum):
@@ -153,28 +157,65 @@ def is_experiment(directory: Location) -> bool:
 
 
 def write_plan(directory: Path, experiment: Experiment) -> None:
-    """Raises ``OSError``."""
-    rundir.write_json(directory / EXPERIMENT_FILE, msgspec.to_builtins(experiment))
+    """Write it with this user's seal. Raises ``OSError``."""
+    key = user_key()
+    seal = None if key is None else seal_of(_sealed(experiment), key)
+    rundir.write_json(directory / EXPERIMENT_FILE, {**msgspec.to_builtins(experiment), "seal": seal})
+
+
+def is_of_this_user(directory: Path, experiment: Experiment) -> bool:
+    """Return whether this user wrote that plan there: others could have any command run."""
+    key = user_key()
+    try:
+        seal = msgspec.json.decode(read_small(directory / EXPERIMENT_FILE), type=_Seal).seal
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return key is not None and seal is not None and is_seal_of(seal, _sealed(experiment), key)
+
+
+class _Seal(msgspec.Struct):
+    seal: str | None = None
+
+
+def _sealed(experiment: Experiment) -> bytes:
+    return msgspec.json.encode(experiment, order="deterministic")
 
 
 def read_plan(directory: Location) -> Experiment:
     """Raises `NotARun`."""
     path = directory / EXPERIMENT_FILE
     try:
-        text = path.read_bytes()
+        text = read_small(path)
         found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         if isinstance(found, int) and found > EXPERIMENT_FORMAT:
             raise NotARun(
                 f"{directory} was written by a newer ddpprof: its format is {found}, this one reads up to "
                 f"{EXPERIMENT_FORMAT}. Update with: pip install --upgrade ddpprof"
             )
-        return msgspec.json.decode(text, type=Experiment)
+        experiment = msgspec.json.decode(text, type=Experiment)
+        if (wrong := _what_is_wrong(experiment)) is not None:
+            raise NotARun(f"{path} is not ddpprof's ({wrong}).")
+        return experiment
     except FileNotFoundError as error:
         raise NotARun(f"{directory} holds no experiment: it has no {EXPERIMENT_FILE}.") from error
     except OSError as error:
         raise NotARun(f"{path} cannot be read: {error.strerror}.") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotARun(f"{path} is not ddpprof's ({error}).") from error
+
+
+def _what_is_wrong(experiment: Experiment) -> str | None:
+    if not 0 <= experiment.rounds * len(experiment.variants) <= _MOST_TRIALS:
+        return f"it has {experiment.rounds} rounds of {len(experiment.variants)} variants"
+    steps = (experiment.skip_first, experiment.timed_steps)
+    numbers = [number for one in experiment.variants for number in (one.nproc, one.profiled_steps, one.ddp_blocks)]
+    if not all(0 <= number <= _LARGEST_NUMBER for number in (*steps, *numbers)):
+        return "a number of steps or processes in it is none"
+    return None
+
+
+_MOST_TRIALS = 100_000
+_LARGEST_NUMBER = 10**9
 
 
 def write_end(folder: Path, ended: Ended) -> None:
@@ -185,6 +226,6 @@ def write_end(folder: Path, ended: Ended) -> None:
 def read_end(folder: Location) -> Ended | None:
     """``None`` where the trial has not been run to its end."""
     try:
-        return msgspec.json.decode((folder / TRIAL_FILE).read_bytes(), type=Ended)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_small(folder / TRIAL_FILE), type=Ended)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

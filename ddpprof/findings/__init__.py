@@ -7,9 +7,11 @@ be replayed, else an upper bound: two findings that explain the same millisecond
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from ddpprof.findings import (
+    accumulation,
     buckets,
     collectives,
     data,
@@ -30,17 +32,44 @@ Rule = Callable[[Observed], Iterator[Finding]]
 
 
 def find(observed: Observed) -> tuple[Finding, ...]:
-    """Every finding, by what it could give back, most first; those without a gain last.
+    """Return every finding: those that give time back first, then those without a gain, then what may be noise.
 
     Where one change helps against several things, the first of them is told.
     """
     found: dict[object, Finding] = {}
     for finding in (finding for rule in RULES for finding in rule(observed)):
-        found.setdefault(finding.predicted or finding, finding)
-    return tuple(sorted(found.values(), key=lambda f: -1 if f.expected_ns is None else f.expected_ns, reverse=True))
+        found.setdefault(finding.predicted or finding, replace(finding, is_noise=observed.is_noise(finding)))
+    beyond = [finding for finding in found.values() if not finding.is_noise]
+    gains = _by_gain([finding for finding in beyond if finding.expected_ns is not None])
+    others = [finding for finding in beyond if finding.expected_ns is None]
+    return (*gains, *others, *(finding for finding in found.values() if finding.is_noise))
+
+
+def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
+    """Order by gain, most first; gains that may be equal, as their intervals overlap, stay in the order of the rules.
+
+    So that two runs of one job name the same change first.
+    """
+    left = sorted(findings, key=lambda f: f.expected_ns or 0, reverse=True)
+    ordered: list[Finding] = []
+    while left:
+        may_be_first = [finding for finding in left if _most_ns(finding) >= _least_ns(left[0])]
+        ordered.append(min(may_be_first, key=findings.index))
+        left.remove(ordered[-1])
+    return ordered
+
+
+def _least_ns(finding: Finding) -> int:
+    """A bound says how much a change gives back at most: half of it counts as the least."""
+    return (finding.expected_ns or 0) // 2 if finding.predicted is None else finding.predicted.low_ns
+
+
+def _most_ns(finding: Finding) -> int:
+    return (finding.expected_ns or 0) if finding.predicted is None else finding.predicted.high_ns
 
 
 RULES: tuple[Rule, ...] = (
+    accumulation.reduces_every_pass,
     buckets.trailing_communication,
     buckets.buckets_too_large,
     buckets.buckets_too_small,
@@ -68,7 +97,7 @@ RULES: tuple[Rule, ...] = (
     collectives.parameter_averaging,
     collectives.metrics_every_step,
     collectives.barrier_in_loop,
-    data.missing_distributed_sampler,
+    data.same_samples,
     data.epoch_never_set,
     data.same_checkpoint,
     data.idle_for_data,

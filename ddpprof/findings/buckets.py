@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from ddpprof.events import DdpModule
 from ddpprof.findings.finding import Finding, Observed, at_most, ms, size
-from ddpprof.findings.layout import DEFAULT_CAP_MB, MIB, advised_buckets, buckets_under, cap_mb, is_rebuilt
+from ddpprof.findings.framework_words import accumulation, compression
+from ddpprof.findings.layout import DEFAULT_CAP_MB, MIB, advised_buckets, buckets_under, call_for, cap_mb, is_rebuilt
 from ddpprof.findings.predictions import DEFAULT_CAP, NewBuckets, Predicted
 from ddpprof.measures.bucket_table import BucketSummary
 
@@ -29,24 +30,28 @@ def _total_bytes(buckets: Sequence[BucketSummary]) -> int:
 
 
 def trailing_communication(o: Observed) -> Iterator[Finding]:
-    """Communication that goes on after the backward pass: the last bucket is late, or the link is the bottleneck."""
-    if o.trailing_ns is None or not o.worth(o.trailing_ns):
+    """Communication that goes on after the backward pass: the last bucket is late, or the link is the bottleneck.
+
+    Whose it is cannot be told where a step trains several modules.
+    """
+    if o.trailing_ns is None or not o.worth(o.trailing_ns) or len(o.modules) > 1:
         return
     for module, buckets in _gradient_buckets(o):
         transfers = [b.transfer_ns for b in buckets if b.transfer_ns is not None]
         ready = [b.ready_ns for b in buckets if b.ready_ns is not None]
         if len(transfers) < len(buckets) or len(ready) < len(buckets):
             continue
-        comm, window, last = _link_ns(buckets), max(ready) - _first_gradient_ns(buckets), buckets[-1]
+        passes, last = buckets[0].num_passes, buckets[-1]
+        comm, window = passes * _link_ns(buckets), passes * (max(ready) - _first_gradient_ns(buckets))
         late, new = _what_trails(buckets, o.trailing_ns), advised_buckets(o.predictions, module, buckets)
         left = (new.bucket_bytes[-1] if late is last else max(new.bucket_bytes)) / max(late.num_bytes, 1)
         is_cut = left <= _CUT and (new.predicted is None or o.worth(None, new.predicted))
         evidence = (
-            f"{ms(o.trailing_ns)} of gradient communication per step runs after the last backward op on every rank; "
-            f"all buckets ({len(buckets)}) need {ms(comm)} of transfer, and {ms(window)} of backward were left to "
-            "hide it once the first gradient was there"
+            f"{ms(o.trailing_ns)} of gradient communication per step runs after the last op of {_backward(passes)} on "
+            f"every rank; all buckets ({len(buckets)}) need {ms(comm)} of transfer, and {ms(window)} of backward were "
+            "left to hide it once the first gradient was there"
         )
-        if len(buckets) > 1 and comm - transfers[-1] > window:
+        if len(buckets) > 1 and comm - passes * transfers[-1] > window:
             if _total_bytes(buckets) < len(buckets) * MIB:
                 continue  # latency, not bandwidth: `buckets_too_small` says that
             title = "The link is the bottleneck: gradients take longer to send than the backward pass can hide"
@@ -55,11 +60,13 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             continue  # `buckets_too_large` says that
         elif len(buckets) > 1 and is_cut:
             title = f"The last bucket ({size(last.num_bytes)}) is sent when nothing is left to hide it"
-            evidence += f"; the last bucket alone takes {ms(transfers[-1])}"
-            advice = f"Make the last bucket smaller: {new.call} leaves {size(left * last.num_bytes)} in it."
+            evidence += f"; the last bucket alone takes {ms(passes * transfers[-1])}"
+            smaller = call_for(o.framework, new)
+            advice = f"Make the last bucket smaller: {smaller} leaves {size(left * last.num_bytes)} in it."
             gain, predicted = round(o.trailing_ns * (1 - left)), new.predicted
         elif not is_cut and late.num_bytes >= MIB:
-            name, transfer = "The last bucket" if late is last else f"Bucket {late.index}", late.transfer_ns or 0
+            name = "The last bucket" if late is last else f"Bucket {late.index}"
+            transfer = passes * (late.transfer_ns or 0)
             title = f"{name} ({size(late.num_bytes)}) is sent when nothing is left to hide it"
             evidence += f"; it alone takes {ms(transfer)}, and {_leaves(new, left, late)}"
             (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
@@ -68,6 +75,10 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         if o.worth(gain, predicted):
             gain_ns = at_most(gain, predicted)
             yield Finding("trailing-communication", title, evidence, advice, gain_ns, predicted=predicted)
+
+
+def _backward(num_passes: int) -> str:
+    return "the backward pass" if num_passes == 1 else f"each of {num_passes} backward passes"
 
 
 def _leaves(new: NewBuckets, left: float, late: BucketSummary) -> str:
@@ -107,14 +118,15 @@ def _what_trails(buckets: Sequence[BucketSummary], trailing_ns: int) -> BucketSu
 
 def _fewer_bytes(o: Observed, module: DdpModule) -> tuple[str, Predicted | None]:
     """What to do, and what it gives back where that is predicted."""
-    accumulate, predicted = "accumulate gradients over several batches under ddp.no_sync()", o.predictions.compression
-    if module.comm_hook is not None or (predicted is not None and not o.worth(None, predicted)):
+    predicted = o.predictions.compression
+    if o.num_micro_steps > 1:
+        accumulate = f"accumulate more batches in a step than the {o.num_micro_steps} of now"
+    else:
+        accumulate = accumulation(o.framework)
+    compress = compression(o.framework, o.backend)
+    if module.comm_hook is not None or compress is None or (predicted is not None and not o.worth(None, predicted)):
         return f"Send fewer bytes: {accumulate}.", None
-    hook = "bf16_compress_hook" if o.backend == "nccl" else "fp16_compress_hook"  # DDP refuses bf16 but for NCCL, XCCL
-    advice = (
-        f"Send fewer bytes: ddp.register_comm_hook(None, default_hooks.{hook}), from "
-        f"torch.distributed.algorithms.ddp_comm_hooks, halves 32-bit gradients (it rounds them); or {accumulate}."
-    )
+    advice = f"Send fewer bytes: {compress} halves 32-bit gradients (it rounds them); or {accumulate}."
     return advice, predicted
 
 
@@ -134,14 +146,14 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
         new = advised_buckets(o.predictions, module, buckets)
         left = max(new.bucket_bytes) / largest.num_bytes
         saved = round(largest.transfer_ns * (1 - left))
-        gain = min(o.exposed_ns, largest.ready_ns - largest.first_ready_ns, saved)
+        gain = min(o.exposed_ns, largest.num_passes * min(largest.ready_ns - largest.first_ready_ns, saved))
         if left <= _CUT and o.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-large",
                 f"Bucket {largest.index} holds {largest.num_bytes / total:.0%} of the gradients, so it starts late",
                 f"{size(largest.num_bytes)} of {size(total)} wait {ms(largest.ready_ns - largest.first_ready_ns)} "
                 f"from their first gradient to their last, then take {ms(largest.transfer_ns)}",
-                f"Cut it up: {new.call}.",
+                f"Cut it up: {call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
             )
@@ -158,21 +170,21 @@ def buckets_too_small(o: Observed) -> Iterator[Finding]:
             continue
         latency, new = min(transfers), _fewer_buckets(o, module, len(buckets))
         wanted = len(new.bucket_bytes)
-        gain = min(o.exposed_ns, (len(buckets) - wanted) * latency)
+        gain = min(o.exposed_ns, buckets[0].num_passes * (len(buckets) - wanted) * latency)
         if wanted < len(buckets) and o.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-small",
                 f"{len(buckets)} buckets of {size(total / len(buckets))} on average pay for latency",
                 f"even the fastest takes {ms(latency)}; {len(buckets)} of them move only {size(total)}, "
                 + (f"for which DDP by default makes {wanted}" if new.is_default else f"for which {wanted} are best"),
-                _USE_DEFAULT if new.is_default else f"Use fewer: {new.call}.",
+                _USE_DEFAULT if new.is_default else f"Use fewer: {call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
             )
 
 
 _USE_DEFAULT = (
-    "Use fewer: leave bucket_cap_mb and bucket_cap_mb_list out of DistributedDataParallel(…); the default "
+    "Use fewer: leave bucket_cap_mb and bucket_cap_mb_list out of DDP's options; the default "
     f"caps are 1 MiB for the first bucket and {DEFAULT_CAP_MB} MiB for the rest."
 )
 
@@ -200,14 +212,14 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
         if first.ready_ns is None or first.first_ready_ns is None or len(buckets) < 2 or first.num_bytes <= 2 * MIB:
             continue
         waits = first.ready_ns - first.first_ready_ns
-        gain = min(o.exposed_ns, waits)
+        gain = min(o.exposed_ns, first.num_passes * waits)
         if waits > 0.25 * (max(ends) - first.first_ready_ns) and o.worth(gain, new.predicted):
             yield Finding(
                 "first-bucket-late",
                 f"The first all-reduce starts {ms(waits)} after the first gradient",
                 f"bucket 0 collects {size(first.num_bytes)} in {first.num_parameters} parameters before it is sent; "
                 "the link is idle until then",
-                f"Cap the first bucket: {_CAPS_FIRST if new.is_default else new.call}.",
+                f"Cap the first bucket: {_CAPS_FIRST if new.is_default else call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
             )
@@ -238,7 +250,7 @@ def better_buckets(o: Observed) -> Iterator[Finding]:
         "better-buckets",
         f"Other buckets make the step {ms(best.predicted.gain_ns)} shorter when it is replayed",
         f"{_sizes(sizes)} instead of {_sizes(was)}, in the order in which they are sent",
-        f"Try {best.call}: ddpprof whatif shows its step beside those of other caps.",
+        f"Try {call_for(o.framework, best)}: ddpprof whatif shows its step beside those of other caps.",
         best.predicted.high_ns,
         predicted=best.predicted,
     )
@@ -263,7 +275,7 @@ def late_parameter(o: Observed) -> Iterator[Finding]:
                 for b in buckets[position + 1 :]
                 if b.launched_ns is not None and b.ready_ns is not None and b.ready_ns < bucket.launched_ns
             ]
-            gain = min(o.exposed_ns, delay, max(waiting, default=0))
+            gain = min(o.exposed_ns, bucket.num_passes * min(delay, max(waiting, default=0)))
             if o.worth(gain):
                 yield Finding(
                     "late-parameter",

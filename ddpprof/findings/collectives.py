@@ -9,9 +9,13 @@ from ddpprof.measures.outside import OutsideCalls, Place, Purpose
 
 
 def _of(o: Observed, *purposes: Purpose) -> list[OutsideCalls]:
-    """Those worth a word: not in the forward, where they are the model's own."""
-    calls = [one for one in o.outside if one.purpose in purposes and one.place is not Place.FORWARD]
+    """Those worth a word: in the forward barriers alone, as the model's own layers may need all else."""
+    calls = [one for one in o.outside if one.purpose in purposes and (one.place is not Place.FORWARD or _waits(one))]
     return calls if o.worth(_exposed(calls)) else []
+
+
+def _waits(one: OutsideCalls) -> bool:
+    return one.purpose is Purpose.BARRIER
 
 
 def _exposed(calls: Sequence[OutsideCalls]) -> int:
@@ -75,8 +79,18 @@ def metrics_every_step(o: Observed) -> Iterator[Finding]:
         + ("; how large they are is not in the trace, --record-shapes adds it" if unsized else "")
         + "; in each, every rank waits for the last",
         f"{'If these are metrics, add' if unsized else 'Add'} them up on the device, and all-reduce them every N steps "
-        "or once an epoch, several in one tensor.",
+        f"or once an epoch, several in one tensor.{_gradients_by_hand(unsized)}",
         _exposed(calls),
+    )
+
+
+def _gradients_by_hand(unsized: Sequence[OutsideCalls]) -> str:
+    """Between backward and optimizer, what is reduced may well be gradients, and those are needed in every step."""
+    if not any(one.place is Place.AFTER_BACKWARD for one in unsized):
+        return ""
+    return (
+        " If they average gradients of parameters outside DDP, they are needed in every step: put these parameters "
+        "into the DDP module, or send them in one tensor."
     )
 
 
@@ -93,6 +107,12 @@ def barrier_in_loop(o: Observed) -> Iterator[Finding]:
         "barrier-in-loop",
         f"{'A barrier stands' if number == 1 else f'{number} barriers stand'} in the training loop",
         f"{_said(calls)}; on an accelerator it also drains the queue of launched work",
-        "Take it out of the loop: DDP's all-reduces make the ranks wait for each other in every step already.",
+        "Take it out of the loop: DDP's all-reduces make the ranks wait for each other in every step already."
+        + (_LIGHTNING_SYNCS if o.framework == "lightning" else ""),
         _exposed(calls),
     )
+
+
+_LIGHTNING_SYNCS = (
+    " Lightning puts one before each value that self.log(…, sync_dist=True) averages: log without sync_dist."
+)

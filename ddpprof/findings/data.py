@@ -6,37 +6,33 @@ from collections.abc import Iterator
 
 from ddpprof.events import Loader
 from ddpprof.findings.finding import Finding, Observed, ms
+from ddpprof.findings.framework_words import divide_data, load_with, reshuffle
 
 
 def _training_loaders(o: Observed) -> Iterator[tuple[int, Loader]]:
     for rank, loaders in o.loaders.items():
         for loader in loaders:
-            if loader.num_training_steps:
+            if loader.feeds_training:
                 yield rank, loader
 
 
-_UNDIVIDED = ("RandomSampler", "SequentialSampler")
-
-
-def missing_distributed_sampler(o: Observed) -> Iterator[Finding]:
-    """Every rank goes through the whole data set."""
-    if (o.world_size or 1) < 2:
-        return
-    plain = [(rank, loader) for rank, loader in _training_loaders(o) if loader.sampler in _UNDIVIDED]
-    sizes = {loader.dataset_size for _, loader in plain}
-    if len({rank for rank, _ in plain}) > 1 and len(sizes) == 1:
-        _, loader = plain[0]
-        same = "in the same order" if loader.sampler == "SequentialSampler" else "each in an order of its own"
-        yield Finding(
-            "no-distributed-sampler",
-            "Training data is not divided among the ranks",
-            f"every rank's DataLoader uses {loader.sampler} over {loader.dataset_size} samples, {same}; unless each "
-            f"rank was given its own part, an epoch trains on the data {o.world_size} times",
-            f"DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle={loader.sampler == 'RandomSampler'}), …),"
-            " without the DataLoader's own shuffle.",
-            None,
-            is_correctness=True,
+def same_samples(o: Observed) -> Iterator[Finding]:
+    """Ranks train on the same samples, as their batches show."""
+    same = o.same_samples
+    if same is None or (o.world_size or 1) < 2 or o.group_size != o.world_size:
+        return  # ranks that do not average their gradients with each other may need the same samples
+    ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks that were compared"
+    drawn = "an IterableDataset yields them" if same.loader.is_iterable else f"{same.loader.sampler} draws them"
+    if same.same_batches:
+        title = "Every rank trains on the same batches"
+        evidence = f"{same.num_batches} of {same.num_batches} compared batches were the same on {ranks}; {drawn}"
+    else:
+        title = "Training data is not divided among the ranks"
+        evidence = (
+            f"within one pass over the DataLoader, {same.num_samples} of {same.num_compared} compared samples of one "
+            f"rank were those of another one, too; {drawn}"
         )
+    yield Finding("same-samples", title, evidence, divide_data(o.framework, same.loader), None, is_correctness=True)
 
 
 def epoch_never_set(o: Observed) -> Iterator[Finding]:
@@ -49,8 +45,8 @@ def epoch_never_set(o: Observed) -> Iterator[Finding]:
             yield Finding(
                 "set-epoch-never-called",
                 "Every epoch has the same order: set_epoch is never called",
-                f"{loader.sampler} was iterated {loader.num_iterations} times, always with epoch {epochs[0]}",
-                "At the start of each epoch: sampler.set_epoch(epoch).",
+                f"{len(epochs)} epochs were begun, and {loader.sampler} shuffled each of them as epoch {epochs[0]}",
+                reshuffle(o.framework),
                 None,
                 is_correctness=True,
             )
@@ -81,11 +77,30 @@ def idle_for_data(o: Observed) -> Iterator[Finding]:
     """The training thread waits for its batch."""
     if not o.data_ns or not o.step_ns or o.data_ns < 0.05 * o.step_ns:
         return
-    workers = max((loader.num_workers for _, loader in _training_loaders(o)), default=0)
+    slowest = max((one for _, one in _training_loaders(o)), key=lambda one: one.waited_ns or 0, default=None)
+    workers = "" if slowest is None else f", with num_workers={slowest.num_workers}"
     yield Finding(
         "idle-for-data",
         f"Training waits {ms(o.data_ns)} per step for its DataLoader",
-        f"{o.data_ns / o.step_ns:.0%} of the step, with num_workers={workers}",
-        f"DataLoader(…, num_workers={max(4, 2 * workers)}, persistent_workers=True), or cheaper transforms.",
+        f"{o.data_ns / o.step_ns:.0%} of the step{workers}",
+        _CHEAPER if slowest is None else _more_workers(o, slowest),
         o.data_ns,
     )
+
+
+_CHEAPER = "Make loading cheaper: fewer transforms, data that is stored as training reads it."
+
+
+def _more_workers(o: Observed, loader: Loader) -> str:
+    """Workers beside the training, as far as the host has cores for them."""
+    wanted, again = max(4, 2 * loader.num_workers), loader.num_iterations > 1 and not loader.persistent_workers
+    if o.cores_per_rank is None:
+        return f"{load_with(o.framework, wanted, again)}, if the host has cores for them, or cheaper transforms."
+    possible = min(wanted, int(o.cores_per_rank) - 1)  # one trains
+    if possible > loader.num_workers:
+        return f"{load_with(o.framework, possible, again)}, or cheaper transforms."
+    cores = f"{o.cores_per_rank:.3g} core{'' if o.cores_per_rank == 1 else 's'} for each rank"
+    if loader.num_workers == 0:
+        one = load_with(o.framework, 1, again)
+        return f"{_CHEAPER} {one} helps where loading waits for storage; for computing, the host has only {cores}."
+    return f"{_CHEAPER} The host has {cores}, and none left for more workers."

@@ -19,9 +19,17 @@ def overlap_slowdown(o: Observed) -> Iterator[Finding]:
         f"Communication makes the computation beside it take {o.slowdown_ratio:.2f} × as long",
         f"{ms(o.slowdown_lost_ns or 0)} per step are lost by kernels that were also seen without communication, "
         f"{o.slowdown_known_share:.0%} of the computation under it; a step feels what of that is on its critical path",
-        _ADVICE.get(o.backend or "", _ADVICE[""]),
+        _advice(o),
         o.slowdown_lost_ns,
+        is_noise=o.shares_cores and o.slowdown_control is None,  # other work on the cores explains as much
     )
+
+
+def _advice(o: Observed) -> str:
+    threads, cores = o.num_threads, o.cores_per_rank
+    if o.backend == "gloo" and (threads is None or cores is None or threads == 1 or threads < cores):
+        return _ADVICE[""]  # its threads have a core left, or cannot be given one so
+    return _ADVICE.get(o.backend or "", _ADVICE[""])
 
 
 _ADVICE = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ddpprof.events import DdpModule, Loader
 from ddpprof.findings.predictions import Predicted, Predictions
+from ddpprof.measures.accumulation import Accumulation
 from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.bucket_table import BucketSummary
 from ddpprof.measures.data_parallel import DataParallelStep
@@ -17,10 +18,16 @@ from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.own_reduction import OwnReduction
 from ddpprof.measures.rpc import RankRpc
+from ddpprof.measures.same_samples import SameSamples
 from ddpprof.measures.stragglers import Straggler
 
 _WORTH_SAYING = 0.01
 """Findings below this fraction of the step are left out."""
+_SURELY_WORTH_SAYING = 0.02
+"""What was measured to be more than this is hardly left out in another run of the job."""
+
+
+_ROUNDS_TO_NOTHING_NS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,8 @@ class Finding:
     """training does something else than it seems to, whatever the time"""
     predicted: Predicted | None = None
     """where the recorded steps can be replayed with just this change; `gain_ns` is then the upper end"""
+    is_noise: bool = False
+    """chance may have made it, or the change may cost time: an observation, not advice"""
 
     @property
     def expected_ns(self) -> int | None:
@@ -49,14 +58,23 @@ class Observed:
 
     world_size: int | None
     step_ns: int | None
+    step_noise_ns: int | None = None
+    """half of the 95 % interval of `step_ns`; ``None`` where there are too few steps for one"""
     backend: str | None = None
     modules: tuple[DdpModule, ...] = ()
     buckets: tuple[BucketSummary, ...] = ()
+    accumulation: tuple[Accumulation, ...] = ()
     comm_ns: int | None = None
     exposed_ns: int | None = None
     trailing_ns: int | None = None
     data_ns: int | None = None
     buffer_sync_ns: int | None = None
+    num_micro_steps: int = 1
+    """batches that a step accumulates"""
+    num_forwards: int = 1
+    """with gradients"""
+    num_buffer_syncs: int = 1
+    """of these, before which buffers are broadcast"""
     unused_search_ns: int | None = None
     copy_out_ns: int | None = None
     slowdown_lost_ns: int | None = None
@@ -84,9 +102,45 @@ class Observed:
     """without the first step; where the timeline says which rank was late"""
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
+    same_samples: SameSamples | None = None
+    group_size: int | None = None
+    """ranks that average their gradients together; the least of any rank's"""
+    device: str | None = None
+    """as torch names it: ``"cpu"``, ``"cuda"``"""
+    framework: str | None = None
+    """whose options make the DDP module; ``None``: the script does"""
+    cores_per_rank: float | None = None
+    """of the host where they are fewest"""
+    num_threads: int | None = None
+    """with which a rank computes on its host; the most of any rank"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     """rank → its host and the paths that it saved"""
     predictions: Predictions = field(default_factory=Predictions)
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether the ranks compute on cores, which the machine gives to other work as well."""
+        return self.backend in ("gloo", "mpi", "ucc")
+
+    def is_noise(self, finding: Finding) -> bool:
+        """Whether chance may have made a finding.
+
+        A prediction: if it may be a loss, or is less than the noise of the step and may be less than half of what it
+        says. A cost that was measured: if it is so near the least that is worth saying that chance decides whether it
+        is said.
+        """
+        gain_ns = finding.expected_ns
+        if finding.is_noise or gain_ns is None:
+            return finding.is_noise
+        if finding.predicted is not None:
+            return self.may_be_chance(finding.predicted)
+        return gain_ns < max(_ROUNDS_TO_NOTHING_NS, _SURELY_WORTH_SAYING * (self.step_ns or 0))
+
+    def may_be_chance(self, predicted: Predicted) -> bool:
+        gain_ns, low_ns = predicted.gain_ns, predicted.low_ns
+        if gain_ns < _ROUNDS_TO_NOTHING_NS or low_ns <= 0:
+            return True
+        return gain_ns < (self.step_noise_ns or 0) and 2 * low_ns < gain_ns
 
     def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
         """`gain_ns`: at most, by what was measured. Where both are known both have to be: one may be wrong."""

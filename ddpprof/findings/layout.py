@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpprof.events import DdpModule
-from ddpprof.findings.predictions import NewBuckets, Predictions
+from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
+from ddpprof.findings.predictions import NewBuckets, Predictions, since_torch
 from ddpprof.measures.bucket_table import BucketSummary
 
 MIB = 2**20
@@ -43,6 +44,14 @@ def buckets_under(module: DdpModule, caps_mib: Sequence[float]) -> list[int]:
 def smaller_cap(module: DdpModule, buckets: Sequence[BucketSummary]) -> int:
     cap = min(cap_mb(module), max(b.num_bytes for b in buckets) / MIB)
     return max(1, round(cap / 4))
+
+
+def call_for(framework: str | None, new: NewBuckets) -> str:
+    """Return how to make DDP's buckets those, as part of a sentence."""
+    if new.is_default:
+        return f"{without_ddp_argument(framework, 'bucket_cap_mb')},"
+    since = since_torch(new.argument)
+    return f"{ddp_argument(framework, new.argument)}{f'{since},' if since else ''}"
 
 
 def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketSummary]) -> NewBuckets:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_CAP = "bucket_cap_mb=None"
+ACCUMULATED = 4
+"""backward passes for each that is reduced, where more accumulation is considered"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,6 @@ class NewBuckets:
     def is_default(self) -> bool:
         return self.argument == DEFAULT_CAP
 
-    @property
-    def call(self) -> str:
-        if self.is_default:
-            return "DistributedDataParallel(model), without bucket_cap_mb,"
-        since = since_torch(self.argument)
-        return f"DistributedDataParallel(model, {self.argument}){f'{since},' if since else ''}"
-
 
 def since_torch(argument: str) -> str:
     """What is to be said of an argument that older ones do not have."""
@@ -58,5 +53,13 @@ class Predictions:
     bucket_views: Predicted | None = None
     static_graph: Predicted | None = None
     """no search for unused parameters, and buckets in the order of gradients"""
+    no_sync: Predicted | None = None
+    """of a step's several reduced backward passes only the last reduces"""
+    double_batch: Predicted | None = None
+    """batches of twice the size: per batch of the size as it is"""
+    accumulation: Predicted | None = None
+    """gradients reduced in every `ACCUMULATED`-th backward pass: per backward pass"""
+    double_link: Predicted | None = None
+    """a network of twice the bandwidth"""
     without_straggler: Predicted | None = None
     """the slowest rank as fast as the next one"""

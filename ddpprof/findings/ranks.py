@@ -27,16 +27,52 @@ def straggler(o: Observed) -> Iterator[Finding]:
     if others:
         listed = ", ".join(str(other.rank) for other in others)
         evidence.append(f"also late, by less: rank{'s' if len(others) > 1 else ''} {listed}")
+    lasted_ns = slowest.num_steps * (o.step_ns or 0)
+    may_be_other_work = o.shares_cores and lasted_ns < _LONGER_THAN_OTHER_WORK_NS and not _is_out_of_proportion(o)
+    if may_be_other_work:
+        evidence.append(
+            f"these steps took {lasted_ns / 1e9:.1f} s, for which other work on its cores may have slowed it: "
+            f"{_LONGER_THAN_OTHER_WORK_NS / 1e9:.0f} s or more of steps would tell, as ddpprof trace --no-profiler "
+            f"--steps {_steps_to_tell(o.step_ns)} records them"
+        )
     late_ns = max(0, slowest.late_ns - (others[0].late_ns if others else 0))
     gain_ns, predicted = hoped_for(late_ns, o.predictions.without_straggler)
     yield Finding(
         "straggler",
         f"All ranks wait for rank {slowest.rank}: {ms(slowest.late_ns)} per step{where}",
         "; ".join(evidence),
-        _ADVICE.get(slowest.part, _ADVICE[None]),
+        _advice(o, slowest.part),
         gain_ns,
         predicted=predicted,
+        is_noise=may_be_other_work,
     )
+
+
+_LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
+"""Other work comes and goes: for less, a rank may be late by chance in every step."""
+_BY_OTHER_WORK = 5
+"""how many times as long a rank takes at most that shares its cores"""
+
+
+def _is_out_of_proportion(o: Observed) -> bool:
+    """Whether the rank has made the step longer, ever since steps were measured, than other work on its cores could."""
+    slowest = o.stragglers[0]
+    return slowest.since_step is None and slowest.late_ns > (1 - 1 / _BY_OTHER_WORK) * (o.step_ns or 0)
+
+
+def _steps_to_tell(step_ns: int | None) -> int:
+    """Return a round number of steps that last long enough."""
+    least = _LONGER_THAN_OTHER_WORK_NS // max(step_ns or 0, 1)
+    tens = 10
+    while 5 * tens < least:
+        tens *= 10
+    return next(number for number in (tens, 2 * tens, 5 * tens) if number >= least)
+
+
+def _advice(o: Observed, part: Part | None) -> str:
+    if part in (Part.DATA, Part.OTHER):
+        return _ADVICE[part]
+    return _ON_CPU if o.device == "cpu" else _ON_ACCELERATOR
 
 
 _NEARLY_ALL = 0.9
@@ -49,9 +85,12 @@ _WHERE = {
     Part.OTHER: "between its steps",
 }
 
-_ADVICE: dict[Part | None, str] = {
+_ADVICE = {
     Part.DATA: "Look at what feeds this rank: its storage, its DataLoader workers, larger samples in its shard.",
     Part.OTHER: "Look for what only this rank does in the loop: logging, metrics, checkpoints, evaluation.",
-    None: "Look at its device: clocks and temperature (nvidia-smi -q -d PERFORMANCE), other processes on it, its CPU "
-    "cores; and whether its batches are larger.",
 }
+_ON_ACCELERATOR = (
+    "Look at its device: clocks and temperature (nvidia-smi -q -d PERFORMANCE), other processes on it, its CPU cores; "
+    "and whether its batches are larger."
+)
+_ON_CPU = "Look at its CPU cores: other processes on them, how fast they run; and whether its batches are larger."

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ddpprof.events import DdpModule
 from ddpprof.findings.finding import Finding, Observed, at_most, hoped_for, ms, names, size
+from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
 
 
 def _searches(module: DdpModule) -> bool:
@@ -17,15 +18,16 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
     for module in o.modules:
         if module.unused is None:
             continue
-        if not module.unused and _searches(module):
+        if _uses_everything(module) and _searches(module):
             gain_ns, predicted = hoped_for(o.unused_search_ns, o.predictions.static_graph)
             cost = "" if o.unused_search_ns is None else f"the search takes {ms(o.unused_search_ns)} per step, "
             yield Finding(
                 "find-unused-for-nothing",
-                "find_unused_parameters=True, but every parameter is used",
-                f"no parameter of {module.name} was without gradient in any recorded step; {cost}one more all-reduce "
+                "find_unused_parameters=True, but every parameter was used",
+                f"no parameter of {module.name} was without gradient in {_passes(module)}; {cost}one more all-reduce "
                 "follows it, and DDP does not rebuild its buckets in the order of gradients",
-                "Leave it out: DistributedDataParallel(model). Keep it only if other batches skip parts of the model.",
+                f"Leave it out: {without_ddp_argument(o.framework, 'find_unused_parameters')}. Keep it only if other "
+                "batches, or other ranks, skip parts of the model.",
                 gain_ns,
                 predicted=predicted,
             )
@@ -38,11 +40,24 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
                 static = " If they never are used, static_graph=True spares the search."
             yield Finding(
                 "unused-parameters",
-                f"{len(module.unused)} parameters never get a gradient: {names(module.unused)}",
+                f"{len(module.unused)} parameters got no gradient in {_passes(module)}: {names(module.unused)}",
                 f"they are {size(lost)} of {size(all_bytes)}{sent}",
-                f"Freeze them before wrapping (parameter.requires_grad_(False)) or remove them.{static}",
+                "If no other batch uses them, freeze them before wrapping (parameter.requires_grad_(False)) or remove "
+                f"them.{static}",
                 None,
             )
+
+
+def _uses_everything(module: DdpModule) -> bool:
+    """Whether every pass gave every parameter a gradient; branches that take turns are each used in some pass only."""
+    if module.num_lacking_passes is None:
+        return module.unused == () and bool(module.graph_is_static)
+    return module.num_lacking_passes == 0
+
+
+def _passes(module: DdpModule) -> str:
+    number = module.num_searched_passes
+    return f"any of {number} recorded backward passes" if number > 1 else "the recorded backward pass"
 
 
 def static_graph(o: Observed) -> Iterator[Finding]:
@@ -56,7 +71,7 @@ def static_graph(o: Observed) -> Iterator[Finding]:
                 "static-graph",
                 "The set of unused parameters never changes, yet it is searched for in every step",
                 f"torch reports a static graph; the search takes {ms(o.unused_search_ns)} per step",
-                "DistributedDataParallel(model, static_graph=True) instead of find_unused_parameters=True, if the "
+                f"{ddp_argument(o.framework, 'static_graph=True')} instead of find_unused_parameters=True, if the "
                 "graph is the same for the whole training.",
                 at_most(o.unused_search_ns, predicted),
                 predicted=predicted,
@@ -64,7 +79,7 @@ def static_graph(o: Observed) -> Iterator[Finding]:
 
 
 def buffers_broadcast(o: Observed) -> Iterator[Finding]:
-    """Buffers (BatchNorm's running statistics) are sent from rank 0 before every forward."""
+    """Buffers (BatchNorm's running statistics) are sent from rank 0 before each forward that synchronises."""
     modules = [m for m in o.modules if m.settings.get("broadcast_buffers") and m.num_buffers]
     if not modules or not o.worth(o.buffer_sync_ns):
         return
@@ -76,10 +91,10 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
     )
     yield Finding(
         "buffers-broadcast",
-        f"{sum(m.num_buffers for m in modules)} buffers of {what} are broadcast before every forward",
+        f"{sum(m.num_buffers for m in modules)} buffers of {what} are broadcast before {_forwards(o)}",
         f"{size(sum(m.buffer_bytes for m in modules))} take {ms(o.buffer_sync_ns or 0)} per step, and every rank "
         "waits for rank 0",
-        "DistributedDataParallel(model, forward_sync_buffers=False) (before torch 2.13: broadcast_buffers=False). "
+        f"{_without_broadcast(o.framework)}. "
         + (
             "Training does not use running statistics, but ranks then keep their own: evaluate and save from rank 0."
             if batch_norms
@@ -87,6 +102,18 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
         ),
         o.buffer_sync_ns,
     )
+
+
+def _forwards(o: Observed) -> str:
+    if o.num_buffer_syncs >= o.num_forwards:
+        return "every forward"
+    return f"{o.num_buffer_syncs} of {o.num_forwards} forwards in a step"
+
+
+def _without_broadcast(framework: str | None) -> str:
+    if framework is not None:
+        return ddp_argument(framework, "broadcast_buffers=False")
+    return f"{ddp_argument(None, 'forward_sync_buffers=False')} (before torch 2.13: broadcast_buffers=False)"
 
 
 def gradient_copies(o: Observed) -> Iterator[Finding]:
@@ -100,7 +127,7 @@ def gradient_copies(o: Observed) -> Iterator[Finding]:
         "gradient-copies",
         "Reduced gradients are copied out of their buckets",
         f"{ms(o.copy_out_ns)} per step, and {size(memory)} of memory",
-        "DistributedDataParallel(model, gradient_as_bucket_view=True). Not with code that calls grad.detach_().",
+        f"{ddp_argument(o.framework, 'gradient_as_bucket_view=True')}. Not with code that calls grad.detach_().",
         at_most(o.copy_out_ns, predicted),
         predicted=predicted,
     )

@@ -1,6 +1,7 @@
 """Where entries are kept: in the run directory, in the user's cache folder, or for one command only.
 
-An entry holds while its files are what they were. A file of the same size and time of change is; another is looked
+An entry counts only if this user wrote it: one that came with a run, or that was changed, is made anew.
+It holds while its files are what they were. A file of the same size and time of change is; another is looked
 at: with the same content it is, too, as after a copy or a checkout. Entries of other code, of other modules or of
 other steps have other names.
 """
@@ -16,16 +17,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from shutil import rmtree
 from tempfile import TemporaryDirectory
 
 import ddpprof
+from ddpprof import own_files
 from ddpprof.errors import DdpprofError
 from ddpprof.events import DdpModule
 from ddpprof.fleet.codec import encode
 from ddpprof.fleet.entry import About, BadEntryError, SeenFile, copy_entry, read_about
 from ddpprof.load.run import RankFiles
-from ddpprof.location import Location, RemotePath, identity, is_remote, spelled
+from ddpprof.location import Location, RemotePath, identity, spelled
+from ddpprof.location.small import open_file
 from ddpprof.rundir import (
     CACHE_DIRECTORY,
     CACHE_IGNORE_ALL,
@@ -33,22 +35,28 @@ from ddpprof.rundir import (
     facts_file,
     is_cached,
     is_left_behind,
+    last_step_file,
     steps_file,
 )
+from ddpprof.user_key import SEAL_BYTES, is_of_this_user, is_sealed_file, seal_file, user_folder, user_key
 
 _UNUSED_S = 30 * 24 * 3600
 """Folders of the user's cache that nobody has looked at for so long go."""
 
 _CHUNK_BYTES = 1 << 20
+_MOST_LOOKED_AT_BYTES = 16 << 30
+_LARGEST_ENTRY_BYTES = 4 << 30
 
 
 class Cache:
     """Entries of one run in one folder."""
 
     def __init__(
-        self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None, *, is_kept: bool
+        self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None, key: bytes, *, is_kept: bool
     ) -> None:
+        """`key`: with which entries are sealed."""
         self.folder = folder
+        self._key = key
         self.is_kept = is_kept
         """by the next command"""
         chosen = hashlib.blake2b(encode(tuple(modules)) + repr(steps).encode(), digest_size=4).hexdigest()
@@ -69,6 +77,8 @@ class Cache:
     def holds(self, files: RankFiles) -> bool:
         """Whether there is an entry of the rank, of its files as they are now."""
         path = self.path(files)
+        if not is_sealed_file(path, self._key, _LARGEST_ENTRY_BYTES):
+            return False
         try:
             about = read_about(path)
         except BadEntryError:
@@ -97,18 +107,17 @@ class Cache:
 
     def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
         """`make` writes beside, and what it wrote takes the place of an older entry. Raises `DdpprofError`."""
-        path = self.path(files)
-        part = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")  # other hosts have the same ids
         try:
-            make(part)
-            os.replace(part, path)
+            if own_files.is_folder(path := self.path(files)):
+                own_files.remove_folder(path)  # none of ours has the name of an entry
+            with own_files.whole_file(path) as part:
+                make(part)
+                seal_file(part, self._key)
         except OSError as error:
             why = error.strerror or error
             raise DdpprofError(
                 f"cannot write {self.folder}: {why}. Make room, or try --no-cache: then to $TMPDIR"
             ) from error
-        finally:
-            part.unlink(missing_ok=True)
 
     def abandon(self, pids: Iterable[int]) -> None:
         """Delete what these processes, which are dead, did not write to its end."""
@@ -135,12 +144,13 @@ def cache_of(
 ) -> Iterator[Cache]:
     """That of the run at `path`. `keep`: else nothing is looked up, and what is written goes at the end."""
     recorded_in = ranks[0].directory if ranks else None
-    folder = _folder(path, recorded_in) if keep and ranks else None
-    if folder is not None:
-        yield Cache(folder, modules, steps, is_kept=True)
+    key = user_key() if keep and ranks else None
+    folder = _folder(path, recorded_in) if key is not None else None
+    if key is not None and folder is not None:
+        yield Cache(folder, modules, steps, key, is_kept=True)
         return
     with TemporaryDirectory(prefix="ddpprof-") as scratch:
-        yield Cache(Path(scratch), modules, steps, is_kept=False)
+        yield Cache(Path(scratch), modules, steps, os.urandom(SEAL_BYTES), is_kept=False)
 
 
 def _folder(path: Location, recorded_in: Location | None) -> Path | None:
@@ -150,7 +160,9 @@ def _folder(path: Location, recorded_in: Location | None) -> Path | None:
         candidates.append(users / hashlib.blake2b(os.fsencode(_absolute(path)), digest_size=12).hexdigest())
     for folder in candidates:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            own_files.make_folder(folder)
+            if not is_of_this_user(folder.stat()):
+                continue
             _mark_as_used(folder / CACHE_IGNORED_BY_GIT)
         except OSError:
             continue
@@ -160,10 +172,10 @@ def _folder(path: Location, recorded_in: Location | None) -> Path | None:
 
 def _mark_as_used(mark: Path) -> None:
     """Raises ``OSError`` where nothing can be written."""
-    try:
-        os.utime(mark)
-    except FileNotFoundError:
-        mark.write_text(CACHE_IGNORE_ALL)
+    if not mark.is_symlink() and mark.is_file():
+        os.utime(mark, follow_symlinks=False)
+    else:
+        own_files.write_whole(mark, CACHE_IGNORE_ALL.encode())
 
 
 def _absolute(path: Location) -> str:
@@ -172,14 +184,12 @@ def _absolute(path: Location) -> str:
 
 def _users_folder() -> Path | None:
     """Made if need be; ``None`` where the user has no home. What nobody has used for long goes."""
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpprof"
-        folder.mkdir(parents=True, exist_ok=True)
-        for mark in folder.glob(f"*/{CACHE_IGNORED_BY_GIT}"):
-            if mark.stat().st_mtime < time.time() - _UNUSED_S:
-                rmtree(mark.parent, ignore_errors=True)
-    except (OSError, RuntimeError):  # RuntimeError: no home
-        return None
+    folder = user_folder()
+    if folder is not None:
+        with suppress(OSError):
+            for mark in folder.glob(f"*/{CACHE_IGNORED_BY_GIT}"):
+                if mark.stat().st_mtime < time.time() - _UNUSED_S:
+                    own_files.remove_folder(mark.parent)
     return folder
 
 
@@ -203,7 +213,7 @@ def seen_files(files: RankFiles, *, with_content: bool = True) -> dict[str, Seen
     for name, path in _paths(files).items():
         stamp = identity(path)
         if stamp is not None:
-            content = _content(path) if with_content and not is_remote(path) else None
+            content = _content(path) if with_content and isinstance(path, Path) else None
             found[name] = SeenFile(stamp, content)
     return found
 
@@ -212,21 +222,23 @@ def _paths(files: RankFiles) -> dict[str, Location]:
     recorded = (
         []
         if files.directory is None or files.rank is None
-        else [files.directory / facts_file(files.rank), files.directory / steps_file(files.rank)]
+        else [files.directory / name(files.rank) for name in (facts_file, steps_file, last_step_file)]
     )
     # A name need not be UTF-8.
     return {os.fsencode(path.name).decode("utf-8", "backslashreplace"): path for path in (*files.traces, *recorded)}
 
 
 def _has_content(path: Location, content: str | None) -> bool:
-    return content is not None and not is_remote(path) and _content(path) == content
+    return content is not None and isinstance(path, Path) and _content(path) == content
 
 
-def _content(path: Location) -> str | None:
-    """``None`` where it cannot be read."""
+def _content(path: Path) -> str | None:
+    """``None`` where it cannot be read, or is so large that reading the rank anew may be as fast."""
     num_bytes, checksum = 0, 0
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_file(path), "rb") as file:
+            if os.fstat(file.fileno()).st_size > _MOST_LOOKED_AT_BYTES:
+                return None
             while chunk := file.read(_CHUNK_BYTES):
                 num_bytes, checksum = num_bytes + len(chunk), zlib.crc32(chunk, checksum)
     except OSError:

@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 
+from ddpprof.child_processes import safe_path
 from ddpprof.fleet.cache import Cache
 from ddpprof.fleet.memory import available_bytes
 from ddpprof.fleet.progress import FileBytes, Progress, Watch, num_bytes
@@ -40,9 +41,10 @@ def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watc
     failed: dict[int, str] = {}
     left = list(range(len(tasks)))
     while left:
-        suspects, left = _run(left, tasks, cache, num_processes, per_rank, progress)
-        # The system kills a process that takes too much memory, and the pool does not say whose task it was.
-        failed |= {index: _KILLED for index in suspects if _run([index], tasks, cache, 1, 1, progress)[0]}
+        with safe_path():
+            suspects, left = _run(left, tasks, cache, num_processes, per_rank, progress)
+            # The system kills a process that takes too much memory, and the pool does not say whose task it was.
+            failed |= {index: _KILLED for index in suspects if _run([index], tasks, cache, 1, 1, progress)[0]}
         num_processes = max(1, num_processes // 2)
     return failed
 

@@ -12,6 +12,7 @@ from ddpprof.errors import RemoteError
 from ddpprof.events import Attempt
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.location import Location
+from ddpprof.location.small import read_small
 from ddpprof.rundir import RUN_FILE, ranks_in, steps_file
 
 
@@ -77,5 +78,5 @@ def _holds_anything(path: Location) -> bool:
 
 def _about(path: Location) -> Any:
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return msgspec.json.decode((path / RUN_FILE).read_bytes(), type=_About)
+        return msgspec.json.decode(read_small(path / RUN_FILE), type=_About)
     return _About()

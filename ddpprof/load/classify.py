@@ -70,10 +70,11 @@ _ASKS_ONLY = re.compile(
 )
 _OP_CATEGORIES = {"cpu_op", "operator"}
 
-# Spans that hold ops without being one. Traces of 2021 give them the category of ops.
+# Spans that hold ops without being one. Traces of 2021 give them the category of ops; a compiled region holds what
+# torch.compile made, and the whole of a DDP forward where the module around it is compiled.
 _ANNOTATION = re.compile(
     r"ProfilerStep\s*#|Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#|(?:Distributed)?DataParallel\.forward"
-    r"|(?:nccl|gloo|mpi|ucc|xccl):"
+    r"|(?:nccl|gloo|mpi|ucc|xccl):|Torch-Compiled Region"
 )
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
 _HOST_COLLECTIVE = re.compile(r"(?:gloo|mpi|ucc):(.*)", re.DOTALL)

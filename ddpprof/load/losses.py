@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ddpprof.location import Location
+from ddpprof.location.small import read_small
 from ddpprof.rundir import losses_file
 
 Losses = tuple[tuple[float, ...], ...]
@@ -14,7 +15,7 @@ Losses = tuple[tuple[float, ...], ...]
 def load_losses(directory: Location, rank: int) -> Losses | None:
     """``None`` where the rank left none that can be read."""
     try:
-        steps = msgspec.json.decode((directory / losses_file(rank)).read_bytes(), type=list[list[str]])
+        steps = msgspec.json.decode(read_small(directory / losses_file(rank)), type=list[list[str]])
         return tuple(tuple(map(float.fromhex, step)) for step in steps)
-    except (OSError, ValueError, OverflowError):  # msgspec's errors are ValueErrors
+    except (OSError, ValueError, OverflowError, RecursionError):  # msgspec's errors are ValueErrors
         return None

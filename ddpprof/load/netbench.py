@@ -10,6 +10,7 @@ import msgspec
 from ddpprof.errors import BadTrace
 from ddpprof.events.netbench import NETBENCH_FORMAT, NetBench
 from ddpprof.location import Location
+from ddpprof.location.small import read_small
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 _MOST = 1 << 62
@@ -19,7 +20,7 @@ _AGAIN = "Measure anew with: ddpprof netbench --nproc-per-node 2 -o FILE.json"
 def load_netbench(path: Location) -> NetBench:
     """Raises `BadTrace`."""
     try:
-        return parse_netbench(path.read_bytes(), str(path))
+        return parse_netbench(read_small(path), str(path))
     except OSError as error:
         raise BadTrace(f"{path} cannot be read: {error.strerror}.") from error
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
 from ddpprof.events import (
+    BackwardPass,
     BucketTimes,
     DataParallelModule,
     DdpModule,
@@ -21,7 +24,11 @@ from ddpprof.events import (
     RpcCall,
 )
 from ddpprof.location import Location
-from ddpprof.rundir import FORMAT, facts_file, steps_file
+from ddpprof.location.small import read_small
+from ddpprof.rundir import FORMAT, LAST_STEP, facts_file, last_step_file, steps_file
+
+_MOST_STEPS_BYTES = 4 * 10**9
+"""of a rank's steps: of a million they are 2 GB"""
 
 _Int = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 """What columns of int64 can hold, also a sum of two."""
@@ -46,6 +53,8 @@ class _Module(msgspec.Struct):
     num_batch_norms: _Int
     unused: list[str] | None = None
     graph_is_static: bool | None = None
+    num_searched_passes: _Int = 0
+    num_lacking_passes: _Int | None = None
 
 
 class _FactsOfMemory(msgspec.Struct, frozen=True):
@@ -70,6 +79,12 @@ class _Facts(msgspec.Struct):
     data_parallel: tuple[DataParallelModule, ...] = ()
     memory: _FactsOfMemory = _FactsOfMemory()
     run_id: str | None = None
+    ended_unix_ns: _Int | None = None
+    num_steps: _Int | None = None
+    group_size: _Int | None = None
+    framework: str | None = None
+    num_cores: _Int | None = None
+    num_threads: _Int | None = None
 
 
 class _Forward(msgspec.Struct, array_like=True):
@@ -81,13 +96,21 @@ class _Forward(msgspec.Struct, array_like=True):
     buffer_sync_ns: _Int
     rebuild_ns: _Int
     synchronises: bool
+    has_gradients: bool = True
 
 
 class _Bucket(msgspec.Struct, array_like=True):
-    module: _Int
     index: _Int
     launched_ns: _Int | None
     finished_ns: _Int | None
+
+
+class _Pass(msgspec.Struct, array_like=True):
+    module: _Int
+    origin_ns: _Int
+    ready_ns: list[_Int | None]
+    buckets: list[_Bucket]
+    adds_up: bool = False
 
 
 class _Memory(msgspec.Struct):
@@ -114,8 +137,7 @@ class _Step(msgspec.Struct):
     data_ns: _Int | None = None
     forwards: list[_Forward] = []
     optimizers: list[tuple[_Int, _Int]] = []
-    ready_ns: dict[_Int, list[_Int | None]] = {}
-    buckets: list[_Bucket] = []
+    passes: list[_Pass] = []
     torch_stats: dict[_Int, dict[str, _Int]] = {}
     memory: _Memory | None = None
     rpc: list[_RpcCall] = []
@@ -134,11 +156,15 @@ def load_record(directory: Location, rank: int) -> Record | None:
     """The record of one rank, or ``None`` where it left no facts. Raises `BadRecordError`."""
     path = directory / facts_file(rank)
     try:
-        facts = _decode_facts(path.read_bytes())
+        facts = _decode_facts(read_small(path))
         if facts.format > FORMAT:
             raise BadRecordError(f"{path.name} has format {facts.format}, and this ddpprof reads up to {FORMAT}")
         msgspec.msgpack.encode(facts)  # which no integer outlives that a summary could not hold
-        return _record(facts, rank, _load_steps(directory / steps_file(rank)))
+        if facts.ended is not None:
+            return _record(facts, rank, _load_steps(directory / steps_file(rank)))
+        num_steps, ended_ns = _load_last_step(directory / last_step_file(rank))
+        record = _record(facts, rank, _load_steps(directory / steps_file(rank)))
+        return replace(record, num_steps=num_steps, last_step_unix_ns=ended_ns)
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
@@ -147,10 +173,22 @@ def load_record(directory: Location, rank: int) -> Record | None:
         raise BadRecordError(f"{path.name} cannot be read: {error.strerror}") from error
 
 
+def _load_last_step(path: Location) -> tuple[int | None, int | None]:
+    """Return how many steps the rank had finished, and when the last one ended; ``None`` where it did not note that."""
+    try:
+        content = read_small(path)
+    except FileNotFoundError:
+        return None, None
+    if len(content) != struct.calcsize(LAST_STEP):
+        return None, None
+    num_steps, ended_ns = struct.unpack(LAST_STEP, content)
+    return (num_steps, ended_ns) if 0 < num_steps < 1 << 62 and 0 < ended_ns < 1 << 62 else (None, None)
+
+
 def _load_steps(path: Location) -> tuple[RecordedStep, ...]:
     """Every whole line. A process that is killed while it writes leaves half of the last one."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_small(path, _MOST_STEPS_BYTES).split(b"\n")
     except FileNotFoundError:
         return ()
     torn = lines.pop()
@@ -185,6 +223,12 @@ def _record(facts: _Facts, rank: int, steps: tuple[RecordedStep, ...]) -> Record
         data_parallel=facts.data_parallel,
         devices=facts.memory.devices,
         run_id=facts.run_id,
+        ended_unix_ns=facts.ended_unix_ns,
+        num_steps=facts.num_steps,
+        group_size=facts.group_size,
+        framework=facts.framework,
+        num_cores=facts.num_cores,
+        num_threads=facts.num_threads,
     )
 
 
@@ -200,6 +244,8 @@ def _module(module: _Module) -> DdpModule:
         num_batch_norms=module.num_batch_norms,
         unused=None if module.unused is None else tuple(module.unused),
         graph_is_static=module.graph_is_static,
+        num_searched_passes=module.num_searched_passes,
+        num_lacking_passes=module.num_lacking_passes,
     )
 
 
@@ -212,12 +258,21 @@ def _step(step: _Step) -> RecordedStep:
         data_ns=step.data_ns,
         forwards=tuple(Forward(*msgspec.structs.astuple(forward)) for forward in step.forwards),
         optimizers=tuple(step.optimizers),
-        ready_ns={module: tuple(times) for module, times in step.ready_ns.items()},
-        buckets=tuple(BucketTimes(*msgspec.structs.astuple(bucket)) for bucket in step.buckets),
+        passes=tuple(map(_pass, step.passes)),
         torch_stats=step.torch_stats,
         memory=None if step.memory is None else _memory(step.memory),
         rpc=tuple(RpcCall(*msgspec.structs.astuple(call)) for call in step.rpc),
         rpc_left_out=step.rpc_left_out,
+    )
+
+
+def _pass(one: _Pass) -> BackwardPass:
+    return BackwardPass(
+        module=one.module,
+        origin_ns=one.origin_ns,
+        ready_ns=tuple(one.ready_ns),
+        buckets=tuple(BucketTimes(*msgspec.structs.astuple(bucket)) for bucket in one.buckets),
+        adds_up=one.adds_up,
     )
 
 

@@ -16,11 +16,13 @@ import msgspec
 from ddpprof.errors import BadTrace, NotARun
 from ddpprof.events import Rank, Record, Run, Trace
 from ddpprof.load.attempts import load_attempts, shown_attempt
+from ddpprof.load.exits import load_exits
 from ddpprof.load.folder import assumed_rank, find_traces, load_trace, load_traces, rank_of_name
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.location import Location, is_remote, location
+from ddpprof.location.small import read_small
 from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, facts_file, is_run, ranks_in, runs_in, steps_file, trace_path
 
 _MOST_NAMED = 8
@@ -208,7 +210,7 @@ def _why_no_trace(record: Record | None) -> str:
             return "training finished before the profiled steps did"
         profiled = f"{num_profiled} steps were" if num_profiled > 1 else "one step was"
         return f"the file is missing, though {profiled} profiled"
-    return f"it {record.ended}"
+    return "it was interrupted" if record.ended == "interrupted" else f"it {record.ended}"
 
 
 def _files_of_attempts(directory: Location, attempts: Mapping[int, Location]) -> RunFiles:
@@ -237,6 +239,7 @@ def _recorded_files(directory: Location) -> RunFiles:
             world_size=about.world_size or None,
             ranks=(),
             settings=about.settings,
+            exits=load_exits(directory),
         ),
         tuple(
             RankFiles(rank, () if trace is None else (trace,), directory, expects_trace, about.run_id)
@@ -248,7 +251,7 @@ def _recorded_files(directory: Location) -> RunFiles:
 def _read_run_file(directory: Location) -> _RunFile:
     path = directory / RUN_FILE
     try:
-        text = path.read_bytes()
+        text = read_small(path)
         # The format first: a newer one may have changed everything else.
         found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         if isinstance(found, int) and found > FORMAT:

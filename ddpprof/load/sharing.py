@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ddpprof.child_processes import safe_path
 from ddpprof.load.batches import Batches, Division, OddLayoutError, split_at_array
 from ddpprof.load.collected import Collected
 from ddpprof.load.decoding import EventReader, Known, refuse_many
@@ -86,7 +87,7 @@ class Helpers:
 
     def start(self, path: Path, number: int) -> None:
         context = _context()
-        with signals_later(), suppress(OSError):  # fewer will do
+        with safe_path(), signals_later(), suppress(OSError):  # fewer will do
             self._next_group = context.RawArray("q", [self._division.first_groups])
             for _ in range(number):
                 ours, theirs = context.Pipe()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import math
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ddpprof.errors import RemoteError, RemoteFileNotFound
+from ddpprof.redaction import without_secrets
 
 _HINTS = {
     "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket FSSPEC_S3_ANON=true",
@@ -65,18 +65,11 @@ _TIMED_OUT = {
     "TimeoutException",
 }
 
-_PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):[^/@\s]*@")
-_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
 _LONGEST = 200
 
 _NOT_TRIED_AGAIN_S = 30
 _unreachable: dict[str, tuple[float, str]] = {}
 """When each server could not be reached, and why. Drivers try for many seconds, and each rank has files there."""
-
-
-def without_secrets(text: str) -> str:
-    """URLs without passwords, and without queries, in which web servers want tokens."""
-    return _QUERY.sub(r"\1", _PASSWORD.sub(r"\1@", text))
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
-from ddpprof.location.explain import explained, without_secrets
+from ddpprof.location.explain import explained
+from ddpprof.redaction import without_secrets
 
 _WEB = ("http://", "https://")
 _VERSIONS = (

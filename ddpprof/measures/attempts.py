@@ -6,30 +6,15 @@ such, else under light recording, else under the profiler. A step's length is th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from ddpprof.events import Attempt, DdpModule, Record
+from ddpprof.events import Attempt, DdpModule, ProcessExit
+from ddpprof.measures.failure import RankEnd, rank_end, with_exits
 from ddpprof.measures.shift import Shift, shift_between
 
 _KINDS = ("off", "light", "profiled")
-_OF_A_LOST_PEER = re.compile(
-    r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
-    r"timed out|Timed out|SignalException",
-)
-"""errors with which a rank ends because another one did"""
-
-
-@dataclass(frozen=True, slots=True)
-class RankEnd:
-    rank: int
-    host: str
-    ended: str | None
-    """``"finished"``, ``"failed: …"`` or ``None`` where the process never got to say: it was killed"""
-    is_consequence: bool
-    """it failed because it lost another rank"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +50,11 @@ class AttemptSummary:
     """the rest of the report is of this one"""
 
 
-def summarise_attempts(attempts: Sequence[Attempt]) -> tuple[AttemptSummary, ...]:
-    return tuple(_summarise(attempts, index) for index in range(len(attempts)))
+def summarise_attempts(attempts: Sequence[Attempt], exits: Sequence[ProcessExit] = ()) -> tuple[AttemptSummary, ...]:
+    return tuple(_summarise(attempts, index, exits) for index in range(len(attempts)))
 
 
-def _summarise(attempts: Sequence[Attempt], index: int) -> AttemptSummary:
+def _summarise(attempts: Sequence[Attempt], index: int, exits: Sequence[ProcessExit]) -> AttemptSummary:
     one, first = attempts[index], attempts[0]
     before = next((other for other in reversed(attempts[:index]) if other.records), None)
     kind = next((kind for kind in _KINDS if _step_times(one, kind)), None)
@@ -86,16 +71,11 @@ def _summarise(attempts: Sequence[Attempt], index: int) -> AttemptSummary:
         num_steps=max((len(record.steps) for record in one.records), default=0),
         step_ns=round(median(times)) if times else None,
         step_kind=kind,
-        ends=tuple(_end(record) for record in one.records),
+        ends=with_exits([rank_end(record) for record in one.records], exits),
         changes=_changes(before, one) if before is not None and one.records else (),
         step_change=_step_change(attempts[:index], one),
         is_shown=one.is_shown,
     )
-
-
-def _end(record: Record) -> RankEnd:
-    lost = bool(record.ended and record.ended.startswith("failed") and _OF_A_LOST_PEER.search(record.ended))
-    return RankEnd(record.rank, record.host, record.ended, lost)
 
 
 def _step_times(attempt: Attempt, kind: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""The bucket table: medians over steps and ranks, and which rank launched last.
+"""The bucket table: medians over backward passes, steps and ranks, and which rank launched last.
 
 transfer = the shortest duration of the bucket's collective over the ranks (the others wait for a late one)
 late by  = last rank's launch - first rank's launch, on the clock of one host
@@ -41,6 +41,8 @@ class BucketRow:
     late_rank: int | None
     """the rank that launched last in most steps; ``None`` with one rank, or with ranks on several hosts"""
     late_by_ns: int | None
+    num_passes: int = 1
+    """synchronised backward passes through the module in a step: the median; each sends every bucket"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +106,27 @@ def summarise_times(
         "slowest_parameter_delay_ns": median_known(delays),
         "late_rank": late_rank,
         "late_by_ns": late_by,
+        "num_passes": _num_passes(mine),
     }
 
 
-def _by_step(ranks: Mapping[int, Sequence[BucketStep]]) -> dict[int, dict[int, BucketStep]]:
-    steps: dict[int, dict[int, BucketStep]] = {}
+def _num_passes(ranks: Mapping[int, Sequence[BucketStep]]) -> int:
+    per_step = [num for rows in ranks.values() for num in Counter(row.step for row in rows).values()]
+    return round(median(per_step)) if per_step else 1
+
+
+def _by_pass(ranks: Mapping[int, Sequence[BucketStep]]) -> dict[tuple[int, int], dict[int, BucketStep]]:
+    """Step and backward pass → rank → the bucket in it."""
+    passes: dict[tuple[int, int], dict[int, BucketStep]] = {}
     for rank, rows in ranks.items():
         for row in rows:
-            steps.setdefault(row.step, {})[rank] = row
-    return steps
+            passes.setdefault((row.step, row.pass_index), {})[rank] = row
+    return passes
 
 
 def _transfer(ranks: Mapping[int, Sequence[BucketStep]]) -> int | None:
     shortest = []
-    for rows in _by_step(ranks).values():
+    for rows in _by_pass(ranks).values():
         known = [
             row.finished_ns - row.started_ns
             for row in rows.values()
@@ -131,7 +140,7 @@ def _transfer(ranks: Mapping[int, Sequence[BucketStep]]) -> int | None:
 def _latest(ranks: Mapping[int, Sequence[BucketStep]]) -> tuple[int | None, int | None]:
     last: Counter[int] = Counter()
     by = []
-    for rows in _by_step(ranks).values():
+    for rows in _by_pass(ranks).values():
         launches = {r: row.origin_ns + row.launched_ns for r, row in rows.items() if row.launched_ns is not None}
         if len(launches) == len(ranks) > 1:
             last[max(launches, key=lambda r: launches[r])] += 1

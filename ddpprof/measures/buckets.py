@@ -4,11 +4,13 @@
     launched  the reducer hands its all-reduce to the backend: strictly in index order, so not before its predecessors
     started, finished   the collective itself, from the trace
 
-Times count from the end of the DDP forward, where the reducer's own clock starts.
+Times count from the end of the last DDP forward before the backward pass, where the reducer's own clock starts. A step
+may have several synchronised backward passes through one module; each has all of the module's buckets.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ import numpy as np
 
 from ddpprof.events import (
     UNKNOWN,
+    BackwardPass,
     CollectiveKind,
     DdpModule,
     Phase,
@@ -26,7 +29,7 @@ from ddpprof.events import (
 
 @dataclass(frozen=True, slots=True)
 class BucketStep:
-    """One bucket in one step of one rank. Nanoseconds since the end of the DDP forward."""
+    """One bucket in one backward pass of one step of one rank. Nanoseconds since the end of the DDP forward."""
 
     step: int
     module: int
@@ -43,64 +46,71 @@ class BucketStep:
     """reducer index of the parameter whose gradient came last"""
     previous_ready_ns: int | None
     """when the last but one of its gradients was accumulated"""
+    pass_index: int = 0
+    """which of the step's synchronised backward passes through the module"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
     """A collective that the reducer must have launched."""
 
-    module: int
+    place: int
+    """of the backward pass in the step"""
     bucket: int | None
     """``None``: the map of used parameters, reduced after the last bucket"""
     ready_ns: int
 
 
 def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
-    """Every bucket of every module that synchronised in `step`, which lies in `trace` if it was profiled."""
+    """Return every bucket of every synchronised backward pass of `step`, which lies in `trace` if it was profiled."""
     if not fits(modules, step):
         return ()
-    origins = {f.module: f.inner_end_ns for f in step.forwards if f.synchronises}
     seen = _from_trace(modules, step, trace) if trace is not None else _from_record(step)
+    passes_so_far: Counter[int] = Counter()
     rows = []
-    for module, ready in sorted(step.ready_ns.items()):
-        origin = origins.get(module)
-        if origin is None:
-            continue
-        for index, parameters in enumerate(modules[module].buckets):
-            known = sorted((t, p) for p in parameters if (t := ready[p]) is not None)
-            launched, started, finished = seen.get((module, index), (None, None, None))
-            rows.append(
-                BucketStep(
-                    step=step.number,
-                    module=module,
-                    index=index,
-                    origin_ns=origin,
-                    first_ready_ns=known[0][0] - origin if known else None,
-                    ready_ns=known[-1][0] - origin if known else None,
-                    launched_ns=_since(launched, origin),
-                    started_ns=_since(started, origin),
-                    finished_ns=_since(finished, origin),
-                    last_parameter=known[-1][1] if known else None,
-                    previous_ready_ns=known[-2][0] - origin if len(known) > 1 else None,
-                )
-            )
-    return tuple(rows)
+    for place, one in enumerate(step.passes):
+        for index, parameters in enumerate(modules[one.module].buckets):
+            times = seen.get((place, index), (None, None, None))
+            rows.append(_bucket_step(step.number, one, passes_so_far[one.module], index, parameters, times))
+        passes_so_far[one.module] += 1
+    return tuple(sorted(rows, key=lambda row: (row.module, row.pass_index, row.index)))
+
+
+_Times = tuple[int | None, int | None, int | None]
+
+
+def _bucket_step(
+    number: int, one: BackwardPass, pass_index: int, index: int, parameters: Sequence[int], times: _Times
+) -> BucketStep:
+    origin, (launched, started, finished) = one.origin_ns, times
+    known = sorted((ns, parameter) for parameter in parameters if (ns := one.ready_ns[parameter]) is not None)
+    return BucketStep(
+        step=number,
+        module=one.module,
+        index=index,
+        origin_ns=origin,
+        first_ready_ns=known[0][0] - origin if known else None,
+        ready_ns=known[-1][0] - origin if known else None,
+        launched_ns=_since(launched, origin),
+        started_ns=_since(started, origin),
+        finished_ns=_since(finished, origin),
+        last_parameter=known[-1][1] if known else None,
+        previous_ready_ns=known[-2][0] - origin if len(known) > 1 else None,
+        pass_index=pass_index,
+    )
 
 
 def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
     """Whether `step` is of these modules: a rank that was killed may have left steps of some it never described."""
-    return all(_fits_one(modules, module, ready) for module, ready in step.ready_ns.items())
+    return all(_fits_one(modules, one) for one in step.passes)
 
 
-def _fits_one(modules: Sequence[DdpModule], module: int, ready: Sequence[int | None]) -> bool:
-    if not 0 <= module < len(modules):
+def _fits_one(modules: Sequence[DdpModule], one: BackwardPass) -> bool:
+    if not 0 <= one.module < len(modules):
         return False
-    num_parameters = len(modules[module].parameters)
-    in_buckets = (p for bucket in modules[module].buckets for p in bucket)
-    return len(ready) == num_parameters and all(0 <= p < num_parameters for p in in_buckets)
-
-
-_Times = tuple[int | None, int | None, int | None]
+    num_parameters = len(modules[one.module].parameters)
+    in_buckets = (p for bucket in modules[one.module].buckets for p in bucket)
+    return len(one.ready_ns) == num_parameters and all(0 <= p < num_parameters for p in in_buckets)
 
 
 def _since(time_ns: int | None, origin: int) -> int | None:
@@ -108,7 +118,11 @@ def _since(time_ns: int | None, origin: int) -> int | None:
 
 
 def _from_record(step: RecordedStep) -> dict[tuple[int, int], _Times]:
-    return {(b.module, b.index): (b.launched_ns, None, b.finished_ns) for b in step.buckets}
+    return {
+        (place, bucket.index): (bucket.launched_ns, None, bucket.finished_ns)
+        for place, one in enumerate(step.passes)
+        for bucket in one.buckets
+    }
 
 
 def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], _Times]:
@@ -122,9 +136,10 @@ def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
 
 
 def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], int]:
-    """Module and index of each bucket → the row of its all-reduce, in the order of their launches.
+    """Place of the backward pass in the step, and index of each bucket → the row of its all-reduce.
 
-    Nothing is paired where the numbers differ: a comm hook that reduces in several collectives, say.
+    They are paired in the order of their launches. Nothing is paired where the numbers differ: a comm hook that reduces
+    in several collectives, say.
     """
     numbers = [s.number for s in trace.steps]
     if step.number not in numbers or not fits(modules, step):
@@ -141,17 +156,16 @@ def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
     if len(rows) != len(expected):
         return {}
     pairs = zip(rows.tolist(), expected, strict=True)
-    return {(bucket.module, bucket.bucket): row for row, bucket in pairs if bucket.bucket is not None}
+    return {(bucket.place, bucket.bucket): row for row, bucket in pairs if bucket.bucket is not None}
 
 
 def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[_Expected]:
     expected = []
-    for module, ready in step.ready_ns.items():
-        latest = 0
-        for index, parameters in enumerate(modules[module].buckets):
-            latest = max([latest, *(t for p in parameters if (t := ready[p]) is not None)])
-            expected.append(_Expected(module, index, latest))
-        settings = modules[module].settings
+    for place, one in enumerate(step.passes):
+        latest, settings = 0, modules[one.module].settings
+        for index, parameters in enumerate(modules[one.module].buckets):
+            latest = max([latest, *(ns for p in parameters if (ns := one.ready_ns[p]) is not None)])
+            expected.append(_Expected(place, index, latest))
         if settings.get("find_unused_parameters") and not settings.get("static_graph"):
-            expected.append(_Expected(module, None, latest))
+            expected.append(_Expected(place, None, latest))
     return sorted(expected, key=lambda e: e.ready_ns)

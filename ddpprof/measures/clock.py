@@ -12,6 +12,9 @@ Bound: a collective in which every rank depends on every other cannot end on one
 collective puts the offset between (start on the rank - end on the reference) and (end on the rank - start on the
 reference); the estimate is moved into the intersection, and the bound is the distance to its farther side. Over gloo
 a thread notices the end late when it waits for a core: that widens the bound, and the estimate's noise is one-sided.
+
+Ranks on the reference's host read the same clock, unless the ends of their collectives say otherwise; what then remains
+is how each process's profiler turns processor time into time since 1970.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ _MOST_POINTS = 64
 _FEWEST_POINTS = 8
 _LARGEST_DRIFT = 500e-6
 """As fast as Linux lets a clock be steered; what looks faster is no clock's drift."""
+_ON_ONE_HOST_NS = 100_000
+"""Profilers of one host put the same instant within 30 µs of each other: by the times that the recorder took itself."""
 _SIGNIFICANT = 2.576
 """Standard deviations: 99 % of a normal distribution."""
 
@@ -121,7 +126,12 @@ def find_common_clock(ranks: Sequence[RankCollectives], matched: MatchedCollecti
     host_of = {one.rank: one.host for one in ranks}
     reference = RankClock(matched.ranks[first], host_of[matched.ranks[first]], 0, 0.0, 0, int(here.sum()))
     lines = _lines(pairs, host_of, reference)
-    return CommonClock(at, (reference, *(pair.clock(n, host_of[n], lines[n]) for n, pair in pairs.items())))
+
+    def clock(number: int, pair: _Pair) -> RankClock:
+        same = reference.host is not None and host_of[number] == reference.host and lines[number] == _ONE_CLOCK
+        return pair.clock(number, host_of[number], lines[number], reads_the_reference=same)
+
+    return CommonClock(at, (reference, *(clock(number, pair) for number, pair in pairs.items())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,9 @@ class _Line:
 
     def at(self, since_ns: float) -> float:
         return self.offset_ns + self.drift * since_ns
+
+
+_ONE_CLOCK = _Line(0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +168,12 @@ class _Pair:
         noise = self._noise_ns(line.drift)
         return all(abs(line.at(edge) - other.at(edge)) <= noise for edge in (self.since.min(), self.since.max()))
 
-    def clock(self, rank: int, host: str | None, line: _Line) -> RankClock:
+    def allows(self, line: _Line) -> bool:
+        """Whether no collective ended on one of the two ranks before it started on the other, by `line`."""
+        moved = np.rint(line.offset_ns + self.since * line.drift).astype(np.int64)
+        return bool((self.lowest <= moved).all() and (moved <= self.highest).all())
+
+    def clock(self, rank: int, host: str | None, line: _Line, reads_the_reference: bool) -> RankClock:
         moved = self._moved(line.drift)
         lowest, highest = int((self.lowest - moved).max()), int((self.highest - moved).min())
         if lowest > highest:
@@ -163,6 +181,8 @@ class _Pair:
         noise = ceil(self._noise_ns(line.drift))
         offset = min(max(line.offset_ns, lowest), highest)
         bound = max(offset - lowest, highest - offset)
+        if reads_the_reference:
+            bound = min(bound, _ON_ONE_HOST_NS)
         return RankClock(rank, host, offset, line.drift * 1e6, bound, len(moved), min(noise, bound))
 
     def _moved(self, drift: float) -> Int64Column:
@@ -181,21 +201,24 @@ class _Pair:
 
 
 def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], reference: RankClock) -> dict[int, _Line]:
-    """Each rank's offset and drift: its host's where it agrees, else its own.
+    """Return each rank's offset and drift: its host's where it agrees, else its own.
 
-    Ranks of one host need not share a clock: containers may have their own, and host names may be the same by mistake.
+    Host names may be the same by mistake. A rank that names the reference's host has the reference's clock unless a
+    collective would then have ended before it began.
     """
     lines = {number: pair.line() for number, pair in pairs.items()}
     shared = dict(lines)
     for host in {host_of[number] for number in pairs} - {None}:
         members = [number for number in pairs if host_of[number] == host]
-        if host == reference.host:
-            common = _Line(0, 0.0)
+        is_reference = host == reference.host
+        if is_reference:
+            common = _ONE_CLOCK
         else:
             offsets, drifts = [lines[n].offset_ns for n in members], [lines[n].drift for n in members]
             common = _Line(_median(np.array(offsets)), median(drifts))
         for number in members:
-            if pairs[number].agrees(lines[number], common):
+            pair = pairs[number]
+            if pair.allows(common) if is_reference else pair.agrees(lines[number], common):
                 shared[number] = common
     return shared
 

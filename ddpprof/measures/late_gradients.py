@@ -55,15 +55,14 @@ def find_late_gradients(
     return tuple(sorted(found, key=lambda one: -one.jump_ns)) if compared else None
 
 
-def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict[tuple[int, int], _Floats]:
-    """(module, step) → delay of each parameter, NaN where it had no gradient."""
+def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict[tuple[int, tuple[int, int]], _Floats]:
+    """Module, and step with the place of the backward pass → delay of each parameter, NaN where it had no gradient."""
     found = {}
     for step in steps:
-        origins = {forward.module: forward.inner_end_ns for forward in step.forwards if forward.synchronises}
-        for module, ready in step.ready_ns.items():
-            if module in origins and 0 <= module < len(modules) and len(ready) == len(modules[module].parameters):
-                since = [np.nan if time is None else time - origins[module] for time in ready]
-                found[module, step.number] = np.array(since, np.float64)
+        for place, one in enumerate(step.passes):
+            if 0 <= one.module < len(modules) and len(one.ready_ns) == len(modules[one.module].parameters):
+                since = [np.nan if time is None else time - one.origin_ns for time in one.ready_ns]
+                found[one.module, (step.number, place)] = np.array(since, np.float64)
     return found
 
 

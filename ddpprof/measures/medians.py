@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import sqrt
-from statistics import median, quantiles, stdev
+from statistics import fmean, median, quantiles, stdev
 
 _OVER_THAT_OF_A_MEAN = 1.25
 
@@ -13,6 +13,12 @@ def median_known(values: Iterable[int | None]) -> int | None:
     """``None`` where all are."""
     known = [value for value in values if value is not None]
     return round(median(known)) if known else None
+
+
+def mean_known(values: Iterable[int | None]) -> int | None:
+    """Return the rounded mean of the values that are known; ``None`` where none is."""
+    known = [value for value in values if value is not None]
+    return round(fmean(known)) if known else None
 
 
 def first_quartile(values: Sequence[int]) -> float:

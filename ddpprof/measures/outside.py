@@ -143,20 +143,23 @@ def _barriers(trace: Trace) -> Spans:
 
 
 def _places(trace: Trace, launched_ns: Int64Column) -> list[Place]:
-    """By the last mark of the host that began before each launch, and whether it still goes on.
+    """Return the place of each launch: by the last beginning or end of a mark of the host before it.
 
-    Before the first mark of all lies what follows an optimizer's step: there steps end.
+    An optimizer's step may hold forward and backward, where a closure computes them. Before the first mark of all lies
+    what follows an optimizer's step: there steps end.
     """
     host = trace.host_spans
-    rows = np.flatnonzero(np.isin(host.mark, (Mark.FORWARD, Mark.BACKWARD, Mark.OPTIMIZER)))
-    last = np.searchsorted(host.start_ns[rows], launched_ns, side="right") - 1
+    rows = np.flatnonzero(np.isin(host.mark, list(_PLACES)))
+    times = np.concatenate((host.start_ns[rows], host.end_ns[rows]))
+    order = np.argsort(times, kind="stable")
+    last = np.searchsorted(times[order], launched_ns, side="right") - 1
     places = []
-    for launched, index in zip(launched_ns.tolist(), last.tolist(), strict=True):
+    for index in last.tolist():
         if index < 0:
             places.append(Place.AFTER_OPTIMIZER)
             continue
-        inside, after = _PLACES[Mark(host.mark[rows[index]])]
-        places.append(inside if launched < host.end_ns[rows[index]] else after)
+        has_ended, row = divmod(int(order[index]), len(rows))
+        places.append(_PLACES[Mark(host.mark[rows[row]])][has_ended])
     return places
 
 

@@ -1,7 +1,7 @@
 """How much time does a rank take for itself in a step that only the light recorder saw? `progress` tells it of traces.
 
     own time = the step, less buffer synchronisation in the forward,
-               less from each module's last gradient to what begins next: a forward, an optimizer, the step's end
+               less from each backward pass's last gradient to what begins next: a forward, an optimizer, the step's end
 
 The recorder does not say when the gradients' communication ended, so the last line counts as waiting for it.
 """
@@ -33,10 +33,9 @@ def progress_of_rank(rank: Rank) -> tuple[StepProgress, ...]:
 
 def measure_recorded_progress(step: RecordedStep) -> StepProgress | None:
     """``None`` where no gradients became ready, or the inside of the step was not recorded."""
-    ready = [known for times in step.ready_ns.values() if (known := [t for t in times if t is not None])]
-    if not ready or not step.forwards:
+    last_ready = [ns for one in step.passes if (ns := one.last_ready_ns) is not None]
+    if not last_ready or not step.forwards:
         return None
-    last_ready = [max(times) for times in ready]
     forward = _spans([(f.start_ns, f.end_ns) for f in step.forwards], step)
     optimizer = _spans(list(step.optimizers), step)
     sync = sum(f.buffer_sync_ns for f in step.forwards)

@@ -1,7 +1,7 @@
 """By how much do two samples differ, and how much of that is their own spread?
 
     shift    = median of all differences b - a                                 (Hodges and Lehmann 1963)
-    interval = the differences between which Mann and Whitney's U leaves 95 %
+    interval = the differences between which Mann and Whitney's U leaves 95 %, or as much as is asked for
 
 Neither assumes a distribution, and one odd step moves neither far. What differs between two runs as wholes (another
 machine, another hour) is in the shift, not in the interval.
@@ -42,14 +42,14 @@ class Shift:
         return self.low > 0 or self.high < 0
 
 
-def shift_between(a: Sequence[float], b: Sequence[float]) -> Shift | None:
-    """``None`` where either sample is empty."""
+def shift_between(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> Shift | None:
+    """Return by how much `b` is above `a`, or ``None`` where either sample is empty."""
     if not a or not b:
         return None
     a, b = _selection(a), _selection(b)
     differences = np.sort(np.subtract.outer(np.asarray(b, np.float64), np.asarray(a, np.float64)), axis=None)
     shift = float(np.median(differences))
-    outside = _outside(len(a), len(b))
+    outside = _outside(len(a), len(b), (1 - confidence) / 2)
     if outside is None:
         return Shift(shift, None, None)
     return Shift(shift, float(differences[outside]), float(differences[-1 - outside]))
@@ -61,9 +61,8 @@ def _selection(values: Sequence[float]) -> Sequence[float]:
     return [sorted(values)[index] for index in np.linspace(0, len(values) - 1, _MOST_VALUES).round().astype(int)]
 
 
-def _outside(num_a: int, num_b: int) -> int | None:
-    """How many of the ordered differences lie below the interval: the largest u with P(U < u + 1) <= 2.5 %."""
-    tail = (1 - CONFIDENCE) / 2
+def _outside(num_a: int, num_b: int, tail: float = (1 - CONFIDENCE) / 2) -> int | None:
+    """How many of the ordered differences lie below the interval: the largest u with P(U < u + 1) <= `tail`."""
     if num_a * num_b > _EXACT_UP_TO:
         deviation = sqrt(num_a * num_b * (num_a + num_b + 1) / 12)
         return int(max(0, num_a * num_b / 2 + NormalDist().inv_cdf(tail) * deviation - 0.5))

@@ -34,6 +34,8 @@ class BucketSpan:
     launched_ns: int | None
     started_ns: int | None
     finished_ns: int | None
+    pass_index: int = 0
+    """which of the step's synchronised backward passes through the module"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,4 +121,5 @@ def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> Bucket
         launched_ns=common(one.launched_ns),
         started_ns=common(one.started_ns),
         finished_ns=common(one.finished_ns),
+        pass_index=one.pass_index,
     )

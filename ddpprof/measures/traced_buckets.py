@@ -1,9 +1,10 @@
 """Which buckets does a trace show without ddpprof's record? One gradient all-reduce each, in the order of launch.
 
 The layout is the one that most steps share, over all ranks: sizes in the order of launch, an unknown size fits any.
-Steps with another layout are left out; DDP rebuilds its buckets after the first iteration. Modules cannot be told
-apart: all buckets are those of module 0. Times count from the end of the last DDP forward before the first bucket;
-where the script reduces gradients without DDP, from the beginning of the backward pass.
+Passes with another layout are left out; DDP rebuilds its buckets after the first iteration. A step in which a DDP
+forward ends between all-reduces has several backward passes if each sends the same sizes; else they count as one, for
+modules cannot be told apart: all buckets are those of module 0. Times count from the end of the last DDP forward before
+the pass's first bucket; where the script reduces gradients without DDP, from the beginning of the backward pass.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddpprof.events import UNKNOWN, Int64Column, Mark, Trace
+from ddpprof.measures.backward_passes import BackwardCompute, backward_passes
 from ddpprof.measures.bucket_table import BucketRow, summarise_times
 from ddpprof.measures.buckets import BucketStep
 from ddpprof.measures.gradient_reduces import gradient_all_reduces, reduces_without_ddp
-from ddpprof.measures.trailing import measure_trailing
 
 _Sizes = tuple[int, ...]
 
@@ -37,12 +39,14 @@ NO_BUCKETS = TracedBuckets((), ())
 
 @dataclass(frozen=True, slots=True)
 class TracedPass:
-    """The gradient all-reduces of one step of one rank, in the order of launch."""
+    """The gradient all-reduces of one backward pass of one rank, in the order of launch."""
 
     step: int
     """index into the steps of the rank's trace"""
     number: int
     """the step's"""
+    index: int
+    """which of the step's passes"""
     sizes: _Sizes
     """or `UNKNOWN`"""
     origin_ns: int
@@ -51,9 +55,10 @@ class TracedPass:
     spans_forwards: bool
     """a DDP forward ended between its first launch and its last"""
     step_start_ns: int
+    """of the part of the step that the pass is: from the end of the pass before it, or the step's start"""
     step_end_ns: int
     backward_end_ns: int | None
-    """end of the last backward compute; these three also count from the origin"""
+    """end of its last backward compute; these three also count from the origin"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +108,62 @@ def usual_sizes(passes: Mapping[int, Sequence[TracedPass]]) -> list[int | None]:
 
 
 def find_passes(trace: Trace) -> TracedPasses:
-    """Those of the steps that reduced gradients after a DDP forward, or without DDP."""
+    """Return the passes of all steps that reduced gradients after a DDP forward, or without DDP."""
     comm, origins = trace.collectives, _origins(trace)
     gradients = gradient_all_reduces(trace)
-    found = []
+    found: list[TracedPass] = []
     for step in range(len(trace.steps)):
         rows = gradients[comm.step[gradients] == step]
         ended = np.searchsorted(origins, comm.launched_ns[rows], side="right")
-        if not len(rows) or not ended[0]:
-            continue
-        origin, trailing = int(origins[ended[0] - 1]), measure_trailing(trace, step)
-        times = np.stack((comm.launched_ns[rows], comm.start_ns[rows], comm.end_ns[rows]), axis=1) - origin
+        if len(rows) and ended[0]:
+            found += _passes_of_step(trace, step, rows, ended, origins)
+    return TracedPasses(trace.epoch_ns, tuple(found))
+
+
+def _passes_of_step(
+    trace: Trace, step: int, rows: NDArray[np.int64], ended: NDArray[np.int64], origins: Int64Column
+) -> list[TracedPass]:
+    """`rows`: in the order of launch. `ended`: for each, how many forwards had ended before."""
+    comm, whole = trace.collectives, trace.steps[step]
+    firsts = _first_of_passes(comm.num_bytes[rows], ended)
+    computed = backward_passes(trace, step)
+    found: list[TracedPass] = []
+    part_start = whole.start_ns
+    for first, behind in zip(firsts, [*firsts[1:], len(rows)], strict=True):
+        mine, origin = rows[first:behind], int(origins[ended[first] - 1])
+        backward_end = _backward_end(computed, None if behind == len(rows) else int(comm.start_ns[mine[0]]))
+        last_end = max(int(comm.end_ns[mine].max()), backward_end or 0)
+        part_end = whole.end_ns if behind == len(rows) else last_end
+        times = np.stack((comm.launched_ns[mine], comm.start_ns[mine], comm.end_ns[mine]), axis=1) - origin
         found.append(
             TracedPass(
                 step=step,
-                number=trace.steps[step].number,
-                sizes=tuple(comm.num_bytes[rows].tolist()),
+                number=whole.number,
+                index=len(found),
+                sizes=tuple(comm.num_bytes[mine].tolist()),
                 origin_ns=origin,
                 times_ns=tuple((launch, start, end) for launch, start, end in times.tolist()),
-                spans_forwards=bool(ended[-1] > ended[0]),
-                step_start_ns=trace.steps[step].start_ns - origin,
-                step_end_ns=trace.steps[step].end_ns - origin,
-                backward_end_ns=trailing.backward_end_ns - origin if trailing is not None else None,
+                spans_forwards=bool(ended[behind - 1] > ended[first]),
+                step_start_ns=part_start - origin,
+                step_end_ns=part_end - origin,
+                backward_end_ns=None if backward_end is None else backward_end - origin,
             )
         )
-    return TracedPasses(trace.epoch_ns, tuple(found))
+        part_start = part_end
+    return found
+
+
+def _first_of_passes(sizes: Int64Column, ended: NDArray[np.int64]) -> list[int]:
+    """Return where a pass begins: after each forward, if all that follow one send the same known sizes; else once."""
+    firsts = [0, *(np.flatnonzero(np.diff(ended)) + 1).tolist()]
+    layouts = {tuple(part.tolist()) for part in np.split(sizes, firsts[1:])}
+    return firsts if len(layouts) == 1 and UNKNOWN not in sizes else [0]
+
+
+def _backward_end(passes: Sequence[BackwardCompute], at_ns: int | None) -> int | None:
+    """Return when the backward pass that was under way at `at_ns`, or the step's last, had computed all."""
+    begun = [one for one in passes if at_ns is None or one.start_ns <= at_ns]
+    return begun[-1].end_ns if begun else None
 
 
 def _origins(trace: Trace) -> Int64Column:
@@ -168,6 +204,7 @@ def _steps(one: TracedPass, epoch_ns: int | None) -> list[BucketStep]:
             finished_ns=finished,
             last_parameter=None,
             previous_ready_ns=None,
+            pass_index=one.index,
         )
         for index, (launched, started, finished) in enumerate(one.times_ns)
     ]

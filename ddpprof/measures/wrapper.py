@@ -5,20 +5,22 @@
     copy in           gradients scaled and copied into buckets
     launch            handing all-reduces to the backend
     copy out          buckets copied back into `.grad`
-    finalise          the rest between the last backward node and the last copy out, less the time in which a collective
-                      that was handed over has not ended: it may still wait in the backend's queue
+    finalise          the rest between each pass's last backward node and its last copy out, less the time in which a
+                      collective that was handed over has not ended: it may still wait in the backend's queue
 
 The forward's own parts come from ddpprof's record: a trace that ddpprof did not record lacks them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.events import UNKNOWN, Mark, Phase, RecordedStep, Trace
+from ddpprof.events import UNKNOWN, Int64Column, Mark, RecordedStep, Trace
 from ddpprof.intervals import Spans, merge, subtract, union
+from ddpprof.measures.backward_passes import BackwardCompute, backward_passes
 from ddpprof.measures.overlap import spans_of
 
 
@@ -89,15 +91,22 @@ def _pre_forward(trace: Trace, recorded: RecordedStep | None, comm: Spans) -> in
 def _finalise(trace: Trace, step: int, copy_out: Spans) -> int | None:
     if not len(copy_out) or trace.device != "cpu":
         return None
-    compute = trace.compute
-    backward = (compute.step == step) & (compute.phase == Phase.BACKWARD)
-    if not backward.any():
+    passes = backward_passes(trace, step)
+    if not passes:
         return None
-    begin = int(compute.end_ns[backward].max())
-    end = int(copy_out.end_ns[-1])
-    if end <= begin:
-        return 0
+    windows = [
+        (one.end_ns, max(one.end_ns, int(ends.max())))
+        for one, ends in zip(passes, _copies_by_pass(passes, copy_out), strict=True)
+        if len(ends)
+    ]
+    between = np.array(windows, np.int64).reshape(-1, 2)
     comm = trace.collectives
     handed_over = np.where(comm.launched_ns == UNKNOWN, comm.start_ns, np.minimum(comm.launched_ns, comm.start_ns))
     under_way = union(handed_over, comm.end_ns)
-    return subtract(Spans(np.array([begin]), np.array([end])), merge(copy_out, under_way)).total_ns
+    return subtract(union(between[:, 0], between[:, 1]), merge(copy_out, under_way)).total_ns
+
+
+def _copies_by_pass(passes: Sequence[BackwardCompute], copy_out: Spans) -> list[Int64Column]:
+    """Return the ends of the copies out of the buckets that follow each pass."""
+    after = np.searchsorted([one.start_ns for one in passes], copy_out.end_ns)
+    return [copy_out.end_ns[after == place] for place in range(1, len(passes) + 1)]

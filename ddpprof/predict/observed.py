@@ -1,4 +1,7 @@
-"""What light recording saw of the steps that predictions start from: all ranks together, ns since each step began.
+"""What light recording saw of the backward passes that predictions start from: all ranks together.
+
+A step of one synchronised backward pass is observed as a whole. A step of several is cut into as many parts, each of
+which ends where the next pass's forward, or the optimizer, begins. Times are ns since the part began.
 
     ready      when a gradient was there on the rank that had it last: its bucket waits for all ranks
     finished   when a bucket was there on the last rank
@@ -11,7 +14,7 @@ Only steps of one synchronised backward pass through one DDP module count.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from ddpprof.events import RecordedStep
@@ -32,6 +35,8 @@ class ObservedStep:
     """where more is computed after the last gradient of a bucket"""
     num_forwards: int = 1
     """each with its backward pass; the last pass is reduced"""
+    step: int = 0
+    """number of the step that it is of"""
 
     @property
     def computed_ns(self) -> float:
@@ -41,17 +46,46 @@ class ObservedStep:
 def observe_steps(
     recorded: Mapping[int, Sequence[RecordedStep]], module: int = 0, one_clock: bool = False
 ) -> tuple[ObservedStep, ...]:
-    """Of light recording, on every rank that was read.
+    """Return what light recording saw on every rank that was read, one for each synchronised backward pass.
 
     `one_clock`: the ranks are on one host, and a step begins where the first of them begins it. Else each rank's times
     count from its own beginning, as if all began together.
     """
     by_rank = [{step.number: step for step in steps if step.mode == "light"} for steps in recorded.values()]
     common = sorted(set.intersection(*map(set, by_rank))) if by_rank else []
-    steps = ([steps[number] for steps in by_rank] for number in common)
-    return tuple(
-        _observe(ranks, module, one_clock) for ranks in steps if all(_has_one_backward(step, module) for step in ranks)
+    observed: list[ObservedStep] = []
+    for number in common:
+        parts = [one_part_for_each_pass(steps[number], module) for steps in by_rank]
+        if len({len(of_rank) for of_rank in parts}) == 1:
+            observed += (_observe(ranks, one_clock) for ranks in zip(*parts, strict=True))
+    return tuple(observed)
+
+
+def one_part_for_each_pass(step: RecordedStep, module: int = 0) -> tuple[RecordedStep, ...]:
+    """Cut the step where a forward begins after a synchronised backward pass.
+
+    Empty where a pass goes through another module, or where not every pass has gradients and a forward of its own.
+    """
+    if not step.passes or any(one.module != module or one.last_ready_ns is None for one in step.passes):
+        return ()
+    ends = []
+    for one in step.passes[:-1]:
+        following = [forward.start_ns for forward in step.forwards if forward.start_ns >= (one.last_ready_ns or 0)]
+        ends.append(min(following, default=step.end_ns))
+    bounds = [step.start_ns, *ends, step.end_ns]
+    parts = tuple(
+        replace(
+            step,
+            start_ns=start,
+            end_ns=end,
+            forwards=tuple(forward for forward in step.forwards if start <= forward.start_ns < end),
+            optimizers=tuple(span for span in step.optimizers if start <= span[0] < end),
+            passes=(one,),
+        )
+        for one, start, end in zip(step.passes, bounds, bounds[1:], strict=False)
     )
+    whole = all(sum(forward.synchronises for forward in part.forwards) == 1 for part in parts)
+    return parts if whole else ()
 
 
 def backward_alone_ns(recorded: Mapping[int, Sequence[RecordedStep]]) -> float | None:
@@ -73,25 +107,20 @@ def _backward_ns(step: RecordedStep) -> int:
     return _optimized_at(step, begin_ns) - begin_ns
 
 
-def _has_one_backward(step: RecordedStep, module: int) -> bool:
-    synchronised = [forward for forward in step.forwards if forward.synchronises]
-    known = any(ns is not None for ns in step.ready_ns.get(module, ()))
-    return known and len(step.ready_ns) == 1 and len(synchronised) == 1
-
-
-def _observe(ranks: Sequence[RecordedStep], module: int, one_clock: bool) -> ObservedStep:
+def _observe(ranks: Sequence[RecordedStep], one_clock: bool) -> ObservedStep:
     first_ns = min(step.start_ns for step in ranks)
-    origins = [(step, first_ns if one_clock else step.start_ns) for step in ranks]
-    gradients = zip(*([_since(origin, ns) for ns in step.ready_ns[module]] for step, origin in origins), strict=True)
-    finished = [{b.index: b.finished_ns - origin for b in step.buckets if b.finished_ns} for step, origin in origins]
+    origins = [(step, step.passes[0], first_ns if one_clock else step.start_ns) for step in ranks]
+    gradients = zip(*([_since(origin, ns) for ns in one.ready_ns] for _, one, origin in origins), strict=True)
+    finished = [{b.index: b.finished_ns - origin for b in one.buckets if b.finished_ns} for _, one, origin in origins]
     timed = sorted({index for times in finished for index in times})  # the end of a step may be too early for a rank
     return ObservedStep(
         measured_ns=fmean(step.end_ns - step.start_ns for step in ranks),
-        backward_ns=max(step.forwards[-1].end_ns - origin for step, origin in origins),
+        backward_ns=max(step.forwards[-1].end_ns - origin for step, _, origin in origins),
         ready_ns=tuple(_last(times) for times in gradients),
         finished_ns={index: float(max(times[index] for times in finished if index in times)) for index in timed},
-        reduced_ns=max(_reduced_at(step, module) - origin for step, origin in origins),
-        num_forwards=max(len(step.forwards) for step in ranks),
+        reduced_ns=max(_optimized_at(step, one.last_ready_ns or 0) - origin for step, one, origin in origins),
+        num_forwards=max(sum(forward.has_gradients for forward in step.forwards) for step in ranks),
+        step=ranks[0].number,
     )
 
 
@@ -101,10 +130,6 @@ def _since(origin_ns: int, ns: int | None) -> int | None:
 
 def _last(times: Sequence[int | None]) -> float | None:
     return max((float(ns) for ns in times if ns is not None), default=None)
-
-
-def _reduced_at(step: RecordedStep, module: int) -> int:
-    return _optimized_at(step, max(ns for ns in step.ready_ns[module] if ns is not None))
 
 
 def _optimized_at(step: RecordedStep, since_ns: int) -> int:

@@ -1,11 +1,12 @@
 """How long would the step take under another setting? The replay of it, and by how much it may be off.
 
-    step = measured step + pace × (replayed backward pass - replay of the recorded one)
+    step = measured step + pace × (replayed backward passes - replay of the recorded ones)
 
-so what the replay does not know of (the optimizer, data, Python) stays as it was measured. The pace is by how much the
-machine was slower than the replay: whatever slowed the recorded steps would slow others. The interval joins, as
-independent errors: the noise of the measured steps, what the replay misses of them, what is guessed of computation, and
-the replay once with a slower and once with a faster network, which differ the more the further the setting is from
+What the replay does not know of (the optimizer, data, Python) stays as it was measured. A step's reduced backward
+passes are taken to be alike, and one is replayed; passes that only accumulate add what they compute. The pace is by how
+much the machine was slower than the replay: whatever slowed the recorded steps would slow others. The interval joins,
+as independent errors: the noise of the measured steps, what the replay misses of them, what is guessed of computation,
+and the replay once with a slower and once with a faster network, which differ the more the further the setting is from
 what was measured.
 """
 
@@ -99,11 +100,13 @@ def predict(profile: Profile, setting: Setting, target: Network | None = None) -
     link = _link(network, setting, ranks, training.backend)
     base = replayed(link)
     doubts = doubts_about(network, link, setting, training)
-    pace, rest_ns = profile.pace, profile.step_ns - profile.pace * profile.replayed_ns
+    rest_ns = profile.step_ns - profile.pace * profile.num_reduced * profile.replayed_ns
+    num_reduced = 1 if setting.accumulation else profile.num_reduced
+    pace = profile.pace * num_reduced
     step_ns = rest_ns + pace * base.end_ns
     doubted_ns = tuple(rest_ns + pace * replayed(link).end_ns for link in doubts.links)
-    missed_ns = (profile.replayed_ns - profile.reduced_ns) * max(1.0, base.end_ns / profile.replayed_ns)
-    guessed_ns = hypot(
+    missed_ns = num_reduced * (profile.replayed_ns - profile.reduced_ns) * max(1.0, base.end_ns / profile.replayed_ns)
+    guessed_ns = num_reduced * hypot(
         computed.end_ns * _BATCH_ERROR * log2(setting.batch_scale),
         _hook_ns_per_byte(profile, setting) * training.gradient_bytes / 2,
     )

@@ -12,6 +12,7 @@ All are medians over the steps that were seen.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -55,6 +56,8 @@ class Profile:
     """the run has steps without communication"""
     accumulation: int = 1
     """backward passes for each that is reduced"""
+    num_reduced: int = 1
+    """reduced backward passes in a step; all times but the step's are of one of them"""
 
     @property
     def pace(self) -> float:
@@ -64,7 +67,7 @@ class Profile:
     @property
     def replay_error(self) -> float:
         """By how much of the step the replay of the recorded settings misses it."""
-        return (self.replayed_ns - self.reduced_ns) / self.step_ns
+        return self.num_reduced * (self.replayed_ns - self.reduced_ns) / self.step_ns
 
     def without_others(self, ranks: Profile) -> Profile:
         """`ranks`: of some of the ranks. As if the others were like them, beside what was measured of all.
@@ -90,17 +93,20 @@ def profile_of(
     copied_ns: float | None = None,
     alone_ns: float | None = None,
 ) -> Profile:
-    """One step of each kind or more.
+    """Return what one reduced backward pass, and the step that has some of them, take.
 
-    `measured_ns`: steps that were not profiled. `network`: that of the run. `copied_ns`: what DDP copies out of its
-    buckets in a step, if a trace tells. `alone_ns`: of a backward pass without communication.
+    `steps`: one for each reduced pass. `measured_ns`: steps that were not profiled. `network`: that of the run.
+    `copied_ns`: what DDP copies out of its buckets in a step, if a trace tells. `alone_ns`: of a backward pass without
+    communication.
     """
+    passes_of = Counter(step.step for step in steps)
+    num_reduced = round(median(passes_of.values()))
     reduced_ns = median(step.reduced_ns for step in steps)
     computed = _usual([_computed(training, step, network.link) for step in steps])
     if training.gradient_as_bucket_view:
         copied = 0.0
     elif copied_ns is not None:
-        copied = copied_ns / training.gradient_bytes
+        copied = copied_ns / num_reduced / training.gradient_bytes
     else:
         copied = _copied_ns_per_byte(training, computed, network.link, reduced_ns)
     if alone_ns is not None:
@@ -121,9 +127,10 @@ def profile_of(
         network=network,
         replayed_ns=training.replay(computed, network.link, copied).end_ns,
         reduced_ns=reduced_ns,
-        num_steps=len(steps),
+        num_steps=len(passes_of),
         knows_alone=alone_ns is not None,
         accumulation=round(median(step.num_forwards for step in steps)),
+        num_reduced=num_reduced,
     )
 
 

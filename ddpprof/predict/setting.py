@@ -53,7 +53,7 @@ class Setting:
     overlaps: bool = True
     batch_scale: float = 1.0
     accumulation: int | None = None
-    """backward passes for each that is reduced"""
+    """backward passes in a step, the last of which alone is reduced"""
     world_size: int | None = None
     algorithm: Algorithm = Algorithm.RING
     bytes_per_s: float | None = None

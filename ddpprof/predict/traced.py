@@ -16,7 +16,7 @@ import numpy as np
 from ddpprof.events import RecordedStep
 from ddpprof.measures.traced_buckets import TracedPass, TracedPasses, usual_passes
 from ddpprof.predict.assignment import Buckets
-from ddpprof.predict.observed import ObservedStep
+from ddpprof.predict.observed import ObservedStep, one_part_for_each_pass
 
 _QUEUED_NS = 20_000
 """A kernel that starts so soon after another ends was waiting for it."""
@@ -31,9 +31,9 @@ def observe_gradients(
 ) -> tuple[ObservedStep, ...]:
     """Of steps that traces and records have; none where the traces show other buckets than `buckets`."""
     steps = []
-    for number, passes in _common_passes(ranks).items():
-        hosts = [recorded.get(rank, {}).get(number) for rank in passes]
-        known = [host for host in hosts if host is not None and host.ready_ns.keys() == {0} and host.forwards]
+    for (number, index), passes in _common_passes(ranks).items():
+        hosts = [_part_of_pass(recorded.get(rank, {}).get(number), index) for rank in passes]
+        known = [host for host in hosts if host is not None]
         if len(known) < len(hosts) or any(len(one.times_ns) != len(buckets) for one in passes.values()):
             continue
         on_device = [_gradients(one, host, buckets) for one, host in zip(passes.values(), known, strict=True)]
@@ -44,10 +44,15 @@ def observe_gradients(
     return tuple(steps)
 
 
+def _part_of_pass(step: RecordedStep | None, index: int) -> RecordedStep | None:
+    parts = one_part_for_each_pass(step) if step is not None else ()
+    return parts[index] if index < len(parts) else None
+
+
 def _gradients(one: TracedPass, host: RecordedStep, buckets: Buckets) -> list[float | None]:
     """By lines from the end of the forward to the first bucket, and on to the next."""
-    since = host.forwards[-1].inner_end_ns
-    launched = [None if ns is None else float(ns - since) for ns in host.ready_ns[0]]
+    recorded = host.passes[0]
+    launched = [None if ns is None else float(ns - recorded.origin_ns) for ns in recorded.ready_ns]
     of_host, of_device = [0.0], [float(-one.step_start_ns)]
     for bucket, there_ns in zip(buckets, _computed(one), strict=True):
         last = max((ns for index in bucket if (ns := launched[index]) is not None), default=of_host[-1])
@@ -58,20 +63,22 @@ def _gradients(one: TracedPass, host: RecordedStep, buckets: Buckets) -> list[fl
 
 
 def observe_passes(ranks: Mapping[int, TracedPasses]) -> tuple[ObservedStep, ...]:
-    """Of steps that every rank has with the usual buckets, and of which the end of the backward pass is known."""
+    """Return the passes that every rank has with the usual buckets, and whose end of computation is known."""
     return tuple(_observe(list(passes.values())) for passes in _common_passes(ranks).values())
 
 
-def _common_passes(ranks: Mapping[int, TracedPasses]) -> dict[int, dict[int, TracedPass]]:
-    """Number of the step → rank → its pass."""
+def _common_passes(ranks: Mapping[int, TracedPasses]) -> dict[tuple[int, int], dict[int, TracedPass]]:
+    """Number of the step and place of the pass in it → rank → its pass."""
     if not any(of_rank.passes for of_rank in ranks.values()):
         return {}
     by_rank = {
-        rank: {one.number: one for one in passes if one.backward_end_ns is not None and not one.spans_forwards}
+        rank: {
+            (one.number, one.index): one for one in passes if one.backward_end_ns is not None and not one.spans_forwards
+        }
         for rank, passes in usual_passes(ranks).items()
     }
     common = sorted(set.intersection(*map(set, by_rank.values())))
-    return {number: {rank: passes[number] for rank, passes in by_rank.items()} for number in common}
+    return {key: {rank: passes[key] for rank, passes in by_rank.items()} for key in common}
 
 
 def _observe(ranks: Sequence[TracedPass]) -> ObservedStep:
@@ -85,6 +92,7 @@ def _observe(ranks: Sequence[TracedPass]) -> ObservedStep:
         finished_ns={index: float(min(times)) for index, times in enumerate(ends)},
         reduced_ns=max(ns - one.step_start_ns for ns, one in zip(reduced, ranks, strict=True)),
         backward_end_ns=max((one.backward_end_ns or 0) - one.step_start_ns for one in ranks),
+        step=ranks[0].number,
     )
 
 

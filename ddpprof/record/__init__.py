@@ -17,12 +17,18 @@ notes.py         what happens inside the current step
 modules.py       one DDP module under observation
 buckets.py       when each gradient bucket is launched and finished
 facts.py         what DDP, its buckets and its parameters look like
-surroundings.py  data loaders, samplers, checkpoints
+feeding.py       which data loader feeds the training, and with which samples
+samples.py       digests of a batch's samples
+surroundings.py  device, backend, framework, checkpoints
+framework.py     which framework made the DDP module
 profiler.py      torch.profiler over the profiled steps
 
 job.py           the process's rank, and its files in the run directory
 agreement.py     all ranks record, or none
 output.py        files of one rank
+last_step.py     how many steps a rank has finished, for the case that it is killed
+endings.py       in which words a rank says how it ended
+exits.py         how torchrun and the launcher saw ranks end
 attempts.py      torchrun's restarts: which runs are of one job
 hooks.py         `ddpprof.hooks`: a comm hook that times buckets, without the profiler
 """

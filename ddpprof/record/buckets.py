@@ -16,13 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_FINISHES_PER_STEP = 4
+_FINISHES_PER_PASS = 4
 _LAUNCHES_PER_STEP = 10
 """On average: with more buckets, only some of the light steps time them."""
 
 
 class BucketTimes:
-    """Launch and finish of the buckets of one DDP module, in the current step."""
+    """Launch and finish of the buckets of one DDP module, in the current backward pass."""
 
     def __init__(self, bucket_numels: list[int]) -> None:
         self._numels = bucket_numels
@@ -38,14 +38,22 @@ class BucketTimes:
         """Whether this step's buckets are timed."""
         self.recording = light and self._step % self._every == 0
         self._step += light
-        self.launched_ns = {}
-        self.finished_ns = {}
-        self._offset += _FINISHES_PER_STEP if self.recording else 0
+        self.begin_backward()
         return self.recording
 
     def begin_backward(self) -> None:
-        """The reducer starts again at bucket 0."""
+        """Start again at bucket 0, as the reducer does."""
         self._next = 0
+        self._offset += _FINISHES_PER_PASS if self.launched_ns else 0
+        self.launched_ns = {}
+        self.finished_ns = {}
+
+    def rows(self) -> list[list[int | None]]:
+        """Return index, launch and finish of each bucket that was timed."""
+        if not self.recording:
+            return []
+        finished = dict(self.finished_ns)
+        return [[index, launched, finished.get(index)] for index, launched in sorted(self.launched_ns.items())]
 
     def index_of(self, numel: int) -> int | None:
         """The bucket that the reducer launches now: in index order, skipping those that it skips."""
@@ -64,7 +72,7 @@ class BucketTimes:
             return
         try:
             self.launched_ns[index] = now_ns
-            if (index - self._offset) % len(self._numels) < _FINISHES_PER_STEP:
+            if (index - self._offset) % len(self._numels) < _FINISHES_PER_PASS:
                 finished = self.finished_ns
                 future().add_done_callback(lambda _: finished.__setitem__(index, time.time_ns()))
         except Exception:

@@ -10,21 +10,12 @@ import torch
 class DataParallelNotes:
     def __init__(self) -> None:
         self._facts: dict[int, dict[str, Any]] = {}
-        self._ran = False
         self._device = "cpu"
 
-    def forward_begins(self, model: torch.nn.DataParallel[Any]) -> int:
-        """The module's number, from 0."""
-        self._ran = True
+    def forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
         if id(model) not in self._facts:
             self._facts[id(model)] = _describe(model)
             self._device = model.src_device_obj.type if model.device_ids else "cpu"
-        return list(self._facts).index(id(model))
-
-    def end_step(self) -> bool:
-        """Whether a forward ran in the step."""
-        ran, self._ran = self._ran, False
-        return ran
 
     def facts(self) -> dict[str, Any]:
         """What belongs into ``facts.json``: nothing where DDP trains."""

@@ -83,10 +83,12 @@ def bucket_layout(ddp: DistributedDataParallel, parameters: list[torch.nn.Parame
     return [list(bucket) for bucket in reversed(assignment)]
 
 
-def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> list[int]:
-    """Parameters that got no gradient in the last synchronised backward pass."""
-    ready = set(_indices(ddp._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices", "")))
-    return [index for index in range(num_parameters) if index not in ready]
+def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int]:
+    """Return the parameters that got no gradient in the last synchronised backward pass; on CPU alone."""
+    order = ddp._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices", "")
+    if order.count(",") == num_parameters - 1:
+        return set()
+    return set(range(num_parameters)).difference(_indices(order))
 
 
 def torch_times(ddp: DistributedDataParallel) -> dict[str, int]:
@@ -100,9 +102,17 @@ def _kind_of(parameter: torch.nn.Parameter) -> tuple[str, list[int]]:
 
 
 def module_facts(
-    ddp: DistributedDataParallel, of_reducer: ReducerParameters, unused: set[int] | None
+    ddp: DistributedDataParallel,
+    of_reducer: ReducerParameters,
+    unused: set[int] | None,
+    num_searched: int,
+    num_lacking: int,
 ) -> dict[str, Any]:
-    """One entry of ``modules`` in ``facts.json``. `unused`: without gradient in every step that was looked at."""
+    """Return one entry of ``modules`` in ``facts.json``.
+
+    `unused`: parameters without gradient in each of the `num_searched` backward passes that were looked at.
+    `num_lacking`: those of them that left any parameter without gradient.
+    """
     names, parameters, _ = of_reducer
     hooks = getattr(ddp, "_comm_hooks", [])
     static = getattr(ddp.reducer, "_ddp_graph_static", None)
@@ -119,5 +129,7 @@ def module_facts(
         "buffer_bytes": sum(buffer.numel() * buffer.element_size() for buffer in ddp.modules_buffers),
         "num_batch_norms": sum(isinstance(module, _BatchNorm) for module in ddp.module.modules()),
         "unused": None if unused is None else [names[index] for index in sorted(unused)],
+        "num_searched_passes": num_searched,
+        "num_lacking_passes": num_lacking,
         "graph_is_static": bool(static()) if static is not None else None,
     }

@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import ModuleType
 
 from ddpprof.record import ddp_variants, patches
+from ddpprof.record.endings import how_it_ends
 from ddpprof.record.settings import Settings, settings_from_environment
 
 
@@ -44,7 +45,4 @@ def _begin(settings: Settings) -> None:
 
 
 def _how_it_ends() -> str:
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return "finished"
-    return f"failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+    return how_it_ends(sys.exc_info()[1] or getattr(sys, "last_value", None))

@@ -17,6 +17,7 @@ from ddpprof.record import output
 from ddpprof.record.agreement import Agreement
 from ddpprof.record.launch import is_first_rank, rank_given
 from ddpprof.record.settings import Settings
+from ddpprof.redaction import without_secrets
 
 _session_numbers = iter(range(1 << 30))
 
@@ -116,7 +117,7 @@ class Job:
             "pid": self._process,
             "torch": torch.__version__,
             "profiler_pause_ns": profiler_pause_ns or None,
-            "ended": ended,
+            "ended": None if ended is None else without_secrets(ended),
             **noted,
         }
         self.files.write_facts(facts)

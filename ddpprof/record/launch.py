@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -23,10 +24,11 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from ddpprof import rundir
+from ddpprof.child_processes import end_with_parent
 from ddpprof.errors import CannotRecord
 from ddpprof.record import attempts
 from ddpprof.record.output import refuse_earlier_run
-from ddpprof.record.settings import Settings
+from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
 
 _INJECT = Path(__file__).parent / "inject"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -139,23 +141,28 @@ def run_job(
         streams: dict[str, Any] = {}
         if output is not None:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        returncode, interrupted = run_to_its_end(command, environment, **streams)
+        returncode, interrupted = run_to_its_end(command, environment, dies_with_us=settings.trial, **streams)
         needs_rank = note.read_text(encoding="utf-8") if note.exists() else None
     if returncode < 0:
         return Outcome(128 - returncode, -returncode, needs_rank, interrupted)
     return Outcome(returncode, None, needs_rank, interrupted)
 
 
-def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], **streams: Any) -> tuple[int, bool]:
+def run_to_its_end(
+    command: Sequence[str], environment: Mapping[str, str], *, dies_with_us: bool, **streams: Any
+) -> tuple[int, bool]:
     """The return code, and whether a signal asked it to end: signals are passed on, and no process is left over.
 
-    `streams`: as for ``subprocess.Popen``. Raises `CannotRecord` where the command cannot be started.
+    `dies_with_us`: it ends, too, when this process is killed. `streams`: as for ``subprocess.Popen``.
+
+    Raises `CannotRecord` where the command cannot be started.
     """
     _adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would never come
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
     try:
-        job = subprocess.Popen(command, env=environment, preexec_fn=_unblock, **streams)  # noqa: PLW1509 (no threads here)
+        begin = _begin_dying_with_us if dies_with_us else _unblock
+        job = subprocess.Popen(command, env=environment, preexec_fn=begin, **streams)  # noqa: PLW1509 (no threads here)
         returncode, interrupted = _wait(job)
     except OSError as error:
         raise CannotRecord(f"cannot start {command[0]}: {error.strerror}") from error
@@ -179,6 +186,33 @@ def _environment(settings: Settings, note: Path | None) -> dict[str, str]:
 
 def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_PASSED_ON, signal.SIGCHLD})
+
+
+def _begin_dying_with_us() -> None:
+    end_with_parent()
+    _unblock()
+
+
+def end_jobs_into(out: Path) -> None:
+    """End all processes of this user that record into `out`: who started them was killed."""
+    deadline = time.monotonic() + _GRACE_S
+    while (left := _recording_into(out)) and time.monotonic() < deadline:
+        for process in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _recording_into(out: Path) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # another user's, or one that has just ended
+            words = (folder / "environ").read_bytes().split(b"\0")
+            prefix = f"{ENVIRONMENT_VARIABLE}=".encode()
+            settings = next((word.removeprefix(prefix) for word in words if word.startswith(prefix)), None)
+            if settings is not None and os.path.realpath(json.loads(settings)["out"]) == os.path.realpath(out):
+                found.append(int(folder.name))
+    return [process for process in found if process != os.getpid()]
 
 
 def _wait(job: subprocess.Popen[bytes]) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""One DDP module under observation: its parameters' ready times, its buckets' times, its unused parameters."""
+"""One DDP module under observation: its backward passes, with its parameters' ready times and its buckets' times."""
 
 from __future__ import annotations
 
@@ -21,24 +21,38 @@ class RecordedModule:
         self.open_forwards: list[list[Any]] = []
         self.buffer_sync_ns = 0
         self.synchronised = False
+        """a forward of the current step was to be followed by a synchronised backward pass"""
         self.times: BucketTimes | None = None
+        self._passes: list[list[Any]] = []
         self._of_reducer = facts.reducer_parameters(ddp)
-        self._backward_start_ns = 0
+        self._origin_ns = 0
+        self._adds_up = False
+        self._stats: list[int] | None = None
+        """the reducer's, when the current pass began; ``None`` in steps that are not recorded"""
         self._unused: set[int] | None = None
+        self._num_searched = self._num_lacking = 0
         self._group: TimingProcessGroup | None = None
         self._group_installed = False
         self._sampling = False
 
-    def begin_backward(self, start_ns: int) -> None:
+    def synchronising_forward_is_over(self, end_ns: int) -> None:
+        """Close the pass before, if there was one. The reducer counts its times from now on, `end_ns`.
+
+        Several forwards may have one backward pass in common; then it counts from the last of them.
+        """
+        self._close_pass()
         self.synchronised = True
-        self._backward_start_ns = start_ns
+        self._origin_ns = end_ns
+        self._adds_up = any(parameter.grad is not None for parameter in self._of_reducer.parameters[:1])
         if self.times is not None:
             self.times.begin_backward()
 
-    def begin_step(self, light: bool, profiled: bool) -> None:
+    def begin_step(self, recorded: bool, light: bool, profiled: bool) -> None:
         """Between steps, when no collective is under way."""
         self.synchronised = False
         self.open_forwards.clear()
+        self._passes = []
+        self._stats = self.ddp.reducer.get_backward_stats() if recorded else None
         if self.ddp.device_type != "cpu":
             return
         if light and self.times is None and self._layout_is_final():
@@ -73,33 +87,52 @@ class RecordedModule:
             self.ddp._set_ddp_runtime_logging_sample_rate(1 if on else _TORCH_SAMPLES_EVERY)
             self._sampling = on
 
-    def ready_ns(self) -> list[int | None]:
-        """When each gradient was accumulated, since 1970. The reducer counts from the end of the forward."""
-        stats = self.ddp.reducer.get_backward_stats()
-        start = self._backward_start_ns
-        return [start + offset if offset > 0 else None for offset in stats]
+    def passes(self) -> list[list[Any]]:
+        """Close the current pass and return all of the step's: module, origin, ready times, buckets, adds up."""
+        self._close_pass()
+        return self._passes
 
-    def bucket_rows(self) -> list[list[int | None]]:
-        times = self.times
-        if times is None or not times.recording:
-            return []
-        finished = dict(times.finished_ns)
-        return [[self.index, i, launched, finished.get(i)] for i, launched in sorted(times.launched_ns.items())]
+    def _close_pass(self) -> None:
+        """Note the synchronised backward pass that is over, if gradients came since the last one."""
+        before = self._stats
+        if before is None or not self.synchronised:
+            return
+        self._stats = self.ddp.reducer.get_backward_stats()
+        if self._stats == before:
+            return
+        origin = self._origin_ns
+        ready = [origin + now if now != was else None for now, was in zip(self._stats, before, strict=True)]
+        buckets = [] if self.times is None else self.times.rows()
+        self._passes.append([self.index, origin, ready, buckets, self._adds_up])
+        self._look_for_unused()
 
     def torch_times(self) -> dict[str, int]:
         """DDP's own times of the iteration before the current one."""
         return facts.torch_times(self.ddp) if self._sampling else {}
 
-    def look_for_unused(self) -> None:
-        if self.synchronised:
-            unused = set(facts.unused_indices(self.ddp, len(self._of_reducer.names)))
-            self._unused = unused if self._unused is None else self._unused & unused
+    def _look_for_unused(self) -> None:
+        """Note which parameters got no gradient in the pass that is over.
+
+        Without the search for unused parameters torch refuses a pass that lacks one. On an accelerator torch notes the
+        order of gradients in few iterations only, so nothing is known there.
+        """
+        if self.ddp.device_type != "cpu":
+            return
+        num_parameters, searches = len(self._of_reducer.names), self.ddp.find_unused_parameters
+        if not searches and not self.ddp.static_graph:
+            unused: set[int] = set()
+        else:
+            unused = facts.unused_indices(self.ddp, num_parameters)
+        self._unused = unused if self._unused is None else self._unused & unused
+        self._num_searched += 1
+        self._num_lacking += bool(unused)
 
     def note_unreduced(self, complaint: str) -> None:
         """DDP is about to raise because gradients are missing; it says which, but only by index."""
         listed = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", complaint)
         if listed:
             self._unused = {int(word) for word in listed.group(1).split()}
+            self._num_searched = self._num_lacking = 1
 
     def facts(self) -> dict[str, Any]:
-        return facts.module_facts(self.ddp, self._of_reducer, self._unused)
+        return facts.module_facts(self.ddp, self._of_reducer, self._unused, self._num_searched, self._num_lacking)

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddpprof.child_processes import SAFE_PATH
 from ddpprof.errors import CannotRecord
 from ddpprof.record import launch
 
@@ -35,7 +36,9 @@ def run_ranks(torchrun: Sequence[str], words: Sequence[str]) -> bool:
         given = [word for word in torchrun if not (options and word == "--standalone")]
         command = launch.torchrun_command([*options, *given, "-m", "ddpprof", "netbench", *words])
         with (Path(scratch) / "errors").open("w+b") as errors:
-            code, interrupted = launch.run_to_its_end(command, {**os.environ, **variables}, stderr=errors)
+            code, interrupted = launch.run_to_its_end(
+                command, {**os.environ, **SAFE_PATH, **variables}, dies_with_us=True, stderr=errors
+            )
             errors.seek(0)
             said = errors.read().decode(errors="replace")
     if code and not interrupted:

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.record.data_parallel import DataParallelNotes
+from ddpprof.record.feeding import Feeding
 from ddpprof.record.live import StepTimes
 from ddpprof.record.memory import MemoryNotes
 from ddpprof.record.modules import RecordedModule
@@ -24,6 +25,7 @@ class StepNotes:
     def __init__(self) -> None:
         self.modules: list[RecordedModule] = []
         self.surroundings = Surroundings()
+        self.feeding = Feeding()
         self.data_parallel = DataParallelNotes()
         self.memory = MemoryNotes()
         self.rpc = RpcNotes()
@@ -50,23 +52,22 @@ class StepNotes:
             self.memory.owns({parameter.device for parameter in ddp.parameters()})
         return module
 
-    def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> int:
-        """A forward of it begins. Its number, from 0."""
+    def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> None:
+        """A forward of it begins."""
         self.memory.owns(torch.device("cuda", device) for device in model.device_ids)
-        return self.data_parallel.forward_begins(model)
+        self.data_parallel.forward_begins(model)
 
     def begin_step(self, mode: Mode) -> None:
         """Between two steps, when no collective is under way."""
         self.recording = self.live or mode in RECORDING
         for module in self.modules:
-            module.begin_step(light=mode is Mode.LIGHT, profiled=mode is Mode.PROFILED)
+            module.begin_step(recorded=mode in RECORDING, light=mode is Mode.LIGHT, profiled=mode is Mode.PROFILED)
 
     def end_step(self) -> None:
         """Forget the step."""
         self._forwards, self._optimizers = [], []
         self.rpc.end_step()
-        trained = self.data_parallel.end_step()
-        self.surroundings.end_step(trained=trained or any(module.synchronised for module in self.modules))
+        self.feeding.end_step()
 
     def pre_forward_is_over(self, ddp: DistributedDataParallel, start_ns: int, had_rebuilt: bool) -> None:
         """DDP's own work before the module's forward took from `start_ns` to now."""
@@ -74,7 +75,7 @@ class StepNotes:
         end, sync = time.time_ns(), module.buffer_sync_ns
         module.buffer_sync_ns = 0
         rebuild = end - start_ns - sync if not had_rebuilt and ddp._has_rebuilt_buckets else 0
-        module.open_forwards.append([module.index, start_ns, end, 0, 0, sync, rebuild, False])
+        module.open_forwards.append([module.index, start_ns, end, 0, 0, sync, rebuild, False, False])
 
     def forward_is_over(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
         """The module's forward ended at `inner_end_ns`, DDP's work after it now."""
@@ -84,10 +85,10 @@ class StepNotes:
         forward = module.open_forwards.pop()
         synchronises = torch.is_grad_enabled() and ddp.require_backward_grad_sync
         forward[3:5] = [inner_end_ns, time.time_ns()]
-        forward[7] = synchronises
+        forward[7:] = [synchronises, torch.is_grad_enabled()]
         self._forwards.append(forward)
         if synchronises:
-            module.begin_backward(inner_end_ns)
+            module.synchronising_forward_is_over(inner_end_ns)
 
     def buffers_synchronised(self, ddp: DistributedDataParallel, took_ns: int) -> None:
         self.module(ddp).buffer_sync_ns += took_ns
@@ -98,16 +99,23 @@ class StepNotes:
     def optimizer_ends(self) -> None:
         self._optimizers.append([self._optimizer_start_ns, time.time_ns()])
 
+    def closure_begins(self) -> None:
+        """The optimizer asks for the loss and its gradients: what follows is not its own work."""
+        self.optimizer_ends()
+
+    def closure_ends(self) -> None:
+        self.optimizer_begins()
+
     def fields(self, number: int, mode: Mode) -> dict[str, Any]:
         """The step's line in ``steps.jsonl``, but for its start and end."""
         fields: dict[str, Any] = {"number": number, "mode": mode.value}
         if mode not in RECORDING:
             return fields
-        fields["data_ns"] = self.surroundings.data_ns
+        fields["data_ns"] = self.feeding.data_ns
         fields["forwards"] = self._forwards
         fields["optimizers"] = self._optimizers
-        fields["ready_ns"] = {str(module.index): module.ready_ns() for module in self.modules if module.synchronised}
-        fields["buckets"] = [row for module in self.modules for row in module.bucket_rows()]
+        passes = (one for module in self.modules for one in module.passes())
+        fields["passes"] = sorted(passes, key=lambda one: one[1])
         fields["torch_stats"] = {str(m.index): times for m in self.modules if (times := m.torch_times())}
         fields["memory"] = self.memory.sample()
         return {**fields, **self.rpc.fields()}
@@ -120,12 +128,8 @@ class StepNotes:
             end_ns,
             forwards=tuple((forward[1], forward[4]) for forward in self._forwards),
             optimizers=tuple((start, end) for start, end in self._optimizers),
-            data_ns=self.surroundings.data_ns,
+            data_ns=self.feeding.data_ns,
         )
-
-    def look_for_unused(self) -> None:
-        for module in self.modules:
-            module.look_for_unused()
 
     def release_modules(self) -> None:
         """Keep what is known of the modules, not the modules: they may be large, and the user may be done with them."""
@@ -134,7 +138,7 @@ class StepNotes:
 
     def facts(self) -> dict[str, Any]:
         facts = {"modules": self._facts_of_modules(), "memory": self.memory.facts(), **self.surroundings.facts()}
-        return {**facts, **self.data_parallel.facts()}
+        return {**facts, **self.feeding.facts(), **self.data_parallel.facts()}
 
     def _facts_of_modules(self) -> list[dict[str, Any]]:
         if self._module_facts is not None:

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from ddpprof import __version__, rundir
+from ddpprof import __version__, own_files, rundir
 from ddpprof.errors import RunExists
 from ddpprof.record import attempts
+from ddpprof.record.last_step import LastStep
 from ddpprof.record.settings import Settings
+from ddpprof.redaction import words_without_secrets
 
 _gzip_open: Any
 try:
@@ -41,12 +43,13 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
         refuse_earlier_run(directory, settings.force)
         rundir.remove_run(directory)
     shown = {key: value for key, value in dataclasses.asdict(settings).items() if key not in _NOT_SHOWN}
+    shown["recorded_with"] = words_without_secrets(settings.recorded_with)
     content = {
         "format": rundir.FORMAT,
         "run_id": run_id,
         "ddpprof": __version__,
         "created_unix_s": time.time(),
-        "command": list(settings.command),
+        "command": words_without_secrets(settings.command),
         "world_size": world_size,
         "settings": shown,
         "attempt": attempt,
@@ -63,12 +66,15 @@ def refuse_earlier_run(directory: Path, force: bool) -> None:
 
 
 class RankFiles:
-    """``facts.json``, ``steps.jsonl``, the losses and the trace of one rank. Every method raises ``OSError``."""
+    """``facts.json``, ``steps.jsonl``, ``last_step``, losses and trace of one rank. Every method raises ``OSError``."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self.directory = directory
         self._rank = rank
-        self._steps: TextIO = (directory / rundir.steps_file(rank)).open("w", encoding="utf-8")
+        self.trace_part = directory / own_files.part_name(rundir.plain_trace_file(rank))
+        """where the profiler may write; `keep_trace` gives the file its name"""
+        self._steps: TextIO = os.fdopen(own_files.overwrite(directory / rundir.steps_file(rank)), "w", encoding="utf-8")
+        self.last_step = LastStep(directory / rundir.last_step_file(rank))
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         rundir.write_json(self.directory / rundir.facts_file(self._rank), facts)
@@ -87,30 +93,29 @@ class RankFiles:
         self._steps.flush()
         return end_ns
 
-    @property
-    def trace_part(self) -> Path:
-        """Where the profiler may write; `keep_trace` gives the file its name."""
-        return self.directory / f"{rundir.plain_trace_file(self._rank)}.{os.getpid()}.part"
-
     def keep_trace(self) -> None:
+        """Give the profiler's file, which is whole, its name."""
+        self.trace_part.chmod(self.trace_part.stat().st_mode & 0o640)  # Kineto makes it
         self.trace_part.replace(self.directory / rundir.plain_trace_file(self._rank))
 
     def discard_part(self) -> None:
-        self.trace_part.unlink(missing_ok=True)
+        """Remove what the profiler did not write to its end: the file, and what Kineto writes at first."""
+        for part in (self.trace_part, self.trace_part.with_name(f"{self.trace_part.name}.tmp")):
+            part.unlink(missing_ok=True)
 
     def compress_trace(self) -> None:
         """At the end of training, so that it costs no step."""
         plain = self.directory / rundir.plain_trace_file(self._rank)
         if not plain.exists():
             return
-        part = plain.with_name(f"{plain.name}.gz.{os.getpid()}.part")
-        try:
-            with plain.open("rb") as source, _gzip_open(part, "wb", compresslevel=1) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-            part.replace(self.directory / rundir.trace_file(self._rank))
-            plain.unlink()
-        finally:
-            part.unlink(missing_ok=True)
+        with (
+            own_files.whole_file(self.directory / rundir.trace_file(self._rank)) as part,
+            plain.open("rb") as source,
+            _gzip_open(part, "wb", compresslevel=1) as target,
+        ):
+            shutil.copyfileobj(source, target, 1 << 20)
+        plain.unlink()
 
     def close(self) -> None:
         self._steps.close()
+        self.last_step.close()

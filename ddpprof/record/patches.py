@@ -1,7 +1,7 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns what it returned.
 The one exception is saving in steps that are thrown away (``--baseline-steps``, trials).
 
-Without an active session a wrapper costs one comparison, after the last recorded step two calls more. `remove` puts the
+Without an active session a wrapper costs one comparison, after the last recorded step a few calls. `remove` puts the
 originals back.
 """
 
@@ -74,6 +74,7 @@ def _forget_in_forked_children() -> None:
 def install_around_training() -> None:
     """Wrap what lies outside DDP, once torch is imported: data loading, checkpoints, RPC, the user's own profiler."""
     import torch
+    from torch.amp.grad_scaler import GradScaler
     from torch.autograd.profiler import profile
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -84,6 +85,7 @@ def install_around_training() -> None:
     _wrap(DataLoader, "__iter__", _loader_iter)
     _wrap(_BaseDataLoaderIter, "__next__", _loader_next)
     _wrap(DistributedSampler, "set_epoch", _set_epoch)
+    _wrap(GradScaler, "step", _scaler_step)
     _wrap(profile, "_prepare_trace", _prepare_trace)
     _wrap(torch.serialization, "save", _save)
     _originals.append((torch, "save", torch.save))
@@ -164,10 +166,16 @@ def _data_parallel_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torch._compile import _disable_dynamo
+
+    @_disable_dynamo
+    def begins(session: Session, ddp: Any) -> None:
+        session.ddp_forward_begins(ddp)
+
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         session = _active
         if session is not None:
-            session.ddp_forward_begins(self)
+            begins(session, self)
         return original(self, *inputs, **kwargs)
 
     return _untraced(forward)
@@ -263,6 +271,22 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return _untraced(backward)
 
 
+def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that the scaler skips, because gradients overflowed, is a step of the training all the same."""
+
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _active
+        if session is None:
+            return original(self, optimizer, *args, **kwargs)
+        before = session.num_optimizer_steps
+        result = original(self, optimizer, *args, **kwargs)
+        if session.num_optimizer_steps == before:
+            session.scaler_skipped(optimizer)
+        return result
+
+    return step
+
+
 def _set_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
     def set_epoch(self: Any, epoch: int) -> Any:
         session = _active
@@ -293,10 +317,11 @@ def hook_optimizers() -> list[Any]:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def before(_optimizer: Any, args: Any, kwargs: Any) -> Any:
         session = _active
-        if session is not None and not torch.compiler.is_compiling():
-            session.optimizer_begins(optimizer)
+        if session is None or torch.compiler.is_compiling():
+            return None
+        return session.optimizer_begins(args, kwargs)
 
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         session = _active

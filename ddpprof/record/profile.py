@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ddpprof.record import patches
+from ddpprof.record.endings import how_it_ends
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.session import Session
 from ddpprof.record.settings import Settings
@@ -99,9 +100,9 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
             session.explicit_step()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         if self._session is not None:
-            self._session.close("finished" if error is None else f"failed: {type(error).__name__}: {error}")
+            self._session.close(how_it_ends(error))
             patches.remove()
             self._session = None

@@ -35,6 +35,7 @@ from ddpprof.record.schedule import Mode
 from ddpprof.record.settings import Settings
 from ddpprof.record.steps import StepFinder
 from ddpprof.record.window import Window
+from ddpprof.short_training import options_for
 
 _P = ParamSpec("_P")
 
@@ -70,10 +71,12 @@ class Session:
         self._handles: list[Any] = []
         self._training_thread = 0
         self._step_is_over = False
+        self.num_optimizer_steps = 0
         self._closed = False
 
     def begin(self) -> None:
         """Listen from now on."""
+        self._notes.surroundings.look_who_calls()
         patches.install_around_training()
         if self._losses is not None:
             patches.install_around_backward()
@@ -96,16 +99,19 @@ class Session:
         """Before the profiler's mark of the forward, so that a step that begins here holds the whole of it."""
         if self._window.stopping:
             raise SystemExit(0)
-        if self._is_over or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return
+        if self._is_over:
+            self._count_step_that_ends(self._finder.forward_begins(id(ddp), ddp.require_backward_grad_sync))
             return
         if not self._job.attached:
             self._attach(ddp)
         if self._job.alone:
             raise DdpprofError("the script trained with DataParallel before DistributedDataParallel.")
-        module = self._notes.module(ddp)
+        self._notes.module(ddp)
         self._baseline.forward_is_over(ddp)
         self._end_step_that_is_over()
-        if self._finder.forward_begins(module.index, ddp.require_backward_grad_sync):
+        if self._finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
             self._end_step()
 
     @_harmless
@@ -113,21 +119,28 @@ class Session:
         """`nn.DataParallel`: all of the job is one process. In a job with a process group DDP is what counts."""
         if self._window.stopping:
             raise SystemExit(0)
-        if self._is_over or not torch.is_grad_enabled() or (dist.is_available() and dist.is_initialized()):
+        if not torch.is_grad_enabled() or (dist.is_available() and dist.is_initialized()):
+            return
+        if self._is_over:
+            self._count_step_that_ends(self._finder.forward_begins(id(model), synchronises=True))
             return
         if not self._job.attached:
             if self._settings.baseline_steps or self._settings.alone_steps:
                 raise DdpprofError("--baseline-steps needs DistributedDataParallel, and this is DataParallel.")
             self._begin_training(self._job.attach_alone)
-        number = self._notes.data_parallel_module(model)
+        self._notes.data_parallel_module(model)
         self._end_step_that_is_over()
-        if self._finder.forward_begins(-1 - number, synchronises=True):  # DDP modules count from 0
+        if self._finder.forward_begins(id(model), synchronises=True):
             self._end_step()
+        self._notes.feeding.forward_begins((), has_gradients=True, recording=self._notes.recording)
 
     def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, inputs: Any, kwargs: Any) -> Any:
         start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
         if self._window.mode in (Mode.BASELINE, Mode.ALONE):
             self._note(self._baseline.forward_begins, ddp)
+        if not self._is_over:
+            fed = [*inputs, *kwargs.values()]
+            self._note(self._notes.feeding.forward_begins, fed, torch.is_grad_enabled(), self._notes.recording)
         try:
             result = original(ddp, *inputs, **kwargs)
         except RuntimeError as error:
@@ -164,17 +177,48 @@ class Session:
 
         return timed_hook(hook, times_now)
 
-    @_harmless
-    def optimizer_begins(self, _optimizer: Any) -> None:
-        if self._notes.recording:
-            self._notes.optimizer_begins()
+    def optimizer_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Return the step's arguments with a closure that tells when it runs; ``None`` where they stay."""
+        if not self._notes.recording:
+            return None
+        self._note(self._notes.optimizer_begins)
+        if len(args) > 1 and callable(args[1]):  # the first is the optimizer
+            return (args[0], self._noted_closure(args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._noted_closure(kwargs["closure"])}
+        return None
+
+    def _noted_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(closure)
+        def noted() -> Any:
+            self._note(self._notes.closure_begins)
+            try:
+                return closure()
+            finally:
+                self._note(self._notes.closure_ends)
+
+        return noted
 
     @_harmless
     def optimizer_ends(self, optimizer: Any) -> None:
         if self._is_over:
+            self._count_step_that_ends(self._finder.optimizer_stepped(id(optimizer)))
             return
+        self.num_optimizer_steps += 1
         if self._notes.recording:
             self._notes.optimizer_ends()
+        self._optimizer_is_done(optimizer)
+
+    @_harmless
+    def scaler_skipped(self, optimizer: Any) -> None:
+        """A `GradScaler` skipped the optimizer's step, because gradients overflowed: a step of the training ends."""
+        if self._is_over:
+            return
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = inner
+        self._optimizer_is_done(optimizer)
+
+    def _optimizer_is_done(self, optimizer: Any) -> None:
         if self._job.attached and self._finder.optimizer_stepped(id(optimizer)):
             if self._between_backward_passes():
                 self._end_step()
@@ -189,22 +233,31 @@ class Session:
 
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
         if self._is_over:
-            return original(iterator)
+            return self._looks_for_its_end(original, iterator)
         training_waits = threading.get_ident() == self._training_thread
         if training_waits:
             self._end_step_that_is_over()
-        began = time.time_ns()
+        began, batch = time.time_ns(), None
         try:
-            return original(iterator)
+            batch = original(iterator)
+            return batch
         finally:
             waited_ns = time.time_ns() - began if training_waits else 0
-            self._note(self._notes.surroundings.fetches, iterator, waited_ns)
+            self._note(self._notes.feeding.fetches, iterator, batch, waited_ns, self._notes.recording)
+
+    def _looks_for_its_end(self, original: Callable[..., Any], iterator: Any) -> Any:
+        """After the recorded steps: which epochs there were is all that counts."""
+        try:
+            return original(iterator)
+        except StopIteration:
+            self._note(self._notes.feeding.runs_out, iterator)
+            raise
 
     def loader_begins(self, loader: Any) -> None:
-        self._note(self._notes.surroundings.loader_begins, loader)
+        self._note(self._notes.feeding.loader_begins, loader)
 
     def sets_epoch(self, sampler: Any) -> None:
-        self._note(self._notes.surroundings.sets_epoch, sampler)
+        self._note(self._notes.feeding.sets_epoch, sampler)
 
     def saves(self, target: Any) -> bool:
         """Whether to go on and save: not what a trial, or the ranks' diverged parameters, would overwrite.
@@ -271,6 +324,11 @@ class Session:
             self._step_is_over = False
             self._end_step()
 
+    def _count_step_that_ends(self, has_ended: bool) -> None:
+        """After the recorded steps: how far the training came is all that counts."""
+        if has_ended and self._job.attached:
+            self._window.count_step()
+
     def _end_step(self) -> None:
         if self._losses is not None and not self._baseline.has_begun:
             self._losses.end_step()
@@ -294,7 +352,7 @@ class Session:
 
     @_harmless
     def close(self, ended: str) -> None:
-        """Write what there is. `ended` is ``"finished"`` or ``"failed: …"``."""
+        """Write what there is. `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``."""
         if not self._job.in_this_process():
             return
         for handle in self._handles:
@@ -308,6 +366,8 @@ class Session:
         self._closed = True
         self._stop_listening()
         self._window.close(ended)
+        if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
+            self._warn_for_all(_too_short(self._window.step, self._settings))
         if self._losses is not None and self._job.files is not None:
             self._job.files.write_losses(self._losses.values())
 
@@ -343,6 +403,13 @@ class Session:
     def _warn_for_all(self, message: str) -> None:
         if self._job.rank == 0:
             self._warn(message)
+
+
+def _too_short(num_steps: int, settings: Settings) -> str:
+    steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
+    options = options_for(num_steps)
+    instead = "let it take more" if options is None else f"ddpprof trace {options} records what they tell"
+    return f"the training took {steps}, and the first {settings.skip_first} are not recorded: {instead}."
 
 
 def _one_line(error: Exception) -> str:

@@ -20,6 +20,8 @@ class Settings:
     """the run directory"""
     command: tuple[str, ...] = ()
     """what the user asked to run"""
+    recorded_with: tuple[str, ...] = ()
+    """words behind ``ddpprof trace`` that record such a run again: all but those that say where it goes"""
     skip_first: int = 3
     """steps left alone at first: DDP rebuilds its buckets at the second forward, caches and allocators warm up"""
     cost_steps: int = 8
@@ -73,5 +75,6 @@ def settings_from_environment() -> Settings | None:
     if not text:
         return None
     values = json.loads(text)
-    values["command"] = tuple(values["command"])
+    for name in ("command", "recorded_with"):
+        values[name] = tuple(values[name])
     return Settings(**values)

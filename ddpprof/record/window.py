@@ -56,14 +56,18 @@ class Window:
         self.profiler.end_step()
         if self.mode in _TIMED and self._schedule.mode(self.step + 1) is not self.mode:
             self._wait_for_device()
-        if self.mode is Mode.PROFILED or self.step == self._schedule.num_steps - 1:
-            self._notes.look_for_unused()
         if self._job.files is not None and self.mode in (Mode.OFF, Mode.WITHOUT_DDP, *RECORDING):
             end_ns = self._job.files.append_step(self._notes.fields(self.step, self.mode), self._step_start_ns)
         if self._live is not None:
             self._live.add(self._notes.times(self.step, self._step_start_ns, end_ns or time.time_ns()))
         self._notes.end_step()
+        self.count_step()
+
+    def count_step(self) -> None:
+        """A step has ended."""
         self.step += 1
+        if self._job.files is not None:
+            self._job.files.last_step.ends(self.step)
 
     @property
     def is_to_open(self) -> bool:
@@ -121,7 +125,7 @@ class Window:
         self.stopping = self._settings.stop_after
 
     def close(self, ended: str) -> None:
-        """Write what there is. `ended` is ``"finished"`` or ``"failed: …"``. Raises `OSError`."""
+        """Write what there is. `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``. Raises `OSError`."""
         if self._job.files is None:
             return
         with deferred_signals():
@@ -144,4 +148,5 @@ class Window:
 
     def write_facts(self, ended: str | None) -> None:
         """Raises `OSError`."""
-        self._job.write_facts(self._notes.facts(), self.profiler.pause_ns, ended)
+        end = {} if ended is None else {"ended_unix_ns": time.time_ns(), "num_steps": self.step}
+        self._job.write_facts({**self._notes.facts(), **end}, self.profiler.pause_ns, ended)

@@ -58,9 +58,10 @@ TERMS = (
     ),
     Term(
         "trailing",
-        "Gradient communication between the last backward op and the optimizer's first: nothing is left to hide it "
-        "behind. The last bucket's all-reduce mostly ends up here.",
-        formula="|gradient communication AND [end of the last backward op, start of the optimizer's first)|",
+        "Gradient communication between the last op of a backward pass and the first of the optimizer or of the next "
+        "forward: nothing is left to hide it behind. The last bucket's all-reduce mostly ends up here. If a step has "
+        "several backward passes, it is their sum.",
+        formula="|gradient communication AND [end of a backward pass, start of the next forward or optimizer)|",
         field="ranks[].steps[].trailing_ns",
         aliases=("trailing communication",),
     ),

@@ -9,6 +9,7 @@ import msgspec
 
 from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import Verdict
+from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.errors import NotARun
 from ddpprof.location import Location
 from ddpprof.report import REPORT_FORMAT, Report
@@ -31,11 +32,12 @@ class ComparisonFile(msgspec.Struct):
     verdicts: tuple[Verdict, ...]
 
 
-Written = Report | ComparisonFile | OverheadReport | ScalingReport | SweepReport | TuneReport | WhatIf
+Written = Report | ComparisonFile | RepeatedReport | OverheadReport | ScalingReport | SweepReport | TuneReport | WhatIf
 
 _TITLES: dict[type[Written], str] = {
     Report: "report",
     ComparisonFile: "comparison",
+    RepeatedReport: "repeated",
     OverheadReport: "overhead",
     ScalingReport: "scaling",
     SweepReport: "sweep",

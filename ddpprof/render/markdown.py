@@ -53,5 +53,6 @@ def _findings(section: FindingList) -> str:
     for finding in section.findings:
         lines.append(f"{finding.number}. **{_escape(finding.title)}** ({_escape(finding.gain)})\n")
         lines.append(f"   {_escape(finding.evidence)}\n")
-        lines.append(f"   → {_escape(finding.advice)}\n")
+        if finding.advice:
+            lines.append(f"   → {_escape(finding.advice)}\n")
     return "\n".join(lines)

@@ -141,7 +141,7 @@ def _bucket(tracks: Tracks, step: StepTimeline, bucket: BucketSpan, collectives:
     row = _row_of(step.collectives, bucket)
     if row is not None:
         points.append((collectives[row]["tid"], int(step.collectives.end_ns[row]) - 1))
-    yield from tracks.flow(f"{step.step}.{bucket.module}.{bucket.index}", name, points)
+    yield from tracks.flow(f"{step.step}.{bucket.module}.{bucket.pass_index}.{bucket.index}", name, points)
 
 
 def _counters(tracks: Tracks, step: StepTimeline, sizes: Sequence[int | None]) -> Iterator[_Event]:

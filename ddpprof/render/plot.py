@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ddpprof.errors import DdpprofError
-from ddpprof.location import Location
+from ddpprof.location import Location, RemotePath
+from ddpprof.own_files import write_whole
 from ddpprof.report.experiments import ExperimentReport
 from ddpprof.report.scaling import Scaling, ScalingReport
 from ddpprof.report.sweep import SweepReport
@@ -56,7 +57,10 @@ def _axes(path: Location) -> Iterator[Any]:
     picture = BytesIO()
     figure.savefig(picture)
     try:
-        path.write_bytes(picture.getvalue())
+        if isinstance(path, RemotePath):
+            path.write_bytes(picture.getvalue())
+        else:
+            write_whole(path, picture.getvalue())
     except OSError as error:
         raise DdpprofError(f"cannot write {path}: {error.strerror}.") from error
 

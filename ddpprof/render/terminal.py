@@ -157,7 +157,8 @@ def _findings(console: Console, section: Section) -> None:
         head.append(f"  [{finding.gain}]", style="green")
         console.print(head)
         console.print(Padding(Text(finding.evidence), (0, 0, 0, 3)))
-        console.print(Padding(Text(f"→ {finding.advice}", style="cyan"), (0, 0, 0, 3)))
+        if finding.advice:
+            console.print(Padding(Text(f"→ {finding.advice}", style="cyan"), (0, 0, 0, 3)))
 
 
 def _definition(console: Console, section: Section) -> None:

@@ -3,6 +3,8 @@
 from ddpprof.report.build import build_report
 from ddpprof.report.tree import (
     REPORT_FORMAT,
+    Bound,
+    BoundBy,
     DeviceWork,
     Job,
     LightStepReport,
@@ -10,10 +12,14 @@ from ddpprof.report.tree import (
     RankReport,
     Report,
     StepReport,
+    WhatHelps,
+    WouldHelp,
 )
 
 __all__ = [
     "REPORT_FORMAT",
+    "Bound",
+    "BoundBy",
     "DeviceWork",
     "Job",
     "LightStepReport",
@@ -21,5 +27,7 @@ __all__ = [
     "RankReport",
     "Report",
     "StepReport",
+    "WhatHelps",
+    "WouldHelp",
     "build_report",
 ]

@@ -13,10 +13,13 @@ from ddpprof.findings.predictions import Predictions
 from ddpprof.measures.attempts import summarise_attempts
 from ddpprof.measures.bucket_table import BucketSummary, as_row, summarise_buckets
 from ddpprof.measures.buckets import BucketStep
+from ddpprof.measures.failure import find_failure
 from ddpprof.measures.outside import summarise_outside
 from ddpprof.measures.own_reduction import least_exposed
 from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
+from ddpprof.measures.usual_steps import usual_steps
 from ddpprof.report.across import RecordedSteps, across_ranks
+from ddpprof.report.bound import find_bound
 from ddpprof.report.horovod import horovod_report
 from ddpprof.report.kernels import slowdown_report
 from ddpprof.report.observed import observe
@@ -68,7 +71,10 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     memory = tuple(record.memory for record in records if record.memory)
     rpc = tuple(record.rpc for record in records if record.rpc)
     job, own = _job(run, ranks, modules), least_exposed([trace.own_reduction for trace in traces])
-    observed = observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel, memory, rpc)
+    usual = usual_steps((step.step, step.duration_ns) for one in reports for step in one.measured_steps)
+    observed = observe(
+        run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel, memory, rpc, usual
+    )
     report = Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
@@ -86,14 +92,17 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         data_parallel=data_parallel,
         memory=memory,
         rpc=rpc,
-        attempts=summarise_attempts(run.attempts),
+        attempts=summarise_attempts(run.attempts, run.exits),
+        usual_steps=usual,
+        failure=find_failure([record.end for record in records], run.exits),
         own_reduction=own,
     )
     passes = {one.rank: one.trace.passes for one in ranks if one.trace}
     predictions = _predictions(Known(report, modules, {}, passes), observed, recorded)
-    findings = find(replace(observed, own_reduction=own, predictions=predictions))
+    observed = replace(observed, own_reduction=own, predictions=predictions)
+    findings, bound = find(observed), find_bound(report, observed)
     drawn = {one.rank: one.buckets for one in ranks} if modules else traced.ranks
-    return Reduced(replace(report, findings=findings), drawn, passes)
+    return Reduced(replace(report, findings=findings, bound=bound), drawn, passes)
 
 
 def _predictions(run: Known, observed: Observed, recorded: RecordedSteps) -> Predictions:
@@ -116,7 +125,7 @@ def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:
     where = {
         number: "" if len(of) == len(ranks) else f" ({len(of)} of {len(ranks)} ranks)" for number, of in found.items()
     }
-    return [f"step {number} holds no work of the device{where[number]}: it counts in no median" for number in found]
+    return [f"step {number} holds no work of the device{where[number]}: it counts in no mean" for number in found]
 
 
 def _buckets(
@@ -152,9 +161,17 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
         hosts=_hosts(ranks),
         device=_first([*(r.device for r in records), *(t.device for t in traces)]),
         backend=_first([*(r.backend for r in records), *(t.backend for t in traces)]),
+        num_steps=max((r.num_steps for r in records if r.num_steps is not None), default=None),
+        num_micro_steps=next((r.num_micro_steps for r in records), None),
         torch=_first(r.torch for r in records),
         modules=tuple(_module(module) for module in modules),
+        recorded_with=_words(run.settings.get("recorded_with")),
     )
+
+
+def _words(found: object) -> tuple[str, ...]:
+    """Settings of a run are JSON that anybody may have written."""
+    return tuple(utf8_text(str(word)) for word in found) if isinstance(found, list | tuple) else ()
 
 
 def _module(module: DdpModule) -> Module:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import hypot
 
 from ddpprof.errors import DdpprofError
-from ddpprof.findings.predictions import NewBuckets, Predicted, Predictions
+from ddpprof.findings.predictions import ACCUMULATED, NewBuckets, Predicted, Predictions
 from ddpprof.measures.medians import error_of_median
 from ddpprof.measures.stragglers import Part, Straggler
 from ddpprof.predict.predict import Prediction, gain, predict
@@ -66,8 +66,38 @@ class _Changes:
             if training.knows_parameters and not training.gradient_as_bucket_view
             else None,
             static_graph=None if training.is_rebuilt else self._of(Setting(static_graph=True)),
+            no_sync=self._no_sync(),
+            double_batch=self._per_batch(Setting(batch_scale=2), 2),
+            accumulation=self._accumulation(),
+            double_link=self._double_link(),
             without_straggler=without_straggler,
         )
+
+    def _per_batch(self, setting: Setting, num_batches: float) -> Predicted:
+        """Return what `setting`, whose step does the work of `num_batches` recorded ones, saves of a recorded one."""
+        after, now_ns = predict(self.profile, setting), self.now.step_ns
+        gains = (now_ns - ns / num_batches for ns in (after.step_ns, after.high_ns, after.low_ns))
+        return Predicted(*map(round, gains))
+
+    def _accumulation(self) -> Predicted | None:
+        """``None`` where the job accumulates already."""
+        if self.profile.accumulation > 1 or self.profile.num_reduced > 1:
+            return None
+        return self._per_batch(Setting(accumulation=ACCUMULATED), ACCUMULATED)
+
+    def _double_link(self) -> Predicted | None:
+        """``None`` where a hook decides what is sent, or the run does not tell the link's rate."""
+        link, ranks = self.profile.network.link, self.profile.training.world_size
+        if ranks < 2 or not link.alone.ns_per_byte or self.profile.training.comm_hook is not None:
+            return None
+        faster = replace(link, alone=link.alone.scaled(1, 1 / 2), busy=link.busy.scaled(1, 1 / 2))
+        return _predicted(self.now, predict(self.profile, Setting(), replace(self.profile.network, link=faster)))
+
+    def _no_sync(self) -> Predicted | None:
+        num_reduced = self.profile.num_reduced
+        if num_reduced == 1:
+            return None
+        return self._of(Setting(accumulation=num_reduced * self.profile.accumulation))
 
     def _of(self, setting: Setting) -> Predicted:
         return _predicted(self.now, predict(self.profile, setting))

@@ -23,7 +23,6 @@ from ddpprof.report.tree import Report
 LEAST_STEPS = 2
 _DEFAULT_CAP_MB = 25
 _TIMED = ("off", "light")
-_AGAIN = "Record again with: ddpprof trace --nproc-per-node N train.py"
 
 _SAME_LINK = 0.15
 """A measured network whose rate differs less from the run's own is taken to be the run's."""
@@ -101,7 +100,8 @@ def _of_traces(run: Known, benches: Benches) -> Profiled:
     known = [size for size in sizes if size is not None]
     if not known or len(known) < len(sizes):
         raise DdpprofError(
-            f"the traces show no step with gradient all-reduces of known size after a DDP forward. {_AGAIN}"
+            f"the traces show no step with gradient all-reduces of known size after a DDP forward. "
+            f"Record again with: {run.report.job.trace_command()}"
         )
     if run.report.job.world_size is None:
         raise DdpprofError("how many ranks trained the traces do not say.")
@@ -117,8 +117,16 @@ def _of_traces(run: Known, benches: Benches) -> Profiled:
     taken = _slowed_ns_per_byte(run.report, training)
     if own.link.taken == NOTHING:
         own = replace(own, link=replace(own.link, taken=Cost(0.0, taken)))
-    profile = profile_of(training, steps, [step.measured_ns for step in steps], own, copied_ns=0.0)
+    profile = profile_of(training, steps, _whole_steps_ns(steps), own, copied_ns=0.0)
     return Profiled(profile, _taking_as_much(target, profile))
+
+
+def _whole_steps_ns(parts: Sequence[ObservedStep]) -> list[float]:
+    """Return the length of each step that was observed in one part for each backward pass."""
+    lengths: dict[int, float] = {}
+    for part in parts:
+        lengths[part.step] = lengths.get(part.step, 0.0) + part.measured_ns
+    return list(lengths.values())
 
 
 def _of_whole_buckets(report: Report, sizes: Sequence[int]) -> Training:
@@ -157,14 +165,16 @@ def _of_record(run: Known, benches: Benches) -> Profiled:
     if len(steps) < LEAST_STEPS:
         raise DdpprofError(
             f"{len(steps)} steps tell when gradients were there, and a prediction needs {LEAST_STEPS}: steps of light "
-            f"recording, with one synchronised backward pass each. {_AGAIN}, and let the training take some more steps."
+            "recording, with a forward for each synchronised backward pass. "
+            f"Record again with: {report.job.trace_command()}, and let the training take some more steps."
         )
     training = training_of(report, modules[0])
     _refuse_sparse(training)
     own, target = _networks(network_of_steps(steps, training), benches, training)
     alone_ns = backward_alone_ns(recorded)
     profile = profile_of(training, steps, _measured_ns(recorded), own, _copied_ns(report), alone_ns)
-    return Profiled(replace(profile, searched_ns=_searched_ns(report)), _taking_as_much(target, profile))
+    searched_ns = _searched_ns(report) / profile.num_reduced
+    return Profiled(replace(profile, searched_ns=searched_ns), _taking_as_much(target, profile))
 
 
 def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:

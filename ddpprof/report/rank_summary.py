@@ -13,10 +13,12 @@ import numpy as np
 
 from ddpprof.events import Collectives, DdpModule, Loader, Rank, Record, RecordedStep
 from ddpprof.intervals import Spans, subtract
+from ddpprof.measures.accumulation import Accumulation, count_micro_steps, measure_accumulation
 from ddpprof.measures.buckets import BucketStep, bucket_rows
 from ddpprof.measures.candidates import RankCollectives, rank_collectives
 from ddpprof.measures.data_parallel import measure_data_parallel, median_data_parallel
 from ddpprof.measures.devices import DeviceLoad, measure_devices, median_load
+from ddpprof.measures.failure import RankEnd, rank_end
 from ddpprof.measures.kernels import KernelSummary, summarise_kernels
 from ddpprof.measures.medians import median_known
 from ddpprof.measures.memory import RankMemory, measure_memory
@@ -43,12 +45,26 @@ class RecordSummary:
     device: str
     backend: str
     torch: str
+    end: RankEnd
+    framework: str | None
+    group_size: int | None
+    num_cores: int | None
+    num_threads: int | None
     loaders: tuple[Loader, ...]
     checkpoints: tuple[str, ...]
     data_ns: int | None
     buffer_sync_ns: int | None
     memory: RankMemory | None
     rpc: RankRpc | None
+    accumulation: tuple[Accumulation, ...] = ()
+    num_steps: int | None = None
+    """that the rank finished"""
+    num_micro_steps: int = 1
+    """batches that a step accumulates"""
+    num_forwards: int = 1
+    """with gradients, in a step"""
+    num_buffer_syncs: int = 1
+    """of these, before which buffers were broadcast"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +164,25 @@ def _record_summary(record: Record) -> RecordSummary:
         device=record.device,
         backend=record.backend,
         torch=record.torch,
-        loaders=tuple(record.loaders),
+        end=rank_end(record),
+        framework=record.framework,
+        group_size=record.group_size,
+        num_cores=record.num_cores,
+        num_threads=record.num_threads,
+        loaders=tuple(one if one.feeds_training else replace(one, batches=()) for one in record.loaders),
         checkpoints=tuple(record.checkpoints),
         data_ns=usual(lambda step: step.data_ns),
         buffer_sync_ns=usual(lambda step: sum(forward.buffer_sync_ns for forward in step.forwards)),
         memory=measure_memory(record),
         rpc=measure_rpc(record),
+        accumulation=measure_accumulation(training_steps(record)),
+        num_steps=record.num_steps,
+        num_micro_steps=count_micro_steps(training_steps(record)),
+        num_forwards=usual(lambda step: sum(forward.has_gradients for forward in step.forwards)) or 0,
+        num_buffer_syncs=usual(
+            lambda step: sum(forward.has_gradients and forward.buffer_sync_ns > 0 for forward in step.forwards)
+        )
+        or 0,
     )
 
 
@@ -200,9 +229,9 @@ def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
     row_of = np.cumsum(kept) - 1  # in the table of `_of_training_steps`
     sizes = {}
     for step in rank.record.steps:
-        for (module, bucket), row in bucket_rows(modules, step, rank.trace).items():
-            parameters = modules[module].parameters
-            sizes[int(row_of[row])] = sum(parameters[index].num_bytes for index in modules[module].buckets[bucket])
+        for (place, bucket), row in bucket_rows(modules, step, rank.trace).items():
+            module = modules[step.passes[place].module]
+            sizes[int(row_of[row])] = sum(module.parameters[index].num_bytes for index in module.buckets[bucket])
     return sizes
 
 

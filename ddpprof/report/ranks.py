@@ -95,7 +95,7 @@ def _step_report(
     trace: Trace, index: int, recorded: dict[int, RecordedStep], modules: Sequence[DdpModule], gaps: Gaps | None
 ) -> StepReport:
     step = trace.steps[index]
-    work, trailing = _device_work(trace, index), measure_trailing(trace, index)
+    work = _device_work(trace, index)
     split = split_step(trace, index)
     return StepReport(
         step=step.number,
@@ -104,7 +104,7 @@ def _step_report(
         comm_ns=work.comm_ns,
         overlap_ns=work.overlap_ns,
         exposed_ns=work.exposed_ns,
-        trailing_ns=trailing.trailing_ns if trailing else None,
+        trailing_ns=measure_trailing(trace, index),
         copy_ns=work.copy_ns,
         num_comm_kernels=work.num_comm_kernels,
         parts=split.breakdown if split is not None else None,

@@ -6,11 +6,14 @@ cannot tell. Times are ns, sizes bytes.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from ddpprof.events import DataParallelModule, Kernel
 from ddpprof.findings import Finding
+from ddpprof.findings.predictions import Predicted
 from ddpprof.measures.arrivals import RankWaiting
 from ddpprof.measures.attempts import AttemptSummary
 from ddpprof.measures.breakdown import Breakdown
@@ -20,6 +23,7 @@ from ddpprof.measures.collective_table import CollectiveSummary
 from ddpprof.measures.cost import RecordingCost
 from ddpprof.measures.data_parallel import DataParallelStep
 from ddpprof.measures.devices import DeviceLoad
+from ddpprof.measures.failure import Failure
 from ddpprof.measures.horovod import HorovodSummary
 from ddpprof.measures.idle import Idle
 from ddpprof.measures.kernels import KernelSummary
@@ -64,6 +68,16 @@ class Job:
     backend: str | None
     torch: str | None
     modules: tuple[Module, ...]
+    num_steps: int | None = None
+    """that the training took; ``None``: it is not known"""
+    num_micro_steps: int | None = None
+    """batches that a step accumulates before the optimizer steps; ``None``: only a recording tells"""
+    recorded_with: tuple[str, ...] = ()
+    """words behind ``ddpprof trace`` that record such a run again; empty where it is not known"""
+
+    def trace_command(self, *options: str) -> str:
+        """Return the command that records such a run again, with further options."""
+        return " ".join(("ddpprof trace", *options, shlex.join(self.recorded_with) or "train.py"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +137,7 @@ class RankReport:
 
     @property
     def measured_steps(self) -> tuple[StepReport, ...]:
-        """Those in which the device worked: the others say nothing of a usual step, and count in no median."""
+        """The steps in which the device worked: the others say nothing of a usual step, and count in no mean."""
         return tuple(step for step in self.steps if step.parts is not None)
 
 
@@ -206,6 +220,50 @@ class DataParallelReport:
     step: DataParallelStep | None
 
 
+class BoundBy(StrEnum):
+    """What most of a step's communication is."""
+
+    WAITING = "waiting"
+    LATENCY = "latency"
+    BANDWIDTH = "bandwidth"
+
+
+class WhatHelps(StrEnum):
+    """A change whose effect on a bound step is replayed."""
+
+    DOUBLE_BATCH = "double_batch"
+    ACCUMULATION = "accumulation"
+    NO_SYNC = "no_sync"
+    COMPRESSION = "compression"
+    DOUBLE_LINK = "double_link"
+    BUCKETS = "buckets"
+
+
+@dataclass(frozen=True, slots=True)
+class WouldHelp:
+    """One change, and what the replay says that it gives back per step, or per batch of the recorded size."""
+
+    what: WhatHelps
+    predicted: Predicted
+    is_noise: bool = False
+    """chance may have made it, or the change may cost time"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Why the step is as long as it is, where much of it is exposed communication. Times are ns per step: means."""
+
+    by: BoundBy
+    step_ns: int
+    exposed_ns: int
+    comm_ns: int
+    waiting_ns: int | None
+    """of the communication: for ranks that come later; ``None`` where the ranks' collectives were not matched"""
+    gradient_bytes: int | None
+    num_collectives: int
+    would_help: tuple[WouldHelp, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     format: int
@@ -231,5 +289,15 @@ class Report:
     """of a Horovod timeline, which tells nothing else"""
     attempts: tuple[AttemptSummary, ...] = ()
     """where torchrun started the job more than once; the rest is of one of them"""
+    bound: Bound | None = None
+    """what bounds the step; ``None`` where little communication is exposed, or it is not known"""
+    usual_steps: tuple[int, ...] = ()
+    """numbers of the profiled steps that tables average over; see `measures.usual_steps`"""
+    failure: Failure | None = None
+    """how the job failed; ``None`` where it did not, as far as is known"""
     own_reduction: OwnReduction | None = None
     """gradients that hooks of the script reduce, without torch's DDP: per step, of the rank that exposes least"""
+
+    def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
+        """Return the rank's steps that tables average over."""
+        return tuple(step for step in rank.measured_steps if not self.usual_steps or step.step in self.usual_steps)

@@ -67,7 +67,7 @@ def test_baseline_steps_do_not_communicate_and_end_the_job(
         assert [one.mode, another.mode] == ["alone", "alone"]
         for step in (one, another):
             assert [forward.synchronises for forward in step.forwards] == [False] * num_micro_steps
-            assert (step.ready_ns, len(step.optimizers)) == ({}, 1)
+            assert (step.passes, len(step.optimizers)) == ((), 1)
     with analysed(location(str(tmp_path / "run"))) as analysis:
         assert [step.mode for step in analysis.to_replay().recorded[1]].count("alone") == 2
     shown = report("run")

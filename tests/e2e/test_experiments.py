@@ -190,7 +190,7 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(ddpprof: Run, tmp_path
         pytest.param(
             ["overhead", "--resume", "o", "--rounds", "9"], "all options from the experiment", id="other-rounds"
         ),
-        pytest.param(["tune", "--resume", "o", "--allow-lossy"], "all options from the tuning", id="other-hooks"),
+        pytest.param(["tune", "--resume", "o", "--allow-lossy"], "all options from the experiment", id="other-hooks"),
         pytest.param(["overhead", "--such", "train.py"], "unrecognized arguments: --such", id="no-such-option"),
     ],
 )

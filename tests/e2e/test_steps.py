@@ -31,13 +31,13 @@ def trace(
 
 def shape(row: dict[str, Any]) -> tuple[int, list[tuple[int, bool]], int]:
     """Number, forwards as (module, synchronises), optimizer calls."""
-    forwards = [(module, synchronises) for module, *_, synchronises in row["forwards"]]
+    forwards = [(module, synchronises) for module, *_, synchronises, _ in row["forwards"]]
     return row["number"], forwards, len(row["optimizers"])
 
 
 def times_within(row: dict[str, Any]) -> list[int]:
     """Of the forwards, then of the optimizers."""
-    times = [time for _, *times, _, _, _ in row["forwards"] for time in times]
+    times = [time for _, *times, _, _, _, _ in row["forwards"] for time in times]
     return times + [time for call in row["optimizers"] for time in call]
 
 
@@ -145,3 +145,28 @@ def test_the_user_marks_the_steps(updates: int, first_mark_ends: int, tmp_path: 
         light = [row for row in rows if row["mode"] == "light" and row["number"] >= first_mark_ends]
         assert light
         assert [shape(row)[1:] for row in light] == [([(0, True)] * updates, updates)] * len(light)
+
+
+@pytest.mark.parametrize(
+    ("how", "num_passes", "num_spans"),
+    [
+        pytest.param("sgd", 1, 2, id="before-and-after-the-closure"),
+        pytest.param("lbfgs", 3, 4, id="a-closure-that-is-called-again", marks=pytest.mark.slow),
+        pytest.param("scaler", 1, None, id="steps-that-a-scaler-skips", marks=pytest.mark.slow),
+    ],
+)
+def test_closures_and_skipped_steps(
+    how: str, num_passes: int, num_spans: int | None, tmp_path: Path, ddpprof: Run
+) -> None:
+    """A closure's forward and backward pass are not the optimizer's, and a step that a scaler skips is a step."""
+    for rows in trace(ddpprof, tmp_path, script("closures.py", "--how", how)):
+        light = [row for row in rows if row["mode"] == "light"][-20:]
+        assert rows[-1]["number"] == 29
+        assert {len(row["passes"]) for row in light} == {num_passes}
+        if num_spans is not None:
+            assert {len(row["optimizers"]) for row in light} == {num_spans}
+        else:
+            assert {len(row["optimizers"]) for row in light} == {0, 1}
+        for row in light:
+            spans = [(start, end) for _, start, *_, end, _, _, _, _ in row["forwards"]]
+            assert all(end <= begin or stop <= start for start, end in spans for begin, stop in row["optimizers"])

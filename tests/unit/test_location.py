@@ -12,7 +12,8 @@ import pytest
 
 from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
 from ddpprof.location import RemotePath, identity, local, location, spelled
-from ddpprof.location.explain import explained, without_secrets
+from ddpprof.location.explain import explained
+from ddpprof.redaction import without_secrets
 
 
 @pytest.fixture(autouse=True)

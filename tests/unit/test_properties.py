@@ -28,17 +28,12 @@ FILES = settings.get_profile("files")
 def measured(trace: Trace, shift: int = 0) -> dict[str, Any]:
     """Every measure of every step, on a clock without the shift."""
     steps = range(len(trace.steps))
-    trailing = [measure_trailing(trace, step) for step in steps]
     buckets = trace_buckets({0: find_passes(trace)}, one_clock=True)
     rows = {rank: [replace(row, origin_ns=row.origin_ns - shift) for row in of] for rank, of in buckets.ranks.items()}
     return {
         "device": trace.device,
         "overlap": [measure_overlap(trace, step) for step in [*steps, None]],
-        "trailing": [
-            (t.trailing_ns, t.backward_end_ns - shift, t.optimizer_start_ns and t.optimizer_start_ns - shift)
-            if t else None
-            for t in trailing
-        ],
+        "trailing": [measure_trailing(trace, step) for step in steps],
         "breakdown": [measure_breakdown(trace, step) for step in steps],
         "idle": [idle_of(trace, step) for step in steps],
         "wrapper": [measure_wrapper_cost(trace, step, None) for step in steps],

@@ -181,12 +181,12 @@ def test_an_accelerator_that_idles_while_the_host_waits_for_data() -> None:
     assert {f.rule: f.gain_ns for f in build_report(made_run).findings} == {"idle-for-data": 20, "launch-bound": 5}
 
 
-def test_a_step_without_work_of_the_device_is_named_and_counts_in_no_median() -> None:
+def test_a_step_without_work_of_the_device_is_named_and_counts_in_no_mean() -> None:
     made = trace(steps=[(0, 100), (100, 101)], device="gpu", compute=[(10, 60, Phase.FORWARD, 0)])
     built = build_report(run(Rank(0, made, None)))
     assert [step.step for step in built.ranks[0].steps] == [10, 11]
     assert [step.step for step in built.ranks[0].measured_steps] == [10]
-    assert "step 11 holds no work of the device: it counts in no median" in built.missing
+    assert "step 11 holds no work of the device: it counts in no mean" in built.missing
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reaches every Python process of the job, whoever starts it; does nothing until torch's DDP module is imported."""
+"""Reaches every Python process of the job, whoever starts it; does nothing until modules of torch are imported."""
 
 import importlib.abc
 import importlib.machinery
@@ -6,31 +6,36 @@ import importlib.util
 import os
 import sys
 
-_TARGET = "torch.nn.parallel.distributed"
+_TARGETS = {
+    "torch.nn.parallel.distributed": "injected",
+    "torch.distributed.elastic.multiprocessing.errors": "exits",
+}
+"""modules of torch, and those of ddpprof.record that want to know of them"""
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):
-    """Finds `_TARGET` with the other finders, and calls ddpprof when the module has run."""
+    """Finds one of `_TARGETS` with the other finders, and calls ddpprof when the module has run."""
+
+    def __init__(self, target):
+        self._target = target
 
     def find_spec(self, name, path=None, target=None):
-        if name != _TARGET:
+        if name != self._target:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            _run_afterwards(spec.loader)
+            _run_afterwards(spec.loader, _TARGETS[name])
         return spec
 
 
-def _run_afterwards(loader):
+def _run_afterwards(loader, patches):
     exec_module = loader.exec_module
 
     def exec_then_patch(module):
         exec_module(module)
         try:
-            from ddpprof.record import injected
-
-            injected.install(module)
+            importlib.import_module(f"ddpprof.record.{patches}").install(module)
         except Exception as error:
             if sys.stderr is not None:
                 sys.stderr.write(f"ddpprof: cannot record in {sys.executable}: {error}. Training goes on.\n")
@@ -49,7 +54,8 @@ def _chain_to_next_sitecustomize():
 
 
 if "DDPPROF_SETTINGS" in os.environ:
-    sys.meta_path.insert(0, _PatchOnImport())
+    for target in _TARGETS:
+        sys.meta_path.insert(0, _PatchOnImport(target))
     note = os.environ.pop("DDPPROF_EXPLAIN_RANK", None)
     if note:
         import _ddpprof_needs_rank

@@ -89,7 +89,10 @@ def column_name(name: str) -> str:
 def _findings(section: FindingList, level: int) -> str:
     if not section.findings:
         return f'<p class="nothing">{escape(section.otherwise)}</p>'
-    return "\n".join(_finding(finding, level) for finding in section.findings)
+    title = (
+        "" if any(finding.advice for finding in section.findings) else f"<h{level}>{escape(section.title)}</h{level}>"
+    )
+    return "\n".join([title, *(_finding(finding, level) for finding in section.findings)])
 
 
 def _finding(finding: FindingText, level: int) -> str:
@@ -97,9 +100,16 @@ def _finding(finding: FindingText, level: int) -> str:
     return (
         f'<article class="finding" id="{name}" aria-labelledby="{name}-title">'
         f'<h{level} id="{name}-title">{finding.number}. {escape(finding.title)}</h{level}>'
-        f'<p class="gain">{escape(finding.gain)}</p><p>{escape(finding.evidence)}</p>'
+        f'<p class="gain">{escape(finding.gain)}</p><p>{escape(finding.evidence)}</p>{_advice(finding, name)}</article>'
+    )
+
+
+def _advice(finding: FindingText, name: str) -> str:
+    if not finding.advice:
+        return ""
+    return (
         f'<div class="advice"><pre id="{name}-advice" tabindex="0" aria-label="What to change">'
         f"{escape(finding.advice)}</pre>"
         f'<button type="button" class="copy needs-script" data-copies="{name}-advice" '
-        f'aria-label="Copy the change of finding {finding.number}">Copy</button></div></article>'
+        f'aria-label="Copy the change of finding {finding.number}">Copy</button></div>'
     )

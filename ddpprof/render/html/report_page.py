@@ -15,6 +15,7 @@ from ddpprof.render.html.timeline import timeline_json
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
 from ddpprof.render.sections.chosen import typical_step
+from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, clean, ms
 from ddpprof.render.sections.verdict import verdict
 from ddpprof.report import Report
@@ -55,7 +56,7 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
     )
 
 
-_OF_TILES = "Each step's mean over the ranks, and of these the median: what ddpprof compare shows of the run."
+_OF_TILES = "Means over the ranks and the profiled steps, as in the tables."
 
 
 def _head(report: Report, job: Iterable[Section], findings: Iterable[Section]) -> str:
@@ -65,17 +66,21 @@ def _head(report: Report, job: Iterable[Section], findings: Iterable[Section]) -
         for number in came.numbers
     )
     note = f'<p class="note">{_OF_TILES}</p>' if len(came.numbers) > 1 else ""
+    failed = tuple(failure_lines(report))
+    job = [section for section in job if section not in failed]
     lines = [section for section in job if isinstance(section, Line) and not section.is_warning]
     rest = [section for section in job if section not in lines]
     return (
-        f'{blocks_html(lines, "job")}<p class="verdict" id="verdict">{escape(came.text)} {_leads(findings)}</p>'
+        f"{blocks_html(failed, 'failure')}{blocks_html(lines, 'job')}"
+        f'<p class="verdict" id="verdict">{escape(came.text)} {_leads(findings)}</p>'
         f'<ul class="tiles">{tiles}</ul>{note}{blocks_html(rest, "job-notes", level=2)}'
     )
 
 
 def _leads(findings: Iterable[Section]) -> str:
     """What would give back most, and where it stands."""
-    found = [one for section in findings if isinstance(section, FindingList) for one in section.findings]
+    lists = [section for section in findings if isinstance(section, FindingList)]
+    found = [one for section in lists for one in section.findings if one.advice]
     if not found:
         return ""
     first = found[0]

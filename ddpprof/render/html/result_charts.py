@@ -10,6 +10,7 @@ import numpy as np
 from ddpprof.comparison.compare import Comparison, MetricChange
 from ddpprof.measures.paired_ratio import Ratio
 from ddpprof.render.html.chart import Chart, bar_trace, decade_ticks
+from ddpprof.render.sections.comparison import interval_of
 from ddpprof.render.sections.layout import clean, ms
 from ddpprof.render.sections.scaling import PARTS
 from ddpprof.report.overhead import OverheadReport
@@ -30,7 +31,7 @@ def comparison_charts(comparison: Comparison) -> Iterable[Chart]:
     groups = (
         ("B takes more", "exposed", True),
         ("B takes less", "series-0", False),
-        ("noise, or too few steps to tell", "idle", None),
+        ("noise, or too few runs to tell", "idle", None),
     )
     traces = []
     for name, role, more in groups:
@@ -46,22 +47,23 @@ def comparison_charts(comparison: Comparison) -> Iterable[Chart]:
             "categoryorder": "array", "categoryarray": [change.metric for change in known],
         },
     }  # fmt: skip
-    note = "lines: 95 % intervals, from the steps' own spread"
+    note = "lines: intervals, from how much runs differ; of one run on each side, from the steps' own spread"
     yield Chart("What changed", traces, layout, 70 + 26 * len(known), note)
 
 
 def _grew(change: MetricChange) -> bool | None:
     """``None`` where it may be noise."""
     difference = change.difference
-    return difference.shift > 0 if difference is not None and difference.is_beyond_noise else None
+    return difference.shift_ns > 0 if difference is not None and change.is_beyond_noise else None
 
 
 def _changes(name: str, role: str, changes: Sequence[MetricChange]) -> dict[str, Any]:
-    shifts = [change.difference for change in changes if change.difference is not None]
-    made = bar_trace(name, role, [change.metric for change in changes], [one.shift for one in shifts])
-    low = [one.shift - one.low if one.low is not None else 0 for one in shifts]
-    high = [one.high - one.shift if one.high is not None else 0 for one in shifts]
-    texts = [f"{c.metric}: {one.shift / 1e6:+.2f} ms ({name})" for c, one in zip(changes, shifts, strict=True)]
+    shifts_ns = [change.difference.shift_ns for change in changes if change.difference is not None]
+    made = bar_trace(name, role, [change.metric for change in changes], shifts_ns)
+    ends = [interval_of(change) or (ns, ns) for change, ns in zip(changes, shifts_ns, strict=True)]
+    low = [ns - end[0] for ns, end in zip(shifts_ns, ends, strict=True)]
+    high = [end[1] - ns for ns, end in zip(shifts_ns, ends, strict=True)]
+    texts = [f"{c.metric}: {ns / 1e6:+.2f} ms ({name})" for c, ns in zip(changes, shifts_ns, strict=True)]
     bars = {
         "type": "data",
         "symmetric": False,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import Verdict
+from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.render.html.blocks import blocks_html
 from ddpprof.render.html.chart import Chart
 from ddpprof.render.html.definitions import definitions
@@ -17,6 +18,7 @@ from ddpprof.render.json import ComparisonFile, Written, render_json
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.sections.experiments import experiment_sections
 from ddpprof.render.sections.layout import Line, Section
+from ddpprof.render.sections.repeated import repeated_sections
 from ddpprof.render.sections.whatif import whatif_sections
 from ddpprof.report.experiments import ExperimentReport
 from ddpprof.report.overhead import OverheadReport
@@ -25,11 +27,17 @@ from ddpprof.report.tuning import TuneReport
 from ddpprof.report.whatif import WhatIf
 
 
-def comparison_page(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> str:
+def comparison_page(comparison: Comparison, verdicts: Sequence[Verdict] = (), how_to_record: Sequence[str] = ()) -> str:
     """A whole HTML file. Raises `DdpprofError`."""
     file = ComparisonFile(comparison, tuple(verdicts))
     title = f"{comparison.a} and {comparison.b}"
-    return _page(title, comparison_sections(comparison, verdicts), comparison_charts(comparison), file)
+    shown = comparison_sections(comparison, verdicts, how_to_record)
+    return _page(title, shown, comparison_charts(comparison), file)
+
+
+def repeated_page(report: RepeatedReport) -> str:
+    """Likewise."""
+    return _page(report.name, repeated_sections(report), (), report)
 
 
 def experiment_page(title: str, report: ExperimentReport) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ddpprof.render.sections.attempts import attempt_table
+from ddpprof.render.sections.bound import bound_lines
 from ddpprof.render.sections.buckets import bucket_tables
 from ddpprof.render.sections.chosen import typical_step
 from ddpprof.render.sections.collectives import collective_table
 from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line, wrapper_table
+from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.horovod import horovod_tables
 from ddpprof.render.sections.job import job_lines, missing_lines
@@ -44,7 +46,15 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
     (
         "job",
         "The job",
-        (attempt_table, job_lines, data_parallel_lines, own_reduction_line, missing_lines, unusual_steps_line),
+        (
+            failure_lines,
+            attempt_table,
+            job_lines,
+            data_parallel_lines,
+            own_reduction_line,
+            missing_lines,
+            unusual_steps_line,
+        ),
     ),
     (
         "step",
@@ -56,7 +66,7 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
     ("ranks", "Ranks beside each other", (straggler_table, waiting_table)),
     ("slowdown", "Slowdown by communication", (slowdown_section,)),
     ("cost", "What DDP and the recording cost", (wrapper_table, memory_table, recording_cost_line)),
-    ("findings", "What to change", (finding_list,)),
+    ("findings", "What to change", (finding_list, bound_lines)),
 )
 
 

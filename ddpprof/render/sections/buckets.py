@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ddpprof.measures.bucket_table import BucketRow
 from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
@@ -31,10 +31,10 @@ def bucket_tables(report: Report) -> Iterable[Section]:
     since = "the end of the forward" if report.own_reduction is None else "the backward pass began"
     names = ("bucket", "MB", "params", "ready", "launched", "started", "finished", "late")
     yield Table(
-        f"Gradient buckets, ms after {since} (medians)",
+        f"Gradient buckets, ms after {since} ({_medians(buckets)})",
         tuple(Column(name, name != "late") for name in names),
         tuple(_times(report, bucket) for bucket in buckets),
-        _WHAT_THE_COLUMNS_MEAN if recorded else notes(alone, note),
+        notes(_several_passes(report, buckets), _WHAT_THE_COLUMNS_MEAN if recorded else notes(alone, note)),
     )
     if recorded:
         of_parameters = ("first parameter", "last parameter", "slowest gradient")
@@ -44,6 +44,21 @@ def bucket_tables(report: Report) -> Iterable[Section]:
             tuple(_parameters(report, bucket) for bucket in buckets),
             note,
         )
+
+
+def _medians(buckets: Sequence[BucketRow]) -> str:
+    return "medians" if all(bucket.num_passes == 1 for bucket in buckets) else "medians over all backward passes"
+
+
+def _several_passes(report: Report, buckets: Sequence[BucketRow]) -> str:
+    """Say how many synchronised backward passes a step has, where a module has more than one."""
+    passes = {bucket.module: bucket.num_passes for bucket in buckets if bucket.num_passes > 1}
+    if not passes:
+        return ""
+    if len(report.job.modules) < 2:
+        return f"a step has {passes[0]} synchronised backward passes, and each sends every bucket"
+    counts = ", ".join(f"{number} through module {module}" for module, number in passes.items())
+    return f"a step has several synchronised backward passes ({counts}), and each sends every bucket"
 
 
 def _times(report: Report, b: BucketRow) -> tuple[str, ...]:

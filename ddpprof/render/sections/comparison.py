@@ -1,14 +1,14 @@
-"""Two runs side by side: what is different about them, what became slower, and whether that is noise."""
+"""Two jobs side by side: what is different about them, what became slower, and whether that is noise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ddpprof.comparison.compare import BucketChange, Comparison, MetricChange
-from ddpprof.comparison.gate import Verdict
+from ddpprof.comparison.between_runs import CONFIDENCE, MOST_RUNS
+from ddpprof.comparison.compare import NOTICEABLE, BucketChange, Comparison, MetricChange
+from ddpprof.comparison.gate import Outcome, Verdict
 from ddpprof.comparison.kernels import KernelChange
 from ddpprof.measures.bucket_table import BucketRow
-from ddpprof.measures.shift import Shift
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, megabytes, ms
 from ddpprof.render.sections.slowdown import kernel_name
 
@@ -17,7 +17,10 @@ _MAX_KERNELS = 10
 _WORTH_A_ROW_NS = 10_000
 
 
-def comparison_sections(comparison: Comparison, verdicts: Sequence[Verdict] = ()) -> tuple[Section, ...]:
+def comparison_sections(
+    comparison: Comparison, verdicts: Sequence[Verdict] = (), how_to_record: Sequence[str] = ()
+) -> tuple[Section, ...]:
+    """`how_to_record`: the commands that record as many runs as are wanted yet."""
     return (
         Line(f"A: {clean(comparison.a)} · B: {clean(comparison.b)}"),
         *(Line(f"Note: {clean(text, most=400)}", is_warning=True) for text in comparison.missing),
@@ -26,6 +29,7 @@ def comparison_sections(comparison: Comparison, verdicts: Sequence[Verdict] = ()
         *_buckets(comparison),
         *_kernels(comparison),
         *_verdicts(verdicts),
+        *_more_runs(comparison, verdicts, how_to_record),
     )
 
 
@@ -48,38 +52,59 @@ def _metrics(comparison: Comparison) -> Iterable[Section]:
             change.metric,
             ms(change.a_ns),
             ms(change.b_ns),
-            _signed(change.difference.shift if change.difference else None),
+            _signed(change.difference.shift_ns if change.difference else None),
             ABSENT if change.fraction is None else f"{change.fraction:+.1%}",
-            _interval(change.difference),
+            _interval(change),
             _word(change),
         )
         for change in comparison.metrics
     )
-    names = ("", "A", "B", "B - A", "", "95% interval", "")
+    names = ("", "A", "B", "B - A", "", "interval", "")
     columns = tuple(Column(name, is_number=index not in (0, 6)) for index, name in enumerate(names))
-    steps = comparison.metrics[0]
     yield Table(
-        "Per step, ms (mean over ranks, median over steps)",
+        "Per step, ms (mean over ranks, median over the steps of a run, median over runs)",
         columns,
         rows,
-        f"from {count(steps.num_steps_a, 'step')} of A and {steps.num_steps_b} of B; B - A is the median of all "
-        "differences between their steps, and its interval comes from the steps' own spread: what sets the two runs "
-        "apart as wholes, such as another machine, is not in it",
+        _note(comparison),
     )
 
 
-def _interval(difference: Shift | None) -> str:
-    if difference is None or difference.low is None:
-        return ABSENT
-    return f"{_signed(difference.low)} … {_signed(difference.high)}"
+def _note(comparison: Comparison) -> str:
+    step = comparison.metrics[0]
+    num_a, num_b = comparison.num_runs_a, comparison.num_runs_b
+    steps = f"{count(step.num_steps_a, 'step')} of A and {step.num_steps_b} of B"
+    if num_a == num_b == 1:
+        return (
+            f"from one run with {steps}; the interval, 95%, is that of their steps alone: what sets runs of one job "
+            "apart as wholes is not in it, so that only what is within it is known to be noise"
+        )
+    return (
+        f"from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all differences "
+        f"between their runs, and its interval, {CONFIDENCE:.1%}, comes from how much runs differ: it holds for the "
+        "measures that are asked about together, and likewise for all others"
+    )
+
+
+def interval_of(change: MetricChange) -> tuple[float, float] | None:
+    """Return the ends of the interval, ns, that can be shown: that of runs, or of the steps of one run."""
+    if change.difference is not None and change.difference.is_measured:
+        return change.difference.low_ns, change.difference.high_ns
+    if change.of_steps is None or change.of_steps.low is None or change.of_steps.high is None:
+        return None
+    return change.of_steps.low, change.of_steps.high
+
+
+def _interval(change: MetricChange) -> str:
+    ends = interval_of(change)
+    return ABSENT if ends is None else f"{_signed(ends[0])} … {_signed(ends[1])}"
 
 
 def _word(change: MetricChange) -> str:
-    if change.difference is None or change.difference.is_beyond_noise is None:
-        return "too few steps"
-    if not change.difference.is_beyond_noise:
+    if change.is_beyond_noise is None or change.difference is None:
+        return "cannot tell"
+    if not change.is_beyond_noise:
         return "noise"
-    return "more" if change.difference.shift > 0 else "less"
+    return "more" if change.difference.shift_ns > 0 else "less"
 
 
 _TIMES: tuple[tuple[str, Callable[[BucketRow], int | None]], ...] = (
@@ -98,7 +123,7 @@ def _buckets(comparison: Comparison) -> Iterable[Section]:
     named = any(bucket is not None and bucket.first_parameter is not None for c in shown for bucket in (c.a, c.b))
     names = ("A", "B", "MB", *(name for name, _ in _TIMES))
     yield Table(
-        "Buckets, A → B, ms after the end of the forward (medians)",
+        f"Buckets, A → B, ms after the end of the forward (medians{_of_typical(comparison)})",
         tuple(map(Column, names)),
         tuple(_bucket(change) for change in shown),
         f"matched by {'the parameters in them' if named else 'their place and size'}"
@@ -132,11 +157,21 @@ def _kernels(comparison: Comparison) -> Iterable[Section]:
         names = ("kernel", "shape", "per step", "A", "B", "", "lost per step")
         more = len(slower) - _MAX_KERNELS
         yield Table(
-            "Kernels that became slower, ms (medians; beyond the noise of their runs)",
+            _KERNELS_OF_ONE if comparison.num_runs_a == comparison.num_runs_b == 1 else _KERNELS_OF_SEVERAL,
             tuple(Column(name, is_number=index > 1) for index, name in enumerate(names)),
             rows,
             f"{more} more are in the JSON form" if more > 0 else "",
         )
+
+
+_KERNELS_OF_ONE = (
+    "Kernels that became slower, ms (medians; beyond their noise within one run, while other runs may differ more)"
+)
+_KERNELS_OF_SEVERAL = "Kernels that are slower in every run of B than in any of A, ms (medians of a typical run)"
+
+
+def _of_typical(comparison: Comparison) -> str:
+    return "" if comparison.num_runs_a == comparison.num_runs_b == 1 else " of a typical run"
 
 
 def _became_slower(change: KernelChange) -> bool:
@@ -145,5 +180,37 @@ def _became_slower(change: KernelChange) -> bool:
 
 def _verdicts(verdicts: Sequence[Verdict]) -> Iterable[Section]:
     for verdict in verdicts:
-        word = "FAILED" if verdict.failed else "passed"
-        yield Line(f"{word}: {clean(verdict.condition.text)}: {verdict.because}", is_warning=verdict.failed)
+        text = f"{_OUTCOMES[verdict.outcome]}: {clean(verdict.condition.text)}: {verdict.because}"
+        yield Line(text, is_warning=verdict.outcome is not Outcome.PASSED)
+
+
+_OUTCOMES = {Outcome.PASSED: "passed", Outcome.FAILED: "FAILED", Outcome.UNKNOWN: "CANNOT TELL"}
+
+
+def _more_runs(comparison: Comparison, verdicts: Sequence[Verdict], how_to_record: Sequence[str]) -> Iterable[Section]:
+    needed = runs_wanted(comparison, verdicts)
+    if needed is None:
+        return
+    told = "growth beyond its limits" if verdicts else f"a difference of {NOTICEABLE:.0%} of the step"
+    if needed > MOST_RUNS:
+        yield Line(
+            f"More than {MOST_RUNS} runs on each side would be needed to tell {told} from noise: the runs differ too "
+            "much. Record longer ones (--steps), on a machine that does nothing else beside them.",
+        )
+        return
+    more = [max(0, needed - number) for number in (comparison.num_runs_a, comparison.num_runs_b)]
+    if more[0] == more[1]:
+        asked = f"needs {more[0]} more runs on each side" if more[0] > 1 else "needs one more run on each side"
+    elif not all(more):
+        asked = f"needs {count(max(more), 'more run')} of {'A' if more[0] else 'B'}"
+    else:
+        asked = f"needs {more[0]} more runs of A and {more[1]} of B"
+    yield Line(f"To tell {told} from noise, this comparison {asked}. Record with:")
+    yield from (Line(f"    {command}") for command in how_to_record)
+
+
+def runs_wanted(comparison: Comparison, verdicts: Sequence[Verdict]) -> int | None:
+    """Return how many runs each side should have, ``None`` where nothing is left open."""
+    if not verdicts:
+        return comparison.runs_needed
+    return max((one.runs_needed for one in verdicts if one.runs_needed is not None), default=None)

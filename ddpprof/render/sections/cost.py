@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from statistics import median
 
 from ddpprof.measures.wrapper import WrapperCost
 from ddpprof.render.sections.chosen import rows_worth_seeing
@@ -13,11 +12,12 @@ from ddpprof.render.sections.layout import (
     Section,
     Table,
     count,
-    median_of,
+    mean_of,
     ms,
     notes,
     percent,
 )
+from ddpprof.render.sections.steps import mean_of_steps
 from ddpprof.report import Report
 
 _UNUSUAL = 1.5
@@ -37,16 +37,17 @@ _WRAPPER_PARTS: tuple[tuple[str, Callable[[WrapperCost], int | None]], ...] = (
 def wrapper_table(report: Report) -> Iterable[Section]:
     rows = []
     for rank in report.ranks:
-        if not rank.measured_steps or not report.job.modules:
+        steps = report.averaged(rank)
+        if not steps or not report.job.modules:
             continue
-        values = [median_of(rank.measured_steps, lambda s, part=part: part(s.wrapper)) for _, part in _WRAPPER_PARTS]  # type: ignore[misc]
-        share = [s.wrapper.total_ns / s.duration_ns for s in rank.measured_steps if s.duration_ns]
-        rows.append((str(rank.rank), *map(ms, values), percent(median(share) if share else None)))
+        values = [mean_of(steps, lambda s, part=part: part(s.wrapper)) for _, part in _WRAPPER_PARTS]  # type: ignore[misc]
+        length_ns = mean_of(steps, lambda s: s.duration_ns)
+        rows.append((str(rank.rank), *map(ms, values), percent((values[-1] or 0) / length_ns if length_ns else None)))
     if rows:
         shown, left_out = rows_worth_seeing(report, rows)
         names = ("rank", *(name for name, _ in _WRAPPER_PARTS), "of step")
         yield Table(
-            "DDP's own work on the training thread, ms per step (medians, column by column)",
+            f"DDP's own work on the training thread, ms per step ({mean_of_steps(report)})",
             tuple(map(Column, names)),
             shown,
             notes(

@@ -21,13 +21,20 @@ def job_lines(report: Report) -> Iterable[Section]:
         *(clean(word) for word in (job.backend, job.device) if word),
         *([f"torch {clean(job.torch)}"] if job.torch else []),
         *(["Horovod timeline"] if report.horovod is not None else []),
-        count(steps, "profiled step") if steps else f"{count(light, 'step')}{without_profiler}",
+        (count(steps, "profiled step") if steps else f"{count(light, 'step')}{without_profiler}")
+        + _micro_steps(report),
     ]
     yield Line(" · ".join(words))
-    for m in job.modules:
+    for index, m in enumerate(job.modules):
+        number = "" if len(job.modules) < 2 else f"module {index}, "
         hook = f", comm hook {clean(m.comm_hook)}" if m.comm_hook else ""
         buckets = f"{count(m.num_parameters, 'parameter')}, {megabytes(m.parameter_bytes)} MB"
-        yield Line(f"{clean(m.name)}: {buckets} in {count(m.num_buckets, 'bucket')}{hook}")
+        yield Line(f"{number}{clean(m.name)}: {buckets} in {count(m.num_buckets, 'bucket')}{hook}")
+
+
+def _micro_steps(report: Report) -> str:
+    number = report.job.num_micro_steps or 1
+    return f" of {number} accumulated batches each" if number > 1 else ""
 
 
 def missing_lines(report: Report) -> Iterable[Section]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ddpprof.measures.medians import median_known
+from ddpprof.measures.medians import mean_known, median_known
 
 _T = TypeVar("_T")
 
@@ -91,6 +91,7 @@ class FindingText:
     gain: str
     evidence: str
     advice: str
+    """empty where nothing is advised"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,10 @@ def notes(*texts: str) -> str:
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def mean_of(things: Iterable[_T], value: Callable[[_T], int | None]) -> int | None:
+    return mean_known(map(value, things))
 
 
 def median_of(things: Iterable[_T], value: Callable[[_T], int | None]) -> int | None:

@@ -12,20 +12,29 @@ from ddpprof.report import Report
 from ddpprof.report.tree import SlowdownReport
 
 _MAX_KERNELS = 5
-_MORE = " Steps without communication to compare with: ddpprof trace --baseline-steps 5 train.py"
 _WORTH_A_TABLE = 0.01
 """of the step"""
 _OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
+_TELLS_NOTHING = 0.02
+"""of the computation under communication: the ratio of so little is an accident"""
 
 
 def slowdown_section(report: Report) -> Iterable[Section]:
     slowdown = report.slowdown
     if slowdown is None or not any(step.num_comm_kernels for rank in report.ranks for step in rank.measured_steps):
         return
-    more = "" if slowdown.num_baseline_steps else _MORE
+    again = clean(report.job.trace_command("--baseline-steps 5"))
+    more = "" if slowdown.num_baseline_steps else f" Steps without communication to compare with: {again}"
     if slowdown.ratio is None or slowdown.lost_ns is None:
         yield Line(
             f"How much communication slows computation is not known: {clean(slowdown.reason or '')}.{more}",
+            is_aside=True,
+        )
+        return
+    if (slowdown.known_share or 0) < _TELLS_NOTHING:
+        yield Line(
+            "How much communication slows computation is not known: hardly any of the computation under it also ran "
+            f"alone.{more}",
             is_aside=True,
         )
         return

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from ddpprof.measures.breakdown import Breakdown
-from ddpprof.render.sections.chosen import rows_worth_seeing, typical_step
+from ddpprof.render.sections.chosen import rows_worth_seeing
 from ddpprof.render.sections.layout import (
     Bar,
     Bars,
     Column,
     Section,
     Table,
-    median_of,
+    count,
+    mean_of,
     ms,
     notes,
     percent,
@@ -28,39 +29,52 @@ RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 
 
 def step_bars(report: Report) -> Iterable[Section]:
-    number = typical_step(report)
-    bars = [bar for rank in report.ranks if (bar := _bar(rank, number)) is not None]
+    bars = [bar for rank in report.ranks if (bar := _bar(report, rank)) is not None]
     if bars:
-        yield from _drawn(
-            report,
-            f"One step by kind of work, ms: step {number}, of median length",
-            PARTS,
-            bars,
-        )
+        title = f"A step by kind of work, ms ({mean_of_steps(report)})"
+        yield from _drawn(report, title, PARTS, bars, _left_out(report))
         return
     bars = [bar for rank in report.ranks if (bar := _recorded_bar(rank)) is not None]
     if bars:
-        title = "One step by kind of work, ms: median of the lightly recorded ones"
+        title = "A step by kind of work, ms (mean of the lightly recorded ones)"
         yield from _drawn(report, title, RECORDED_PARTS, bars)
+
+
+def mean_of_steps(report: Report) -> str:
+    """Say over which profiled steps a table's numbers are means."""
+    number = max((len(report.averaged(rank)) for rank in report.ranks), default=0)
+    return f"mean of {count(number, 'profiled step')}"
+
+
+def _left_out(report: Report) -> str:
+    """Name the profiled steps that are in no mean because they took far longer than most."""
+    lengths: dict[int, int] = {}
+    for step in (step for rank in report.ranks for step in rank.measured_steps):
+        lengths[step.step] = max(step.duration_ns, lengths.get(step.step, 0))
+    usual_ns = median([lengths[number] for number in report.usual_steps if number in lengths] or [0])
+    unusual = [number for number in sorted(lengths) if usual_ns and number not in report.usual_steps]
+    said = [f"step {number}, {lengths[number] / usual_ns:.1f} × as long" for number in unusual]
+    return f"left out of all means: {', '.join(said)}" if said else ""
 
 
 def idle_table(report: Report) -> Iterable[Section]:
     rows = []
     for rank in report.ranks:
-        idle = [step.idle for step in rank.measured_steps if step.idle is not None]
+        steps = report.averaged(rank)
+        idle = [step.idle for step in steps if step.idle is not None]
         if any(causes.idle_ns for causes in idle):
-            medians = (
-                median_of(idle, lambda i: i.launch_bound_ns),
-                median_of(idle, lambda i: i.comm_wait_ns),
-                median_of(idle, lambda i: i.other_ns),
-                median_of(rank.measured_steps, lambda s: s.parts.data_ns if s.parts else None),
+            means = (
+                mean_of(idle, lambda i: i.launch_bound_ns),
+                mean_of(idle, lambda i: i.comm_wait_ns),
+                mean_of(idle, lambda i: i.other_ns),
+                mean_of(steps, lambda s: s.parts.data_ns if s.parts else None),
             )
-            rows.append((str(rank.rank), *map(ms, medians)))
+            rows.append((str(rank.rank), *map(ms, means)))
     if rows:
         shown, left_out = rows_worth_seeing(report, rows)
         names = ("rank", "host is late", "waits for comm", "other", "waits for data")
         yield Table(
-            "Why the accelerator idles, ms per step (medians)",
+            f"Why the accelerator idles, ms per step ({mean_of_steps(report)})",
             tuple(map(Column, names)),
             shown,
             notes(
@@ -71,17 +85,23 @@ def idle_table(report: Report) -> Iterable[Section]:
         )
 
 
-def _drawn(report: Report, title: str, parts: tuple[str, ...], bars: Sequence[Bar]) -> Iterable[Section]:
+def _drawn(
+    report: Report, title: str, parts: tuple[str, ...], bars: Sequence[Bar], note: str = ""
+) -> Iterable[Section]:
     rows = [(bar.label, *map(ms, bar.parts_ns), ms(bar.total_ns)) for bar in bars]
     shown, left_out = rows_worth_seeing(report, rows)
     labels = {row[0] for row in shown}
     yield Bars(title, parts, tuple(bar for bar in bars if bar.label in labels))
-    yield Table("", (Column("rank"), *map(Column, parts), Column("step")), shown, left_out)
+    yield Table("", (Column("rank"), *map(Column, parts), Column("step")), shown, notes(note, left_out))
 
 
-def _bar(rank: RankReport, number: int | None) -> Bar | None:
-    parts = next((step.parts for step in rank.measured_steps if step.step == number), None)
-    return None if parts is None else Bar(str(rank.rank), bar_parts_ns(parts))
+def _bar(report: Report, rank: RankReport) -> Bar | None:
+    parts = [bar_parts_ns(step.parts) for step in report.averaged(rank) if step.parts is not None]
+    return _mean_bar(rank, parts) if parts else None
+
+
+def _mean_bar(rank: RankReport, parts_ns: Sequence[Sequence[int]]) -> Bar:
+    return Bar(str(rank.rank), tuple(round(fmean(column)) for column in zip(*parts_ns, strict=True)))
 
 
 def bar_parts_ns(parts: Breakdown) -> tuple[int, ...]:
@@ -91,41 +111,37 @@ def bar_parts_ns(parts: Breakdown) -> tuple[int, ...]:
 
 
 def _recorded_bar(rank: RankReport) -> Bar | None:
-    parts = [step.parts for step in rank.light_steps if step.parts is not None]
-    if not parts:
-        return None
-    columns: list[list[int]] = [
-        [p.forward_ns for p in parts],
-        [p.backward_and_comm_ns for p in parts],
-        [p.optimizer_ns for p in parts],
-        [p.data_ns + p.other_ns for p in parts],
+    parts = [
+        (p.forward_ns, p.backward_and_comm_ns, p.optimizer_ns, p.data_ns + p.other_ns)
+        for step in rank.light_steps
+        if (p := step.parts) is not None
     ]
-    return Bar(str(rank.rank), tuple(round(median(column)) for column in columns))
+    return _mean_bar(rank, parts) if parts else None
 
 
 def overlap_table(report: Report) -> Iterable[Section]:
     rows = []
     for rank in report.ranks:
-        steps = rank.measured_steps
+        steps = report.averaged(rank)
         if not steps:
             continue
         talks = any(s.num_comm_kernels for s in steps)
-        hidden = [s.overlap_ns / s.comm_ns for s in steps if s.comm_ns]
+        comm_ns, overlap_ns = mean_of(steps, lambda s: s.comm_ns), mean_of(steps, lambda s: s.overlap_ns)
         rows.append(
             (
                 str(rank.rank),
-                ms(median_of(steps, lambda s: s.compute_ns)),
-                ms(median_of(steps, lambda s: s.comm_ns) if talks else None),
-                percent(median(hidden) if hidden else None),
-                ms(median_of(steps, lambda s: s.exposed_ns) if talks else None),
-                ms(median_of(steps, lambda s: s.trailing_ns) if talks else None),
+                ms(mean_of(steps, lambda s: s.compute_ns)),
+                ms(comm_ns if talks else None),
+                percent((overlap_ns or 0) / comm_ns if comm_ns else None),
+                ms(mean_of(steps, lambda s: s.exposed_ns) if talks else None),
+                ms(mean_of(steps, lambda s: s.trailing_ns) if talks else None),
             )
         )
     if rows:
         shown, left_out = rows_worth_seeing(report, rows)
         names = ("rank", "compute", "comm", "hidden", "exposed", "trailing")
         yield Table(
-            "Communication and computation, ms per step (medians)",
+            f"Communication and computation, ms per step ({mean_of_steps(report)})",
             tuple(map(Column, names)),
             shown,
             notes(

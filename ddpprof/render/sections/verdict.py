@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpprof.comparison.compare import medians_ns
-from ddpprof.render.sections.layout import ABSENT, median_of, ms, percent
+from ddpprof.render.sections.failure import failure_sentence
+from ddpprof.render.sections.layout import ABSENT, mean_of, median_of, ms, percent
 from ddpprof.report import Report
 
 
@@ -24,12 +24,19 @@ class Verdict:
 
 
 def verdict(report: Report) -> Verdict:
-    """The numbers of ``ddpprof compare``: means over the ranks, medians over the steps."""
-    steps = [step for rank in report.ranks for step in rank.measured_steps]
+    """Return the verdict. Its numbers are means over the ranks and the steps, as those of the tables are."""
+    of_steps = _of_steps(report)
+    if report.failure is None:
+        return of_steps
+    return Verdict(f"{failure_sentence(report.failure)} Until then: {of_steps.text}", of_steps.numbers)
+
+
+def _of_steps(report: Report) -> Verdict:
+    steps = [step for rank in report.ranks for step in report.averaged(rank)]
     if not steps:
         return _of_light_steps(report)
-    of_run = medians_ns(report)
-    step_ns, comm_ns, exposed_ns = of_run["step"], of_run["comm"], of_run["exposed"]
+    step_ns, comm_ns = mean_of(steps, lambda s: s.duration_ns), mean_of(steps, lambda s: s.comm_ns) or 0
+    exposed_ns, trailing_ns = mean_of(steps, lambda s: s.exposed_ns) or 0, mean_of(steps, lambda s: s.trailing_ns)
     numbers = [Number("step", _ms(step_ns))]
     if not any(step.num_comm_kernels for step in steps):
         return Verdict(f"A step takes {_ms(step_ns)}, without communication.", tuple(numbers))
@@ -38,12 +45,15 @@ def verdict(report: Report) -> Verdict:
         Number("communication", _ms(comm_ns)),
         Number("of it hidden", percent(1 - exposed_ns / comm_ns if comm_ns else None)),
         Number("exposed", _ms(exposed_ns)),
-        Number("trailing", _ms(of_run.get("trailing"))),
+        Number("trailing", _ms(trailing_ns)),
     ]
     text = (
         f"A step takes {_ms(step_ns)}. Communication that no computation hides is {_ms(exposed_ns)} of it, "
         f"{percent(share)}."
     )
+    gains = any(finding.expected_ns and not finding.is_noise for finding in report.findings)
+    if report.bound is not None and not gains:
+        text += " No setting of DDP was found that gives much of it back."
     return Verdict(text, tuple(numbers))
 
 

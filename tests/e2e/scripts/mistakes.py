@@ -46,20 +46,20 @@ def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    searching = mistake in ("find_unused_for_nothing", "unused")
+    searching = mistake in ("find_unused_for_nothing", "unused", "branches_take_turns")
     model = DDP(Model(), find_unused_parameters=searching, bucket_cap_mb=0.1 if mistake == "small_buckets" else None)
     data = Data(0.002 if mistake == "slow_data" else 0.0)
     sampler = None if mistake == "no_sampler" else DistributedSampler(data)
     loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=sampler is None)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    always = mistake not in ("unused", "unused_unsearched")
     for epoch in range(3):
         if sampler is not None and mistake != "no_set_epoch":
             sampler.set_epoch(epoch)
-        for x, y in loader:
+        for index, (x, y) in enumerate(loader):
+            use_spare = index % 2 == 0 if mistake == "branches_take_turns" else always
             optimizer.zero_grad()
-            nn.functional.cross_entropy(
-                model(x, use_spare=mistake not in ("unused", "unused_unsearched")), y
-            ).backward()
+            nn.functional.cross_entropy(model(x, use_spare=use_spare), y).backward()
             optimizer.step()
         if mistake == "same_checkpoint" or dist.get_rank() == 0:
             torch.save(model.state_dict(), "checkpoint.pt")

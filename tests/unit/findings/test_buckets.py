@@ -209,3 +209,9 @@ def test_the_advice_on_a_late_parameter_depends_on_how_ddp_orders_buckets() -> N
     assert "rank 0's first backward pass" in only(observed(HELD, LATE, exposed_ns=30 * MS)).advice
     searching = of_mib([1, 1], [2], [2], find_unused_parameters=True)
     assert "Define p1 earlier" in only(observed(searching, LATE, exposed_ns=30 * MS)).advice
+
+
+def test_a_job_that_accumulates_is_not_told_to_accumulate() -> None:
+    slow = [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)]
+    finding = only(observed(of_mib([30], [30], [30]), slow, trailing_ns=60 * MS, exposed_ns=60 * MS, num_micro_steps=4))
+    assert "accumulate more batches in a step than the 4 of now" in finding.advice

@@ -42,6 +42,14 @@ def beside(purpose: Purpose, exposed_ns: int, **changes: Any) -> OutsideCalls:
             [beside(Purpose.BARRIER, MS, kind="barrier", num_calls=2, num_bytes=None)], "barrier-in-loop", MS,
             "2 barriers stand in the training loop", id="two-barriers",
         ),
+        pytest.param(
+            [beside(Purpose.BARRIER, MS, kind="barrier", num_bytes=None, place=Place.FORWARD)], "barrier-in-loop", MS,
+            "in the forward", id="barrier-in-the-forward",
+        ),
+        pytest.param(
+            [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_BACKWARD)], "metrics-every-step", MS,
+            "put these parameters into the DDP module", id="maybe-gradients",
+        ),
     ],
 )  # fmt: skip
 def test_collectives_beside_ddp(calls: list[OutsideCalls], rule: str, gain_ns: int, says: str) -> None:

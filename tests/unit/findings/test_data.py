@@ -3,29 +3,44 @@
 import pytest
 from observations import MS, loader, observed, only
 
-from ddpprof.events import Loader
 from ddpprof.findings import find
+from ddpprof.measures.same_samples import SameSamples
+
+SAME = SameSamples(loader(), (0, 1), num_batches=9, num_samples=36, num_compared=36)
+SHARED = SameSamples(loader(), (0, 1, 2), num_batches=0, num_samples=18, num_compared=36)
 
 
-def test_gain_and_kind_of_what_costs_correctness() -> None:
-    finding = only(observed(loaders={0: (loader(),), 1: (loader(),)}))
-    assert (finding.rule, finding.gain_ns, finding.is_correctness) == ("no-distributed-sampler", None, True)
+@pytest.mark.parametrize(
+    ("same", "world_size", "title", "evidence"),
+    [
+        pytest.param(
+            SAME, 2, "Every rank trains on the same batches",
+            "9 of 9 compared batches were the same on both ranks; RandomSampler draws them", id="batches",
+        ),
+        pytest.param(
+            SHARED, 3, "Training data is not divided among the ranks",
+            "within one pass over the DataLoader, 18 of 36 compared samples of one rank were those of another one, "
+            "too; RandomSampler draws them", id="samples",
+        ),
+    ],
+)  # fmt: skip
+def test_same_samples(same: SameSamples, world_size: int, title: str, evidence: str) -> None:
+    finding = only(observed(same_samples=same, world_size=world_size, group_size=world_size))
+    assert (finding.rule, finding.gain_ns, finding.is_correctness) == ("same-samples", None, True)
+    assert (finding.title, finding.evidence) == (title, evidence)
     assert "DistributedSampler(dataset, shuffle=True)" in finding.advice
 
 
 @pytest.mark.parametrize(
-    ("loaders", "world_size"),
+    ("same", "group_size"),
     [
-        pytest.param({0: (loader(),)}, 1, id="one-rank"),
-        pytest.param({0: (loader(),)}, 2, id="only-rank-0-trains-on-it"),
-        pytest.param({0: (loader(),), 1: (loader(dataset_size=99),)}, 2, id="each-rank-its-own-part"),
-        pytest.param({0: (loader(num_training_steps=0),), 1: (loader(num_training_steps=0),)}, 2, id="validation"),
-        pytest.param({r: (loader(sampler="DistributedSampler"),) for r in range(2)}, 2, id="divided"),
-        pytest.param({r: (loader(sampler="BucketBatchSampler"),) for r in range(2)}, 2, id="of-the-user"),
+        pytest.param(None, 2, id="nothing-known"),
+        pytest.param(SAME, 1, id="each-rank-averages-alone"),
+        pytest.param(SAME, None, id="of-an-unknown-group"),
     ],
 )
-def test_no_missing_sampler(loaders: dict[int, tuple[Loader, ...]], world_size: int) -> None:
-    assert find(observed(loaders=loaders, world_size=world_size)) == ()
+def test_ranks_that_may_have_the_same_samples(same: SameSamples | None, group_size: int | None) -> None:
+    assert find(observed(same_samples=same, group_size=group_size)) == ()
 
 
 @pytest.mark.parametrize(
@@ -66,15 +81,31 @@ def test_same_checkpoint(checkpoints: dict[int, tuple[str, tuple[str, ...]]], ev
 
 
 @pytest.mark.parametrize(
-    ("data_ns", "workers", "advice"),
+    ("data_ns", "workers", "cores", "advice"),
     [
-        pytest.param(5 * MS, 0, "num_workers=4", id="exactly-five-percent"),
-        pytest.param(5 * MS, 6, "num_workers=12", id="twice-the-workers"),
-        pytest.param(5 * MS - 1, 0, None, id="below-five-percent"),
-        pytest.param(None, 0, None, id="not-measured"),
+        pytest.param(5 * MS, 0, None, "persistent_workers=True), if the host has", id="five-percent"),
+        pytest.param(5 * MS, 6, 32.0, "num_workers=12", id="twice-the-workers"),
+        pytest.param(5 * MS, 0, 3.0, "num_workers=2", id="one-core-trains"),
+        pytest.param(5 * MS, 0, 1.0, "the host has only 1 core for each rank", id="no-core-left"),
+        pytest.param(5 * MS, 2, 2.5, "2.5 cores for each rank, and none left", id="too-many-already"),
+        pytest.param(5 * MS - 1, 0, None, None, id="below-five-percent"),
+        pytest.param(None, 0, None, None, id="not-measured"),
     ],
 )
-def test_idle_for_data(data_ns: int | None, workers: int, advice: str | None) -> None:
-    findings = find(observed(data_ns=data_ns, loaders={0: (loader(num_workers=workers),)}))
+def test_idle_for_data(data_ns: int | None, workers: int, cores: float | None, advice: str | None) -> None:
+    given = observed(data_ns=data_ns, loaders={0: (loader(num_workers=workers),)}, cores_per_rank=cores)
+    findings = find(given)
     assert [(f.rule, f.gain_ns) for f in findings] == ([("idle-for-data", 5 * MS)] if advice else [])
     assert all(advice in f.advice for f in findings if advice)
+
+
+def test_workers_are_advised_for_the_loader_that_training_waits_for() -> None:
+    loaders = (loader(num_workers=1, waited_ns=9), loader(num_workers=8, waited_ns=5), loader(waited_ns=99, num_fed=0))
+    finding = only(observed(data_ns=9 * MS, loaders={0: loaders}, cores_per_rank=64.0))
+    assert "with num_workers=1" in finding.evidence
+    assert "num_workers=4" in finding.advice
+
+
+def test_of_an_unknown_loader_no_number_of_workers_is_said() -> None:
+    finding = only(observed(data_ns=9 * MS, loaders={0: (loader(num_fed=0),)}))
+    assert "num_workers" not in finding.evidence + finding.advice

@@ -1,5 +1,7 @@
 """Rules about the device."""
 
+from dataclasses import replace
+
 import pytest
 from observations import MS, observed
 
@@ -10,7 +12,6 @@ from ddpprof.findings import find
     ("lost_ns", "share", "backend", "advice"),
     [
         pytest.param(2 * MS, 0.5, "nccl", "NCCL_MAX_CTAS=8", id="nccl"),
-        pytest.param(2 * MS, 0.5, "gloo", "OMP_NUM_THREADS", id="gloo"),
         pytest.param(2 * MS, 0.5, None, "fewer of the device's resources", id="other"),
         pytest.param(2 * MS, 0.1, "nccl", None, id="hardly-known"),
         pytest.param(MS // 2, 0.5, "nccl", None, id="small"),
@@ -22,6 +23,24 @@ def test_overlap_slowdown(lost_ns: int | None, share: float | None, backend: str
     o = observed(slowdown_lost_ns=lost_ns, slowdown_ratio=1.25, slowdown_known_share=share, backend=backend)
     assert [(f.rule, f.gain_ns) for f in find(o)] == ([("overlap-slowdown", lost_ns)] if advice else [])
     assert all(advice in f.advice and "1.25 ×" in f.title for f in find(o) if advice)
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "cores_per_rank", "is_said"),
+    [
+        pytest.param(4, 4.0, True, id="a-thread-on-every-core"),
+        pytest.param(4, 2.0, True, id="more-threads-than-cores"),
+        pytest.param(3, 4.0, False, id="a-core-is-left"),
+        pytest.param(1, 1.0, False, id="cannot-be-fewer"),
+        pytest.param(None, None, False, id="not-recorded"),
+    ],
+)
+def test_fewer_threads_are_advised_only_where_they_take_every_core(
+    num_threads: int | None, cores_per_rank: float | None, is_said: bool
+) -> None:
+    o = observed(slowdown_lost_ns=2 * MS, slowdown_ratio=1.25, slowdown_known_share=0.5, backend="gloo")
+    (finding,) = find(replace(o, num_threads=num_threads, cores_per_rank=cores_per_rank))
+    assert ("OMP_NUM_THREADS" in finding.advice) is is_said
 
 
 @pytest.mark.parametrize(("control", "fires"), [(None, True), (1.0, True), (1.2, True), (1.25, False), (0.7, False)])

@@ -6,7 +6,8 @@ import pytest
 from observations import BUFFERS, HELD, LATE, MS, loader, observed
 from tables import ddp_module
 
-from ddpprof.findings import RULES, Observed, find
+from ddpprof.findings import RULES, Finding, Observed, find
+from ddpprof.findings.predictions import Predicted
 
 
 @pytest.mark.parametrize("step_ns", [0, None])
@@ -38,3 +39,43 @@ def test_most_first_and_unknown_gains_last() -> None:
 def test_nothing_known_nothing_found() -> None:
     assert find(Observed(world_size=None, step_ns=None)) == ()
     assert len(RULES) == len(set(RULES))
+
+
+@pytest.mark.parametrize(
+    ("gain_ns", "prediction", "noise_ns", "is_noise"),
+    [
+        pytest.param(3 * MS, None, None, False, id="measured"),
+        pytest.param(1_500_000, None, None, True, id="near-the-least-worth-saying"),
+        pytest.param(3 * MS, None, 10 * MS, False, id="a-part-is-not-as-noisy-as-the-step"),
+        pytest.param(9 * MS, Predicted(5 * MS, 1 * MS, 9 * MS), None, False, id="surely-a-gain"),
+        pytest.param(9 * MS, Predicted(5 * MS, 0, 9 * MS), None, True, id="perhaps-no-gain"),
+        pytest.param(9 * MS, Predicted(5 * MS, 1 * MS, 9 * MS), 6 * MS, True, id="less-than-the-noise-of-the-step"),
+        pytest.param(4_000, Predicted(3_000, 1_000, 4_000), None, True, id="rounds-to-nothing"),
+        pytest.param(None, None, 10 * MS, False, id="without-a-gain"),
+    ],
+)
+def test_what_may_be_noise(
+    gain_ns: int | None, prediction: Predicted | None, noise_ns: int | None, is_noise: bool
+) -> None:
+    finding = Finding("rule", "title", "evidence", "advice", gain_ns, predicted=prediction)
+    assert observed(step_noise_ns=noise_ns).is_noise(finding) is is_noise
+
+
+def test_gains_that_may_be_equal_stand_in_the_order_of_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rules(*gains: tuple[str, int, int, int]) -> None:
+        made = [
+            Finding(name, name, "", "", high, predicted=Predicted(gain, low, high)) for name, gain, low, high in gains
+        ]
+        monkeypatch.setattr("ddpprof.findings.RULES", (lambda _: iter(made),))
+
+    def order() -> list[str]:
+        return [finding.rule for finding in find(observed())]
+
+    rules(("first", 5 * MS, 3 * MS, 7 * MS), ("second", 6 * MS, 4 * MS, 8 * MS))
+    assert order() == ["first", "second"]
+    rules(("first", 6 * MS, 4 * MS, 8 * MS), ("second", 5 * MS, 3 * MS, 7 * MS))
+    assert order() == ["first", "second"]
+    rules(("first", 3 * MS, 2 * MS, 4 * MS), ("second", 9 * MS, 8 * MS, 10 * MS))
+    assert order() == ["second", "first"]
+    rules(("first", 3 * MS, -2 * MS, 8 * MS), ("second", 2 * MS, 1 * MS, 3 * MS))
+    assert order() == ["second", "first"], "what may be a loss comes last"

@@ -36,3 +36,31 @@ def test_what_to_look_at_depends_on_where_a_rank_is_late(part: Part | None, titl
     assert finding.title.endswith(title)
     assert advice in finding.advice
     assert finding.gain_ns == 20 * MS
+
+
+@pytest.mark.parametrize(
+    ("backend", "step_ms", "since_step", "is_noise"),
+    [
+        pytest.param("gloo", 100, None, True, id="on-cores-for-a-second"),
+        pytest.param("gloo", 1000, None, False, id="on-cores-for-10-seconds"),
+        pytest.param("gloo", 22, None, False, id="by-more-than-other-work-can-do"),
+        pytest.param("gloo", 22, 7, True, id="as-much-but-only-of-late"),
+        pytest.param("nccl", 100, None, False, id="on-a-device-of-its-own"),
+    ],
+)
+def test_a_rank_that_was_late_for_less_than_other_work_lasts_is_no_advice(
+    backend: str, step_ms: int, since_step: int | None, is_noise: bool
+) -> None:
+    finding = only(
+        observed(stragglers=(late(1, 20 * MS, since_step=since_step),), step_ns=step_ms * MS, backend=backend)
+    )
+    assert finding.is_noise is is_noise
+    assert ("other work on its cores may have slowed it" in finding.evidence) is is_noise
+
+
+def test_it_says_how_many_steps_would_tell() -> None:
+    finding = only(observed(stragglers=(late(1, 20 * MS),), step_ns=100 * MS, backend="gloo"))
+    assert finding.evidence.endswith(
+        "these steps took 1.0 s, for which other work on its cores may have slowed it: 10 s or more of steps would "
+        "tell, as ddpprof trace --no-profiler --steps 100 records them"
+    )

@@ -18,10 +18,23 @@ SEARCHING = {"find_unused_parameters": True}
         pytest.param({**SEARCHING, "unused": None}, 2 * MS, [], id="not-observed"),
         pytest.param({"unused": ()}, None, [], id="all-used"),
         pytest.param(
-            {**SEARCHING, "unused": ()}, 2 * MS, [("find-unused-for-nothing", 2 * MS)], id="none"
+            {**SEARCHING, "unused": (), "num_lacking_passes": 0}, 2 * MS,
+            [("find-unused-for-nothing", 2 * MS)], id="none",
         ),
         pytest.param(
-            {**SEARCHING, "unused": ()}, None, [("find-unused-for-nothing", None)], id="not-timed"
+            {**SEARCHING, "unused": (), "num_lacking_passes": 0}, None,
+            [("find-unused-for-nothing", None)], id="not-timed",
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": (), "num_searched_passes": 9, "num_lacking_passes": 9}, 2 * MS, [],
+            id="branches-take-turns",
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": (), "graph_is_static": False}, 2 * MS, [], id="the-recording-does-not-say"
+        ),
+        pytest.param(
+            {**SEARCHING, "unused": (), "graph_is_static": True}, 2 * MS,
+            [("find-unused-for-nothing", 2 * MS)], id="the-same-in-every-pass",
         ),
         pytest.param(
             {**SEARCHING, "unused": (), "static_graph": True}, None, [], id="static-graph"
@@ -53,7 +66,7 @@ def test_unused_parameters(
 def test_unused_parameters_are_named_with_their_bytes() -> None:
     names = tuple(f"p{i}" for i in range(7))
     finding = only(observed(ddp_module([1000] * 10, [range(10)], unused=names)))
-    assert finding.title == "7 parameters never get a gradient: p0, p1, p2, p3, p4 and 2 more"
+    assert finding.title == "7 parameters got no gradient in the recorded backward pass: p0, p1, p2, p3, p4 and 2 more"
     assert finding.evidence == "they are 7.0 kB of 10.0 kB, all-reduced for nothing"
     skipped = only(observed(ddp_module([1000] * 10, [range(10)], unused=names, skip_all_reduce_unused_params=True)))
     assert skipped.evidence == "they are 7.0 kB of 10.0 kB"

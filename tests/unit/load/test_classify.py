@@ -186,3 +186,9 @@ def test_calls_that_queue_work(call: str) -> None:
 )
 def test_calls_that_only_ask_or_mark(call: str) -> None:
     assert not may_queue_work(call)
+
+
+def test_a_compiled_region_is_no_work_but_what_it_holds_is() -> None:
+    """With torch.compile(ddp) it holds the whole of a DDP forward."""
+    assert not classify("cpu_op", "Torch-Compiled Region: 0/0").is_op
+    assert classify("cpu_op", "CompiledFunction").is_op

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ddpprof.events import (
+    BackwardPass,
     BucketTimes,
     DataParallelModule,
     DdpModule,
@@ -36,8 +37,8 @@ FACTS: dict[str, Any] = {
 }  # fmt: skip
 STEP: dict[str, Any] = {
     "start_ns": 10, "end_ns": 90, "number": 4, "mode": "profiled", "data_ns": 3,
-    "forwards": [[0, 11, 12, 30, 31, 1, 0, True]], "optimizers": [[70, 80]], "ready_ns": {"0": [50, None]},
-    "buckets": [[0, 0, 51, None]], "torch_stats": {"0": {"forward_compute_time": 18}},
+    "forwards": [[0, 11, 12, 30, 31, 1, 0, True]], "optimizers": [[70, 80]],
+    "passes": [[0, 30, [50, None], [[0, 51, None]]]], "torch_stats": {"0": {"forward_compute_time": 18}},
 }  # fmt: skip
 SHORT = {"start_ns": 90, "end_ns": 95, "number": 5, "mode": "off"}
 
@@ -61,7 +62,7 @@ def test_facts_are_typed(tmp_path: Path) -> None:
             ("b",), True,
         ),
     )  # fmt: skip
-    assert record.loaders == (Loader("DistributedSampler", 100, None, 2, 3, (0, 1), True, 9),)
+    assert record.loaders == (Loader("DistributedSampler", 100, None, 2, 3, (0, 1), True),)
     assert record.steps == ()
 
 
@@ -113,8 +114,7 @@ def test_steps_are_typed(tmp_path: Path) -> None:
             data_ns=3,
             forwards=(Forward(0, 11, 12, 30, 31, 1, 0, True),),
             optimizers=((70, 80),),
-            ready_ns={0: (50, None)},
-            buckets=(BucketTimes(0, 0, 51, None),),
+            passes=(BackwardPass(0, 30, (50, None), (BucketTimes(0, 51, None),)),),
             torch_stats={0: {"forward_compute_time": 18}},
         ),
         RecordedStep(5, "off", 90, 95),

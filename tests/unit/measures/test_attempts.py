@@ -9,7 +9,8 @@ import pytest
 from tables import ddp_module, record, recorded
 
 from ddpprof.events import Attempt, Record
-from ddpprof.measures.attempts import Change, RankEnd, summarise_attempts
+from ddpprof.measures.attempts import Change, summarise_attempts
+from ddpprof.measures.failure import RankEnd
 from ddpprof.measures.shift import Shift
 from ddpprof.render.sections.attempts import how_it_ended
 
@@ -72,7 +73,7 @@ def test_what_changed() -> None:
 )
 def test_who_failed_for_another(ended: str | None, lost: bool) -> None:
     (end,) = summarise_attempts([attempt(0, of_steps(3, ended=ended, host="a"))])[0].ends
-    assert end == RankEnd(3, "a", ended, lost)
+    assert end == RankEnd(3, "a", ended, lost, pid=7)
 
 
 @pytest.mark.parametrize(

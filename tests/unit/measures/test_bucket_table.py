@@ -85,3 +85,18 @@ def test_the_late_rank(ranks: dict, one_clock: bool, late: tuple[int | None, int
 
 def test_no_rows_no_table() -> None:
     assert summarise_buckets([MODULE], {0: [], 1: []}, one_clock=True) == ()
+
+
+def test_medians_are_over_all_backward_passes_of_a_step() -> None:
+    rows = [row(step, pass_index=index, ready_ns=20 + index) for step in (10, 11) for index in (0, 1, 2)]
+    (summary,) = summarise_buckets([MODULE], {0: rows}, one_clock=True)
+    assert (summary.num_passes, summary.ready_ns) == (3, 21)
+
+
+def test_ranks_are_compared_pass_by_pass() -> None:
+    ranks = {
+        0: [row(10, pass_index=0, launched_ns=20), row(10, pass_index=1, launched_ns=90)],
+        1: [row(10, pass_index=0, launched_ns=24), row(10, pass_index=1, launched_ns=94)],
+    }
+    (summary,) = summarise_buckets([MODULE], ranks, one_clock=True)
+    assert (summary.late_rank, summary.late_by_ns) == (1, 4)

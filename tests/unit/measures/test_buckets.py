@@ -1,7 +1,7 @@
 """Which all-reduce of the trace carried which bucket, and when the bucket was ready for it."""
 
 import pytest
-from tables import collective, ddp_module, forward, recorded, trace
+from tables import backward_pass, collective, ddp_module, forward, recorded, trace
 
 from ddpprof.events import CollectiveKind, DdpModule, Phase, RecordedStep
 from ddpprof.measures.buckets import BucketStep, measure_buckets
@@ -126,3 +126,21 @@ def test_a_trace_that_does_not_fit_the_record_is_not_paired(number: int, epoch: 
     made = trace(comm=[collective(33, 50), collective(50, 60)], epoch=epoch)
     rows = measure_buckets([TWO], recorded(number, ready={0: (40, 30, 25)}), made)
     assert times(rows) == {(0, 0): (None, None, None), (0, 1): (None, None, None)}
+
+
+def twice() -> RecordedStep:
+    passes = (backward_pass((40, 30, 25)), backward_pass((80, 70, 65), origin=50))
+    return recorded(forwards=(forward(), forward(45, 46, 50, 51)), passes=passes)
+
+
+def test_every_backward_pass_of_a_step_has_its_buckets() -> None:
+    made = trace(comm=[collective(t, t + 5, launched=t) for t in (31, 41, 71, 81)])
+    rows = measure_buckets([TWO], twice(), made)
+    assert [(row.pass_index, row.index, row.origin_ns, row.launched_ns) for row in rows] == [
+        (0, 0, 10, 21), (0, 1, 10, 31), (1, 0, 50, 21), (1, 1, 50, 31),
+    ]  # fmt: skip
+
+
+def test_all_reduces_that_do_not_fit_all_passes_are_nobodys() -> None:
+    made = trace(comm=[collective(t, t + 5, launched=t) for t in (31, 41)])
+    assert {row.launched_ns for row in measure_buckets([TWO], twice(), made)} == {None}

@@ -16,7 +16,7 @@ from ddpprof.measures.progress import measure_progress
 from ddpprof.measures.stragglers import find_stragglers
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
-SHIFTS = [0, 3_600_000_000_000, -17, 250_000_000]
+SHIFTS = [0, 3_600_000_000_000, -70_000_017, 250_000_000]
 
 
 @functools.cache

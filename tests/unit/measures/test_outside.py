@@ -145,3 +145,20 @@ def test_the_summary_leaves_out_what_only_some_steps_or_ranks_do() -> None:
     assert summarise_outside([every_other, every_other]) == ()
     assert summarise_outside([[(calls(9),)], [()]]) == ()
     assert summarise_outside([[None], []]) is None
+
+
+@pytest.mark.parametrize(
+    ("launched", "place"),
+    [
+        pytest.param(5, Place.AFTER_OPTIMIZER, id="before-all-marks"),
+        pytest.param(12, Place.OPTIMIZER, id="before-the-closure"),
+        pytest.param(35, Place.AFTER_FORWARD, id="in-it-behind-the-forward"),
+        pytest.param(62, Place.AFTER_BACKWARD, id="in-it-behind-the-backward"),
+        pytest.param(95, Place.AFTER_OPTIMIZER, id="behind-the-optimizer"),
+    ],
+)
+def test_an_optimizer_may_hold_forward_and_backward(launched: int, place: Place) -> None:
+    host = [(Mark.OPTIMIZER, 10, 90, 0), (Mark.FORWARD, 20, 30, 0), (Mark.BACKWARD, 40, 60, 0)]
+    comm = [collective(launched, launched + 2, Phase.OTHER, launched=launched)]
+    (calls,) = measure_outside(trace(comm=comm, host=host), 0, ()) or ()
+    assert calls.place is place

@@ -191,3 +191,36 @@ def test_real_traces(name: str, expected: list[tuple[int | None, int, int]]) -> 
     found = trace_buckets({0: load_trace(REAL / f"{name}.json.gz")}, one_clock=True)
     assert [(b.num_bytes, b.launched_ns, b.transfer_ns) for b in found.buckets] == expected
     assert found.notes == ()
+
+
+def of_two_passes(second: list[tuple[int, int]], size_is_known: bool = True) -> Trace:
+    """Two forwards in a step, until 100 and until 500, each with its all-reduces."""
+    comm = [
+        reduce_at(0, time, size if size_is_known else UNKNOWN)
+        for time, size in (*TWO, *((400 + time, size) for time, size in second))
+    ]
+    host = [(Mark.FORWARD, 0, 100, 0), (Mark.FORWARD, 450, 500, 0)]
+    host += [(Mark.BACKWARD, c["launched"] - 1, c["launched"] + 1, 0, HOOK) for c in comm]
+    compute = [(110, 280, Phase.BACKWARD, 0), (450, 500, Phase.FORWARD, 0), (510, 680, Phase.BACKWARD, 0)]
+    return made({0: []}, comm=comm, host=host, compute=compute)
+
+
+def test_passes_that_send_the_same_are_passes_of_one_module() -> None:
+    first, second = traced_buckets.find_passes(of_two_passes(TWO)).passes
+    assert (first.index, first.origin_ns, first.times_ns) == (0, 100, ((50, 60, 80), (150, 160, 180)))
+    assert (second.index, second.origin_ns, second.times_ns) == (1, 500, ((50, 60, 80), (150, 160, 180)))
+    assert (first.backward_end_ns, second.backward_end_ns) == (180, 180)
+    assert (first.step_start_ns, first.step_end_ns) == (-100, 180), "until its computation ended"
+    assert (second.step_start_ns, second.step_end_ns) == (-220, 500)
+    found = trace_buckets({0: of_two_passes(TWO)}, one_clock=True)
+    assert [(one.num_bytes, one.num_passes) for one in found.buckets] == [(MIB, 2), (2 * MIB, 2)]
+
+
+def test_passes_that_send_something_else_may_be_of_other_modules() -> None:
+    (one,) = traced_buckets.find_passes(of_two_passes([(150, 3 * MIB)])).passes
+    assert (len(one.times_ns), one.spans_forwards) == (3, True)
+
+
+def test_passes_of_unknown_sizes_may_be_of_other_modules() -> None:
+    (one,) = traced_buckets.find_passes(of_two_passes(TWO, size_is_known=False)).passes
+    assert (len(one.times_ns), one.spans_forwards) == (4, True)

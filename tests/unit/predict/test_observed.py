@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tables import forward, recorded
+from tables import backward_pass, forward, recorded
 
 from ddpprof.events import UNKNOWN, RecordedStep
 from ddpprof.measures.traced_buckets import TracedPass, TracedPasses
@@ -87,7 +87,9 @@ def test_without_an_optimizer_after_it_reduction_ends_with_the_step() -> None:
         pytest.param(light(0, (30,), (50,), mode="profiled"), id="profiled"),
         pytest.param(light(0, (30,), (50,), number=5), id="of-another-rank-only"),
         pytest.param(light(0, (None,), ()), id="no-gradient"),
-        pytest.param(replace(light(0, (30,), (50,)), ready_ns={0: (30,), 1: (20,)}), id="two-modules"),
+        pytest.param(
+            light(0, (30,), (50,), passes=(backward_pass((30,)), backward_pass((20,), module=1))), id="two-modules"
+        ),
         pytest.param(light(0, (30,), (50,), forwards=(forward(), forward())), id="two-backward-passes"),
         pytest.param(light(0, (30,), (50,), forwards=(forward(synchronises=False),)), id="not-synchronised"),
     ],
@@ -105,7 +107,7 @@ def test_backward_passes_before_the_one_that_is_reduced() -> None:
 def traced(*times: tuple[int, int, int], start: int = -100_000, end: int = 900_000, **changes: Any) -> TracedPass:
     """Launch, start and end of each bucket, in ns since the forward ended."""
     return TracedPass(**{
-        "step": 0, "number": 10, "sizes": (100,) * len(times), "origin_ns": 0, "times_ns": times,
+        "step": 0, "number": 10, "index": 0, "sizes": (100,) * len(times), "origin_ns": 0, "times_ns": times,
         "spans_forwards": False, "step_start_ns": start, "step_end_ns": end, "backward_end_ns": 500_000, **changes,
     })  # fmt: skip
 
@@ -191,3 +193,20 @@ def test_gradients_need_the_record_of_the_same_steps(
 ) -> None:
     one = passes(traced((100_000, 200_000, 250_000)))
     assert observe_gradients({0: one}, recorded_steps, buckets) == ()
+
+
+def test_a_step_of_two_reduced_passes_is_two_parts() -> None:
+    """The first ends where the second's forward begins, the second where the optimizer does."""
+    passes = (backward_pass((25, 30), buckets=[(0, 31, 35)]), backward_pass((65, 70), 60, buckets=[(0, 71, 76)]))
+    step = light(0, (), (), passes=passes, forwards=(forward(0, 1, 9, 10), forward(40, 41, 59, 60)))
+    first, second = observe_steps({0: [step]})
+    assert (first.measured_ns, first.backward_ns, first.ready_ns, first.reduced_ns) == (40, 10, (25, 30), 40)
+    assert (second.measured_ns, second.backward_ns, second.ready_ns, second.reduced_ns) == (60, 20, (25, 30), 40)
+    assert (first.finished_ns, second.finished_ns) == ({0: 35}, {0: 36})
+    assert first.step == second.step == 4
+
+
+def test_an_evaluation_inside_a_step_is_no_backward_pass() -> None:
+    evaluation = forward(15, 15, 19, 20, synchronises=False, has_gradients=False)
+    (step,) = observe_steps({0: [light(0, (30,), (50,), forwards=(forward(0, 0, 9, 10), evaluation))]})
+    assert step.num_forwards == 1

@@ -111,3 +111,11 @@ def test_the_error_of_a_median_from_the_spread() -> None:
     assert profile.step_ns == 20 * UNIT
     assert profile.step_error_ns / UNIT == pytest.approx(1.25 * (8 / 3) ** 0.5 / 2)
     assert made(STEP).step_error_ns / UNIT == pytest.approx(1.25), "a twentieth, of one whose spread nobody knows"
+
+
+def test_several_backward_passes_of_a_step_are_reduced_alike() -> None:
+    """Two steps of two passes; what DDP copies in a step it copies in two parts."""
+    steps = [observed_step(READY, FINISHED, step=number) for number in (3, 3, 5, 5)]
+    profile = made(*steps, copied_ns=2 * MIB)
+    assert (profile.num_reduced, profile.num_steps) == (2, 2)
+    assert profile.copied_ns_per_byte == 0.25

@@ -32,6 +32,7 @@ OTHER = Settings(
     ddp_blocks=6,
     block_steps=7,
     launched_unix_s=8.5,
+    recorded_with=("--steps", "4", "train.py"),
     agent="run@host:9",
 )
 

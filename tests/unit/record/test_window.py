@@ -17,6 +17,13 @@ class Files:
     def __init__(self, seen: list[str]) -> None:
         self.seen = seen
 
+    @property
+    def last_step(self) -> Files:
+        return self
+
+    def ends(self, num_steps: int) -> None:
+        assert num_steps > 0
+
     def append_step(self, fields: dict[str, Any], _start_ns: int) -> None:
         self.seen.append(fields["mode"])
 

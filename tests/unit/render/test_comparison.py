@@ -8,10 +8,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from reports import GOLDEN, HOSTILE, bucket, hostile_report, light_report, rank, report, step
+from reports import GOLDEN, HOSTILE, bucket, compare_runs, hostile_report, light_report, rank, report, step
 
 import ddpprof.render.json
-from ddpprof.comparison.compare import Comparison, compare
+from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import judge, parse_conditions
 from ddpprof.events import Kernel
 from ddpprof.measures.kernels import KernelSummary
@@ -34,7 +34,7 @@ def run(idle_us: int, kernel_us: int, name: str = "gemm") -> Report:
 
 A = run(1000, 200)
 B = replace(run(6000, 300), buckets=(bucket(0, ready_ns=9_000_000), bucket(1, num_bytes=7_000_000)))
-SLOWER = compare(A, B)
+SLOWER = compare_runs(A, B)
 VERDICTS = judge(SLOWER, parse_conditions("step>5%,exposed>2ms"))
 
 
@@ -56,7 +56,12 @@ def test_markdown(expect_golden: Callable[[Path, str], None]) -> None:
 
 @pytest.mark.parametrize(
     "comparison",
-    [SLOWER, compare(report(), report()), compare(light_report(), light_report()), compare(A, light_report())],
+    [
+        SLOWER,
+        compare_runs(report(), report()),
+        compare_runs(light_report(), light_report()),
+        compare_runs(A, light_report()),
+    ],
 )
 def test_comparisons_are_as_their_schema_says(comparison: Comparison) -> None:
     schema = json.loads(SHIPPED.read_text(encoding="utf-8"))
@@ -67,6 +72,6 @@ def test_comparisons_are_as_their_schema_says(comparison: Comparison) -> None:
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 def test_names_stay_text(name: str) -> None:
     hostile = replace(hostile_report(name), kernels=run(1000, 300, name).kernels)
-    text = drawn(compare(replace(hostile, kernels=run(1000, 200, name).kernels), hostile))
+    text = drawn(compare_runs(replace(hostile, kernels=run(1000, 200, name).kernels), hostile))
     assert all(c.isprintable() for c in text.replace("\n", ""))
     assert len(text.splitlines()) < 200

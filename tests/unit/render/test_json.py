@@ -6,11 +6,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from reports import gpu_report, light_report, report
+from reports import compare_runs, gpu_report, light_report, report
 from tables import ddp_module, record, recorded, run, trace
 
 import ddpprof.render.json
-from ddpprof.comparison.compare import compare
+from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.errors import NotARun
 from ddpprof.events import Rank
 from ddpprof.render.json import ComparisonFile, read_report, render_json, schema
@@ -21,7 +21,10 @@ CHECKOUT = Path(__file__).parents[3]
 SHIPPED = Path(ddpprof.render.json.__file__).with_name("report.schema.json")
 
 
-@pytest.mark.parametrize(("of", "name"), [(Report, "report"), (ComparisonFile, "comparison"), (WhatIf, "whatif")])
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [(Report, "report"), (ComparisonFile, "comparison"), (WhatIf, "whatif"), (RepeatedReport, "repeated")],
+)
 def test_the_schemas_in_the_repository_are_those_of_the_code(
     of: type, name: str, expect_golden: Callable[[Path, str], None]
 ) -> None:
@@ -104,6 +107,6 @@ def test_measures_have_the_names_of_the_definitions() -> None:
 
 def test_a_comparison_is_no_report_and_it_says_so(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    path.write_text(render_json(ComparisonFile(compare(report(), report()), ())))
+    path.write_text(render_json(ComparisonFile(compare_runs(report(), report()), ())))
     with pytest.raises(NotARun, match="is a comparison, not a report"):
         read_report(path)

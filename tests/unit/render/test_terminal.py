@@ -142,8 +142,8 @@ class Ascii(io.StringIO):
 
 def test_bars_tell_their_parts_apart_in_ascii() -> None:
     lines = drawn(report(), file=Ascii()).splitlines()
-    (bar,) = [line for line in lines if line.startswith("rank 1 ") and "*" in line]
-    assert set(bar.removeprefix("rank 1 ")) == set("+*!#=.")
+    (bar,) = [line for line in lines if line.startswith("rank 0 ") and "*" in line]
+    assert set(bar.removeprefix("rank 0 ")) == set("+*!#=.")
     assert "+ forward  * backward  ! exposed comm  # optimizer  = data, other  . idle" in lines
 
 
@@ -163,7 +163,7 @@ def test_nothing_to_gain_is_said() -> None:
 
 
 def test_light_recording_does_not_claim_that_there_is_nothing_to_gain() -> None:
-    assert "None from light recording" in drawn(light_report())
+    assert "None without profiled steps" in drawn(light_report())
 
 
 def test_without_a_record_it_does_not_claim_that_there_is_nothing_to_gain() -> None:
@@ -208,6 +208,12 @@ def test_a_slowdown_of_which_little_is_known_is_not_drawn_out() -> None:
     assert "elementwise_kernel" not in text
 
 
+def test_a_slowdown_of_which_next_to_nothing_is_known_has_no_ratio() -> None:
+    text = " ".join(drawn(replace(gpu_report(), slowdown=replace(slowdown(), known_share=0.01))).split())
+    assert "is not known: hardly any of the computation under it also ran alone." in text
+    assert "1.12 ×" not in text
+
+
 def test_tables_of_ranks_say_what_they_leave_out() -> None:
     made = gpu_report()
     many = tuple(replace(made.ranks[0], rank=n) for n in range(20))
@@ -250,3 +256,14 @@ def test_a_predicted_gain_has_an_interval_and_a_bound_none() -> None:
     text = drawn(report(findings=(bound, predicted)), width=200)
     assert "1. bounded  [up to 3.00 ms per step]" in text
     assert "2. predicted  [may save 2.50 ms (-0.50 – 3.00) per step, predicted]" in text
+
+
+def test_a_step_that_is_in_no_mean_is_named() -> None:
+    made = report()
+    first, *_ = made.ranks[0].steps
+    long = replace(first, step=99, duration_ns=3 * first.duration_ns)
+    ranks = tuple(replace(rank, steps=(*rank.steps, long)) for rank in made.ranks)
+    usual = tuple(step.step for step in made.ranks[0].steps)
+    text = drawn(replace(made, ranks=ranks, usual_steps=usual))
+    assert "left out of all means: step 99, 2.9 × as long" in text
+    assert "left out of all means" not in drawn(made)

@@ -9,7 +9,7 @@ from predictions import MIB, UNIT
 from replayed_runs import MODULE, known, light
 from tables import ddp_module, record, run
 
-from ddpprof.events import DdpModule, Rank, RecordedStep
+from ddpprof.events import BackwardPass, DdpModule, Rank, RecordedStep
 from ddpprof.findings.predictions import Predictions
 from ddpprof.measures.stragglers import Part, Straggler
 from ddpprof.report import Report, build_report
@@ -64,10 +64,15 @@ def test_a_static_graph_where_ddp_searches() -> None:
     assert found.gain_ns == 0, "buckets are in the order of gradients already"
 
 
+def _timed_as(step: RecordedStep, other: RecordedStep) -> tuple[BackwardPass, ...]:
+    """The step's backward pass, with the buckets of the other's."""
+    return (replace(step.passes[0], buckets=other.passes[0].buckets),)
+
+
 def straggling(part: Part | None) -> Predictions:
     """Rank 1 has its gradients 4 later than the others, and all their buckets as well."""
     steps, later = [light(1), light(2)], [light(1, late=4), light(2, late=4)]
-    ready = [replace(step, buckets=after.buckets, optimizers=after.optimizers, end_ns=after.end_ns)
+    ready = [replace(step, passes=_timed_as(step, after), optimizers=after.optimizers, end_ns=after.end_ns)
              for step, after in zip(steps, later, strict=True)]  # fmt: skip
     run = known(steps, num_ranks=3)
     return predict_changes(replace(run, recorded={0: ready, 1: later, 2: ready}), [late(1, part)])
@@ -130,5 +135,5 @@ def reported(**settings: Any) -> Report:
 
 
 def test_a_report_s_findings_carry_it() -> None:
-    (finding,) = reported(find_unused_parameters=True, unused=()).findings
+    (finding,) = reported(find_unused_parameters=True, unused=(), num_lacking_passes=0).findings
     assert (finding.rule, finding.predicted is not None) == ("find-unused-for-nothing", True)

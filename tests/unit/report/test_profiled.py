@@ -33,7 +33,7 @@ def test_a_record() -> None:
 
 
 def test_steps_with_recording_off_say_how_long_a_step_is() -> None:
-    off = replace(light(3), mode="off", end_ns=light(3).start_ns + 18 * UNIT, ready_ns={})
+    off = replace(light(3), mode="off", end_ns=light(3).start_ns + 18 * UNIT, passes=())
     assert profile_run(known((light(1), light(2), off, replace(off, number=4)))).profile.step_ns == 19 * UNIT
 
 

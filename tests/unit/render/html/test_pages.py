@@ -12,9 +12,18 @@ from pathlib import Path
 import pytest
 from experiments import overhead_report, scaling_report, sweep_report
 from large_runs import thousand_ranks
-from reports import HOSTILE, across, data_parallel_report, gpu_report, hostile_report, light_report, report, slowdown
+from reports import (
+    HOSTILE,
+    across,
+    compare_runs,
+    data_parallel_report,
+    gpu_report,
+    hostile_report,
+    light_report,
+    report,
+    slowdown,
+)
 
-from ddpprof.comparison.compare import compare
 from ddpprof.errors import DdpprofError
 from ddpprof.render.html.page import plotly_source
 from ddpprof.render.html.report_page import report_page
@@ -66,7 +75,7 @@ ALL = [
     pytest.param(report_page(gpu_report()), id="accelerator"),
     pytest.param(report_page(light_report()), id="light"),
     pytest.param(report_page(data_parallel_report()), id="data-parallel"),
-    pytest.param(comparison_page(compare(report(), gpu_report())), id="comparison"),
+    pytest.param(comparison_page(compare_runs(report(), gpu_report())), id="comparison"),
     pytest.param(experiment_page("runs/s", sweep_report()), id="sweep"),
     pytest.param(experiment_page("runs/s", sweep_report("bucket_cap_mb", is_work=False)), id="sweep-without-sizes"),
     pytest.param(experiment_page("runs/s", scaling_report()), id="scale"),
@@ -139,7 +148,7 @@ def test_a_page_from_a_json_report_says_that_it_has_no_timeline() -> None:
 
 def test_tables_are_there_without_scripts() -> None:
     page = report_page(report())
-    assert '<th scope="row" class="number">0</th><td class="number">12.50</td>' in page
+    assert '<th scope="row" class="number">0</th><td class="number">12.25</td>' in page
     assert "Charts need JavaScript" in page
 
 

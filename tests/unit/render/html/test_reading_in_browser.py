@@ -10,9 +10,8 @@ import pytest
 from browser import Tab
 from experiments import overhead_report, scaling_report, sweep_report
 from pages import Show
-from reports import HOSTILE, gpu_report, hostile_report, light_report, report
+from reports import HOSTILE, compare_runs, gpu_report, hostile_report, light_report, report
 
-from ddpprof.comparison.compare import compare
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.html.result_pages import comparison_page, experiment_page
 
@@ -29,7 +28,7 @@ def test_a_definition_is_one_click_away(show: Show, two_ranks: str) -> None:
     page.keyboard.press("Enter")
     definition = page.locator("#definition")
     assert definition.is_visible()
-    assert "Gradient communication between the last backward op" in definition.inner_text()
+    assert "Gradient communication between the last op of a backward pass" in definition.inner_text()
     page.keyboard.press("Escape")
     definition.wait_for(state="hidden")
     assert link.evaluate("link => document.activeElement === link")
@@ -145,7 +144,7 @@ def test_hostile_names_stay_text(tab: Tab, show: Show, name: str) -> None:
     [
         pytest.param(lambda: report_page(gpu_report()), id="accelerator"),
         pytest.param(lambda: report_page(light_report()), id="light"),
-        pytest.param(lambda: comparison_page(compare(report(), gpu_report())), id="comparison"),
+        pytest.param(lambda: comparison_page(compare_runs(report(), gpu_report())), id="comparison"),
         pytest.param(lambda: experiment_page("s", sweep_report()), id="sweep"),
         pytest.param(lambda: experiment_page("s", sweep_report("cap", is_work=False)), id="sweep-without-sizes"),
         pytest.param(lambda: experiment_page("s", scaling_report()), id="scale"),

@@ -1,0 +1,152 @@
+"""`ddpprof compare`: two jobs side by side, each by one run or by several, and limits that the second is to keep."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ddpprof.cli.output import add_output_options, chosen_form, show, write
+from ddpprof.cli.reading import add_reading_options, read_run_set
+from ddpprof.cli.saying import say
+from ddpprof.errors import DdpprofError
+from ddpprof.location import Location, location
+
+if TYPE_CHECKING:
+    from ddpprof.comparison.compare import Comparison
+    from ddpprof.comparison.gate import Verdict
+    from ddpprof.comparison.run_set import RunSet
+
+EXIT_FAILED, EXIT_UNKNOWN = 1, 3
+"""2 is a mistake in the command"""
+
+
+def add_compare_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    parser.usage = "ddpprof compare [options] A B\n       ddpprof compare [options] A1 A2 … -- B1 B2 …"
+    add(
+        "a",
+        type=location,
+        nargs="*",
+        metavar="RUN",
+        help="what to compare: a run, traces, a JSON report, or a folder with the runs of one job, as ddpprof trace "
+        "--repeat makes it",
+    )
+    add(
+        "--against",
+        type=location,
+        nargs="+",
+        dest="b",
+        metavar="RUN",
+        help="the runs of the other job, of which there may be several; -- says the same",
+    )
+    add(
+        "--fail-on",
+        metavar="LIMITS",
+        help="pass (exit with 0) where it is sure that no measure of B has grown beyond its limit; fail (1) where one "
+        "has grown for sure, and growth beyond the limit is not excluded; exit with 3 where there are too few runs to "
+        "tell, and say how many more are needed; write 'step>5%%,exposed>2ms'. Measures: step, fastest step, compute, "
+        "comm, overlap, exposed, trailing, forward, backward, optimizer, data, other, idle, wrapper; units: %%, s, ms, "
+        "us",
+    )
+    add(
+        "--on-unknown",
+        choices=["pass", "fail"],
+        help="exit with 0 or with 1, instead of 3, where there are too few runs to tell",
+    )
+    add_output_options(parser)
+    add_reading_options(parser)
+
+
+def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    options = parser.parse_args(["--against" if word == "--" else word for word in arguments])
+    paths = _sides(options)
+    from ddpprof.comparison.compare import compare
+    from ddpprof.comparison.gate import judge, overall, parse_conditions
+    from ddpprof.render.json import ComparisonFile, render_json
+    from ddpprof.render.sections.comparison import comparison_sections
+
+    conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()
+    a, b = (_read_side(side, options) for side in paths)
+    comparison = compare(a, b, [condition.metric for condition in conditions] or ["step"])
+    verdicts = judge(comparison, conditions)
+    commands = _how_to_record(comparison, verdicts, a, b)
+    if chosen_form(options) == "json":
+        write(options, render_json(ComparisonFile(comparison, verdicts)))
+    elif chosen_form(options) == "html":
+        from ddpprof.render.html.result_pages import comparison_page
+
+        write(options, comparison_page(comparison, verdicts, commands))
+    else:
+        shown = comparison_sections(comparison, verdicts, commands)
+        show(options, f"{comparison.a} and {comparison.b}", shown)
+    if options.out is not None or chosen_form(options) == "json":  # else they have just been shown
+        _print_verdicts(verdicts, commands)
+    return _exit_code(overall(verdicts), options.on_unknown)
+
+
+def _sides(options: argparse.Namespace) -> tuple[list[Location], list[Location]]:
+    """Raises `DdpprofError`."""
+    if options.b is not None and options.a:
+        return options.a, options.b
+    if options.b is None and len(options.a) == 2:
+        return options.a[:1], options.a[1:]
+    if options.b is None and len(options.a) > 2:
+        raise DdpprofError("say where the runs of the other job begin: ddpprof compare A1 A2 -- B1 B2")
+    raise DdpprofError("give two runs: ddpprof compare A B, or several of each: ddpprof compare A1 A2 -- B1 B2")
+
+
+def _read_side(paths: Sequence[Location], options: argparse.Namespace) -> RunSet:
+    """Raises `DdpprofError`."""
+    from ddpprof.rundir import repeated_runs_in
+
+    runs, folder = [], None
+    for path in paths:
+        repeated = repeated_runs_in(path)
+        folder = path if repeated else folder
+        runs += list(repeated.values()) or [path]
+    return read_run_set(runs, options, folder if len(paths) == 1 else None)
+
+
+def _how_to_record(comparison: Comparison, verdicts: Sequence[Verdict], a: RunSet, b: RunSet) -> list[str]:
+    """The commands that record what is wanted yet, of each side."""
+    from ddpprof.comparison.between_runs import MOST_RUNS
+    from ddpprof.render.sections.comparison import runs_wanted
+
+    wanted = runs_wanted(comparison, verdicts)
+    if wanted is None or wanted > MOST_RUNS:
+        return []
+    return [
+        _command(wanted - len(side.reports), side, name)
+        for name, side in (("A", a), ("B", b))
+        if wanted > len(side.reports)
+    ]
+
+
+def _command(number: int, side: RunSet, name: str) -> str:
+    folder = side.folder or f"MORE_OF_{name}"
+    job = side.reports[0].job
+    words = shlex.join(job.recorded_with) or "… train.py"
+    return f"ddpprof trace --repeat {number} --out {shlex.quote(folder)} {words}"
+
+
+def _print_verdicts(verdicts: Sequence[Verdict], commands: Sequence[str]) -> None:
+    from ddpprof.comparison.gate import Outcome
+
+    for verdict in verdicts:
+        if verdict.outcome is not Outcome.PASSED:
+            said = "cannot tell: " if verdict.outcome is Outcome.UNKNOWN else ""
+            say(f"ddpprof: {said}{verdict.condition.text}: {verdict.because}", file=sys.stderr)
+    for command in commands:
+        say(f"ddpprof: record more runs with: {command}", file=sys.stderr)
+
+
+def _exit_code(outcome: str, on_unknown: str | None) -> int:
+    from ddpprof.comparison.gate import Outcome
+
+    codes = {Outcome.PASSED: 0, Outcome.FAILED: EXIT_FAILED, Outcome.UNKNOWN: EXIT_UNKNOWN}
+    if outcome == Outcome.UNKNOWN and on_unknown is not None:
+        return 0 if on_unknown == "pass" else EXIT_FAILED
+    return codes[Outcome(outcome)]

@@ -1,0 +1,23 @@
+"""The one place that prints sentences: names and texts in them may come from anybody's files."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+_LONGEST_LINE = 2000
+"""characters; a command line may be long, and is to be shown whole"""
+
+
+def say(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
+    """Print as ``print`` does, without what would steer the terminal, and without endless lines."""
+    from ddpprof.render.sections.layout import clean
+
+    lines = [_shortened(line) for line in " ".join(map(str, texts)).split("\n")]
+    print("\n".join(clean(line, _LONGEST_LINE) for line in lines), file=file or sys.stdout, end=end, flush=flush)
+
+
+def _shortened(line: str) -> str:
+    """Return the beginning and the end, where an error says what is wrong."""
+    half = _LONGEST_LINE // 2 - 1
+    return line if len(line) <= _LONGEST_LINE else f"{line[:half]}…{line[-half:]}"

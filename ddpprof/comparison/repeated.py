@@ -1,0 +1,88 @@
+"""Runs of one job as ``ddpprof trace --repeat`` records them: how much do they differ, and what do they agree on?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ddpprof import __version__
+from ddpprof.comparison.compare import medians_ns
+from ddpprof.comparison.run_set import RunSet
+from ddpprof.findings import Finding
+from ddpprof.report import Report
+
+REPEATED_FORMAT = 1
+"""Version of the JSON form. It grows when a field changes its meaning or goes, not when one is added."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedRun:
+    name: str
+    num_steps: int
+    step_ns: int | None
+    """median over the steps"""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedFinding:
+    """A finding of one run or more; stragglers of different ranks are different findings."""
+
+    rule: str
+    title: str
+    """in the first run that has it"""
+    num_runs: int
+    num_runs_beyond_noise: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedReport:
+    format: int
+    ddpprof: str
+    name: str
+    runs: tuple[RepeatedRun, ...]
+    findings: tuple[RepeatedFinding, ...]
+    """those first that are beyond noise in most runs"""
+    missing: tuple[str, ...]
+
+    @property
+    def spread(self) -> float | None:
+        """How much longer the step of the slowest run is than that of the fastest, as a part of it."""
+        steps_ns = [run.step_ns for run in self.runs if run.step_ns]
+        return max(steps_ns) / min(steps_ns) - 1 if len(steps_ns) > 1 else None
+
+
+def report_on_runs(runs: RunSet, names: Sequence[str]) -> RepeatedReport:
+    """`names`: of each run."""
+    return RepeatedReport(
+        format=REPEATED_FORMAT,
+        ddpprof=__version__,
+        name=runs.name,
+        runs=tuple(_run(name, report) for name, report in zip(names, runs.reports, strict=True)),
+        findings=_findings(runs.reports),
+        missing=runs.missing,
+    )
+
+
+def _run(name: str, report: Report) -> RepeatedRun:
+    profiled = {step.step for rank in report.ranks for step in rank.measured_steps}
+    light = {step.step for rank in report.ranks for step in rank.light_steps}
+    return RepeatedRun(name, len(profiled or light), medians_ns(report).get("step"))
+
+
+def _findings(reports: Iterable[Report]) -> tuple[RepeatedFinding, ...]:
+    found: dict[str, list[Finding]] = {}
+    for report in reports:
+        of_run = {_what(finding): finding for finding in reversed(report.findings)}  # the first of its kind
+        for finding in reversed(of_run.values()):
+            found.setdefault(_what(finding), []).append(finding)
+    repeated = [
+        RepeatedFinding(same[0].rule, same[0].title, len(same), sum(not one.is_noise for one in same))
+        for same in found.values()
+    ]
+    return tuple(sorted(repeated, key=lambda one: (-one.num_runs_beyond_noise, -one.num_runs)))
+
+
+def _what(finding: Finding) -> str:
+    rank = re.search(r"rank \d+", finding.title) if finding.rule == "straggler" else None
+    return f"{finding.rule} {rank.group()}" if rank else finding.rule

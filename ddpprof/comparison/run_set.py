@@ -1,0 +1,75 @@
+"""Runs of one job, recorded one after the other: one side of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from statistics import median
+
+from ddpprof.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class RunSet:
+    reports: tuple[Report, ...]
+    """one or more"""
+    folder: str | None = None
+    """in which ``ddpprof trace --repeat`` keeps them, and to which more can be added"""
+
+    @property
+    def name(self) -> str:
+        if self.folder is not None:
+            return f"{PurePath(self.folder).name} ({len(self.reports)} run{'s' if len(self.reports) != 1 else ''})"
+        names = list(dict.fromkeys(report.job.name for report in self.reports))
+        shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        return shown if len(self.reports) == 1 else f"{shown} ({len(self.reports)} runs)"
+
+    @property
+    def typical(self) -> Report:
+        """The run whose step is the median one, or next to it: its buckets and kernels stand for those of all."""
+        ordered = sorted(self.reports, key=_usual_step_ns)
+        return ordered[(len(ordered) - 1) // 2]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Return each thing that reports lack once, with the number of runs that lack it where not all do."""
+        counts: dict[str, int] = {}
+        for report in self.reports:
+            for text in report.missing:
+                counts[text] = counts.get(text, 0) + 1
+        all_of_them = len(self.reports)
+        said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]
+        return (*said, *self._mixed())
+
+    def _mixed(self) -> Sequence[str]:
+        facts = [facts_of(report) for report in self.reports]
+        names = [name for name in facts[0] if len({str(of_run.get(name)) for of_run in facts}) > 1]
+        return [f"its runs are not of one job: they differ in {', '.join(names)}"] if names else []
+
+
+def _usual_step_ns(report: Report) -> float:
+    steps_ns = [step.duration_ns for rank in report.ranks for step in rank.measured_steps]
+    steps_ns += [step.duration_ns for rank in report.ranks for step in rank.light_steps]
+    return median(steps_ns) if steps_ns else 0.0
+
+
+def facts_of(report: Report) -> Mapping[str, str]:
+    """Return what the run itself says about its job: world size, versions, settings of DDP."""
+    job = report.job
+    facts = {
+        "command": " ".join(job.command),
+        "ranks": str(job.world_size if job.world_size is not None else job.num_ranks_read),
+        "hosts": str(len(job.hosts)) if job.hosts else None,
+        "device": job.device,
+        "backend": job.backend,
+        "torch": job.torch,
+    }
+    for index, module in enumerate(job.modules):
+        of_module = f"module {index}: " if len(job.modules) > 1 else ""
+        facts[f"{of_module}model"] = module.name
+        facts[f"{of_module}parameters"] = f"{module.num_parameters} ({module.parameter_bytes} bytes)"
+        facts[f"{of_module}buckets"] = str(module.num_buckets)
+        facts[f"{of_module}comm hook"] = module.comm_hook
+        facts |= {f"{of_module}{setting}": value for setting, value in module.settings.items()}
+    return {name: value for name, value in facts.items() if value}

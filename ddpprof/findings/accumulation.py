@@ -1,0 +1,35 @@
+"""Rules about gradient accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpprof.findings.finding import Finding, Observed, hoped_for, ms, size
+from ddpprof.findings.framework_words import reduce_once
+
+
+def reduces_every_pass(o: Observed) -> Iterator[Finding]:
+    """Gradients are accumulated over several backward passes, and all-reduced in each of them."""
+    for one in o.accumulation:
+        module = o.modules[one.module]
+        share = one.num_superfluous / one.num_passes
+        most_ns = None if o.exposed_ns is None else round(o.exposed_ns * share)
+        gain_ns, predicted = hoped_for(most_ns, o.predictions.no_sync)
+        if not o.worth(most_ns, predicted):
+            continue
+        num_bytes = sum(parameter.num_bytes for parameter in module.parameters)
+        exposed = "" if o.exposed_ns is None else f"; {ms(o.exposed_ns)} of communication per step hide behind nothing"
+        yield Finding(
+            "reduces-every-pass",
+            f"Gradients accumulate over {one.num_passes} backward passes, and every pass all-reduces them",
+            f"each pass sends {size(num_bytes)} in {_buckets(len(module.buckets))}, and the optimizer uses only the "
+            f"result of the last, in {one.num_steps} recorded steps{exposed}",
+            f"{reduce_once(o.framework)} What reads gradients between the passes, as clipping does, then sees each "
+            "rank's own.",
+            gain_ns,
+            predicted=predicted,
+        )
+
+
+def _buckets(number: int) -> str:
+    return "1 bucket" if number == 1 else f"{number} buckets"

@@ -1,0 +1,26 @@
+"""How the processes of a run ended, as those saw it who had started them: ``exits.jsonl``."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+
+from ddpprof.events import ProcessExit
+from ddpprof.location import Location
+from ddpprof.location.small import read_small
+from ddpprof.rundir import EXITS_FILE, attempt_of
+
+_decode = msgspec.json.Decoder(ProcessExit).decode
+
+
+def load_exits(directory: Location) -> tuple[ProcessExit, ...]:
+    """Return every line that can be read. All attempts of a job have one file, in the directory of the first."""
+    if attempt_of(directory.name):
+        directory = directory.parent
+    found: list[ProcessExit] = []
+    with suppress(OSError):
+        for line in read_small(directory / EXITS_FILE).splitlines():
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                found.append(_decode(line))
+    return tuple(found)

@@ -1,0 +1,49 @@
+"""How ranks end, as those who started them see it: torchrun knows the exit code, or the signal, of a rank that failed.
+
+torchrun's own process runs under ddpprof's injection, too, and creates a ``ProcessFailure`` for each rank that ended by
+itself, before it ends the others with SIGTERM.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ddpprof import own_files, rundir
+from ddpprof.record.settings import settings_from_environment
+
+
+def install(errors: ModuleType) -> None:
+    """Listen to torchrun, where this process is one. `errors`: ``torch.distributed.elastic.multiprocessing.errors``."""
+    settings = settings_from_environment()
+    failure = getattr(errors, "ProcessFailure", None)
+    if settings is None or failure is None:
+        return
+    original, out = failure.__post_init__, Path(settings.out)
+
+    @functools.wraps(original)
+    def post_init(self: Any) -> None:
+        original(self)
+        with suppress(Exception):  # torchrun goes on, whatever becomes of ddpprof
+            append(out, {"pid": int(self.pid), "exit_code": int(self.exitcode)})
+
+    failure.__post_init__ = post_init
+
+
+def append(out: Path, seen: dict[str, Any]) -> None:
+    """Add a line to the run's file, if there is a run. Raises ``OSError``."""
+    if not rundir.is_run(out):
+        return
+    line = json.dumps({"host": socket.gethostname(), "unix_ns": time.time_ns(), **seen})
+    descriptor = own_files.append_to(out / rundir.EXITS_FILE)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,187 @@
+"""Which DataLoader feeds the training, and with which samples?
+
+A batch feeds the training where a DDP forward with gradients follows it before the next batch of its loader. The
+batches of an evaluation meet none: their loader runs out, or forwards without gradients come before the next batch. A
+wrapper that fetches one batch ahead only shifts this by one batch.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from ddpprof.record.samples import digests, sizes_of
+
+_MAX_LOADERS = 32
+_MAX_EPOCHS_KEPT = 16
+_MAX_BATCHES_KEPT = 32
+_BATCHES_AHEAD = 4
+"""of which one may be what a forward gets"""
+
+
+@dataclass
+class _Feed:
+    """One DataLoader, as long as its sampler lives."""
+
+    facts: dict[str, Any]
+    sampler_id: int
+    drawn_by: weakref.ref[Any] | None
+    has_run_out: bool = True
+    """the last pass over it, or there was none"""
+    place: int = 0
+    """of the last batch in its pass"""
+    sizes: deque[frozenset[int]] = field(default_factory=lambda: deque(maxlen=_BATCHES_AHEAD))
+
+
+class Feeding:
+    """The loaders of one process."""
+
+    def __init__(self) -> None:
+        self.data_ns = 0
+        """how long the training thread has waited for batches in this step"""
+        self._feeds: list[_Feed] = []
+        self._by_index_sampler: dict[int, _Feed] = {}
+        self._waiting: dict[int, bool] = {}
+        """positions of the loaders whose last batch no forward with gradients has followed; whether one without did"""
+        self._epochs_set_on: set[int] = set()
+
+    def loader_begins(self, loader: DataLoader[Any]) -> None:
+        """A pass over `loader` begins."""
+        feed = self._feed(loader)
+        if feed is None:
+            return
+        facts, feed.place = feed.facts, 0
+        facts["num_iterations"] += 1
+        facts["set_epoch_called"] |= feed.sampler_id in self._epochs_set_on
+        epochs = facts["epochs_set"]
+        if epochs is not None and len(epochs) < _MAX_EPOCHS_KEPT:
+            if not feed.has_run_out:
+                epochs.pop()  # a look at the first batches is no epoch
+            epochs.append(int(drawing_sampler(loader).epoch))
+        feed.has_run_out = False
+
+    def _feed(self, loader: DataLoader[Any]) -> _Feed | None:
+        drawn_by = loader._index_sampler
+        feed = self._by_index_sampler.get(id(drawn_by))
+        if feed is not None and (feed.drawn_by is None or feed.drawn_by() is drawn_by):
+            return feed
+        if len(self._feeds) == _MAX_LOADERS:
+            return None
+        reference = None
+        with suppress(TypeError):  # an object with slots
+            reference = weakref.ref(drawn_by)
+        feed = _Feed(describe_loader(loader), id(drawing_sampler(loader)), reference)
+        self._feeds.append(feed)
+        self._by_index_sampler[id(drawn_by)] = feed
+        return feed
+
+    def fetches(self, iterator: Any, batch: Any, waited_ns: int, recording: bool) -> None:
+        """`batch` was fetched; ``None``: the iterator has run out."""
+        self.data_ns += waited_ns
+        feed = self._by_index_sampler.get(id(iterator._index_sampler))
+        if feed is None:
+            return
+        number = self._feeds.index(feed)
+        self._waiting = {one: evaluated for one, evaluated in self._waiting.items() if not evaluated and one != number}
+        if recording:
+            feed.facts["waited_ns"] += waited_ns
+        if batch is None:
+            self.runs_out(iterator)
+            return
+        self._waiting[number] = False
+        feed.facts["num_batches"] += 1
+        feed.place += 1
+        if recording:
+            with suppress(Exception):  # a batch may be any object: what cannot be read is no evidence
+                self._keep(feed, batch)
+
+    def runs_out(self, iterator: Any) -> None:
+        """A pass over the loader is complete."""
+        feed = self._by_index_sampler.get(id(iterator._index_sampler))
+        if feed is not None:
+            feed.has_run_out = True
+
+    def _keep(self, feed: _Feed, batch: Any) -> None:
+        kept = feed.facts["batches"]
+        if len(kept) < _MAX_BATCHES_KEPT:
+            feed.sizes.append(sizes_of(batch))
+            found = digests(batch)
+            if found is not None:
+                kept.append([feed.facts["num_iterations"], feed.place, found])
+
+    def forward_begins(self, inputs: Any, has_gradients: bool, recording: bool) -> None:
+        """A DDP module is called with `inputs`."""
+        if not has_gradients:
+            self._waiting = dict.fromkeys(self._waiting, True)
+            return
+        for number in self._waiting:
+            self._feeds[number].facts["num_fed"] += 1
+        self._waiting.clear()
+        if recording:
+            with suppress(Exception):  # likewise
+                self._pass_on(inputs)
+
+    def _pass_on(self, inputs: Any) -> None:
+        """Note whose batches the inputs may be: by their size, as they may lie on another device by now."""
+        largest = max(sizes_of(inputs), default=0)
+        for feed in self._feeds:
+            if any(largest in sizes for sizes in feed.sizes):
+                feed.facts["num_passed_on"] += 1
+
+    def end_step(self) -> None:
+        self.data_ns = 0
+
+    def sets_epoch(self, sampler: Any) -> None:
+        self._epochs_set_on.add(id(sampler))
+        for feed in self._feeds:
+            feed.facts["set_epoch_called"] |= feed.sampler_id == id(sampler)
+
+    def facts(self) -> dict[str, Any]:
+        return {"num_cores": _num_cores(), "loaders": [feed.facts for feed in self._feeds]}
+
+
+def _num_cores() -> int | None:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def drawing_sampler(loader: DataLoader[Any]) -> Any:
+    """Return what draws the indices: `loader.sampler` is only a default where the script gave a batch sampler."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return loader.sampler
+    return batches.sampler if type(batches) is BatchSampler else batches
+
+
+def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the loader's entry in ``facts.json``, of which nothing has been fetched."""
+    sampler = drawing_sampler(loader)
+    try:
+        dataset_size = len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        dataset_size = None
+    kind = type(sampler)
+    orders_by_epoch = isinstance(sampler, DistributedSampler) and kind.__iter__ is DistributedSampler.__iter__
+    return {
+        "sampler": kind.__name__,
+        "dataset_size": dataset_size,
+        "batch_size": loader.batch_size,
+        "num_workers": loader.num_workers,
+        "persistent_workers": loader.persistent_workers,
+        "num_iterations": 0,
+        "num_batches": 0,
+        "num_fed": 0,
+        "num_passed_on": 0,
+        "waited_ns": 0,
+        "set_epoch_called": False,
+        "epochs_set": [] if orders_by_epoch else None,
+        "shuffles": bool(getattr(sampler, "shuffle", kind.__name__ == "RandomSampler")),
+        "batches": [],
+    }

@@ -1,0 +1,39 @@
+"""Takes secrets out of what is kept and shown: passwords and signatures in URLs, keys and tokens on command lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+HIDDEN = "***"
+
+_PASSWORD = re.compile(r"(://[^/@:\s'\"]*):(?!\d+(?:[/\s]|$))[^\s'\"]*@")
+"""up to the last @: passwords hold @ and / too, and a port is none"""
+_TOKEN_AS_USER = re.compile(r"(?<=://)[\w.~%+-]{16,}@")
+_QUERY = re.compile(r"([a-z][\w+.-]*://[^\s?#'\"]*)[?#][^\s'\"]*", re.IGNORECASE)
+_KNOWN_TOKEN = re.compile(r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}")
+
+_SECRET_NAME = r"(?:.*[-_.])?(?:api)?(?:key|token|password|passwd|passphrase|pwd|secret|credentials?)"  # noqa: S105 (a pattern)
+_OPTION = re.compile(rf"--?{_SECRET_NAME}", re.IGNORECASE)
+_ASSIGNMENT = re.compile(rf"((?:--?)?{_SECRET_NAME})=.+", re.IGNORECASE | re.DOTALL)
+
+
+def without_secrets(text: str) -> str:
+    """Return the text with its URLs without passwords, queries and fragments, and without tokens of known services."""
+    text = _PASSWORD.sub(r"\1@", text)
+    text = _QUERY.sub(r"\1", _TOKEN_AS_USER.sub(f"{HIDDEN}@", text))
+    return _KNOWN_TOKEN.sub(HIDDEN, text)
+
+
+def words_without_secrets(words: Sequence[str]) -> list[str]:
+    """Return the command line without values of options and variables that are named as keys, tokens or passwords."""
+    shown: list[str] = []
+    is_secret = False
+    for word in words:
+        if is_secret and not word.startswith("--"):
+            shown.append(HIDDEN)
+        else:
+            assigned = _ASSIGNMENT.fullmatch(word)
+            shown.append(f"{assigned.group(1)}={HIDDEN}" if assigned else without_secrets(word))
+        is_secret = _OPTION.fullmatch(word) is not None
+    return shown

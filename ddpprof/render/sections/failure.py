@@ -1,0 +1,107 @@
+"""How the job failed, before anything else."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from ddpprof.measures.failure import Failure, RankEnd
+from ddpprof.render.sections.layout import Line, Section, clean, count
+from ddpprof.report import Report
+
+_MOST_LISTED = 8
+_NOISE = re.compile(r"\[/\S+:\d+\] | This is typically caused by a remote worker.*")
+"""where gloo's source raised the error, and its guess at the cause, which stands here"""
+
+
+def failure_lines(report: Report) -> Iterable[Section]:
+    if report.failure is not None:
+        for text in _sentences(report.failure):
+            yield Line(text, is_warning=True)
+
+
+def failure_sentence(failure: Failure) -> str:
+    """Return one sentence that opens the verdict of a failed job."""
+    named = _named(failure)
+    if named is None:
+        return "The job failed, and no rank said why."
+    return f"The job failed: rank {named.rank} {_how(named)}."
+
+
+def _named(failure: Failure) -> RankEnd | None:
+    """Return the rank that is told of first: the cause, or else one that said how it failed."""
+    return failure.first or next((end for end in failure.others if end.failed), None)
+
+
+def _sentences(failure: Failure) -> Iterator[str]:
+    yield failure_sentence(failure)
+    rest = [end for end in failure.others if end is not _named(failure)]
+    first = failure.first
+    if first is not None and first.ended is None and first.exit_code in (None, -signal.SIGKILL):
+        yield _OF_THE_KILLER if first.exit_code else f"It may have been killed. {_OF_THE_KILLER}"
+    lost, silent = [end for end in rest if end.failed], [end for end in rest if not end.failed]
+    then = "then " if failure.first is not None else "also "
+    for end in lost[:_MOST_LISTED]:
+        yield f"Rank {end.rank} {then}{_how(end)}."
+    if len(lost) > _MOST_LISTED:
+        yield f"{len(lost) - _MOST_LISTED} more ranks failed likewise."
+    ended = [end for end in silent if end.exit_code == -signal.SIGTERM]
+    silent = [end for end in silent if end not in ended]
+    if ended:
+        yield f"{_ranks(ended)} still ran{_progress(ended)}, and {_ENDED}."
+    if silent:
+        yield f"{_ranks(silent)} ended without a word{_progress(silent)}: {_WITHOUT_A_WORD}."
+    if failure.first is None and failure.finished:
+        yield (
+            f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}. Where ranks have different numbers "
+            "of batches, those with more wait for the others: divide the data evenly, or train within model.join()."
+        )
+    elif failure.first is None and any(end.waited_for_a_peer for end in failure.others):
+        yield "A collective times out when another rank does not take part in it: look at what the others were doing."
+
+
+_OF_THE_KILLER = "The out-of-memory killer ends processes so: the host's log (dmesg) has a line of it then."
+_ENDED = "got SIGTERM, with which launchers end all ranks when one fails"
+_WITHOUT_A_WORD = (
+    "killed, by SIGKILL or the out-of-memory killer for one, or ended by the launcher, which ends all ranks when one "
+    "fails"
+)
+
+
+def _how(end: RankEnd) -> str:
+    if end.ended is not None:
+        error = _NOISE.sub("", end.ended.removeprefix("failed: "))
+        return f"failed{_after(end)}: {clean(error, most=300).rstrip('.')}"
+    code = end.exit_code or 0
+    if code == -signal.SIGKILL:
+        return f"was killed by SIGKILL{_after(end)}"
+    if code < 0:
+        return f"died of {_signal_name(-code)}{_after(end)}"
+    if code > 0:
+        return f"ended with exit code {code}{_after(end)}, without a word"
+    return f"ended without a word{_after(end)}"
+
+
+def _signal_name(number: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def _after(end: RankEnd) -> str:
+    return "" if end.num_steps is None else f" after {count(end.num_steps, 'step')}"
+
+
+def _progress(ends: Sequence[RankEnd]) -> str:
+    known = sorted({end.num_steps for end in ends if end.num_steps is not None})
+    if not known or any(end.num_steps is None for end in ends):
+        return ""
+    return f" after {count(known[0], 'step')}" if len(known) == 1 else f" after {known[0]} to {known[-1]} steps"
+
+
+def _ranks(ends: Sequence[RankEnd]) -> str:
+    numbers = ", ".join(str(end.rank) for end in ends[:_MOST_LISTED])
+    more = f" and {len(ends) - _MOST_LISTED} more" if len(ends) > _MOST_LISTED else ""
+    return f"Rank{'s' if len(ends) > 1 else ''} {numbers}{more}"

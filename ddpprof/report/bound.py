@@ -1,0 +1,88 @@
+"""What bounds a step whose communication is not hidden, and what would help?
+
+    waiting    more than half of the communication is waiting for ranks that come later
+    latency    a backward pass sends little: how often it sends counts, not how much
+    bandwidth  else
+
+Rules of `findings` say what to change in DDP. This says what the step is bound by where no such change helps much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from ddpprof.findings import Observed
+from ddpprof.findings.predictions import Predicted
+from ddpprof.report.tree import Bound, BoundBy, Report, WhatHelps, WouldHelp
+
+_MUCH = 0.1
+"""of the step: less exposed communication bounds nothing"""
+_MOSTLY = 0.5
+_LITTLE_BYTES = 1 << 20
+
+
+def find_bound(report: Report, observed: Observed) -> Bound | None:
+    """Return ``None`` where little of the step is exposed communication, or no profiled step tells."""
+    steps = [step for rank in report.ranks for step in report.averaged(rank)]
+    if not steps or not any(step.num_comm_kernels for step in steps):
+        return None
+    step_ns, exposed_ns, comm_ns = (
+        round(fmean(values))
+        for values in (
+            [step.duration_ns for step in steps],
+            [step.exposed_ns for step in steps],
+            [step.comm_ns for step in steps],
+        )
+    )
+    if exposed_ns < _MUCH * step_ns:
+        return None
+    num_bytes = sum(bucket.num_passes * (bucket.num_bytes or 0) for bucket in report.buckets)
+    waiting_ns = _waiting_ns(report)
+    return Bound(
+        by=_bound_by(comm_ns, waiting_ns, num_bytes),
+        step_ns=step_ns,
+        exposed_ns=exposed_ns,
+        comm_ns=comm_ns,
+        waiting_ns=waiting_ns,
+        gradient_bytes=num_bytes or None,
+        num_collectives=round(median(step.num_comm_kernels for step in steps)),
+        would_help=tuple(_would_help(observed)),
+    )
+
+
+def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int) -> BoundBy:
+    if waiting_ns is not None and waiting_ns > _MOSTLY * comm_ns:
+        return BoundBy.WAITING
+    return BoundBy.LATENCY if num_bytes < _LITTLE_BYTES else BoundBy.BANDWIDTH
+
+
+def _waiting_ns(report: Report) -> int | None:
+    """Return how long a rank waits in a step, as the table of waiting ranks says; ``None`` where none were matched."""
+    across = report.across
+    per_rank = [one.waiting_per_step_ns for one in across.waiting] if across is not None else []
+    known = [waiting_ns for waiting_ns in per_rank if waiting_ns is not None]
+    return round(fmean(known)) if known else None
+
+
+def _would_help(observed: Observed) -> Sequence[WouldHelp]:
+    """Return what the replay says of each change.
+
+    A step may have several backward passes that all need their own gradients, as a closure does that an optimizer
+    evaluates again and again: only where gradients accumulate can all passes but the last go without reduction.
+    """
+    predictions = observed.predictions
+    best = predictions.best_buckets
+    found: list[tuple[WhatHelps, Predicted | None]] = [
+        (WhatHelps.DOUBLE_BATCH, predictions.double_batch),
+        (WhatHelps.ACCUMULATION, predictions.accumulation),
+        (WhatHelps.NO_SYNC, predictions.no_sync if observed.accumulation else None),
+        (WhatHelps.COMPRESSION, predictions.compression),
+        (WhatHelps.DOUBLE_LINK, predictions.double_link),
+        (WhatHelps.BUCKETS, best.predicted if best is not None else None),
+    ]
+    return [
+        WouldHelp(what, predicted, observed.may_be_chance(predicted))
+        for what, predicted in found
+        if predicted is not None
+    ]

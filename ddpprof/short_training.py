@@ -1,0 +1,26 @@
+"""Which options of ``ddpprof trace`` suit a training of so few steps?"""
+
+from __future__ import annotations
+
+DEFAULT_STEPS = 17
+"""that the training must take for everything to be recorded without options"""
+STEP_OPTIONS = ("--skip-first", "--cost-steps", "--warmup", "--steps")
+_MOST_PROFILED = 5
+_MOST_FOR_COST = 8
+_FEWEST = 2
+"""DDP rebuilds its buckets in the second step, and ranks agree on what to record after the first"""
+
+
+def options_for(num_steps: int) -> str | None:
+    """Return the options with which `num_steps` steps tell as much as they can; ``None`` where one step is all."""
+    if num_steps < _FEWEST:
+        return None
+    if num_steps >= DEFAULT_STEPS:
+        return ""
+    skipped = min(3, max(1, num_steps // 4))
+    warmup = 1 if num_steps - skipped > 1 else 0
+    profiled = min(_MOST_PROFILED, num_steps - skipped - warmup)
+    left = num_steps - skipped - warmup - profiled
+    for_cost = min(_MOST_FOR_COST, left - left % 2)
+    numbers = (skipped, for_cost, warmup, profiled)
+    return " ".join(f"{option} {number}" for option, number in zip(STEP_OPTIONS, numbers, strict=True))

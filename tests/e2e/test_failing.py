@@ -1,0 +1,46 @@
+"""Real jobs that fail, after the recorded steps: the report says so first, and which rank was the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jobs import QUICK, Run, script
+
+SLOW = pytest.mark.slow
+Report = Callable[[str], dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "says"),
+    [
+        pytest.param("raise", 1, "The job failed: rank 1 failed after 20 steps: ValueError: bad batch.", id="an-error"),
+        pytest.param(
+            "kill", 1, "The job failed: rank 1 was killed by SIGKILL after 20 steps.", id="killed", marks=SLOW
+        ),
+        pytest.param("hang", None, "Rank 1 still ran after 20 steps, and got SIGTERM", id="hangs", marks=SLOW),
+        pytest.param("uneven", None, "Rank 1 had finished after 25 steps.", id="fewer-steps", marks=SLOW),
+    ],
+)
+def test_a_job_that_fails_says_so_first(how: str, first: int | None, says: str, ddpprof: Run, report: Report) -> None:
+    options = ["--out", "run", *QUICK, "--nproc-per-node=2", "--standalone"]
+    done = ddpprof("trace", *options, *script("failing.py", "--how", how), timeout=180)
+    assert done.returncode == 1
+    printed = done.stdout.strip().splitlines()
+    assert printed[0].startswith(f"The job failed: rank {1 if first else 0} ")
+    assert any(line.startswith(says) for line in printed[:4]), printed
+    failure = report("run")["failure"]
+    assert (failure["first"]["rank"] if failure["first"] else None) == first
+    assert [end["rank"] for end in failure["others"]] == [0, 1][: 1 if first or how == "uneven" else 2]
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_a_good_end_are_no_failures(ddpprof: Run, report: Report) -> None:
+    options = ["--out", "run", *QUICK, "--nproc-per-node=2", "--standalone"]
+    done = ddpprof("trace", *options, *script("failing.py", "--how", "not"))
+    assert done.returncode == 0, done.stderr
+    assert report("run")["failure"] is None
+    stopped = ddpprof("trace", "--stop-after", "--force", *options, *script("failing.py", "--how", "not"))
+    assert stopped.returncode == 0, stopped.stderr
+    assert report("run")["failure"] is None

@@ -1,0 +1,34 @@
+"""What is said of data in real training: only what the batches show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jobs import Run, script
+
+SLOW = pytest.mark.slow
+Report = Callable[[str], dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("feed", "rules"),
+    [
+        pytest.param("divided", set(), id="sound"),
+        pytest.param("same_order", {"same-samples"}, id="one-seed-on-all-ranks"),
+        pytest.param("same_order_workers", {"same-samples"}, id="with-workers", marks=SLOW),
+        pytest.param("own_order", {"same-samples"}, id="a-seed-for-each-rank", marks=SLOW),
+        pytest.param("stream", {"same-samples"}, id="a-stream", marks=SLOW),
+        pytest.param("no_set_epoch", {"set-epoch-never-called"}, id="epochs-in-one-order", marks=SLOW),
+        pytest.param("own_part", set(), id="a-data-set-for-each-rank", marks=SLOW),
+        pytest.param("divided_stream", set(), id="a-divided-stream", marks=SLOW),
+        pytest.param("divided_batches", set(), id="a-batch-sampler-that-divides", marks=SLOW),
+        pytest.param("one_batch", set(), id="overfitting-one-batch", marks=SLOW),
+    ],
+)
+def test_what_is_said_of_data(feed: str, rules: set[str], ddpprof: Run, report: Report) -> None:
+    options = ["--out", "run", "--quiet", "--nproc-per-node=2", "--standalone"]
+    done = ddpprof("trace", *options, *script("feeding.py", "--feed", feed))
+    assert done.returncode == 0, done.stderr
+    assert {finding["rule"] for finding in report("run")["findings"] if finding["is_correctness"]} == rules

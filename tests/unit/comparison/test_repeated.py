@@ -1,0 +1,29 @@
+"""Runs of one job beside each other."""
+
+from dataclasses import replace
+
+from reports import light_report, report
+
+from ddpprof.comparison.repeated import RepeatedFinding, report_on_runs
+from ddpprof.comparison.run_set import RunSet
+from ddpprof.findings import Finding
+
+COPIES = Finding("gradient-copies", "Gradients are copied", "", "", 10)
+RANK_0, RANK_1 = (Finding("straggler", f"All ranks wait for rank {rank}", "", "", 10) for rank in (0, 1))
+
+
+def test_findings_are_counted_over_runs() -> None:
+    found = [(COPIES, RANK_0), (RANK_1, replace(COPIES, is_noise=True)), (COPIES,)]
+    runs = RunSet(tuple(report(findings=findings) for findings in found))
+    assert report_on_runs(runs, ["run-1", "run-2", "run-3"]).findings == (
+        RepeatedFinding("gradient-copies", "Gradients are copied", 3, 2),
+        RepeatedFinding("straggler", "All ranks wait for rank 0", 1, 1),
+        RepeatedFinding("straggler", "All ranks wait for rank 1", 1, 1),
+    )
+
+
+def test_the_spread_is_that_of_the_runs_steps() -> None:
+    found = report_on_runs(RunSet((report(), light_report())), ["run-1", "run-2"])
+    steps = [run.step_ns or 0 for run in found.runs]
+    assert found.spread == max(steps) / min(steps) - 1
+    assert report_on_runs(RunSet((report(),)), ["run-1"]).spread is None

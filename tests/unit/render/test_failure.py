@@ -1,0 +1,143 @@
+"""How a failed job is told: first, and in one voice in every format."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from reports import report
+
+from ddpprof.measures.failure import Failure, RankEnd
+from ddpprof.render.html.report_page import report_page
+from ddpprof.render.json import render_json
+from ddpprof.render.markdown import render_markdown
+from ddpprof.render.sections import sections
+from ddpprof.render.sections.failure import failure_lines
+from ddpprof.render.sections.findings import finding_list
+from ddpprof.render.sections.layout import FindingList, Line
+from ddpprof.render.sections.verdict import verdict
+from ddpprof.render.terminal import render_terminal
+
+LOST = (
+    "failed: RuntimeError: [/a/pair.cc:553] Connection closed by peer [127.0.0.1]:9. This is typically caused by a "
+    "remote worker crashing. Check the…"
+)
+LATE = "failed: RuntimeError: [/a/b.cc:78] Timed out waiting 20000ms for recv operation to complete."
+
+
+def end(
+    rank: int,
+    ended: str | None,
+    num_steps: int | None = None,
+    exit_code: int | None = None,
+    is_consequence: bool = False,
+) -> RankEnd:
+    return RankEnd(rank, "a", ended, is_consequence, num_steps, exit_code=exit_code)
+
+
+def told(failure: Failure) -> list[str]:
+    return [line.text for line in failure_lines(report(failure=failure)) if isinstance(line, Line)]
+
+
+BOOM = Failure(end(1, "failed: ValueError: boom", 14), (end(0, LOST, 14, is_consequence=True),), ())
+
+
+TIMEOUT = Failure(None, (end(0, LATE, 14, is_consequence=True), end(1, None, 13), end(2, None, 14)), ())
+UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finished", 26),))
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        pytest.param(
+            BOOM,
+            "The job failed: rank 1 failed after 14 steps: ValueError: boom.\n"
+            "Rank 0 then failed after 14 steps: RuntimeError: Connection closed by peer [127.0.0.1]:9.",
+            id="an-error-and-what-it-caused",
+        ),
+        pytest.param(
+            Failure(end(1, None, 1, -9), (end(0, None, 1, -15),), ()),
+            "The job failed: rank 1 was killed by SIGKILL after 1 step.\n"
+            "The out-of-memory killer ends processes so: the host's log (dmesg) has a line of it then.\n"
+            "Rank 0 still ran after 1 step, and got SIGTERM, with which launchers end all ranks when one fails.",
+            id="killed",
+        ),
+        pytest.param(
+            Failure(end(1, None, 9), (end(0, LOST, 9, is_consequence=True),), ()),
+            "The job failed: rank 1 ended without a word after 9 steps.\n"
+            "It may have been killed. "
+            "The out-of-memory killer ends processes so: the host's log (dmesg) has a line of it then.\n"
+            "Rank 0 then failed after 9 steps: RuntimeError: Connection closed by peer [127.0.0.1]:9.",
+            id="without-a-word",
+        ),
+        pytest.param(Failure(end(2, None, None, -11), (), ()), "The job failed: rank 2 died of SIGSEGV.", id="signal"),
+        pytest.param(
+            Failure(end(2, None, 7, 3), (), ()),
+            "The job failed: rank 2 ended with exit code 3 after 7 steps, without a word.",
+            id="an-exit-code",
+        ),
+        pytest.param(
+            Failure(None, (end(0, None, 31), end(1, None, 31)), ()),
+            "The job failed, and no rank said why.\n"
+            "Ranks 0, 1 ended without a word after 31 steps: killed, by SIGKILL or the out-of-memory killer for one, "
+            "or ended by the launcher, which ends all ranks when one fails.",
+            id="no-rank-said-why",
+        ),
+        pytest.param(
+            UNEVEN,
+            "The job failed: rank 0 failed after 26 steps: RuntimeError: Connection closed by peer [127.0.0.1]:9.\n"
+            "Rank 1 had finished after 26 steps. Where ranks have different numbers of batches, those with more wait "
+            "for the others: divide the data evenly, or train within model.join().",
+            id="fewer-steps",
+        ),
+        pytest.param(
+            TIMEOUT,
+            "The job failed: rank 0 failed after 14 steps: RuntimeError: Timed out waiting 20000ms for recv operation "
+            "to complete.\n"
+            "Ranks 1, 2 ended without a word after 13 to 14 steps: killed, by SIGKILL or the out-of-memory killer for "
+            "one, or ended by the launcher, which ends all ranks when one fails.\n"
+            "A collective times out when another rank does not take part in it: look at what the others were doing.",
+            id="a-timeout",
+        ),
+    ],
+)
+def test_the_sentences(failure: Failure, text: str) -> None:
+    assert "\n".join(told(failure)) == text
+
+
+def test_of_many_ranks_few_are_listed() -> None:
+    others = tuple(end(rank, LOST, 5, is_consequence=True) for rank in range(1, 12))
+    lines = told(Failure(end(0, "failed: ValueError: x", 5), others, ()))
+    assert len(lines) == 10
+    assert lines[-1] == "3 more ranks failed likewise."
+
+
+def test_it_comes_first_in_every_format() -> None:
+    made = report(failure=BOOM, findings=())
+    terminal = io.StringIO()
+    render_terminal(sections(made), terminal, 200)
+    assert terminal.getvalue().startswith(
+        "The job failed: rank 1 failed after 14 steps: ValueError: boom.\nRank 0 then"
+    )
+    assert "\n\nThe job failed: rank 1 failed" in render_markdown("run", sections(made))[:80]
+    page = report_page(made)
+    assert page.index("The job failed: rank 1") < page.index('id="verdict"')
+    assert json.loads(render_json(made))["failure"]["first"]["rank"] == 1
+
+
+def test_no_failed_job_is_called_healthy() -> None:
+    made = report(failure=BOOM, findings=())
+    assert verdict(made).text.startswith(
+        "The job failed: rank 1 failed after 14 steps: ValueError: boom. Until then: A step"
+    )
+    (found,) = finding_list(made)
+    assert isinstance(found, FindingList)
+    assert found.otherwise == "None in the steps that were recorded before the job failed."
+
+
+def test_errors_are_text() -> None:
+    lines = told(Failure(end(0, "failed: E: \x1b[31m<b>\u202e\n" + "x" * 999), (), ()))
+    assert "\x1b" not in lines[0]
+    assert "\u202e" not in lines[0]
+    assert len(lines[0]) < 400

@@ -1,0 +1,62 @@
+"""Findings that are advice, and those that may be noise, wherever they are shown."""
+
+import io
+import json
+
+import pytest
+from reports import report
+
+from ddpprof.findings import Finding
+from ddpprof.render.html.report_page import report_page
+from ddpprof.render.json import render_json
+from ddpprof.render.markdown import render_markdown
+from ddpprof.render.sections.findings import finding_list
+from ddpprof.render.terminal import render_terminal
+from ddpprof.report import Report
+
+SURE = Finding("late", "A rank is late", "in all steps", "Look at it.", 5_000_000)
+NOISE = Finding("large", "A bucket is large", "it has 25 MB", "Cut it up.", 3_000_000, is_noise=True)
+
+
+def terminal(made: Report) -> str:
+    file = io.StringIO()
+    render_terminal(tuple(finding_list(made)), file, 80)
+    return file.getvalue()
+
+
+def markdown(made: Report) -> str:
+    return render_markdown("a", finding_list(made))
+
+
+@pytest.mark.parametrize("shown", [terminal, markdown])
+def test_what_may_be_noise_stands_last_and_advises_nothing(shown: object) -> None:
+    assert callable(shown)
+    text = shown(report(findings=(SURE, NOISE)))
+    advised, noise = text.split("Not beyond noise")
+    assert "1. " in advised
+    assert "→ Look at it." in advised
+    assert "A bucket is large" in noise
+    assert "it has 25 MB" in noise
+    assert "Cut it up" not in text
+
+
+@pytest.mark.parametrize("shown", [terminal, markdown])
+def test_where_all_may_be_noise_that_is_said(shown: object) -> None:
+    assert callable(shown)
+    text = shown(report(findings=(NOISE,)))
+    assert "None that is beyond noise." in text
+    assert "→" not in text
+
+
+def test_a_page_never_says_to_change_first_what_may_be_noise() -> None:
+    pytest.importorskip("plotly")
+    assert 'Change first: <a href="#finding-1">A rank is late</a>' in report_page(report(findings=(SURE, NOISE)), None)
+    page = report_page(report(findings=(NOISE,)), None)
+    assert "Change first" not in page
+    assert "Not beyond noise" in page
+    assert "Cut it up" not in page.split('type="application/json"')[0]
+
+
+def test_json_says_which_findings_may_be_noise() -> None:
+    written = json.loads(render_json(report(findings=(SURE, NOISE))))
+    assert [finding["is_noise"] for finding in written["findings"]] == [False, True]

@@ -1,0 +1,69 @@
+"""What bounds a step, and what is said to help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import reports
+from observations import MS, observed
+
+from ddpprof.findings import Finding
+from ddpprof.findings.predictions import Predicted, Predictions
+from ddpprof.measures.accumulation import Accumulation
+from ddpprof.report import Bound, BoundBy, Report
+from ddpprof.report.bound import find_bound
+
+SAVES = Predicted(10 * MS, 4 * MS, 20 * MS)
+ACCUMULATES = (Accumulation(module=0, num_passes=4, num_superfluous=3, num_steps=9),)
+
+
+def found(report: Report, **seen: Any) -> Bound:
+    bound = find_bound(report, observed(**seen))
+    assert bound is not None
+    return bound
+
+
+def of_steps(*num_collectives: int, waiting_ns: int | None = None) -> Report:
+    """One rank, whose steps communicate 50 ms of 100, and how long it waits in one of them."""
+    given = reports.step(0, compute=50_000, comm=50_000, overlap=0, trailing=0, idle=0)
+    steps = [replace(given, step=at, num_comm_kernels=number) for at, number in enumerate(num_collectives)]
+    across = reports.across()
+    across = replace(across, waiting=(replace(across.waiting[0], waiting_per_step_ns=waiting_ns),))
+    return reports.report(ranks=(reports.rank(0, *steps),), across=across)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "expected"),
+    [
+        pytest.param(ACCUMULATES, ["no_sync"], id="gradients-add-up"),
+        pytest.param((), [], id="every-pass-needs-its-own-gradients"),  # LBFGS asks for them through its closure
+    ],
+)
+def test_only_passes_that_accumulate_can_go_without_reduction(
+    accumulation: tuple[Accumulation, ...], expected: list[str]
+) -> None:
+    bound = found(of_steps(4), accumulation=accumulation, predictions=Predictions(no_sync=SAVES))
+    assert [one.what for one in bound.would_help] == expected
+
+
+@pytest.mark.parametrize("step_noise_ns", [None, 5 * MS, 15 * MS])
+def test_what_is_noise_as_a_finding_is_noise_here(step_noise_ns: int | None) -> None:
+    seen = observed(step_noise_ns=step_noise_ns)
+    (one,) = found(of_steps(4), step_noise_ns=step_noise_ns, predictions=Predictions(double_link=SAVES)).would_help
+    finding = Finding("rule", "title", "why", "what", SAVES.high_ns, predicted=SAVES)
+    assert one.is_noise == seen.is_noise(finding) == (step_noise_ns == 15 * MS)
+
+
+def test_the_collectives_of_a_step_are_those_of_the_usual_one() -> None:
+    assert found(of_steps(8, 8, 8, 4)).num_collectives == 8
+
+
+@pytest.mark.parametrize(
+    ("waiting_ns", "by"),
+    [(26 * MS, BoundBy.WAITING), (24 * MS, BoundBy.BANDWIDTH), (None, BoundBy.BANDWIDTH)],
+)
+def test_waiting_is_what_the_table_of_waiting_ranks_says(waiting_ns: int | None, by: BoundBy) -> None:
+    bound = found(of_steps(4, waiting_ns=waiting_ns))
+    assert (bound.by, bound.waiting_ns) == (by, waiting_ns)

@@ -1,0 +1,185 @@
+"""What lies in a run that somebody else made does no harm to who reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from experiments import PLAN
+
+from ddpprof import own_files, rundir
+from ddpprof.cli import main
+from ddpprof.cli.tensorboard import _write_beside
+from ddpprof.experiment.plan import write_plan
+from ddpprof.record.output import open_run
+from ddpprof.record.settings import Settings
+
+RUN = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
+"""of two ranks"""
+
+COMMAND = str(Path(sys.executable).with_name("ddpprof"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that the test may spoil."""
+    copy = tmp_path / "run"
+    shutil.copytree(RUN, copy, ignore=shutil.ignore_patterns("summaries", "tensorboard"))
+    return copy
+
+
+def _plant_modules(folder: Path) -> Path:
+    """Modules of the names that Python's own have; returns what they write when one of them is imported."""
+    ran = folder.parent / "it-ran"
+    for name in ("multiprocessing", "subprocess", "signal", "threading", "torch"):
+        (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'w').close()\nraise SystemExit(3)\n")
+    return ran
+
+
+def test_modules_that_lie_in_a_run_are_not_imported_when_several_processes_read_it(run: Path) -> None:
+    ran = _plant_modules(run)
+    command = [COMMAND, "report", ".", "--jobs", "2", "--no-cache"]
+    done = subprocess.run(command, cwd=run, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, ran.exists()) == (0, False), done.stderr
+
+
+def test_modules_that_lie_in_the_working_directory_are_not_imported_by_ranks_of_netbench(tmp_path: Path) -> None:
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    ran = _plant_modules(folder)
+    command = [COMMAND, "netbench", "--nproc-per-node", "2", "--sizes", "1K", "--seconds", "0.01"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, ran.exists()) == (0, False), done.stderr
+
+
+def _replace(run: Path) -> None:
+    open_run(Settings(str(run), force=True), "id", 2)
+
+
+def _report(run: Path) -> None:
+    assert main(["report", str(run)]) == 0
+
+
+def _append_exit(run: Path) -> None:
+    with pytest.raises(OSError, match="symbolic links"):
+        own_files.append_to(run / rundir.EXITS_FILE)
+
+
+def _show_in_tensorboard(run: Path) -> None:
+    assert _write_beside(run, False, None) is None  # type: ignore[arg-type] (nothing is read where nothing is written)
+
+
+@pytest.mark.parametrize(
+    ("link", "use"),
+    [
+        pytest.param("attempt-1", _replace, id="a-further-attempt-when-the-run-is-replaced"),
+        pytest.param("tensorboard", _replace, id="tensorboard-when-the-run-is-replaced"),
+        pytest.param("summaries", _replace, id="summaries-when-the-run-is-replaced"),
+        pytest.param("run.json", _replace, id="run-file-when-the-run-is-replaced"),
+        pytest.param("attempt-1", _report, id="a-further-attempt-when-the-run-is-read"),
+        pytest.param("summaries", _report, id="summaries-when-the-run-is-read"),
+        pytest.param("tensorboard", _show_in_tensorboard, id="tensorboard-when-it-is-shown-there"),
+        pytest.param("exits.jsonl", _append_exit, id="exits-when-a-rank-ends"),
+    ],
+)
+def test_what_stands_behind_a_link_in_a_run_stays_as_it_is(run: Path, link: str, use: Callable[[Path], None]) -> None:
+    elsewhere = run.with_name("elsewhere")
+    shutil.copytree(run, elsewhere)
+    (elsewhere / rundir.CACHE_IGNORED_BY_GIT).write_text(rundir.CACHE_IGNORE_ALL)
+    (elsewhere / "rank-0.0-0.zip").write_text("as an entry is named")
+    is_file = (elsewhere / link).is_file()
+    (run / link).unlink(missing_ok=True)
+    (run / link).symlink_to(elsewhere / link if is_file else elsewhere)
+    before = _content(elsewhere)
+    use(run)
+    assert _content(elsewhere) == before
+
+
+@pytest.mark.parametrize("is_dangling", [False, True])
+def test_a_link_in_the_place_of_the_mark_of_a_cache_is_not_followed(run: Path, is_dangling: bool) -> None:
+    elsewhere = run.with_name("elsewhere")
+    if not is_dangling:
+        elsewhere.write_text("precious")
+    (run / "summaries").mkdir()
+    (run / "summaries" / ".gitignore").symlink_to(elsewhere)
+    _report(run)
+    assert (elsewhere.read_text() == "precious") if not is_dangling else not elsewhere.exists()
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+STEERING = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b31m"
+"""fills the clipboard, and clears the screen"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["report", f"absent{STEERING}"], id="no-such-run"),
+        pytest.param(["report", f"bad{STEERING}.json"], id="bad-trace"),
+        pytest.param(["report", "run", "--out", f"here{STEERING}.json"], id="output"),
+        pytest.param(["sweep", "--resume", "experiment"], id="experiment"),
+    ],
+)
+def test_nothing_that_is_printed_steers_the_terminal(
+    run: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parent)
+    Path(f"bad{STEERING}.json").write_text("{")
+    Path("experiment").mkdir()
+    write_plan(Path("experiment"), replace(PLAN, command=(STEERING,)))
+    with (Path("experiment") / "experiment.json").open() as file:
+        changed = {**json.load(file), "seal": None}
+    (Path("experiment") / "experiment.json").write_text(json.dumps(changed))
+    main(arguments)
+    said = "".join(capfd.readouterr())
+    assert said.strip()
+    assert not [c for c in said if not c.isprintable() and c != "\n"]
+
+
+def _a_pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def _endless_zeros(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
+def _a_huge_file(file: Path) -> None:
+    file.touch()
+    os.truncate(file, 1 << 40)
+
+
+@pytest.mark.parametrize(
+    "name", ["rank-0.facts.json", "rank-0.steps.jsonl", "rank-0.last_step", "exits.jsonl", "run.json"]
+)
+@pytest.mark.parametrize("make", [_a_pipe, _endless_zeros, _a_huge_file])
+def test_what_is_no_ordinary_file_is_a_note_or_one_line(
+    run: Path, name: str, make: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run / name).unlink(missing_ok=True)
+    make(run / name)
+    is_the_run = (run / name).is_file() and name == "run.json"  # else it is a folder of traces
+    code = main(["report", str(run), "--no-cache"])
+    said = capfd.readouterr()
+    assert (code, said.err.count("\n")) == ((2, 1) if is_the_run else (0, 0)), said
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rounds": 10**12}, {"rounds": -1}, {"timed_steps": 10**12}, {"skip_first": -1}], ids=str
+)
+def test_a_plan_without_end_is_one_line(
+    tmp_path: Path, changes: dict[str, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_plan(tmp_path, replace(PLAN, **changes))
+    assert main(["report", str(tmp_path)]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
