@@ -26,6 +26,7 @@ from ddpprof.events.record import (
     ProcessExit,
     Record,
     RecordedStep,
+    Replica,
     RpcCall,
 )
 from ddpprof.events.tables import (
@@ -73,6 +74,7 @@ __all__ = [
     "Rank",
     "Record",
     "RecordedStep",
+    "Replica",
     "RpcCall",
     "Run",
     "Step",

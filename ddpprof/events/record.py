@@ -120,6 +120,22 @@ class Loader:
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """Some values of one rank's copy of a model: the same places in it on every rank."""
+
+    module: int
+    """index into ``Record.modules``"""
+    steps: tuple[int, int]
+    """before which they were read"""
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    resolution: float
+    """of the coarsest type among them: the least number that makes a difference beside 1"""
+    num_unreduced_passes: int
+    """backward passes of the recorded steps that no forward preceded: their gradients stay on this rank"""
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
     """One ``DistributedDataParallel.forward``, by the host's clock since 1970."""
 
@@ -274,5 +290,7 @@ class Record:
     data_parallel: tuple[DataParallelModule, ...] = ()
     devices: tuple[DeviceMemory, ...] = ()
     """where the process held memory or a context when the record was written last"""
+    replicas: tuple[Replica, ...] = ()
+    """of modules whose parameters could be read, in a recording that came to its end"""
     run_id: str | None = None
     """the same on all ranks of a job"""

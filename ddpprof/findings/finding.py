@@ -17,6 +17,7 @@ from ddpprof.measures.late_gradients import LateGradient
 from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.own_reduction import OwnReduction
+from ddpprof.measures.replicas import Drift
 from ddpprof.measures.rpc import RankRpc
 from ddpprof.measures.same_samples import SameSamples
 from ddpprof.measures.stragglers import Straggler
@@ -103,6 +104,7 @@ class Observed:
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     same_samples: SameSamples | None = None
+    drifts: tuple[Drift, ...] = ()
     group_size: int | None = None
     """ranks that average their gradients together; the least of any rank's"""
     device: str | None = None

@@ -21,6 +21,7 @@ from ddpprof.events import (
     Parameter,
     Record,
     RecordedStep,
+    Replica,
     RpcCall,
 )
 from ddpprof.location import Location
@@ -73,6 +74,7 @@ class _Facts(msgspec.Struct):
     local_rank: _Int | None = None
     modules: list[_Module] = []
     loaders: tuple[Loader, ...] = ()
+    replicas: tuple[Replica, ...] = ()
     checkpoints: list[str] = []
     profiler_pause_ns: _Int | None = None
     ended: str | None = None
@@ -216,6 +218,7 @@ def _record(facts: _Facts, rank: int, steps: tuple[RecordedStep, ...]) -> Record
         torch=facts.torch,
         modules=tuple(_module(module) for module in facts.modules),
         loaders=facts.loaders,
+        replicas=facts.replicas,
         checkpoints=tuple(facts.checkpoints),
         steps=steps,
         profiler_pause_ns=facts.profiler_pause_ns,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.record import facts
 from ddpprof.record.buckets import BucketTimes, TimingProcessGroup
+from ddpprof.record.replicas import Replica
 
 _TORCH_SAMPLES_EVERY = 100
 """DDP's default: its own times are taken in one iteration of a hundred."""
@@ -31,6 +34,11 @@ class RecordedModule:
         """the reducer's, when the current pass began; ``None`` in steps that are not recorded"""
         self._unused: set[int] | None = None
         self._num_searched = self._num_lacking = 0
+        self.replica = Replica(self._of_reducer.parameters)
+        self._gradient: tuple[int, int] | None = None
+        self._num_backwards: int | None = None
+        """since the last forward; ``None``: its backward pass is not to be reduced"""
+        self._num_unreduced = 0
         self._group: TimingProcessGroup | None = None
         self._group_installed = False
         self._sampling = False
@@ -44,8 +52,24 @@ class RecordedModule:
         self.synchronised = True
         self._origin_ns = end_ns
         self._adds_up = any(parameter.grad is not None for parameter in self._of_reducer.parameters[:1])
+        self._num_backwards = 0
         if self.times is not None:
             self.times.begin_backward()
+
+    def accumulating_forward_is_over(self) -> None:
+        """It was under ``no_sync()``."""
+        self._num_backwards = None
+
+    def backward_begins(self) -> None:
+        """A call of ``backward``, which need not reach this module."""
+        self._gradient = _state_of_gradient(self._of_reducer.parameters)
+
+    def backward_is_over(self) -> None:
+        """The reducer waits for one backward pass after each forward. One more only adds to this rank's gradients."""
+        if self._num_backwards is None or _state_of_gradient(self._of_reducer.parameters) == self._gradient:
+            return
+        self._num_backwards += 1
+        self._num_unreduced += self._num_backwards > 1
 
     def begin_step(self, recorded: bool, light: bool, profiled: bool) -> None:
         """Between steps, when no collective is under way."""
@@ -136,3 +160,15 @@ class RecordedModule:
 
     def facts(self) -> dict[str, Any]:
         return facts.module_facts(self.ddp, self._of_reducer, self._unused, self._num_searched, self._num_lacking)
+
+    def replica_facts(self) -> list[dict[str, Any]]:
+        """None or one, for ``replicas`` in ``facts.json``."""
+        values = self.replica.facts()
+        passes = {"module": self.index, "num_unreduced_passes": self._num_unreduced}
+        return [] if values is None else [{**passes, **values}]
+
+
+def _state_of_gradient(parameters: Sequence[Parameter]) -> tuple[int, int] | None:
+    """Return what changes whenever a backward pass adds to the first parameter's gradient."""
+    gradient = parameters[0].grad if parameters else None
+    return None if gradient is None or gradient.is_sparse else (gradient.data_ptr(), gradient._version)

@@ -35,7 +35,7 @@ class StepNotes:
         self._forwards: list[list[Any]] = []
         self._optimizers: list[list[int]] = []
         self._optimizer_start_ns = 0
-        self._module_facts: list[dict[str, Any]] | None = None
+        self._facts_of_released: dict[str, Any] | None = None
 
     def find(self, ddp: Any) -> RecordedModule | None:
         for module in self.modules:
@@ -56,6 +56,16 @@ class StepNotes:
         """A forward of it begins."""
         self.memory.owns(torch.device("cuda", device) for device in model.device_ids)
         self.data_parallel.forward_begins(model)
+
+    def recording_begins(self, step: int) -> None:
+        """With step number `step`."""
+        for module in self.modules:
+            module.replica.recording_begins(step)
+
+    def recording_ends(self, step: int) -> None:
+        """Before step number `step`, on every rank that comes so far."""
+        for module in self.modules:
+            module.replica.recording_ends(step)
 
     def begin_step(self, mode: Mode) -> None:
         """Between two steps, when no collective is under way."""
@@ -89,9 +99,19 @@ class StepNotes:
         self._forwards.append(forward)
         if synchronises:
             module.synchronising_forward_is_over(inner_end_ns)
+        elif torch.is_grad_enabled():
+            module.accumulating_forward_is_over()
 
     def buffers_synchronised(self, ddp: DistributedDataParallel, took_ns: int) -> None:
         self.module(ddp).buffer_sync_ns += took_ns
+
+    def backward_begins(self) -> None:
+        for module in self.modules:
+            module.backward_begins()
+
+    def backward_is_over(self) -> None:
+        for module in self.modules:
+            module.backward_is_over()
 
     def optimizer_begins(self) -> None:
         self._optimizer_start_ns = time.time_ns()
@@ -133,14 +153,17 @@ class StepNotes:
 
     def release_modules(self) -> None:
         """Keep what is known of the modules, not the modules: they may be large, and the user may be done with them."""
-        self._module_facts = self._facts_of_modules()
+        self._facts_of_released = self._facts_of_modules()
         self.modules = []
 
     def facts(self) -> dict[str, Any]:
-        facts = {"modules": self._facts_of_modules(), "memory": self.memory.facts(), **self.surroundings.facts()}
+        facts = {**self._facts_of_modules(), "memory": self.memory.facts(), **self.surroundings.facts()}
         return {**facts, **self.feeding.facts(), **self.data_parallel.facts()}
 
-    def _facts_of_modules(self) -> list[dict[str, Any]]:
-        if self._module_facts is not None:
-            return self._module_facts
-        return [module.facts() for module in self.modules]
+    def _facts_of_modules(self) -> dict[str, Any]:
+        if self._facts_of_released is not None:
+            return self._facts_of_released
+        return {
+            "modules": [module.facts() for module in self.modules],
+            "replicas": [facts for module in self.modules for facts in module.replica_facts()],
+        }

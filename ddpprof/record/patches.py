@@ -72,7 +72,7 @@ def _forget_in_forked_children() -> None:
 
 
 def install_around_training() -> None:
-    """Wrap what lies outside DDP, once torch is imported: data loading, checkpoints, RPC, the user's own profiler."""
+    """Wrap what lies outside DDP, once torch is imported: data, ``backward``, checkpoints, RPC, the user's profiler."""
     import torch
     from torch.amp.grad_scaler import GradScaler
     from torch.autograd.profiler import profile
@@ -87,20 +87,13 @@ def install_around_training() -> None:
     _wrap(DistributedSampler, "set_epoch", _set_epoch)
     _wrap(GradScaler, "step", _scaler_step)
     _wrap(profile, "_prepare_trace", _prepare_trace)
+    _wrap(torch.autograd, "backward", _backward)  # which every `Tensor.backward` calls
     _wrap(torch.serialization, "save", _save)
     _originals.append((torch, "save", torch.save))
     rpc = sys.modules.get("torch.distributed.rpc.api")
     if hasattr(rpc, "_invoke_rpc"):
         _wrap(rpc, "_invoke_rpc", _invoke_rpc)
     torch.save = torch.serialization.save  # one object under both names, or it could not be pickled
-
-
-def install_around_backward() -> None:
-    """Wrap what every ``backward`` comes to."""
-    import torch
-
-    if not any(owner is torch.autograd for owner, _, _ in _originals):
-        _wrap(torch.autograd, "backward", _backward)
 
 
 def installed() -> bool:
@@ -263,10 +256,13 @@ def _invoke_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         session = _active
-        if session is not None:
-            tensors = tuple(tensors) if isinstance(tensors, Iterator) else tensors  # both are to see them
-            session.backward_begins(tensors)
-        return original(tensors, *args, **kwargs)
+        if session is None:
+            return original(tensors, *args, **kwargs)
+        tensors = tuple(tensors) if isinstance(tensors, Iterator) else tensors  # both are to see them
+        session.backward_begins(tensors)
+        result = original(tensors, *args, **kwargs)
+        session.backward_is_over()
+        return result
 
     return _untraced(backward)
 

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, ParamSpec
 
 import torch
@@ -26,6 +27,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
 from ddpprof.record.buckets import BucketTimes, timed_hook
+from ddpprof.record.closures import with_noted_closure
 from ddpprof.record.compiled import keep_out_of_compiled_graphs
 from ddpprof.record.job import Job
 from ddpprof.record.live import LiveScalars
@@ -78,8 +80,6 @@ class Session:
         """Listen from now on."""
         self._notes.surroundings.look_who_calls()
         patches.install_around_training()
-        if self._losses is not None:
-            patches.install_around_backward()
         self._handles = patches.hook_optimizers()
         patches.activate(self)
 
@@ -182,22 +182,8 @@ class Session:
         if not self._notes.recording:
             return None
         self._note(self._notes.optimizer_begins)
-        if len(args) > 1 and callable(args[1]):  # the first is the optimizer
-            return (args[0], self._noted_closure(args[1]), *args[2:]), kwargs
-        if callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._noted_closure(kwargs["closure"])}
-        return None
-
-    def _noted_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        @functools.wraps(closure)
-        def noted() -> Any:
-            self._note(self._notes.closure_begins)
-            try:
-                return closure()
-            finally:
-                self._note(self._notes.closure_ends)
-
-        return noted
+        begins, ends = (partial(self._note, note) for note in (self._notes.closure_begins, self._notes.closure_ends))
+        return with_noted_closure(args, kwargs, begins, ends)
 
     @_harmless
     def optimizer_ends(self, optimizer: Any) -> None:
@@ -228,8 +214,17 @@ class Session:
     @_harmless
     def backward_begins(self, tensors: Any) -> None:
         """Not one within another, as reentrant checkpointing has it."""
-        if self._losses is not None and not self._is_over and self._between_backward_passes():
+        if self._is_over or not self._between_backward_passes():
+            return
+        if self._losses is not None:
             self._losses.backward_begins(tensors)
+        if self._notes.recording:
+            self._notes.backward_begins()
+
+    @_harmless
+    def backward_is_over(self) -> None:
+        if self._notes.recording and self._between_backward_passes():
+            self._notes.backward_is_over()
 
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
         if self._is_over:

@@ -65,6 +65,11 @@ class Settings:
     agent: str | None = None
     """of torchrun, where ddpprof stands between it and the rank"""
 
+    @property
+    def reduces_throughout(self) -> bool:
+        """Whether DDP works in all recorded steps as the script has it."""
+        return not (self.baseline_steps or self.alone_steps or self.ddp_blocks or self.without_ddp)
+
     def to_environment(self) -> dict[str, str]:
         return {ENVIRONMENT_VARIABLE: json.dumps(dataclasses.asdict(self))}
 

@@ -79,6 +79,8 @@ class Window:
         if self._job.files is None:
             self._step_start_ns = time.time_ns()
             return
+        if self.is_to_open:
+            self._notes.recording_begins(self.step)
         before, self.mode = self.mode, self._schedule.mode(self.step)
         if self.mode in (Mode.WARMUP, Mode.PROFILED) and not self.profiler.running:
             self._start_profiler()
@@ -118,7 +120,7 @@ class Window:
 
     def _finish(self) -> None:
         self._notes.begin_step(Mode.DONE)
-        self._notes.release_modules()
+        self._release_modules()
         with deferred_signals():
             self._write_trace()
             self.write_facts(None)
@@ -128,11 +130,18 @@ class Window:
         """Write what there is. `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``. Raises `OSError`."""
         if self._job.files is None:
             return
+        if ended == "finished" and self.mode is not Mode.DONE:
+            self._release_modules()
         with deferred_signals():
             self._write_trace()
             self.write_facts("stopped" if self.stopping and ended == "finished" else ended)
             self._job.files.compress_trace()
             self._job.files.close()
+        self._notes.release_modules()
+
+    def _release_modules(self) -> None:
+        if self._settings.reduces_throughout:
+            self._notes.recording_ends(self.step)
         self._notes.release_modules()
 
     def _write_trace(self) -> None:

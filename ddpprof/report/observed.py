@@ -13,6 +13,7 @@ from ddpprof.measures.medians import error_of_median, mean_known, median_known
 from ddpprof.measures.memory import RankMemory
 from ddpprof.measures.outside import OutsideCalls
 from ddpprof.measures.paired_ratio import student_quantile
+from ddpprof.measures.replicas import find_drifts
 from ddpprof.measures.rpc import RankRpc
 from ddpprof.measures.same_samples import find_same_samples
 from ddpprof.report.rank_summary import RankSummary, RecordSummary
@@ -77,6 +78,7 @@ def observe(
         device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
         loaders={rank: record.loaders for rank, record in records.items()},
         same_samples=find_same_samples({rank: record.loaders for rank, record in records.items()}),
+        drifts=find_drifts({rank: record.replicas for rank, record in records.items()}),
         group_size=_least(record.group_size for record in records.values()),
         device=next((record.device for record in records.values()), None),
         framework=next((record.framework for record in records.values() if record.framework), None),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from ddpprof.events import Collectives, DdpModule, Loader, Rank, Record, RecordedStep
+from ddpprof.events import Collectives, DdpModule, Loader, Rank, Record, RecordedStep, Replica
 from ddpprof.intervals import Spans, subtract
 from ddpprof.measures.accumulation import Accumulation, count_micro_steps, measure_accumulation
 from ddpprof.measures.buckets import BucketStep, bucket_rows
@@ -27,6 +27,7 @@ from ddpprof.measures.overlap import spans_of
 from ddpprof.measures.own_reduction import OwnReduction, measure_own_reduction
 from ddpprof.measures.progress import StepProgress
 from ddpprof.measures.recorded_progress import progress_of_rank
+from ddpprof.measures.replicas import is_always_reduced
 from ddpprof.measures.rpc import RankRpc, measure_rpc
 from ddpprof.measures.slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.measures.traced_buckets import TracedPasses, find_passes
@@ -57,6 +58,8 @@ class RecordSummary:
     memory: RankMemory | None
     rpc: RankRpc | None
     accumulation: tuple[Accumulation, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    """of modules whose gradients are reduced in every step"""
     num_steps: int | None = None
     """that the rank finished"""
     num_micro_steps: int = 1
@@ -176,6 +179,7 @@ def _record_summary(record: Record) -> RecordSummary:
         memory=measure_memory(record),
         rpc=measure_rpc(record),
         accumulation=measure_accumulation(training_steps(record)),
+        replicas=tuple(one for one in record.replicas if is_always_reduced(one.module, training_steps(record))),
         num_steps=record.num_steps,
         num_micro_steps=count_micro_steps(training_steps(record)),
         num_forwards=usual(lambda step: sum(forward.has_gradients for forward in step.forwards)) or 0,

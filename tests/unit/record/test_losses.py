@@ -15,6 +15,9 @@ class Session:
     def backward_begins(self, tensors: object) -> None:
         self.losses.backward_begins(tensors)
 
+    def backward_is_over(self) -> None:
+        pass
+
 
 def test_a_generator_of_losses_reaches_backward() -> None:
     weight = torch.ones(2, requires_grad=True)

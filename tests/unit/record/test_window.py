@@ -48,10 +48,13 @@ class Notes:
     def begin_step(self, mode: object) -> None:
         pass
 
+    def recording_begins(self, step: int) -> None:
+        pass
+
     def end_step(self) -> None:
         pass
 
-    look_for_unused = release_modules = end_step
+    release_modules = end_step
 
 
 @pytest.mark.parametrize(

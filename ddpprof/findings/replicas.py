@@ -1,0 +1,61 @@
+"""Rules about the ranks' copies of a model, which DDP should keep equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpprof.findings.finding import Finding, Observed
+from ddpprof.measures.replicas import Drift
+
+
+def copies_differ(o: Observed) -> Iterator[Finding]:
+    """Parameters are not the same on all ranks."""
+    if o.group_size != o.world_size:
+        return
+    for drift in o.drifts:
+        module = o.modules[drift.module]
+        if "localsgd" in (module.comm_hook or "").lower():
+            continue  # it lets them move apart, and an averager brings them together now and then
+        yield Finding(
+            "copies-differ",
+            "The ranks train different models: their copies of the parameters "
+            + ("differ" if drift.differed_before else "move apart"),
+            f"{_evidence(drift)}, as some values of {module.name} on {_ranks(drift)} show",
+            _advice(drift),
+            None,
+            is_correctness=True,
+        )
+
+
+def _evidence(drift: Drift) -> str:
+    if drift.differed_before:
+        return "they were different when the recording began"
+    steps = "one step" if drift.num_steps == 1 else f"{drift.num_steps} steps"
+    return f"in {steps} they moved apart by {drift.apart:.0%} of the way that they went"
+
+
+def _ranks(drift: Drift) -> str:
+    return "both ranks" if len(drift.ranks) == 2 else f"{len(drift.ranks)} ranks"
+
+
+def _advice(drift: Drift) -> str:
+    if drift.num_unreduced_passes:
+        return (
+            "Call backward() once for each forward, on the sum of the losses: DDP reduces gradients in the first "
+            "backward pass after a forward, and what a second one adds stays on its rank. "
+            f"That happened {_times(drift.num_unreduced_passes)} in the recorded steps."
+        )
+    if drift.differed_before:
+        return (
+            "DDP makes the copies equal when it wraps the model. Load checkpoints and initialise parameters before "
+            "that, or do it in the same way on every rank."
+        )
+    return (
+        "Look for what changes parameters or gradients on each rank by itself: gradients that are changed after "
+        "backward(), optimizers whose settings or random numbers differ, parameters that were replaced after DDP "
+        "wrapped the model."
+    )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"

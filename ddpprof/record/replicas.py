@@ -1,0 +1,61 @@
+"""Do all ranks have the same model? A few values of its parameters, before and after the recorded steps.
+
+DDP makes parameters equal when it wraps a model, and keeps them equal as long as only averaged gradients change them.
+Values are read between steps, twice in a job, and on CPU alone: nothing ever waits for an accelerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import torch
+
+_MAX_PARAMETERS = 16
+_MAX_VALUES = 8
+"""of each"""
+
+
+class Replica:
+    """What one rank's copy of the model holds."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        read = [one for one in parameters if _can_be_read(one)]
+        self._parameters = read[:: -(-len(read) // _MAX_PARAMETERS) or 1]
+        self._before: tuple[int, list[float]] | None = None
+        self._after: tuple[int, list[float]] | None = None
+
+    def recording_begins(self, step: int) -> None:
+        """`step`: the number of the one that begins, the same on all ranks."""
+        self._before = step, self._values()
+
+    def recording_ends(self, step: int) -> None:
+        self._after = step, self._values()
+
+    def _values(self) -> list[float]:
+        return [value for parameter in self._parameters for value in _some(parameter)]
+
+    def facts(self) -> dict[str, Any] | None:
+        """``None`` where there is nothing to compare."""
+        if self._before is None or self._after is None or not self._parameters:
+            return None
+        if not all(map(isfinite, self._before[1] + self._after[1])):
+            return None
+        return {
+            "steps": [self._before[0], self._after[0]],
+            "before": self._before[1],
+            "after": self._after[1],
+            "resolution": max(torch.finfo(parameter.dtype).eps for parameter in self._parameters),
+        }
+
+
+def _can_be_read(parameter: torch.nn.Parameter) -> bool:
+    """Neither on an accelerator nor one of the tensors that only look like one, as a sharded one does."""
+    plain = type(parameter.data) is torch.Tensor and parameter.layout == torch.strided
+    return plain and parameter.device.type == "cpu" and parameter.is_floating_point() and parameter.is_contiguous()
+
+
+def _some(parameter: torch.nn.Parameter) -> list[float]:
+    flat = parameter.detach().view(-1)
+    return flat[:: -(-len(flat) // _MAX_VALUES) or 1].tolist()

@@ -1,0 +1,32 @@
+"""Ranks whose copies of the model drift apart are told, with what makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jobs import QUICK, Run, script
+
+SLOW = pytest.mark.slow
+Report = Callable[[str], dict[str, Any]]
+CALL_ONCE, WRAP_LATER = "Call backward() once for each forward", "DDP makes the copies equal when it wraps the model"
+
+
+@pytest.mark.parametrize(
+    ("way", "advice"),
+    [
+        pytest.param("second-backward", CALL_ONCE, id="a-second-backward-through-one-graph"),
+        pytest.param("second-forward", CALL_ONCE, id="two-forwards-before-two-backwards", marks=SLOW),
+        pytest.param("loaded-on-one-rank", WRAP_LATER, id="loaded-on-one-rank-after-wrapping", marks=SLOW),
+        pytest.param("sum", None, id="one-backward"),
+        pytest.param("accumulated", None, id="accumulated-under-no-sync", marks=SLOW),
+    ],
+)
+def test_copies_that_differ(way: str, advice: str | None, ddpprof: Run, report: Report) -> None:
+    options = ["--out", "run", "--quiet", *QUICK, "--nproc-per-node=2", "--standalone"]
+    done = ddpprof("trace", *options, *script("two_losses.py", "--way", way))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == ("equal" if advice is None else "different")
+    found = [finding for finding in report("run")["findings"] if finding["rule"] == "copies-differ"]
+    assert [finding["advice"].startswith(advice or "") for finding in found] == ([] if advice is None else [True])

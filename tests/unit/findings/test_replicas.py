@@ -1,0 +1,51 @@
+"""Ranks that train different models."""
+
+import pytest
+from observations import observed, only
+from tables import ddp_module
+
+from ddpprof.findings import find
+from ddpprof.measures.replicas import Drift
+
+APART = Drift(0, (0, 1), 13, 0.5, differed_before=False, num_unreduced_passes=0)
+DIFFERENT = Drift(0, (0, 1, 2), 13, 0.0, differed_before=True, num_unreduced_passes=0)
+TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14)
+
+
+@pytest.mark.parametrize(
+    ("drift", "title", "evidence", "advice"),
+    [
+        pytest.param(
+            APART, "move apart",
+            "in 13 steps they moved apart by 50% of the way that they went, as some values of Net on both ranks show",
+            "Look for what changes parameters", id="unknown-cause",
+        ),
+        pytest.param(
+            DIFFERENT, "differ",
+            "they were different when the recording began, as some values of Net on 3 ranks show",
+            "DDP makes the copies equal when it wraps the model.", id="from-the-start",
+        ),
+        pytest.param(
+            TWICE, "move apart",
+            "in one step they moved apart by 25% of the way that they went, as some values of Net on both ranks show",
+            "Call backward() once for each forward", id="second-backward",
+        ),
+    ],
+)  # fmt: skip
+def test_copies_that_differ(drift: Drift, title: str, evidence: str, advice: str) -> None:
+    finding = only(observed(ddp_module(), drifts=(drift,), group_size=2))
+    assert (finding.rule, finding.gain_ns, finding.is_correctness) == ("copies-differ", None, True)
+    assert finding.title.endswith(f"copies of the parameters {title}")
+    assert finding.evidence == evidence
+    assert finding.advice.startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("hook", "group_size"),
+    [
+        pytest.param("post_localSGD_hook", 2, id="parameters-are-averaged-now-and-then"),
+        pytest.param(None, 1, id="groups-that-average-apart"),
+    ],
+)
+def test_copies_that_may_differ(hook: str | None, group_size: int) -> None:
+    assert find(observed(ddp_module(comm_hook=hook), drifts=(APART,), group_size=group_size)) == ()
