@@ -3,8 +3,8 @@
 python analyses/gate/collect.py                  all loads anew
 python analyses/gate/collect.py --only LOAD      that load anew, and the others as they are
 
-Twenty-five minutes. Every block is two runs of the job as it is and one of the slower job, in an order of its own. A
-busy loop beside them comes and goes: not at all, for half a second or so at a time, and for longer than a run.
+Forty minutes. Every block is two runs of the job as it is and one of the slower job, in an order of its own. Beside
+them runs nothing, or a busy loop that comes and goes, for half a second or so at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUNS = "runs.json"
 SAME, SLOWER = "same", "slower"
 BLOCK = (SAME, SAME, SLOWER)
 SKIP, STEPS = 10, 150
-LOADS = {"no bursts": (0.0, 0.0, 10), "short bursts": (0.5, 1.0, 20), "long bursts": (6.0, 12.0, 10)}
+LOADS = {"no bursts": (0.0, 0.0, 40), "short bursts": (0.5, 1.0, 40)}
 """How many seconds the loop runs and pauses, means of exponential distributions; and blocks."""
 
 

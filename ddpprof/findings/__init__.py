@@ -98,6 +98,7 @@ RULES: tuple[Rule, ...] = (
     collectives.parameter_averaging,
     collectives.metrics_every_step,
     collectives.barrier_in_loop,
+    collectives.optimizer_broadcasts,
     replicas.copies_differ,
     data.same_samples,
     data.epoch_never_set,

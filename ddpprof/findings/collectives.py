@@ -97,6 +97,23 @@ def _gradients_by_hand(unsized: Sequence[OutsideCalls]) -> str:
 _REDUCES = ("all_reduce", "reduce", "all_gather", "gather")
 
 
+def optimizer_broadcasts(o: Observed) -> Iterator[Finding]:
+    """Each rank's optimizer steps some of the parameters, and sends them to the others."""
+    calls = [one for one in o.outside if one.place is Place.OPTIMIZER and one.kind == "broadcast"]
+    if not o.worth(_exposed(calls)):
+        return
+    number = sum(one.num_calls for one in calls)
+    pieces = "1 piece" if number == 1 else f"{number} pieces"
+    yield Finding(
+        "optimizer-broadcasts",
+        f"The optimizer broadcasts what it has computed, in {pieces} per step",
+        _said(calls),
+        "ZeroRedundancyOptimizer does so, to hold its state only once: parameters_as_bucket_view=True sends fewer and "
+        "larger pieces. Where memory is not short, an optimizer of its own on each rank sends nothing.",
+        _exposed(calls),
+    )
+
+
 def barrier_in_loop(o: Observed) -> Iterator[Finding]:
     """``barrier()`` in the training loop."""
     calls = _of(o, Purpose.BARRIER)

@@ -14,17 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from ddpprof.events import (
-    UNKNOWN,
-    BackwardPass,
-    CollectiveKind,
-    DdpModule,
-    Phase,
-    RecordedStep,
-    Trace,
-)
+from ddpprof.events import BackwardPass, DdpModule, RecordedStep, Trace
+from ddpprof.measures.gradient_reduces import all_reduces_of_backward, launched_by_hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +129,17 @@ def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
 def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], int]:
     """Place of the backward pass in the step, and index of each bucket → the row of its all-reduce.
 
-    They are paired in the order of their launches. Nothing is paired where the numbers differ: a comm hook that reduces
-    in several collectives, say.
+    They are paired in the order of their launches. Where the backward pass has other all-reduces, as those of
+    SyncBatchNorm, those count that hooks of gradients launch. Nothing is paired where the numbers differ all the same:
+    a comm hook that reduces in several collectives, say.
     """
     numbers = [s.number for s in trace.steps]
     if step.number not in numbers or not fits(modules, step):
         return {}
-    comm = trace.collectives
-    rows = np.flatnonzero(
-        (comm.step == numbers.index(step.number))
-        & (comm.phase == Phase.BACKWARD)
-        & (comm.kind == CollectiveKind.ALL_REDUCE)
-        & (comm.launched_ns != UNKNOWN)
-    )
-    rows = rows[np.argsort(comm.launched_ns[rows], kind="stable")]
-    expected = _expected(modules, step)
+    index, expected = numbers.index(step.number), _expected(modules, step)
+    rows = all_reduces_of_backward(trace, index)
+    if len(rows) != len(expected):
+        rows = launched_by_hooks(trace, rows)
     if len(rows) != len(expected):
         return {}
     pairs = zip(rows.tolist(), expected, strict=True)

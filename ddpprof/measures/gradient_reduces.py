@@ -26,21 +26,33 @@ _OF_SHARDS = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)
 
 
 def gradient_all_reduces(trace: Trace) -> NDArray[np.int64]:
-    """Rows of the collectives that carried buckets, in the order of launch."""
-    comm, marks = trace.collectives, trace.host_spans
-    is_integer = np.array([bool(_OF_32_BIT_INTEGERS.search(name)) for name in trace.names], np.bool_)
-    hooks = _hooks(trace)
+    """Return the rows of the collectives that carried buckets, in the order of launch."""
+    rows = all_reduces_of_backward(trace)
+    if len(rows):
+        is_integer = np.array([bool(_OF_32_BIT_INTEGERS.search(name)) for name in trace.names], np.bool_)
+        rows = rows[~is_integer[trace.collectives.name[rows]]]
+    return launched_by_hooks(trace, rows)
+
+
+def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np.int64]:
+    """Return the rows of all-reduces that backward passes launched, in that order: of the step with index `step`."""
+    comm = trace.collectives
     chosen = (
         (comm.kind == CollectiveKind.ALL_REDUCE)
         & (comm.phase == Phase.BACKWARD)
         & (comm.launched_ns != UNKNOWN)
     )  # fmt: skip
-    if len(comm):
-        chosen &= ~is_integer[comm.name]
-    if len(hooks):
-        chosen &= union(marks.start_ns[hooks], marks.end_ns[hooks]).contains(comm.launched_ns)
-    rows = np.flatnonzero(chosen)
+    rows = np.flatnonzero(chosen if step is None else chosen & (comm.step == step))
     return rows[np.argsort(comm.launched_ns[rows], kind="stable")]
+
+
+def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return those of `rows` that a gradient's hook launched; all where the trace names no hooks."""
+    marks, hooks = trace.host_spans, _hooks(trace)
+    if not len(hooks):
+        return rows
+    spans = union(marks.start_ns[hooks], marks.end_ns[hooks])
+    return rows[spans.contains(trace.collectives.launched_ns[rows])]
 
 
 def reduces_without_ddp(trace: Trace) -> bool:

@@ -145,21 +145,21 @@ def _barriers(trace: Trace) -> Spans:
 def _places(trace: Trace, launched_ns: Int64Column) -> list[Place]:
     """Return the place of each launch: by the last beginning or end of a mark of the host before it.
 
-    An optimizer's step may hold forward and backward, where a closure computes them. Before the first mark of all lies
-    what follows an optimizer's step: there steps end.
+    An optimizer's step may hold forward and backward, where a closure computes them, or that of another optimizer.
+    Before the first mark of all lies what follows an optimizer's step: there steps end.
     """
     host = trace.host_spans
     rows = np.flatnonzero(np.isin(host.mark, list(_PLACES)))
     times = np.concatenate((host.start_ns[rows], host.end_ns[rows]))
     order = np.argsort(times, kind="stable")
     last = np.searchsorted(times[order], launched_ns, side="right") - 1
+    optimizers = host.mark == Mark.OPTIMIZER
+    in_optimizer = union(host.start_ns[optimizers], host.end_ns[optimizers]).contains(launched_ns)
     places = []
-    for index in last.tolist():
-        if index < 0:
-            places.append(Place.AFTER_OPTIMIZER)
-            continue
-        has_ended, row = divmod(int(order[index]), len(rows))
-        places.append(_PLACES[Mark(host.mark[rows[row]])][has_ended])
+    for index, is_inside in zip(last.tolist(), in_optimizer.tolist(), strict=True):
+        has_ended, row = divmod(int(order[index]), len(rows)) if index >= 0 else (0, 0)
+        place = Place.AFTER_OPTIMIZER if index < 0 else _PLACES[Mark(host.mark[rows[row]])][has_ended]
+        places.append(Place.OPTIMIZER if is_inside and place is Place.AFTER_OPTIMIZER else place)
     return places
 
 

@@ -42,6 +42,11 @@ def test_without_shapes_they_are_told_by_their_number(beside: Callable[..., set[
 
 
 @pytest.mark.slow
+def test_an_optimizer_that_shares_its_work_broadcasts(beside: Callable[..., set[Row]]) -> None:
+    assert beside("--zero") == {("other", "optimizer", "broadcast", 6, None)}
+
+
+@pytest.mark.slow
 def test_ddps_own_are_not_among_them(beside: Callable[..., set[Row]]) -> None:
     assert beside() == set()
 

@@ -19,6 +19,10 @@ _FROM_A_TRACE_ALONE = (
     "found in the trace by order and size; which parameters are in them and when they were ready, only a recording "
     "tells: ddpprof trace train.py"
 )
+_UNTOLD = (
+    "which collectives of the backward pass carry buckets cannot be told, as there are more or fewer of them than "
+    "buckets: a communication hook sends them in pieces, or the model reduces something of its own"
+)
 
 
 def bucket_tables(report: Report) -> Iterable[Section]:
@@ -34,7 +38,11 @@ def bucket_tables(report: Report) -> Iterable[Section]:
         f"Gradient buckets, ms after {since} ({_medians(buckets)})",
         tuple(Column(name, name != "late") for name in names),
         tuple(_times(report, bucket) for bucket in buckets),
-        notes(_several_passes(report, buckets), _WHAT_THE_COLUMNS_MEAN if recorded else notes(alone, note)),
+        notes(
+            _several_passes(report, buckets),
+            _not_found(report, buckets),
+            _WHAT_THE_COLUMNS_MEAN if recorded else notes(alone, note),
+        ),
     )
     if recorded:
         of_parameters = ("first parameter", "last parameter", "slowest gradient")
@@ -59,6 +67,12 @@ def _several_passes(report: Report, buckets: Sequence[BucketRow]) -> str:
         return f"a step has {passes[0]} synchronised backward passes, and each sends every bucket"
     counts = ", ".join(f"{number} through module {module}" for module, number in passes.items())
     return f"a step has several synchronised backward passes ({counts}), and each sends every bucket"
+
+
+def _not_found(report: Report, buckets: Sequence[BucketRow]) -> str:
+    """Say why profiled steps do not tell when buckets were sent."""
+    is_profiled = any(rank.steps for rank in report.ranks)
+    return _UNTOLD if is_profiled and all(bucket.launched_ns is None for bucket in buckets) else ""
 
 
 def _times(report: Report, b: BucketRow) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""DDP, and beside it what people add by hand: averaged parameters, a metric reduced every step, a barrier.
+"""DDP, and beside it what people add: averaged parameters, a metric reduced every step, a barrier, ZeRO's optimizer.
 
 torchrun --nproc-per-node 2 extra_collectives.py --average --metric --barrier
 """
@@ -10,13 +10,14 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
-    for name in ("average", "metric", "barrier"):
+    for name in ("average", "metric", "barrier", "zero"):
         parser.add_argument(f"--{name}", action="store_true")
     args = parser.parse_args()
 
@@ -24,7 +25,10 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(7)
     model = DDP(nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 1)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    if args.zero:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     torch.manual_seed(dist.get_rank())
     for _ in range(args.steps):
         inputs = torch.randn(16, 64)

@@ -47,6 +47,10 @@ def beside(purpose: Purpose, exposed_ns: int, **changes: Any) -> OutsideCalls:
             "in the forward", id="barrier-in-the-forward",
         ),
         pytest.param(
+            [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.OPTIMIZER, kind="broadcast", num_calls=6)],
+            "optimizer-broadcasts", MS, "in 6 pieces per step", id="zero",
+        ),
+        pytest.param(
             [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_BACKWARD)], "metrics-every-step", MS,
             "put these parameters into the DDP module", id="maybe-gradients",
         ),
@@ -65,6 +69,9 @@ def test_collectives_beside_ddp(calls: list[OutsideCalls], rule: str, gain_ns: i
         pytest.param(beside(Purpose.BARRIER, MS - 1), id="a-short-barrier"),
         pytest.param(beside(Purpose.FEW_NUMBERS, MS, place=Place.FORWARD), id="the-models-own"),
         pytest.param(beside(Purpose.OTHER, MS, num_bytes=1 << 20), id="large-for-what-nobody-knows"),
+        pytest.param(
+            beside(Purpose.OTHER, MS, num_bytes=None, kind="broadcast"), id="broadcasts-that-are-no-optimizers"
+        ),
         pytest.param(beside(Purpose.OTHER, MS, num_bytes=None, kind="all_to_all"), id="exchanges-data"),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 from tables import backward_pass, collective, ddp_module, forward, recorded, trace
 
-from ddpprof.events import CollectiveKind, DdpModule, Phase, RecordedStep
+from ddpprof.events import CollectiveKind, DdpModule, Mark, Phase, RecordedStep
 from ddpprof.measures.buckets import BucketStep, measure_buckets
 
 TWO = ddp_module((4, 4, 4), [[2, 1], [0]])
@@ -56,6 +56,23 @@ def test_nothing_is_paired_where_the_numbers_differ(comm: list[tuple[int, int]])
 def test_other_communication_is_not_a_bucket(other: dict[str, int]) -> None:
     made = trace(comm=[collective(33, 50, launched=31), other, collective(50, 60, launched=41)])
     assert times(measure_buckets([TWO], READY, made)) == {(0, 0): (21, 23, 40), (0, 1): (31, 40, 50)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_reduces"),
+    [
+        pytest.param({}, 2, id="buckets"),
+        pytest.param({"find_unused_parameters": True}, 3, id="and-the-map-of-used-parameters"),
+    ],
+)
+def test_all_reduces_of_the_models_own_layers_are_no_buckets(settings: dict[str, bool], num_reduces: int) -> None:
+    node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    hooks = [(Mark.BACKWARD, 30, 33, 0, 1), (Mark.BACKWARD, 40, 44, 0, 1)]
+    launches = [31, 41, 43][:num_reduces]
+    comm = [collective(at + 2, at + 9, launched=at) for at in (20, *launches)]
+    module = ddp_module((4, 4, 4), [[2, 1], [0]], **settings)
+    made = trace(comm=comm, host=hooks, names=("x", node))
+    assert times(measure_buckets([module], READY, made)) == {(0, 0): (21, 23, 30), (0, 1): (31, 33, 40)}
 
 
 def test_collectives_pair_by_launch_whatever_runs_first() -> None:

@@ -1,0 +1,132 @@
+"""Scripts that others published, in packages and tutorials: ddpprof changes nothing, and says nothing false of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import DDPPROF, SCRIPTS, TORCHRUN, environment
+
+JOBS = Path(os.environ.get("DDPPROF_SHARED", Path(__file__).parents[3] / "shared")) / "jobs"
+pytestmark = pytest.mark.slow
+Report = Callable[[str], dict[str, Any]]
+OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
+FALSE_OF_ALL = {"same-samples", "set-epoch-never-called", "reduces-every-pass", "copies-differ", "same-checkpoint"}
+
+
+@dataclass(frozen=True)
+class Published:
+    needs: tuple[str, ...]
+    """packages"""
+    words: str
+    """the script and its arguments"""
+    results: str
+    """matches what it prints of its training"""
+    prepare: str | None = None
+    """of `make_inputs.py`; ``"model"``: of `make_language_model.py`"""
+    folder: str = "."
+    """where it runs, below the inputs"""
+    launches_itself: bool = False
+    num_micro_steps: int = 1
+
+
+SFT = (
+    "-m trl.scripts.sft --model_name_or_path model --dataset_name data --output_dir out --use_cpu --bf16 False "
+    "--per_device_train_batch_size 4 --max_steps 25 --report_to none --save_strategy no --logging_steps 5 "
+    "--gradient_checkpointing False --max_length 64 --disable_tqdm True"
+)
+FIT = (
+    f"{SCRIPTS / 'lightning_cli.py'} fit --trainer.accelerator cpu --trainer.devices 2 --trainer.strategy ddp "
+    "--trainer.max_steps 40 --trainer.logger false --trainer.enable_progress_bar false "
+    "--trainer.enable_checkpointing false --trainer.enable_model_summary false"
+)
+MINGPT = (
+    "main.py data_config.path=input.txt data_config.truncate=0.01 data_config.block_size=32 gpt_config.n_layer=2 "
+    "gpt_config.n_head=4 gpt_config.n_embd=64 trainer_config.max_epochs=1 trainer_config.batch_size=32 "
+    "trainer_config.data_loader_workers=1 trainer_config.use_amp=False trainer_config.save_every=1"
+)
+TRAINED = {
+    "trl-sft": Published(("trl", "datasets"), SFT, r"'loss': '?[\d.]+", "model"),
+    "lightning-cli": Published(("lightning", "jsonargparse"), FIT, r"params-sha256 \w+", launches_itself=True),
+    "accelerate-nlp-example": Published(
+        ("accelerate", "datasets", "evaluate"), "nlp_example.py --cpu", r"epoch \d: .*", "accelerate", "accelerate"
+    ),
+    "accelerate-gradient-accumulation": Published(
+        ("accelerate", "datasets", "evaluate"),
+        "gradient_accumulation.py --cpu --gradient_accumulation_steps 2",
+        r"epoch \d: .*",
+        "accelerate",
+        "accelerate",
+        num_micro_steps=2,
+    ),
+    "mingpt": Published(("hydra", "boto3"), MINGPT, r"\[RANK\d\] Epoch.*?Loss [\d.]+", "mingpt", "minGPT-ddp"),
+    "pytorch-tutorial": Published(
+        (), f"{JOBS}/public/ddp-tutorial-series/multigpu.py 3 2 --batch_size 64", r"\[GPU\d\] Epoch.*",
+        launches_itself=True,
+    ),
+}  # fmt: skip
+OF_ACCELERATE = ["test_sync", "test_script"]
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=environment(**OFFLINE), capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def with_and_without(words: list[str], launches_itself: bool, folder: Path, out: Path) -> list[str]:
+    """Return what the script prints, without ddpprof and with it."""
+    plain = [sys.executable] if launches_itself else [*TORCHRUN, *TWO_RANKS]
+    traced = [*DDPPROF, "trace", "--quiet", "--out", str(out), *([] if launches_itself else TWO_RANKS)]
+    printed = []
+    for command in (plain, traced):
+        done = run([*command, *words], folder)
+        assert done.returncode == 0, done.stderr
+        assert "Recording stopped" not in done.stderr
+        printed.append(done.stdout)
+    return printed
+
+
+@pytest.mark.parametrize("job", TRAINED.values(), ids=TRAINED)
+def test_a_training(job: Published, tmp_path: Path, report: Report) -> None:
+    missing = [name for name in job.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed: pip install 'ddpprof[frameworks]'")
+    if (job.prepare not in (None, "model") or str(JOBS) in job.words) and not JOBS.is_dir():
+        pytest.skip(f"the jobs of others are not there: {JOBS}")
+    inputs = tmp_path / "in"
+    inputs.mkdir()
+    if job.prepare is not None:
+        own = job.prepare == "model"
+        maker = [SCRIPTS / "make_language_model.py", inputs] if own else [JOBS / "make_inputs.py", inputs, job.prepare]
+        made = run([sys.executable, *map(str, maker)], inputs)
+        assert made.returncode == 0, made.stderr
+    printed = with_and_without(job.words.split(), job.launches_itself, inputs / job.folder, tmp_path / "run")
+    plain, traced = (sorted(re.findall(job.results, text)) for text in printed)
+    assert plain == traced != []
+    said = report("run")
+    assert said["failure"] is None
+    assert said["job"]["num_micro_steps"] == job.num_micro_steps
+    assert not FALSE_OF_ALL & {finding["rule"] for finding in said["findings"]}
+    for bucket in said["buckets"]:
+        assert bucket["num_passes"] == 1
+        assert bucket["ready_ns"] <= bucket["launched_ns"] <= bucket["started_ns"] < bucket["finished_ns"]
+    assert all(step["parts"]["forward_ns"] > 0 for rank in said["ranks"] for step in rank["steps"])
+
+
+@pytest.mark.parametrize("name", OF_ACCELERATE)
+def test_accelerates_own_tests_pass_as_without_ddpprof(name: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed: pip install 'ddpprof[frameworks]'")
+    module = ["-m", f"accelerate.test_utils.scripts.{name}"]
+    plain, traced = (sorted(text.split()) for text in with_and_without(module, False, tmp_path, tmp_path / "run"))
+    assert plain == traced
