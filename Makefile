@@ -19,7 +19,7 @@ RUN_TESTS := $(OUTSIDE) -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHEC
 # With -k, one half of the tests may have none of that name.
 OR_NONE_CHOSEN := $(if $(PYTEST),|| test $$? = 5)
 
-.PHONY: demo test test-slow lint bench studies clean
+.PHONY: demo test test-slow lint fuzz bench studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
@@ -32,6 +32,9 @@ test-slow: $(TEST)/wheel ## the tests that take minutes
 	$(RUN_TESTS) -m slow $(CHECKOUT)/tests $(PYTEST)
 
 lint: $(TEST)/linted
+
+fuzz: $(TEST)/wheel ## damage what ddpprof reads at random, and read it: MINUTES=10
+	$(OUTSIDE) $(CHECKOUT)/tests/fuzz.py $(or $(MINUTES),10)
 
 bench: $(TEST)/wheel ## what recording and starting cost
 	$(OUTSIDE) $(CHECKOUT)/analyses/recording_cost/collect.py --rounds 40 --out $(CHECKOUT)/bench-results $(BENCH)

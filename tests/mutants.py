@@ -239,7 +239,7 @@ def complaint_about(path: Path, number: int) -> str | None:
     from ddpprof.errors import DdpprofError
 
     try:
-        with _in_time():
+        with in_time():
             _show(path, number)
     except DdpprofError as error:
         return f"{number}: an error of several lines: {error!s:.300}" if "\n" in str(error) else None
@@ -273,7 +273,7 @@ def _show(path: Path, number: int) -> None:
 
 
 @contextmanager
-def _in_time() -> Iterator[None]:
+def in_time() -> Iterator[None]:
     def refuse(*_: object) -> None:
         raise TimeoutError
 

@@ -19,6 +19,7 @@ from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.location import Location, RemotePath, local, location
 from ddpprof.own_files import make_folder
+from ddpprof.scratch import scratch_folder
 
 _NOT_IN_NAMES = re.compile(r"[^\w .+-]+")
 _LONGEST_NAME = 100
@@ -50,15 +51,15 @@ def _port(text: str) -> int:
 
 
 def run_tensorboard(options: argparse.Namespace) -> int:
-    with _ended_like_ctrl_c() as ended_by, tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
+    with _ended_like_ctrl_c() as ended_by, scratch_folder() as scratch:
         try:
-            logdir, folders = _write(options, Path(scratch, "runs"))
+            logdir, folders = _write(options, scratch / "runs")
         except KeyboardInterrupt as interrupt:
             if interrupt.args:
                 say(f"ddpprof: {interrupt}", file=sys.stderr)
             return 128 + (ended_by or [signal.SIGINT])[0]
         try:
-            _serve(logdir, options.port, folders, Path(scratch))
+            _serve(logdir, options.port, folders, scratch)
         except KeyboardInterrupt:
             say(flush=True)  # the terminal has written ^C
     return 128 + ended_by[0] if ended_by else 0

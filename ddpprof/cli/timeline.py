@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import duration_ns, numbers
@@ -14,6 +13,7 @@ from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.location import Location, RemotePath, location
 from ddpprof.own_files import whole_file
+from ddpprof.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from ddpprof.report import Report
@@ -66,8 +66,8 @@ def _write(path: Location, pieces: Iterable[bytes]) -> int:
     """Write beside and rename, or upload; returns the size. Raises `DdpprofError`."""
     try:
         if isinstance(path, RemotePath):
-            with TemporaryDirectory(prefix="ddpprof-") as folder:
-                part = Path(folder, path.name)
+            with scratch_folder() as folder:
+                part = folder / path.name
                 num_bytes = _fill(part, pieces, path.suffix == ".gz")
                 path.upload(part)
                 return num_bytes

@@ -9,7 +9,15 @@ import msgspec
 
 from ddpprof import rundir
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun
-from ddpprof.experiment.plan import CHOICE_FILE, PROFILE_DIRECTORY, Experiment, Trial, read_end, read_plan
+from ddpprof.experiment.plan import (
+    CHOICE_FILE,
+    EXPERIMENT_FILE,
+    PROFILE_DIRECTORY,
+    Experiment,
+    Trial,
+    read_end,
+    read_plan,
+)
 from ddpprof.load.losses import load_losses
 from ddpprof.load.run import load_run
 from ddpprof.location import Location
@@ -53,6 +61,11 @@ class Tuning:
 def read_tuning(directory: Location) -> Tuning:
     """Raises `DdpprofError`."""
     experiment, choice = read_plan(directory), _read_choice(directory)
+    if len(choice.candidates) != len(experiment.variants):
+        raise NotARun(
+            f"{directory / CHOICE_FILE} has {len(choice.candidates)} settings, and {EXPERIMENT_FILE} beside it "
+            f"{len(experiment.variants)}."
+        )
     trials = [trial for trial in experiment.trials() if read_end(directory / trial.name) is not None]
     profile = directory / PROFILE_DIRECTORY
     run = load_run(profile)

@@ -205,6 +205,8 @@ def read_plan(directory: Location) -> Experiment:
 
 
 def _what_is_wrong(experiment: Experiment) -> str | None:
+    if not experiment.variants:
+        return "it has no variants"
     if not 0 <= experiment.rounds * len(experiment.variants) <= _MOST_TRIALS:
         return f"it has {experiment.rounds} rounds of {len(experiment.variants)} variants"
     steps = (experiment.skip_first, experiment.timed_steps)

@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import ddpprof
 from ddpprof import own_files
@@ -38,6 +37,7 @@ from ddpprof.rundir import (
     last_step_file,
     steps_file,
 )
+from ddpprof.scratch import scratch_folder
 from ddpprof.user_key import SEAL_BYTES, is_of_this_user, is_sealed_file, seal_file, user_folder, user_key
 
 _UNUSED_S = 30 * 24 * 3600
@@ -149,8 +149,8 @@ def cache_of(
     if key is not None and folder is not None:
         yield Cache(folder, modules, steps, key, is_kept=True)
         return
-    with TemporaryDirectory(prefix="ddpprof-") as scratch:
-        yield Cache(Path(scratch), modules, steps, os.urandom(SEAL_BYTES), is_kept=False)
+    with scratch_folder() as scratch:
+        yield Cache(scratch, modules, steps, os.urandom(SEAL_BYTES), is_kept=False)
 
 
 def _folder(path: Location, recorded_in: Location | None) -> Path | None:

@@ -50,7 +50,8 @@ def _what_is_wrong(bench: NetBench) -> str | None:
         return f"it has {bench.world_size} ranks on {len(bench.hosts)} hosts"
     if not bench.sizes:
         return "no size was measured"
-    for numbers in ([one.num_bytes for one in bench.sizes], [one.num_bytes for one in bench.concurrent]):
+    for tables_of in (bench.sizes, bench.concurrent, bench.beside):
+        numbers = [one.num_bytes for one in tables_of]
         if numbers != sorted(set(numbers)) or not _are_within(numbers, least=1):
             return "its sizes do not ascend"
     tables = [(one.num_bytes, one.longest_ns, one.shortest_ns, one.cpu_ns) for one in bench.sizes]

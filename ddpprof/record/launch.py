@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from ddpprof.errors import CannotRecord
 from ddpprof.record import attempts
 from ddpprof.record.output import refuse_earlier_run
 from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
+from ddpprof.scratch import scratch_folder
 
 _INJECT = Path(__file__).parent / "inject"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -134,8 +134,8 @@ def run_job(
     """
     if shutil.which(command[0]) is None:
         raise CannotRecord(f"there is no command {command[0]}")
-    with tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
-        note = Path(scratch) / "needs-rank"
+    with scratch_folder() as scratch:
+        note = scratch / "needs-rank"
         settings = dataclasses.replace(settings, launched_unix_s=time.time())
         environment = {**_environment(settings, note if explain_rank else None), **variables}
         streams: dict[str, Any] = {}

@@ -10,13 +10,13 @@ import os
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from ddpprof.child_processes import SAFE_PATH
 from ddpprof.errors import CannotRecord
 from ddpprof.record import launch
+from ddpprof.scratch import scratch_folder
 
 STORE_VARIABLE = "DDPPROF_NETBENCH_STORE"
 """names the file in which the ranks meet"""
@@ -31,11 +31,11 @@ def run_ranks(torchrun: Sequence[str], words: Sequence[str]) -> bool:
 
     Raises `CannotRecord`.
     """
-    with tempfile.TemporaryDirectory(prefix="ddpprof-") as scratch:
+    with scratch_folder() as scratch:
         options, variables = _on_this_machine(scratch) if _is_on_this_machine(torchrun) else ([], {})
         given = [word for word in torchrun if not (options and word == "--standalone")]
         command = launch.torchrun_command([*options, *given, "-m", "ddpprof", "netbench", *words])
-        with (Path(scratch) / "errors").open("w+b") as errors:
+        with (scratch / "errors").open("w+b") as errors:
             code, interrupted = launch.run_to_its_end(
                 command, {**os.environ, **SAFE_PATH, **variables}, dies_with_us=True, stderr=errors
             )
@@ -50,7 +50,7 @@ def _is_on_this_machine(torchrun: Sequence[str]) -> bool:
     return all(word.startswith(_HERE) for word in torchrun if word.startswith("-"))
 
 
-def _on_this_machine(scratch: str) -> tuple[list[str], dict[str, str]]:
+def _on_this_machine(scratch: Path) -> tuple[list[str], dict[str, str]]:
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={scratch}/rendezvous", "--rdzv-conf=store_type=file"]
     variables = {
         STORE_VARIABLE: f"{scratch}/store",

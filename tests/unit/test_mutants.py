@@ -3,6 +3,7 @@
 import multiprocessing
 from pathlib import Path
 
+import mutants_of_files
 import pytest
 from mutants import complaints
 
@@ -24,3 +25,19 @@ def test_a_few_hundred_mutants_are_read_or_refused() -> None:
 def test_twenty_thousand_mutants_are_read_or_refused() -> None:
     parts = [range(begin, begin + PART) for begin in range(0, NUM_MUTANTS, PART)]
     assert complaints_in_processes(parts) == []
+
+
+def test_the_originals_of_other_files_are_read(tmp_path: Path) -> None:
+    for kept in mutants_of_files.make_files(tmp_path):
+        assert mutants_of_files.ended(kept.command)[0] == 0, kept.path
+
+
+def test_a_hundred_mutants_of_other_files_are_read_or_refused() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(mutants_of_files.complaints, [range(105)]) == [[]]
+
+
+@pytest.mark.slow
+def test_a_thousand_mutants_of_other_files_are_read_or_refused() -> None:
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        assert pool.map(mutants_of_files.complaints, [range(500), range(500, 1000)], chunksize=1) == [[], []]
