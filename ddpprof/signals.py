@@ -27,3 +27,13 @@ def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -
             signal.signal(number, handler)
         for number in arrived:
             os.kill(os.getpid(), number)
+
+
+@contextmanager
+def children_without_ctrl_c() -> Iterator[None]:
+    """Processes that start meanwhile do not hear of Ctrl-C, which a terminal sends to all: this one ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

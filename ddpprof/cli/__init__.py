@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from ddpprof.cli.commands import COMMANDS, parsers
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 
@@ -20,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where the terminal's encoding lacks the bars
     try:
+        from ddpprof.cli.commands import COMMANDS, parsers  # here, so that Ctrl-C meets the try
+
         parser, of_commands = parsers()
         command = COMMANDS.get(arguments[0]) if arguments else None
         if command is not None and command.run_job is not None:

@@ -17,6 +17,7 @@ from ddpprof.fleet.progress import FileBytes, Progress, Watch, num_bytes
 from ddpprof.fleet.task import RankTask, run_task
 from ddpprof.load.inflate import telling
 from ddpprof.load.process import begin_reading_process
+from ddpprof.signals import children_without_ctrl_c
 
 _BASE_BYTES = 150_000_000
 """that a process needs for itself, and for what is measured"""
@@ -99,7 +100,8 @@ def _run(
                 index = waiting.pop()
                 progress.begin(index)
                 try:
-                    running[pool.submit(_make_entry, index, tasks[index], cache, per_rank)] = index
+                    with children_without_ctrl_c():
+                        running[pool.submit(_make_entry, index, tasks[index], cache, per_rank)] = index
                 except BrokenProcessPool:
                     waiting.append(index)
                     is_broken = True

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ddpprof.errors import RemoteError, RemoteFileNotFound
+from ddpprof.location.redirects import InwardRedirectError
 from ddpprof.redaction import without_secrets
 
 _HINTS = {
@@ -93,6 +94,9 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
     causes = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
+    inward = next((one for one in causes if isinstance(one, InwardRedirectError)), None)
+    if inward is not None:
+        return errno.EACCES, str(inward)
     names = {base.__name__ for one in causes for base in type(one).__mro__}
     said = _said(causes[-1]) or _said(error)
     status = next((code for one in causes if (code := _status(one)) is not None), None)

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
 from ddpprof.location.explain import explained
+from ddpprof.location.redirects import client_that_stays_out
 from ddpprof.redaction import without_secrets
 
 _WEB = ("http://", "https://")
@@ -228,7 +229,8 @@ class RemotePath:
 
         for driver in _TALKATIVE:
             logging.getLogger(driver).setLevel(logging.CRITICAL)
-        fs, path = url_to_fs(self.url)
+        options = {"get_client": client_that_stays_out} if self.url.startswith(_WEB) and "::" not in self.url else {}
+        fs, path = url_to_fs(self.url, **options)
         if fs.async_impl and "::" not in self.url:
             self._system = fs
         return fs, path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from jobs import DDPPROF, SCRIPTS, TORCHRUN, environment
 JOBS = Path(os.environ.get("DDPPROF_SHARED", Path(__file__).parents[3] / "shared")) / "jobs"
 pytestmark = pytest.mark.slow
 Report = Callable[[str], dict[str, Any]]
-OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
 TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
 FALSE_OF_ALL = {"same-samples", "set-epoch-never-called", "reduces-every-pass", "copies-differ", "same-checkpoint"}
 
@@ -83,12 +84,12 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def with_and_without(words: list[str], launches_itself: bool, folder: Path, out: Path) -> list[str]:
-    """Return what the script prints, without ddpprof and with it."""
+def with_and_without(words: list[str], launches_itself: bool, folders: list[Path], out: Path) -> list[str]:
+    """Return what the script prints, without ddpprof and with it. `folders`: where; it may leave files there."""
     plain = [sys.executable] if launches_itself else [*TORCHRUN, *TWO_RANKS]
     traced = [*DDPPROF, "trace", "--quiet", "--out", str(out), *([] if launches_itself else TWO_RANKS)]
     printed = []
-    for command in (plain, traced):
+    for command, folder in zip((plain, traced), folders, strict=True):
         done = run([*command, *words], folder)
         assert done.returncode == 0, done.stderr
         assert "Recording stopped" not in done.stderr
@@ -96,21 +97,27 @@ def with_and_without(words: list[str], launches_itself: bool, folder: Path, out:
     return printed
 
 
-@pytest.mark.parametrize("job", TRAINED.values(), ids=TRAINED)
-def test_a_training(job: Published, tmp_path: Path, report: Report) -> None:
-    missing = [name for name in job.needs if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"{missing[0]} is not installed: pip install 'ddpprof[frameworks]'")
-    if (job.prepare not in (None, "model") or str(JOBS) in job.words) and not JOBS.is_dir():
-        pytest.skip(f"the jobs of others are not there: {JOBS}")
-    inputs = tmp_path / "in"
+def prepared(job: Published, folder: Path) -> list[Path]:
+    """Two folders with the same inputs."""
+    inputs, same = folder / "in", folder / "same"
     inputs.mkdir()
     if job.prepare is not None:
         own = job.prepare == "model"
         maker = [SCRIPTS / "make_language_model.py", inputs] if own else [JOBS / "make_inputs.py", inputs, job.prepare]
         made = run([sys.executable, *map(str, maker)], inputs)
         assert made.returncode == 0, made.stderr
-    printed = with_and_without(job.words.split(), job.launches_itself, inputs / job.folder, tmp_path / "run")
+    shutil.copytree(inputs, same)
+    return [inputs / job.folder, same / job.folder]
+
+
+@pytest.mark.parametrize("job", TRAINED.values(), ids=TRAINED)
+def test_a_training(job: Published, tmp_path: Path, report: Report) -> None:
+    missing = [name for name in job.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed")
+    if (job.prepare not in (None, "model") or str(JOBS) in job.words) and not JOBS.is_dir():
+        pytest.skip(f"the jobs of others are not there: {JOBS}")
+    printed = with_and_without(job.words.split(), job.launches_itself, prepared(job, tmp_path), tmp_path / "run")
     plain, traced = (sorted(re.findall(job.results, text)) for text in printed)
     assert plain == traced != []
     said = report("run")
@@ -128,5 +135,6 @@ def test_accelerates_own_tests_pass_as_without_ddpprof(name: str, tmp_path: Path
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed: pip install 'ddpprof[frameworks]'")
     module = ["-m", f"accelerate.test_utils.scripts.{name}"]
-    plain, traced = (sorted(text.split()) for text in with_and_without(module, False, tmp_path, tmp_path / "run"))
+    printed = with_and_without(module, False, [tmp_path, tmp_path], tmp_path / "run")
+    plain, traced = (sorted(text.split()) for text in printed)
     assert plain == traced
