@@ -72,6 +72,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     add("--record-shapes", action="store_true", help="as in torch.profiler")
     add("--with-stack", action="store_true", help="as in torch.profiler")
     add("--profile-memory", action="store_true", help="as in torch.profiler")
+    add("--no-command", action="store_true", help="keep no word of the command in the run")
     add("--quiet", action="store_true", help="print nothing but what the job prints")
     add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
     add_torchrun_options(parser)
@@ -189,8 +190,8 @@ def _trace(options: argparse.Namespace, out: Path, command: Sequence[str]) -> Ou
     words = command[1:] if wrapped else command
     settings = Settings(
         out=str(out.absolute()),
-        command=tuple(words),
-        recorded_with=options.recorded_with,
+        command=() if options.no_command else tuple(words),
+        recorded_with=() if options.no_command else options.recorded_with,
         skip_first=options.skip_first,
         cost_steps=options.cost_steps,
         warmup=options.warmup,

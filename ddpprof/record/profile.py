@@ -34,6 +34,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         profiler: ``False`` records without torch.profiler, which costs less and shows less.
         record_shapes, with_stack, profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
+        keep_command: ``False`` keeps no word of the process's command line in the run.
         tensorboard: a ``SummaryWriter`` or its directory: scalars of every step go there while training runs, until
             the block ends: each rank's as a TensorBoard run ``ddpprof-rank-N`` of its own. Ranks without it write none.
 
@@ -55,12 +56,13 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         with_stack: bool = Settings.with_stack,
         profile_memory: bool = Settings.profile_memory,
         force: bool = Settings.force,
+        keep_command: bool = True,
         tensorboard: str | os.PathLike[str] | SummaryWriter | None = None,
     ) -> None:
         self._live = LiveScalars(tensorboard) if tensorboard is not None else None
         self._settings = Settings(
             out=os.path.abspath(out),
-            command=tuple(sys.argv),
+            command=tuple(sys.argv) if keep_command else (),
             skip_first=skip_first,
             cost_steps=cost_steps,
             timed_steps=timed_steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 from collections.abc import Callable
@@ -54,6 +55,26 @@ def test_any_other_command(how: str, tmp_path: Path, ddpprof: Run, report: Repor
     done = ddpprof("trace", "--out", "run", *QUICK, "--", *command)
     assert done.returncode == 0, done.stderr
     assert_recorded(report("run"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "is_kept"), [([], True), (["--no-command"], False)])
+def test_no_word_of_the_command_is_kept_unless_wanted(
+    options: list[str], is_kept: bool, tmp_path: Path, ddpprof: Run, report: Report
+) -> None:
+    torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node=2", *script("torchrun_plain.py")]
+    done = ddpprof("trace", "--out", "run", *QUICK, *options, "--", "env", "OF_OURS=xyzzy", *torchrun)
+    assert done.returncode == 0, done.stderr
+    assert_recorded(report("run"))
+    kept = [
+        gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content for content in contents(tmp_path / "run")
+    ]
+    assert any(b"xyzzy" in content and b"torchrun_plain" in content for content in kept) is is_kept
+    assert any(b"xyzzy" in content or b"torchrun_plain" in content for content in kept) is is_kept
+
+
+def contents(run: Path) -> list[bytes]:
+    return [path.read_bytes() for path in run.rglob("*") if path.is_file()]
 
 
 def test_inside_a_job_it_only_instruments(tmp_path: Path, report: Report) -> None:

@@ -131,10 +131,10 @@ def test_a_training(job: Published, tmp_path: Path, report: Report) -> None:
 
 
 @pytest.mark.parametrize("name", OF_ACCELERATE)
-def test_accelerates_own_tests_pass_as_without_ddpprof(name: str, tmp_path: Path) -> None:
+def test_accelerates_own_tests_pass_under_ddpprof(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed: pip install 'ddpprof[frameworks]'")
     module = ["-m", f"accelerate.test_utils.scripts.{name}"]
-    printed = with_and_without(module, False, [tmp_path, tmp_path], tmp_path / "run")
-    plain, traced = (sorted(text.split()) for text in printed)
-    assert plain == traced
+    done = run([*DDPPROF, "trace", "--quiet", "--out", str(tmp_path / "run"), *TWO_RANKS, *module], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Recording stopped" not in done.stderr
