@@ -30,6 +30,8 @@ test: lint $(TEST)/wheel ## lint, then the tests that take seconds, against the 
 
 test-slow: $(TEST)/wheel ## the tests that take minutes
 	$(RUN_TESTS) -m slow $(CHECKOUT)/tests $(PYTEST)
+	$(RUN_TESTS) -m "not slow" --as-on-accelerator -k "exit_code or exception or signal" \
+	  $(CHECKOUT)/tests/e2e/test_pass_through.py $(OR_NONE_CHOSEN)
 
 lint: $(TEST)/linted
 

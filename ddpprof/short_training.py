@@ -11,13 +11,16 @@ _FEWEST = 2
 """DDP rebuilds its buckets in the second step, and ranks agree on what to record after the first"""
 
 
-def options_for(num_steps: int) -> str | None:
-    """Return the options with which `num_steps` steps tell as much as they can; ``None`` where one step is all."""
-    if num_steps < _FEWEST:
+def options_for(num_steps: int, least_skipped: int = 1) -> str | None:
+    """Return the options with which `num_steps` steps tell as much as they can; ``None`` where they tell nothing.
+
+    `least_skipped`: steps at first that are not recorded in any case.
+    """
+    if num_steps < max(_FEWEST, least_skipped + 1):
         return None
-    if num_steps >= DEFAULT_STEPS:
+    if num_steps >= DEFAULT_STEPS and least_skipped == 1:
         return ""
-    skipped = min(3, max(1, num_steps // 4))
+    skipped = max(least_skipped, min(3, max(1, num_steps // 4)))
     warmup = 1 if num_steps - skipped > 1 else 0
     profiled = min(_MOST_PROFILED, num_steps - skipped - warmup)
     left = num_steps - skipped - warmup - profiled

@@ -10,18 +10,21 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
-    """A signal that arrives meanwhile is delivered afterwards. Does nothing outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[list[int]]:
+    """A signal that arrives meanwhile is delivered afterwards; the list has those that did.
+
+    Does nothing outside the main thread.
+    """
     arrived: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield arrived
+        return
     before = {}
     try:
         for number in map(int, numbers):
             if signal.getsignal(number) is not None:
                 before[number] = signal.signal(number, lambda received, _frame: arrived.append(received))
-        yield
+        yield arrived
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,8 +1,10 @@
 """Options and fixtures of all tests."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import accelerator
 import pytest
 from hypothesis import settings
 
@@ -22,6 +24,14 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="refresh tests/golden/ and the report's schema")
+    parser.addoption(
+        "--as-on-accelerator", action="store_true", help="all training that tests start takes itself for one on a GPU"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--as-on-accelerator"):
+        os.environ.update(accelerator.environment())
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ddpprof.cli.arguments import count, positive
+from ddpprof.cli.arguments import count, numbers, positive, seconds
 from ddpprof.cli.saying import say
 from ddpprof.location import local
+from ddpprof.profiled_ranks import MOST
 
 if TYPE_CHECKING:
     from ddpprof.fleet.analysis import Analysis
@@ -59,6 +60,20 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--steps", type=positive, default=Settings.steps, metavar="N", help="then profile N steps (%(default)s)")
     add(
+        "--most-seconds",
+        type=seconds,
+        default=Settings.most_seconds,
+        metavar="S",
+        help="end the profiled steps after S seconds, however many there were (%(default)g)",
+    )
+    add(
+        "--most-memory",
+        type=positive,
+        default=Settings.most_bytes >> 20,
+        metavar="MIB",
+        help="end the profiled steps when the process has grown by so many MiB in them (%(default)s)",
+    )
+    add(
         "--baseline-steps",
         type=count,
         default=Settings.baseline_steps,
@@ -68,6 +83,13 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         "torch.save writes nothing in them (%(default)s)",
     )
     add("--stop-after", action="store_true", help="end the job, with exit code 0, once the steps are recorded")
+    add(
+        "--profile-ranks",
+        type=numbers,
+        metavar="N",
+        help=f"profile these ranks alone, say, 0-7,64; by default all, or, in a job of more than {MOST}, some at even "
+        "distances. Light recording is on all ranks",
+    )
     add("--no-profiler", action="store_true", help="light recording only")
     add("--record-shapes", action="store_true", help="as in torch.profiler")
     add("--with-stack", action="store_true", help="as in torch.profiler")
@@ -196,6 +218,9 @@ def _trace(options: argparse.Namespace, out: Path, command: Sequence[str]) -> Ou
         cost_steps=options.cost_steps,
         warmup=options.warmup,
         steps=options.steps,
+        profile_ranks=options.profile_ranks.spans if options.profile_ranks else (),
+        most_seconds=options.most_seconds,
+        most_bytes=options.most_memory << 20,
         profiler=not options.no_profiler,
         baseline_steps=options.baseline_steps,
         alone_steps=options.baseline_steps,

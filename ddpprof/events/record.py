@@ -234,8 +234,8 @@ class RecordedStep:
 
     number: int
     mode: str
-    """``"off"`` and ``"without_ddp"``, of which only the length is known, ``"light"``, ``"profiled"``, or
-    ``"baseline"``: profiled under ``no_sync``"""
+    """``"off"``, ``"without_ddp"`` and ``"cut"``, of which only the length is known, ``"light"``, ``"profiled"``, or
+    ``"baseline"``: profiled under ``no_sync``; ``"cut"``: it did not end for long, and the trace has only its begin"""
     start_ns: int
     end_ns: int
     data_ns: int | None = None
@@ -294,3 +294,7 @@ class Record:
     """of modules whose parameters could be read, in a recording that came to its end"""
     run_id: str | None = None
     """the same on all ranks of a job"""
+    profiles: bool = True
+    """the rank was to be profiled: in a large job not all are"""
+    no_trace: str | None = None
+    """why it has no trace, or one that ends early"""

@@ -32,7 +32,7 @@ def has_other_threads() -> bool:
     return any(thread.name != _WAITS_FOR_PARENT for thread in others)
 
 
-def signals_later() -> AbstractContextManager[None]:
+def signals_later() -> AbstractContextManager[object]:
     """Those whose handlers may raise, which within a fork is lost, are handled when the context ends."""
     return deferred_signals([number for number in (signal.SIGINT, *_ENDING) if callable(signal.getsignal(number))])
 

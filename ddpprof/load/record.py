@@ -87,6 +87,8 @@ class _Facts(msgspec.Struct):
     framework: str | None = None
     num_cores: _Int | None = None
     num_threads: _Int | None = None
+    profiles: bool = True
+    no_trace: str | None = None
 
 
 class _Forward(msgspec.Struct, array_like=True):
@@ -232,6 +234,8 @@ def _record(facts: _Facts, rank: int, steps: tuple[RecordedStep, ...]) -> Record
         framework=facts.framework,
         num_cores=facts.num_cores,
         num_threads=facts.num_threads,
+        profiles=facts.profiles,
+        no_trace=facts.no_trace,
     )
 
 

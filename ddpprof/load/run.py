@@ -28,12 +28,22 @@ from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, facts_file, is_run, ra
 _MOST_NAMED = 8
 
 
+_WITH_KERNELS = ("cuda", "xpu")
+"""devices whose kernels torch.profiler shows"""
+_NO_KERNELS = (
+    "its trace shows no kernel, although the rank trains on {device}, and is left out: host times say nothing of "
+    "computation. Another profiler (nsys, ncu, DCGM) may have held the device, or only administrators may profile it "
+    "(NVIDIA's driver: NVreg_RestrictProfilingToAdminUsers=0)"
+)
+
+
 class _RunFile(msgspec.Struct):
     format: int
     run_id: str
     command: list[str] = []
     world_size: int | None = None
     settings: dict[str, Any] = {}
+    profiled_ranks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +193,13 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
         except BadTrace as error:
             missing.append(f"rank {rank}: {error}")
             is_whole = False
-    elif files.expects_trace:
+    elif files.expects_trace and (record is None or record.profiles):
         missing.append(f"rank {rank} left no trace: {_why_no_trace(record)}")
+    if trace is not None and record is not None and record.device in _WITH_KERNELS and trace.device == "cpu":
+        missing.append(f"rank {rank}: {_NO_KERNELS.format(device=record.device)}")
+        trace = None
+    if trace is not None and record is not None and record.no_trace is not None:
+        missing.append(f"rank {rank}'s trace ends early: {record.no_trace}")
     if trace is not None and record is not None and (unknown := _unknown_steps(trace, record)):
         missing.append(
             f"rank {rank}: {steps_file(rank)} ends too early. Steps {', '.join(map(str, unknown))} are in the trace "
@@ -202,6 +217,8 @@ def _unknown_steps(trace: Trace, record: Record) -> list[int]:
 
 
 def _why_no_trace(record: Record | None) -> str:
+    if record is not None and record.no_trace is not None:
+        return record.no_trace
     if record is None or record.ended is None:
         return "it was killed before the profiled steps ended"
     if record.ended == "finished":
@@ -239,6 +256,7 @@ def _recorded_files(directory: Location) -> RunFiles:
             world_size=about.world_size or None,
             ranks=(),
             settings=about.settings,
+            missing=(about.profiled_ranks,) if about.profiled_ranks else (),
             exits=load_exits(directory),
         ),
         tuple(

@@ -36,6 +36,16 @@ class Agreement:
         self._world_size = world_size
         self._prefix = f"ddpprof/{session}"
 
+    def is_possible(self) -> bool:
+        """Whether the store keeps anything: that of the MPI backend does not."""
+        try:
+            self._store.add(f"{self._prefix}/joined", 0)
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, NotImplementedError) or "virtual" in str(error):
+                return False
+            raise
+        return True
+
     def offer(self, out: str | None, run_id: str, problem: str | None) -> None:
         """Rank 0, before `join`: where the run goes, or why it cannot."""
         self._store.set(f"{self._prefix}/offer", json.dumps([out, run_id, problem]))
@@ -60,6 +70,14 @@ class Agreement:
                 return False
             time.sleep(0.02)
         return True
+
+    def come_to_the_end(self) -> None:
+        """A rank that still records, before an all-reduce of the last step that all ranks train alike."""
+        self._store.add(f"{self._prefix}/at-end", 1)
+
+    def all_came_to_the_end(self) -> bool:
+        """Every rank, after the all-reduces of that step: the answer is the same on all."""
+        return self._store.add(f"{self._prefix}/at-end", 0) >= self._world_size
 
     def veto(self) -> None:
         """A rank that cannot profile keeps the others from it."""

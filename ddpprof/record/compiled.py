@@ -20,6 +20,12 @@ _MODULES = (
     "memory",
     "rpc",
     "live",
+    "device",
+    "graphs",
+    "accumulated",
+    "bounds",
+    "ending",
+    "trace_file",
 )
 """They run in the forward and at the ends of steps. `patches` is not among them: it takes care of itself."""
 

@@ -83,9 +83,14 @@ def bucket_layout(ddp: DistributedDataParallel, parameters: list[torch.nn.Parame
     return [list(bucket) for bucket in reversed(assignment)]
 
 
-def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int]:
-    """Return the parameters that got no gradient in the last synchronised backward pass; on CPU alone."""
-    order = ddp._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices", "")
+def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int] | None:
+    """Return the parameters that got no gradient in the last synchronised backward pass; on CPU alone.
+
+    ``None`` where torch does not say.
+    """
+    order = ddp._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices")
+    if order is None:
+        return None
     if order.count(",") == num_parameters - 1:
         return set()
     return set(range(num_parameters)).difference(_indices(order))

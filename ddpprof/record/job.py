@@ -15,6 +15,7 @@ from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.record import output
 from ddpprof.record.agreement import Agreement
+from ddpprof.record.device import PATIENCE_S, TrainingDevice
 from ddpprof.record.launch import is_first_rank, rank_given
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import without_secrets
@@ -48,7 +49,12 @@ class Job:
         """At the first DDP forward: the process group exists, and no backward has run."""
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         store = dist.distributed_c10d._get_default_store()
-        self._agreement = Agreement(store, self.world_size, self._number)
+        agreement = Agreement(store, self.world_size, self._number)
+        if not agreement.is_possible():
+            raise DdpprofError(
+                "the ranks cannot agree on what to record: the job's store keeps nothing (MPI's does not)."
+            )
+        self._agreement = agreement
         if self.rank == 0:
             self._agreement.offer(*self._open_run())
         self._agreement.join()
@@ -82,15 +88,23 @@ class Job:
     def vetoed(self) -> bool:
         return self._agreement is not None and self._agreement.vetoed()
 
-    def open_files(self) -> bool:
-        """After a synchronised backward pass. False where rank 0 cannot record, and says so for all.
+    def come_to_the_end(self) -> None:
+        """The last step begins that all ranks train alike."""
+        if self._agreement is not None:
+            self._agreement.come_to_the_end()
+
+    def all_came_to_the_end(self) -> bool:
+        """Whether every rank still recorded in that step, which is over on the device."""
+        return self._agreement is not None and self._agreement.all_came_to_the_end()
+
+    def open_files(self, device: TrainingDevice) -> bool:
+        """After a synchronised backward pass on `device`. False where rank 0 cannot record, and says so for all.
 
         Raises `DdpprofError` and `OSError` for what this rank has to say itself.
         """
         if self._agreement is None or self.files is not None:
             return True
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # this rank's all-reduces are over, so every rank has come this far
+        device.comes_to_rest(PATIENCE_S)  # this rank's all-reduces are over, so every rank has come this far
         verdict = self._agreement.verdict()
         if verdict.out is None:
             if verdict.problem is not None and self.rank != 0:

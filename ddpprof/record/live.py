@@ -36,6 +36,8 @@ class StepTimes:
     forwards: tuple[tuple[int, int], ...]
     optimizers: tuple[tuple[int, int], ...]
     data_ns: int
+    of_launches: bool = False
+    """an accelerator does the work: the parts say how long the host took to launch theirs"""
 
 
 def scalars_of(step: StepTimes) -> dict[str, float]:
@@ -57,7 +59,8 @@ def scalars_of(step: StepTimes) -> dict[str, float]:
         "data": step.data_ns,
         "other": max(0, total - forward - backward - optimizer - step.data_ns),
     }
-    return {"ddp/step_ms": total / NS_PER_MS, **{f"ddp_step/{name}_ms": ns / NS_PER_MS for name, ns in parts.items()}}
+    part = "ddp_launches" if step.of_launches else "ddp_step"
+    return {"ddp/step_ms": total / NS_PER_MS, **{f"{part}/{name}_ms": ns / NS_PER_MS for name, ns in parts.items()}}
 
 
 class LiveScalars:

@@ -20,13 +20,22 @@ _NOT_TOLD = (RuntimeError, KeyError)
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
+_COUNTED = ("cuda", "xpu")
+"""accelerators whose allocators torch asks in the same words"""
+
+
 class MemoryNotes:
     def __init__(self) -> None:
         self._own: set[int] = set()
+        self._torch: Any = torch.cuda
+        """torch's module for the accelerator"""
 
     def owns(self, devices: Iterable[torch.device]) -> None:
         """The process trains on these."""
-        self._own.update(device.index for device in devices if device.type == "cuda" and device.index is not None)
+        for device in devices:
+            if device.type in _COUNTED and device.index is not None:
+                self._own.add(device.index)
+                self._torch = getattr(torch, device.type)
 
     def sample(self) -> dict[str, Any]:
         """The process's memory, and that of its own devices, now and at most so far."""
@@ -37,17 +46,18 @@ class MemoryNotes:
 
     def _own_devices(self) -> list[list[int]]:
         try:
-            return [[device, *_allocated(device)] for device in sorted(self._own)]
+            return [[device, *_allocated(self._torch, device)] for device in sorted(self._own)]
         except _NOT_TOLD:
             return []
 
     def facts(self) -> dict[str, Any]:
         """Every device on which the process holds memory or a context."""
-        if not torch.cuda.is_initialized():
+        if not self._torch.is_initialized():
             return {}
         try:
-            held = [device for device in range(torch.cuda.device_count()) if device in self._own or _holds(device)]
-            return {"devices": [_describe(device, device in self._own) for device in held]}
+            number = self._torch.device_count()
+            held = [one for one in range(number) if one in self._own or _holds(self._torch, one)]
+            return {"devices": [_describe(self._torch, one, one in self._own) for one in held]}
         except _NOT_TOLD:
             return {}
 
@@ -68,23 +78,23 @@ def peak_resident_bytes() -> int | None:
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * _MAXRSS_UNIT
 
 
-def _allocated(device: int) -> tuple[int, int, int]:
+def _allocated(module: Any, device: int) -> tuple[int, int, int]:
     """Bytes in tensors, at most so far, and reserved by the allocator."""
-    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    stats = module.memory_stats_as_nested_dict(device)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return allocated["current"], allocated["peak"], reserved["current"]
 
 
-def _holds(device: int) -> bool:
-    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+def _holds(module: Any, device: int) -> bool:
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None) if module is torch.cuda else None
     if has_context is not None:
         return bool(has_context(device))
-    return _allocated(device)[2] > 0
+    return _allocated(module, device)[2] > 0
 
 
-def _describe(device: int, is_own: bool) -> dict[str, Any]:
-    allocated, peak, reserved = _allocated(device)
-    properties = torch.cuda.get_device_properties(device)
+def _describe(module: Any, device: int, is_own: bool) -> dict[str, Any]:
+    allocated, peak, reserved = _allocated(module, device)
+    properties = module.get_device_properties(device)
     uuid = getattr(properties, "uuid", None)
     return {
         "index": device,

@@ -10,11 +10,14 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.record import facts
+from ddpprof.record.accumulated import Accumulated
 from ddpprof.record.buckets import BucketTimes, TimingProcessGroup
 from ddpprof.record.replicas import Replica
+from ddpprof.record.schedule import RECORDING, Mode
 
 _TORCH_SAMPLES_EVERY = 100
 """DDP's default: its own times are taken in one iteration of a hundred."""
+_NEVER = 1 << 30
 
 
 class RecordedModule:
@@ -32,6 +35,7 @@ class RecordedModule:
         self._adds_up = False
         self._stats: list[int] | None = None
         """the reducer's, when the current pass began; ``None`` in steps that are not recorded"""
+        self._accumulated = Accumulated(self._of_reducer.parameters)
         self._unused: set[int] | None = None
         self._num_searched = self._num_lacking = 0
         self.replica = Replica(self._of_reducer.parameters)
@@ -41,7 +45,7 @@ class RecordedModule:
         self._num_unreduced = 0
         self._group: TimingProcessGroup | None = None
         self._group_installed = False
-        self._sampling = False
+        self._samples_every = (_TORCH_SAMPLES_EVERY, id(ddp.reducer))
 
     def synchronising_forward_is_over(self, end_ns: int) -> None:
         """Close the pass before, if there was one. The reducer counts its times from now on, `end_ns`.
@@ -51,6 +55,7 @@ class RecordedModule:
         self._close_pass()
         self.synchronised = True
         self._origin_ns = end_ns
+        self._accumulated.begin_backward()
         self._adds_up = any(parameter.grad is not None for parameter in self._of_reducer.parameters[:1])
         self._num_backwards = 0
         if self.times is not None:
@@ -71,13 +76,16 @@ class RecordedModule:
         self._num_backwards += 1
         self._num_unreduced += self._num_backwards > 1
 
-    def begin_step(self, recorded: bool, light: bool, profiled: bool) -> None:
+    def begin_step(self, mode: Mode) -> None:
         """Between steps, when no collective is under way."""
+        recorded, light = mode in RECORDING, mode is Mode.LIGHT
         self.synchronised = False
         self.open_forwards.clear()
         self._passes = []
         self._stats = self.ddp.reducer.get_backward_stats() if recorded else None
         if self.ddp.device_type != "cpu":
+            self._accumulated.note(recorded and self._searches())
+            self._let_torch_sample(_TORCH_SAMPLES_EVERY if mode is Mode.DONE else _NEVER)
             return
         if light and self.times is None and self._layout_is_final():
             parameters = self._of_reducer.parameters
@@ -85,7 +93,7 @@ class RecordedModule:
             self.times = BucketTimes([sum(parameters[i].numel() for i in bucket) for bucket in layout])
         timed = self.times is not None and self.times.begin_step(light)
         self._time_all_reduces(timed and not getattr(self.ddp, "_comm_hooks", None))
-        self._let_torch_sample(profiled)
+        self._let_torch_sample(1 if mode is Mode.PROFILED else _TORCH_SAMPLES_EVERY)
 
     def _layout_is_final(self) -> bool:
         """DDP rebuilds its buckets at its second forward, unless it must search for unused parameters every time."""
@@ -105,11 +113,12 @@ class RecordedModule:
         self.ddp.reducer._update_process_group(group)
         self._group_installed = on
 
-    def _let_torch_sample(self, on: bool) -> None:
-        """DDP's own times in every profiled step. On an accelerator that would make the host wait, so not there."""
-        if on != self._sampling:
-            self.ddp._set_ddp_runtime_logging_sample_rate(1 if on else _TORCH_SAMPLES_EVERY)
-            self._sampling = on
+    def _let_torch_sample(self, every: int) -> None:
+        """DDP's own times in every profiled step. An accelerator would be waited for, so there in no recorded step."""
+        wanted = (every, id(self.ddp.reducer))  # which `ddp_variants` replaces
+        if wanted != self._samples_every:
+            self.ddp._set_ddp_runtime_logging_sample_rate(every)
+            self._samples_every = wanted
 
     def passes(self) -> list[list[Any]]:
         """Close the current pass and return all of the step's: module, origin, ready times, buckets, adds up."""
@@ -132,24 +141,31 @@ class RecordedModule:
 
     def torch_times(self) -> dict[str, int]:
         """DDP's own times of the iteration before the current one."""
-        return facts.torch_times(self.ddp) if self._sampling else {}
+        return facts.torch_times(self.ddp) if self._samples_every[0] == 1 else {}
 
     def _look_for_unused(self) -> None:
         """Note which parameters got no gradient in the pass that is over.
 
-        Without the search for unused parameters torch refuses a pass that lacks one. On an accelerator torch notes the
-        order of gradients in few iterations only, so nothing is known there.
+        Without the search for unused parameters torch refuses a pass that lacks one. On CPU torch knows the order of
+        gradients in each iteration, on an accelerator in few only.
         """
-        if self.ddp.device_type != "cpu":
-            return
-        num_parameters, searches = len(self._of_reducer.names), self.ddp.find_unused_parameters
-        if not searches and not self.ddp.static_graph:
-            unused: set[int] = set()
-        else:
+        num_parameters = len(self._of_reducer.names)
+        unused: set[int] | None = None
+        if not self._searches():
+            unused = set()
+        elif self.ddp.device_type == "cpu":
             unused = facts.unused_indices(self.ddp, num_parameters)
+        elif self._accumulated.is_noted:
+            unused = self._accumulated.lacking()
+        if unused is None:
+            return
         self._unused = unused if self._unused is None else self._unused & unused
         self._num_searched += 1
         self._num_lacking += bool(unused)
+
+    def _searches(self) -> bool:
+        """Whether torch lets parameters go without gradient."""
+        return bool(self.ddp.find_unused_parameters or self.ddp.static_graph)
 
     def note_unreduced(self, complaint: str) -> None:
         """DDP is about to raise because gradients are missing; it says which, but only by index."""

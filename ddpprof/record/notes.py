@@ -9,16 +9,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.record.data_parallel import DataParallelNotes
+from ddpprof.record.device import TrainingDevice, devices_of
 from ddpprof.record.feeding import Feeding
 from ddpprof.record.live import StepTimes
 from ddpprof.record.memory import MemoryNotes
 from ddpprof.record.modules import RecordedModule
 from ddpprof.record.rpc import RpcNotes
-from ddpprof.record.schedule import Mode
+from ddpprof.record.schedule import RECORDING, Mode
 from ddpprof.record.surroundings import Surroundings
-
-RECORDING = (Mode.LIGHT, Mode.PROFILED, Mode.BASELINE, Mode.ALONE)
-"""Modes in which the inside of a step is noted."""
 
 
 class StepNotes:
@@ -28,6 +26,7 @@ class StepNotes:
         self.feeding = Feeding()
         self.data_parallel = DataParallelNotes()
         self.memory = MemoryNotes()
+        self.device = TrainingDevice()
         self.rpc = RpcNotes()
         self.recording = False
         self.live = False
@@ -50,11 +49,14 @@ class StepNotes:
             module = RecordedModule(ddp, len(self.modules))
             self.modules.append(module)
             self.memory.owns({parameter.device for parameter in ddp.parameters()})
+            self.device.found(devices_of(ddp))
         return module
 
     def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> None:
         """A forward of it begins."""
-        self.memory.owns(torch.device("cuda", device) for device in model.device_ids)
+        devices = [torch.device("cuda", device) for device in model.device_ids]
+        self.memory.owns(devices)
+        self.device.found(devices)
         self.data_parallel.forward_begins(model)
 
     def recording_begins(self, step: int) -> None:
@@ -71,7 +73,7 @@ class StepNotes:
         """Between two steps, when no collective is under way."""
         self.recording = self.live or mode in RECORDING
         for module in self.modules:
-            module.begin_step(recorded=mode in RECORDING, light=mode is Mode.LIGHT, profiled=mode is Mode.PROFILED)
+            module.begin_step(mode)
 
     def end_step(self) -> None:
         """Forget the step."""
@@ -149,6 +151,7 @@ class StepNotes:
             forwards=tuple((forward[1], forward[4]) for forward in self._forwards),
             optimizers=tuple((start, end) for start, end in self._optimizers),
             data_ns=self.feeding.data_ns,
+            of_launches=self.device.is_accelerator,
         )
 
     def release_modules(self) -> None:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from ddpprof import __version__, own_files, rundir
+from ddpprof import __version__, own_files, profiled_ranks, rundir
 from ddpprof.errors import RunExists
 from ddpprof.record import attempts
 from ddpprof.record.last_step import LastStep
 from ddpprof.record.settings import Settings
+from ddpprof.record.trace_file import TraceFile
 from ddpprof.redaction import words_without_secrets
-
-_gzip_open: Any
-try:
-    from isal.igzip import open as _gzip_open
-except ImportError:
-    _gzip_open = gzip.open
-
 
 _NOT_SHOWN = ("out", "command", "launched_unix_s", "agent")
 
@@ -51,6 +43,7 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
         "created_unix_s": time.time(),
         "command": words_without_secrets(settings.command),
         "world_size": world_size,
+        "profiled_ranks": profiled_ranks.rule(world_size, settings.profile_ranks) if settings.profiler else None,
         "settings": shown,
         "attempt": attempt,
         "elastic": attempts.describe(settings),
@@ -66,13 +59,12 @@ def refuse_earlier_run(directory: Path, force: bool) -> None:
 
 
 class RankFiles:
-    """``facts.json``, ``steps.jsonl``, ``last_step``, losses and trace of one rank. Every method raises ``OSError``."""
+    """``facts.json``, ``steps.jsonl``, ``last_step`` and losses of one rank. Every method raises ``OSError``."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self.directory = directory
         self._rank = rank
-        self.trace_part = directory / own_files.part_name(rundir.plain_trace_file(rank))
-        """where the profiler may write; `keep_trace` gives the file its name"""
+        self.trace = TraceFile(directory, rank)
         self._steps: TextIO = os.fdopen(own_files.overwrite(directory / rundir.steps_file(rank)), "w", encoding="utf-8")
         self.last_step = LastStep(directory / rundir.last_step_file(rank))
 
@@ -92,29 +84,6 @@ class RankFiles:
         self._steps.write(f'"start_ns": {start_ns}, "end_ns": {end_ns}}}\n')
         self._steps.flush()
         return end_ns
-
-    def keep_trace(self) -> None:
-        """Give the profiler's file, which is whole, its name."""
-        self.trace_part.chmod(self.trace_part.stat().st_mode & 0o640)  # Kineto makes it
-        self.trace_part.replace(self.directory / rundir.plain_trace_file(self._rank))
-
-    def discard_part(self) -> None:
-        """Remove what the profiler did not write to its end: the file, and what Kineto writes at first."""
-        for part in (self.trace_part, self.trace_part.with_name(f"{self.trace_part.name}.tmp")):
-            part.unlink(missing_ok=True)
-
-    def compress_trace(self) -> None:
-        """At the end of training, so that it costs no step."""
-        plain = self.directory / rundir.plain_trace_file(self._rank)
-        if not plain.exists():
-            return
-        with (
-            own_files.whole_file(self.directory / rundir.trace_file(self._rank)) as part,
-            plain.open("rb") as source,
-            _gzip_open(part, "wb", compresslevel=1) as target,
-        ):
-            shutil.copyfileobj(source, target, 1 << 20)
-        plain.unlink()
 
     def close(self) -> None:
         self._steps.close()

@@ -88,6 +88,9 @@ def install_around_training() -> None:
     _wrap(GradScaler, "step", _scaler_step)
     _wrap(profile, "_prepare_trace", _prepare_trace)
     _wrap(torch.autograd, "backward", _backward)  # which every `Tensor.backward` calls
+    _wrap(torch.cuda.CUDAGraph, "capture_begin", _capture_begin)
+    _wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
+    _wrap(torch.cuda.CUDAGraph, "replay", _replay)
     _wrap(torch.serialization, "save", _save)
     _originals.append((torch, "save", torch.save))
     rpc = sys.modules.get("torch.distributed.rpc.api")
@@ -291,6 +294,38 @@ def _set_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, epoch)
 
     return set_epoch
+
+
+def _capture_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _active
+        if session is not None:
+            session.graphs.capture_begins()
+        return original(self, *args, **kwargs)
+
+    return capture_begin
+
+
+def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
+    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            session = _active
+            if session is not None:
+                session.graphs.capture_ends()
+
+    return capture_end
+
+
+def _replay(original: Callable[..., Any]) -> Callable[..., Any]:
+    def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _active
+        if session is not None:
+            session.graph_replays()
+        return original(self, *args, **kwargs)
+
+    return replay
 
 
 def _prepare_trace(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,25 +9,32 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
+from ddpprof.record.device import PATIENCE_S, TrainingDevice
+from ddpprof.record.ending import GRACE_S, signals_end_a_hang
 from ddpprof.record.settings import Settings
 
 _LETS_GO_S = 0.02
 """Gloo's threads end their spans a moment after their collectives: with the profiler gone, in memory that is free."""
+_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+_ALL = {ProfilerActivity.CPU, *_ACTIVITIES.values()}
 
 
 class StepProfiler:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, device: TrainingDevice) -> None:
         self._settings = settings
+        self._device = device
         self._profile: profile | None = None
-        self._preparing = False
+        self._left: profile | None = None
+        """one that could not be stopped, since the device did not come to rest"""
+        self._is_busy = False
         self._recording = False
+        self._collects = True
         self._step: record_function | None = None
         self.pause_ns = 0
 
@@ -35,33 +42,35 @@ class StepProfiler:
     def running(self) -> bool:
         return self._profile is not None
 
+    @property
+    def has_left_out(self) -> bool:
+        """Whether `leave_out` was called in the current step."""
+        return not self._collects
+
     def owns(self, inner: object) -> bool:
         """Whether `inner`, about to start, is the autograd profiler that this one drives."""
-        return self._preparing or (self._profile is not None and self._profile.profiler is inner)
+        return self._is_busy or (self._profile is not None and self._profile.profiler is inner)
 
     @contextmanager
-    def _paused(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
+        """Training stands still for the profiler."""
         began = time.perf_counter_ns()
+        self._is_busy = True
         try:
             yield
         finally:
+            self._is_busy = False
             self.pause_ns += time.perf_counter_ns() - began
 
     def prepare(self) -> None:
         """Warm up: buffers are allocated, nothing is kept yet. Raises ``RuntimeError`` if another profiler runs."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Kineto would write its start and stop to the job's stderr
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
-        elif torch.xpu.is_available():
-            activities.append(ProfilerActivity.XPU)
         if torch.autograd._profiler_enabled():
             raise RuntimeError("the script's own profiler is running")
-        with self._paused():
-            self._preparing = True
+        with self.paused():
             try:
                 self._profile = profile(
-                    activities=activities,
+                    activities=_activities(self._device.type),
                     record_shapes=self._settings.record_shapes,
                     with_stack=self._settings.with_stack,
                     profile_memory=self._settings.profile_memory,
@@ -70,16 +79,15 @@ class StepProfiler:
             except BaseException:
                 self._profile = None
                 raise
-            finally:
-                self._preparing = False
 
     def begin_step(self, number: int) -> None:
         """A profiled step begins; the first one starts the recording."""
         assert self._profile is not None
-        with self._paused():
+        with self.paused():
             if not self._recording:
                 self._profile.start_trace()
                 self._recording = True
+            self._collect(True)
             self._step = record_function(f"ProfilerStep#{number}")
             self._step.__enter__()
 
@@ -88,28 +96,70 @@ class StepProfiler:
             self._step.__exit__(None, None, None)
             self._step = None
 
-    def stop(self, trace: Path | None) -> None:
-        """Write to `trace`, or throw away where it is ``None`` or nothing was recorded. Raises ``OSError``."""
-        with self._paused():
-            self.end_step()
-            finished, self._profile = self._profile, None
-            if finished is None:
-                return
-            recorded, self._recording = self._recording, False
+    def leave_out(self) -> bool:
+        """Collect nothing for the rest of the step; the next one is profiled again. False where that cannot be done.
+
+        May be called between any two instructions of the training thread, but not within a backward pass.
+        """
+        if self._is_busy or not self._recording or torch._C._current_graph_task_id() != -1:
+            return False
+        return self._collect(False)
+
+    def _collect(self, on: bool) -> bool:
+        toggle = getattr(torch._C._autograd, "_toggle_collection_dynamic", None)
+        if on != self._collects and toggle is not None:
+            toggle(on, _ALL)
+            self._collects = on
+        return self._collects == on
+
+    def stop(self, patience_s: float = PATIENCE_S) -> profile | None:
+        """Return what was recorded; ``None`` where nothing was, or the device does not come to rest in time."""
+        self.end_step()
+        finished, self._profile = self._profile, None
+        recorded, self._recording = self._recording, False
+        if finished is None:
+            return None
+        if not self._device.comes_to_rest(patience_s):
+            self._let_go(finished, recorded)
+            return None
+        self._end(finished, recorded)
+        return finished if recorded else None
+
+    def abandon(self) -> None:
+        """Let go of what was recorded, and wait for nothing: the job ends in failure, and the device may be stuck."""
+        self.end_step()
+        finished, self._profile = self._profile, None
+        recorded, self._recording = self._recording, False
+        if finished is not None:
+            self._let_go(finished, recorded)
+
+    def clear_away(self) -> None:
+        """Stop what `stop` could not, if the device is at rest now."""
+        if self._left is not None and self._device.comes_to_rest(_LETS_GO_S):
+            left, self._left = self._left, None
+            self._end(left, recorded=True)
+
+    def _let_go(self, unfinished: profile, recorded: bool) -> None:
+        """It collects nothing more; a process that ends while a profiler collects would crash."""
+        if recorded and self._settings.with_stack and self._device.comes_to_rest(GRACE_S):
+            self._end(unfinished, recorded)  # what notes Python's calls cannot be told to collect nothing
+        elif recorded:
+            self._collect(False)
+            self._left = unfinished
+
+    def _end(self, finished: profile, recorded: bool) -> None:
+        with self.paused(), signals_end_a_hang():
             if not recorded:
                 finished.start_trace()
             elif dist.is_available() and dist.is_initialized():
                 time.sleep(_LETS_GO_S)
             finished.stop_trace()
-            if recorded and trace is not None:
-                finished.export_chrome_trace(_relative(trace))
-                if not trace.exists() or trace.stat().st_size == 0:
-                    raise OSError(f"the profiler could not write {trace}")
+        self._collects = True
 
 
-def _relative(path: Path) -> str:
-    """Kineto writes the path that it is given into the trace, which may be shown to others."""
-    try:
-        return os.path.relpath(path)
-    except OSError:  # the working folder is gone
-        return str(path)
+def _activities(device: str) -> list[ProfilerActivity]:
+    """Nothing of an accelerator that this training does not use: it would make a context there."""
+    module = getattr(torch, device, None)
+    if device in _ACTIVITIES and module is not None and module.is_available():
+        return [ProfilerActivity.CPU, _ACTIVITIES[device]]
+    return [ProfilerActivity.CPU]

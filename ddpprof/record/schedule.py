@@ -2,6 +2,9 @@
 
 step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            |         | 17 …
        skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | (alone) | done
+
+On an accelerator at least eleven steps are skipped: in a reducer's first ten iterations, and in every hundredth, torch
+waits for the device, and what it then waits for is not what training costs.
 """
 
 from __future__ import annotations
@@ -25,12 +28,21 @@ class Mode(Enum):
     """like `LIGHT`, without gradient communication"""
     WITHOUT_DDP = "without_ddp"
     """like `OFF`, while DDP does nothing but call its module"""
+    CUT = "cut"
+    """a profiled step of which the profiler has only the begin, since it did not end for long"""
     DONE = "done"
 
 
+RECORDING = (Mode.LIGHT, Mode.PROFILED, Mode.BASELINE, Mode.ALONE)
+"""Modes in which the inside of a step is noted."""
+
+_TORCH_WAITS = 11
+"""So many steps into the life of a reducer torch itself waits for an accelerator, to take the times of an iteration"""
+
+
 class Schedule:
-    def __init__(self, settings: Settings) -> None:
-        self._cost_begin = max(1, settings.skip_first)
+    def __init__(self, settings: Settings, on_accelerator: bool = False) -> None:
+        self._cost_begin = max(1, settings.skip_first, _TORCH_WAITS if on_accelerator else 0)
         self._timed_begin = self._cost_begin + settings.cost_steps
         self._warmup_begin = self._timed_begin + settings.timed_steps
         self._profiled_begin = self._warmup_begin + (settings.warmup if settings.profiler else 0)
@@ -38,7 +50,8 @@ class Schedule:
         self._alone_begin = self._baseline_begin + (settings.baseline_steps if settings.profiler else 0)
         self._done_begin = self._alone_begin + settings.alone_steps
         self._profiled = Mode.PROFILED if settings.profiler else Mode.LIGHT
-        self._block = _SETTLE + settings.block_steps
+        self._settle = _TORCH_WAITS if on_accelerator else _SETTLE
+        self._block = self._settle + settings.block_steps
         self._num_block_steps = 2 * settings.ddp_blocks * self._block
 
     @property
@@ -50,6 +63,15 @@ class Schedule:
     def num_steps(self) -> int:
         """Steps that the script must take for everything to be recorded."""
         return self._done_begin + self._num_block_steps
+
+    @property
+    def common_end(self) -> int:
+        """From this step on a rank would be alone that still trains: without communication, or the job ends."""
+        return self._baseline_begin
+
+    def end_at_common_end(self) -> None:
+        """Not all ranks still record: none goes on without communication, and none ends the job."""
+        self._alone_begin = self._done_begin = self._baseline_begin
 
     def without_profiler(self) -> None:
         """From now on light recording takes the profiler's place: the ranks could not agree, or it would not start."""
@@ -77,7 +99,7 @@ class Schedule:
     def _mode_in_blocks(self, step: int) -> Mode:
         if step >= self.num_steps:
             return Mode.DONE
-        if (step - self._done_begin) % self._block < _SETTLE:
+        if (step - self._done_begin) % self._block < self._settle:
             return Mode.SKIP
         return Mode.WITHOUT_DDP if self.is_without_ddp(step) else Mode.OFF
 

@@ -29,6 +29,7 @@ from ddpprof.record.baseline import Baseline
 from ddpprof.record.buckets import BucketTimes, timed_hook
 from ddpprof.record.closures import with_noted_closure
 from ddpprof.record.compiled import keep_out_of_compiled_graphs
+from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import Job
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
@@ -66,6 +67,7 @@ class Session:
         self._finder = StepFinder(_any_optimizer_alive)
         self._notes = StepNotes()
         self._baseline = Baseline()
+        self.graphs = Graphs()
         self._losses = LossNotes() if settings.losses else None
         self._job = Job(settings)
         self._notes.live = live is not None
@@ -276,8 +278,14 @@ class Session:
     def another_profiler_starts(self, inner: Any) -> None:
         profiler = self._window.profiler
         if profiler.running and not profiler.owns(inner):
-            profiler.stop(None)
+            profiler.stop()
             raise DdpprofError("the script started a profiler of its own in the profiled steps")
+
+    @_harmless
+    def graph_replays(self) -> None:
+        self.graphs.replays()
+        if self.graphs.hide_steps and not self.graphs.captured and threading.get_ident() == self._training_thread:
+            self._window.cut_short("the script replays a CUDA graph that holds whole steps, and so hides them")
 
     @_harmless
     def explicit_step(self) -> None:
@@ -299,6 +307,7 @@ class Session:
 
     def _attach(self, ddp: DistributedDataParallel) -> None:
         self._notes.surroundings.describe(ddp)
+        self._notes.module(ddp)
         self._begin_training(self._job.attach)
 
     def _begin_training(self, attach: Callable[[], None]) -> None:
@@ -325,6 +334,10 @@ class Session:
             self._window.count_step()
 
     def _end_step(self) -> None:
+        if self.graphs.captured:
+            self._step_is_over = True
+            return
+        self.graphs.step_ends()
         if self._losses is not None and not self._baseline.has_begun:
             self._losses.end_step()
         self._window.end_step()
@@ -336,7 +349,7 @@ class Session:
 
     def _open_files(self) -> None:
         """After the last skipped step: the ranks agree, or nothing is recorded."""
-        if not self._job.open_files():
+        if not self._job.open_files(self._notes.device):
             self._retire()
             return
         if not self._job.everyone_records:
@@ -362,16 +375,25 @@ class Session:
         self._stop_listening()
         self._window.close(ended)
         if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
-            self._warn_for_all(_too_short(self._window.step, self._settings))
+            self._warn_for_all(self._too_short())
         if self._losses is not None and self._job.files is not None:
             self._job.files.write_losses(self._losses.values())
+
+    def _too_short(self) -> str:
+        num_steps, num_skipped, num_replays = self._window.step, self._window.num_skipped, self.graphs.num_replays
+        took = f"the training took {num_steps} step{'s' if num_steps != 1 else ''}"
+        if num_replays > num_steps:
+            return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
+        options = options_for(num_steps, num_skipped if self._notes.device.is_accelerator else 1)
+        instead = "let it take more" if options is None else f"ddpprof trace {options} records what they tell"
+        return f"{took}, and the first {num_skipped} are not recorded: {instead}."
 
     def give_up(self, error: Exception) -> None:
         """Recording ends here, training does not, unless it is a trial."""
         self._warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
         with suppress(Exception):  # it was said already, and training must go on
-            self._window.profiler.stop(None)
+            self._window.give_up()
         with suppress(Exception):
             self._window.write_facts(f"stopped recording: {_one_line(error)}")
         if self._settings.trial:  # whatever it trains from here on is for nothing
@@ -398,13 +420,6 @@ class Session:
     def _warn_for_all(self, message: str) -> None:
         if self._job.rank == 0:
             self._warn(message)
-
-
-def _too_short(num_steps: int, settings: Settings) -> str:
-    steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
-    options = options_for(num_steps)
-    instead = "let it take more" if options is None else f"ddpprof trace {options} records what they tell"
-    return f"the training took {steps}, and the first {settings.skip_first} are not recorded: {instead}."
 
 
 def _one_line(error: Exception) -> str:

@@ -32,6 +32,8 @@ class Settings:
     """steps with the profiler on whose trace is thrown away"""
     steps: int = 5
     """steps with the profiler on (or with light recording, with ``profiler=False``)"""
+    profile_ranks: tuple[tuple[int, int], ...] = ()
+    """first and last of each span of ranks to profile; empty: all, or in a large job some"""
     baseline_steps: int = 0
     """then steps under the profiler without gradient communication, which end the job: the ranks drift apart"""
     alone_steps: int = 0
@@ -41,6 +43,10 @@ class Settings:
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
+    most_seconds: float = 300.0
+    """after which the profiled steps end, however many there were"""
+    most_bytes: int = 2 << 30
+    """by which the process may grow in the profiled steps before they end"""
     stop_after: bool = False
     """end the job, with exit code 0, once the steps are recorded"""
     force: bool = False
@@ -82,4 +88,5 @@ def settings_from_environment() -> Settings | None:
     values = json.loads(text)
     for name in ("command", "recorded_with"):
         values[name] = tuple(values[name])
+    values["profile_ranks"] = tuple((first, last) for first, last in values["profile_ranks"])
     return Settings(**values)

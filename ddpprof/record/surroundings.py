@@ -29,7 +29,7 @@ class Surroundings:
     def describe(self, ddp: DistributedDataParallel) -> None:
         self.look_who_calls()
         self._device = ddp.device_type
-        self._backend = dist.get_backend(ddp.process_group)
+        self._backend = backend_for(ddp.process_group, ddp.device_type)
         self._group_size = dist.get_world_size(ddp.process_group)
 
     def saves(self, target: Any) -> None:
@@ -47,3 +47,14 @@ class Surroundings:
             "num_threads": torch.get_num_threads(),
             "checkpoints": self._checkpoints,
         }
+
+
+def backend_for(group: Any, device_type: str) -> str:
+    """Return the backend that the group uses on such a device; one group may have several, by device.
+
+    A group that nobody told its backend says that it is ``"undefined"``.
+    """
+    try:
+        return str(group._get_backend(torch.device(device_type)).name())
+    except (RuntimeError, AttributeError):  # one that torch does not know, or no backend at all for the device
+        return str(dist.get_backend(group))

@@ -5,22 +5,31 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-import torch
-
+from ddpprof import profiled_ranks
 from ddpprof.record import ddp_variants
+from ddpprof.record.bounds import Bounds
+from ddpprof.record.device import PATIENCE_S
+from ddpprof.record.ending import GRACE_S
 from ddpprof.record.job import Job
 from ddpprof.record.live import LiveScalars
-from ddpprof.record.notes import RECORDING, StepNotes
+from ddpprof.record.notes import StepNotes
 from ddpprof.record.profiler import StepProfiler
-from ddpprof.record.schedule import Mode, Schedule
+from ddpprof.record.schedule import RECORDING, Mode, Schedule
 from ddpprof.record.settings import Settings
 from ddpprof.signals import deferred_signals
 
-_UNDER_THE_PROFILER = (Mode.PROFILED, Mode.BASELINE)
+_UNDER_THE_PROFILER = (Mode.PROFILED, Mode.CUT, Mode.BASELINE)
+_PROFILED = (Mode.WARMUP, Mode.PROFILED)
 _TIMED = (Mode.OFF, Mode.WITHOUT_DDP)
+_PATIENCE_STEPS = 3
+"""The host may be ahead of an accelerator by so many steps when the profiler stops."""
+_STUCK = "the accelerator did not come to rest when the profiled steps were over"
+_FAILED = "the job failed in the profiled steps, and a failed job does not wait for its accelerator"
 
 
 class Window:
@@ -38,7 +47,14 @@ class Window:
         self._notes = notes
         self._warn_for_all = warn_for_all
         self._schedule = Schedule(settings)
-        self.profiler = StepProfiler(settings)
+        self.profiler = StepProfiler(settings, notes.device)
+        self._bounds = Bounds(self._leave_out, settings.most_seconds, settings.most_bytes)
+        self._ends_job = settings.stop_after
+        self._knows_of_vetoes = False
+        self._thread = 0
+        self._no_trace: str | None = None
+        """why this rank profiles no more, or never did"""
+        self._profiles = True
         self.mode = Mode.SKIP
         self.step = 0
         """number of the current one"""
@@ -48,15 +64,23 @@ class Window:
 
     def begin(self) -> None:
         """Training begins, with step 0."""
+        self._thread = threading.get_ident()
+        if not profiled_ranks.is_profiled(self._job.rank, self._job.world_size, self._settings.profile_ranks):
+            self._profiles, self._no_trace = False, "it is not among the profiled ones"
+        if self._notes.device.is_accelerator:
+            self._schedule = Schedule(self._settings, on_accelerator=True)
         self._step_start_ns = time.time_ns()
 
     def end_step(self) -> None:
         """What recording costs between two steps falls in one of them, but for the profiler's start and end."""
         end_ns = None
         self.profiler.end_step()
+        self._bounds.step_ends(usual=self.mode is not Mode.SKIP)
+        if self.mode is Mode.PROFILED and self.profiler.has_left_out:
+            self.mode = Mode.CUT
         if self.mode in _TIMED and self._schedule.mode(self.step + 1) is not self.mode:
             self._wait_for_device()
-        if self._job.files is not None and self.mode in (Mode.OFF, Mode.WITHOUT_DDP, *RECORDING):
+        if self._job.files is not None and self.mode in (*_TIMED, Mode.CUT, *RECORDING):
             end_ns = self._job.files.append_step(self._notes.fields(self.step, self.mode), self._step_start_ns)
         if self._live is not None:
             self._live.add(self._notes.times(self.step, self._step_start_ns, end_ns or time.time_ns()))
@@ -65,9 +89,15 @@ class Window:
 
     def count_step(self) -> None:
         """A step has ended."""
+        self.profiler.clear_away()
         self.step += 1
         if self._job.files is not None:
             self._job.files.last_step.ends(self.step)
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps at first that are not recorded."""
+        return self._schedule.num_skipped
 
     @property
     def is_to_open(self) -> bool:
@@ -81,30 +111,76 @@ class Window:
             return
         if self.is_to_open:
             self._notes.recording_begins(self.step)
-        before, self.mode = self.mode, self._schedule.mode(self.step)
-        if self.mode in (Mode.WARMUP, Mode.PROFILED) and not self.profiler.running:
+        before, self.mode = self.mode, self._mode_now()
+        if self.mode in _PROFILED and not self.profiler.running:
             self._start_profiler()
-        if self.mode is Mode.PROFILED and before is Mode.WARMUP and self._job.vetoed():
-            self.profiler.stop(None)
-            self.do_without_profiler("the profiler does not start on every rank")
+        self._agree()
         for module in self._notes.modules if self._settings.ddp_blocks else ():
             ddp_variants.switch(module.ddp, on=not self._schedule.is_without_ddp(self.step))
         if self.mode is Mode.DONE and before is not Mode.DONE:
             self._finish()
         elif before in _UNDER_THE_PROFILER and self.mode not in _UNDER_THE_PROFILER:
-            with deferred_signals():
-                self._write_trace()
-        if self.mode in _UNDER_THE_PROFILER:
+            self._end_profiling()
+        profiled = self.mode in _UNDER_THE_PROFILER and self.profiler.running
+        if profiled:
             self.profiler.begin_step(self.step)
         if self.mode in _TIMED and before is not self.mode:
             self._wait_for_device()
         self._step_start_ns = time.time_ns()
         self._notes.begin_step(self.mode)
+        self._bounds.step_begins(profiled)
+
+    def _mode_now(self) -> Mode:
+        """What the schedule says, but for what this rank does not profile."""
+        mode = self._schedule.mode(self.step)
+        if mode in _PROFILED and self._no_trace is None:
+            self._no_trace = self._bounds.exceeded()
+            if self._no_trace is not None:
+                self._warn_for_all(f"the profiled steps end after {self.step} steps: {self._no_trace}")
+        if mode in _PROFILED and self._no_trace is not None:
+            return Mode.SKIP
+        return mode
+
+    def cut_short(self, why: str) -> None:
+        """Between two operators, within a step: profile no more."""
+        if self.mode in _PROFILED and self.profiler.running:
+            self._no_trace, self.mode = why, Mode.SKIP
+            self._warn_for_all(f"the profiled steps end after {self.step} steps: {why}")
+            self._end_profiling()
+
+    def _agree(self) -> None:
+        """What another rank said before an all-reduce is known when that all-reduce is over on this rank's device."""
+        if self._schedule.mode(self.step - 1) in _PROFILED and not self._knows_of_vetoes:
+            self._knows_of_vetoes = True
+            self._notes.device.comes_to_rest(self._patience_s)
+            if self._job.vetoed():
+                self.profiler.stop()
+                self.do_without_profiler("the profiler does not start on every rank")
+        if self._settings.trial or not self._settings.stop_after:
+            return
+        if self.step == self._schedule.common_end - 1:
+            self._job.come_to_the_end()
+        elif self.step == self._schedule.common_end:
+            self._notes.device.comes_to_rest(self._patience_s)
+            if not self._job.all_came_to_the_end():
+                self._schedule.end_at_common_end()
+                self._ends_job, self.mode = False, self._schedule.mode(self.step)
+                self._warn_for_all("not every rank still records, so the job goes on as the script has it")
+
+    @property
+    def _patience_s(self) -> float:
+        return max(PATIENCE_S, _PATIENCE_STEPS * self._bounds.longest_s)
+
+    def _leave_out(self) -> bool:
+        """In a step that does not end; called between any two instructions of the main thread."""
+        with suppress(Exception):
+            return threading.get_ident() == self._thread and self.profiler.leave_out()
+        return False
 
     def _wait_for_device(self) -> None:
         """At both ends of a trial's timed steps: in between, the host is ahead of an accelerator by any number."""
-        if self._settings.trial and torch.accelerator.is_available():
-            torch.accelerator.synchronize()
+        if self._settings.trial:
+            self._notes.device.synchronise()
 
     def _start_profiler(self) -> None:
         try:
@@ -114,6 +190,7 @@ class Window:
             self.do_without_profiler(f"the profiler does not start ({error})")
 
     def do_without_profiler(self, why: str) -> None:
+        self._no_trace = why
         self._warn_for_all(f"{why}: recording without it")
         self._schedule.without_profiler()
         self.mode = self._schedule.mode(self.step)
@@ -121,41 +198,57 @@ class Window:
     def _finish(self) -> None:
         self._notes.begin_step(Mode.DONE)
         self._release_modules()
+        self._end_profiling()
         with deferred_signals():
-            self._write_trace()
             self.write_facts(None)
-        self.stopping = self._settings.stop_after
+        self.stopping = self._ends_job
+
+    def _end_profiling(self) -> None:
+        """Between two steps. A thread writes the trace; where steps follow that are timed, training waits for it."""
+        self._bounds.end()
+        was_running = self.profiler.running
+        recorded, files = self.profiler.stop(self._patience_s), self._job.files
+        if recorded is None or files is None:
+            self._no_trace = self._no_trace or (_STUCK if was_running else None)
+            return
+        files.trace.write(recorded)
+        if self.mode is not Mode.DONE:
+            with deferred_signals() as arrived, self.profiler.paused():
+                files.trace.wait(GRACE_S, arrived)
 
     def close(self, ended: str) -> None:
         """Write what there is. `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``. Raises `OSError`."""
-        if self._job.files is None:
+        files, is_well = self._job.files, ended == "finished"
+        if files is None:
             return
-        if ended == "finished" and self.mode is not Mode.DONE:
+        if is_well and self.mode is not Mode.DONE:
             self._release_modules()
-        with deferred_signals():
-            self._write_trace()
-            self.write_facts("stopped" if self.stopping and ended == "finished" else ended)
-            self._job.files.compress_trace()
-            self._job.files.close()
+        try:
+            self._bounds.end()
+            if is_well or not self._notes.device.is_accelerator:
+                self._end_profiling()
+            else:
+                self._no_trace = self._no_trace or (_FAILED if self.profiler.running else None)
+                self.profiler.abandon()
+        finally:
+            with deferred_signals() as arrived:
+                self.write_facts("stopped" if self.stopping and is_well else ended)
+                files.trace.finish(GRACE_S, arrived if is_well else (0,))
+                files.close()
         self._notes.release_modules()
+
+    def give_up(self) -> None:
+        """Recording ends, and training goes on."""
+        self._bounds.end()
+        self.profiler.stop()
 
     def _release_modules(self) -> None:
         if self._settings.reduces_throughout:
             self._notes.recording_ends(self.step)
         self._notes.release_modules()
 
-    def _write_trace(self) -> None:
-        files = self._job.files
-        if not self.profiler.running or files is None:
-            return
-        try:
-            self.profiler.stop(files.trace_part)
-            if files.trace_part.exists():
-                files.keep_trace()
-        finally:
-            files.discard_part()
-
     def write_facts(self, ended: str | None) -> None:
         """Raises `OSError`."""
+        about = {"profiles": self._profiles, "no_trace": self._no_trace}
         end = {} if ended is None else {"ended_unix_ns": time.time_ns(), "num_steps": self.step}
-        self._job.write_facts({**self._notes.facts(), **end}, self.profiler.pause_ns, ended)
+        self._job.write_facts({**self._notes.facts(), **about, **end}, self.profiler.pause_ns, ended)

@@ -49,7 +49,7 @@ def training_steps(record: Record | None) -> tuple[RecordedStep, ...]:
 
 def steps_to_replay(record: Record | None) -> tuple[RecordedStep, ...]:
     """The training steps, and those that say how long computation takes alone."""
-    return tuple(step for step in record.steps if step.mode != "baseline") if record else ()
+    return tuple(step for step in record.steps if step.mode not in ("baseline", "cut")) if record else ()
 
 
 def baseline_steps(rank: Rank) -> list[int]:

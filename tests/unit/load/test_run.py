@@ -93,6 +93,35 @@ def step_line(number: int, mode: str) -> str:
     return json.dumps({"number": number, "mode": mode, "start_ns": number, "end_ns": number + 1}) + "\n"
 
 
+def change_facts(run: Path, rank: int, **changes: Any) -> None:
+    (run / f"rank-{rank}.facts.json").write_text(json.dumps(facts(rank, **changes)))
+
+
+@pytest.mark.parametrize(("device", "is_kept"), [("cuda", False), ("xpu", False), ("cpu", True), ("mps", True)])
+def test_a_trace_without_kernels_of_a_rank_on_an_accelerator_is_left_out(device: str, is_kept: bool, run: Path) -> None:
+    change_facts(run, 1, device=device)
+    assert ranks_with_trace(run) == [(0, True, True), (1, is_kept, True)]
+    missing = load_run(run).missing
+    assert any("shows no kernel" in text and "nsys" in text for text in missing) is not is_kept
+
+
+def test_the_recorder_says_why_there_is_no_trace(run: Path) -> None:
+    change_facts(run, 0, no_trace="the profiled steps took too long")
+    change_facts(run, 1, no_trace="the device was stuck", ended="failed: ValueError")
+    (run / "rank-1.trace.json.gz").unlink()
+    assert load_run(run).missing == (
+        "rank 0's trace ends early: the profiled steps took too long",
+        "rank 1 left no trace: the device was stuck",
+    )
+
+
+def test_ranks_that_were_not_to_be_profiled_are_named_once(run: Path) -> None:
+    (run / "run.json").write_text(json.dumps({**RUN, "profiled_ranks": "of 2 ranks only 0"}))
+    change_facts(run, 1, profiles=False, no_trace="it is not among the profiled ones")
+    (run / "rank-1.trace.json.gz").unlink()
+    assert load_run(run).missing == ("of 2 ranks only 0",)
+
+
 def test_a_trace_that_was_there_is_missed(run: Path) -> None:
     (run / "rank-1.trace.json.gz").unlink()
     (run / "rank-1.steps.jsonl").write_text(step_line(3, "light") + step_line(4, "profiled"))

@@ -3,10 +3,24 @@
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from ddpprof.errors import DdpprofError
+from ddpprof.record.device import TrainingDevice
 from ddpprof.record.job import Job
 from ddpprof.record.settings import Settings
+
+
+def test_where_ranks_have_no_store_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under the MPI backend."""
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", dist.Store)
+    job = Job(Settings(str(tmp_path / "run")))
+    with pytest.raises(DdpprofError, match="MPI"):
+        job.attach()
+    assert not job.attached
+    assert not (tmp_path / "run").exists()
 
 
 def test_of_processes_that_train_apart_only_the_first_is_recorded(
@@ -15,7 +29,7 @@ def test_of_processes_that_train_apart_only_the_first_is_recorded(
     monkeypatch.setenv("RANK", "0")
     first = Job(Settings(str(tmp_path)))
     first.attach_alone()
-    assert first.open_files()
+    assert first.open_files(TrainingDevice())
     assert first.files is not None
     first.files.close()
     monkeypatch.setenv("RANK", "1")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddpprof.record.device import TrainingDevice
 from ddpprof.record.settings import Settings
 from ddpprof.record.window import Window
 
@@ -29,6 +30,8 @@ class Files:
 
 
 class Job:
+    rank, world_size = 0, 1
+
     def __init__(self, seen: list[str]) -> None:
         self.files = Files(seen)
 
@@ -54,7 +57,14 @@ class Notes:
     def end_step(self) -> None:
         pass
 
+    def recording_ends(self, step: int) -> None:
+        pass
+
     release_modules = end_step
+
+    def __init__(self) -> None:
+        self.device = TrainingDevice()
+        self.device.found([torch.device("cuda", 1)])
 
 
 @pytest.mark.parametrize(
@@ -68,8 +78,7 @@ def test_a_trial_waits_for_an_accelerator_at_both_ends_of_a_block(
     monkeypatch: pytest.MonkeyPatch, is_trial: bool, expected: str
 ) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: seen.append("wait"))
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: seen.append("wait"))
     blocks = {"skip_first": 1, "cost_steps": 0, "steps": 0, "profiler": False, "ddp_blocks": 1, "block_steps": 2}
     window = Window(Settings("run", trial=is_trial, **blocks), Job(seen), Notes(), seen.append)  # type: ignore[arg-type]
     for _ in range(11):

@@ -1,0 +1,66 @@
+"""Which devices does DDP train on, and when have they done what they were told?
+
+A kernel of NCCL whose peer has gone never ends, and whoever waits for its device hangs. So another thread waits for the
+device, and the training thread waits for that thread no longer than it is told to. Signals reach it meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+PATIENCE_S = 5.0
+"""How long to wait for a device; longer where steps are long."""
+
+
+class TrainingDevice:
+    """The accelerators of one process's DDP modules; none where it trains on the CPU."""
+
+    def __init__(self) -> None:
+        self._devices: tuple[torch.device, ...] = ()
+
+    def found(self, devices: Iterable[torch.device]) -> None:
+        """Training takes place on these, too."""
+        self._devices = tuple(dict.fromkeys([*self._devices, *(one for one in devices if one.type != "cpu")]))
+
+    @property
+    def type(self) -> str:
+        return self._devices[0].type if self._devices else "cpu"
+
+    @property
+    def is_accelerator(self) -> bool:
+        return bool(self._devices)
+
+    def synchronise(self) -> None:
+        """Wait until the devices have done what they were told, however long that takes."""
+        for device in self._devices:
+            torch.accelerator.synchronize(device)
+
+    def comes_to_rest(self, patience_s: float) -> bool:
+        """Wait as `synchronise` does, but for `patience_s` at most. False where it takes longer, or a device fails."""
+        if not self._devices:
+            return True
+        at_rest, is_over = [], threading.Event()
+
+        def wait() -> None:
+            try:
+                self.synchronise()
+                at_rest.append(True)
+            except Exception:  # an error of the device is the training's to meet
+                pass
+            finally:
+                is_over.set()
+
+        threading.Thread(target=wait, name="ddpprof-device", daemon=True).start()
+        is_over.wait(patience_s)
+        return bool(at_rest)
+
+
+def devices_of(ddp: DistributedDataParallel) -> tuple[torch.device, ...]:
+    """Return the devices that hold the module's parameters, those of DDP's own type."""
+    kind = ddp.device_type
+    held = dict.fromkeys(parameter.device for parameter in ddp.parameters() if parameter.device.type == kind)
+    return tuple(held) or (torch.device(kind),)

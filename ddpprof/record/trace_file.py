@@ -1,0 +1,128 @@
+"""One rank's trace on its way into the run directory, written while training goes on.
+
+A trace may have hundreds of megabytes, and the folder of the run may be one of a network, into which all ranks write at
+once. So a thread writes: to a disk of this node first, where the run lies elsewhere, and from there, compressed, into
+the run. On one disk the file only gets its name then, and is compressed when training is over.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpprof import own_files, rundir
+
+if TYPE_CHECKING:  # the launcher, which needs no torch, comes here, too
+    from torch.profiler import profile
+
+_gzip_open: Any
+try:
+    from isal.igzip import open as _gzip_open
+except ImportError:
+    _gzip_open = gzip.open
+
+_LOOKS_EVERY_S = 0.1
+_LOCAL_DISK_BYTES = 4 << 30
+"""that must be free on this node's disk, or the trace goes where the run lies at once"""
+
+
+class TraceFile:
+    """``rank-N.trace.json.gz`` and what precedes it."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._plain = directory / rundir.plain_trace_file(rank)
+        self._compressed = directory / rundir.trace_file(rank)
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def write(self, recorded: profile) -> None:
+        """Begin to write; `finish` says whether it went well."""
+        self._begin(lambda: self._export(recorded))
+
+    def finish(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
+        """At the end of training: wait until all is written, but for `patience_s` once there is a reason to hurry.
+
+        `asked_to_end`: grows where a signal arrives. Raises ``OSError``.
+        """
+        self.wait(patience_s, asked_to_end)
+        if self._thread is None and self._plain.exists():
+            self._begin(lambda: self._compress(self._plain))
+            self.wait(patience_s, asked_to_end)
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # `finish` raises it
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="ddpprof-trace", daemon=True)
+        self._thread.start()
+
+    def wait(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
+        """Wait for the thread, as `finish` does."""
+        deadline = None
+        while self._thread is not None:
+            self._thread.join(_LOOKS_EVERY_S)
+            if not self._thread.is_alive():
+                self._thread = None
+            elif deadline is None and asked_to_end:
+                deadline = time.monotonic() + patience_s
+            elif deadline is not None and time.monotonic() > deadline:
+                return
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _export(self, recorded: profile) -> None:
+        scratch = _scratch_folder(self._plain.parent)
+        part = (scratch or self._plain.parent) / own_files.part_name(self._plain.name)
+        try:
+            recorded.export_chrome_trace(_relative(part))
+            if not part.exists() or part.stat().st_size == 0:
+                raise OSError(f"the profiler could not write {part}")
+            part.chmod(part.stat().st_mode & 0o640)  # Kineto makes it
+            if scratch is None:
+                part.replace(self._plain)
+            else:
+                self._compress(part)
+        finally:
+            for left in (part, part.with_name(f"{part.name}.tmp")):  # Kineto's own, where it did not come to its end
+                left.unlink(missing_ok=True)
+            if scratch is not None:
+                own_files.remove_folder(scratch)
+
+    def _compress(self, plain: Path) -> None:
+        with (
+            own_files.whole_file(self._compressed) as part,
+            plain.open("rb") as source,
+            _gzip_open(part, "wb", compresslevel=1) as target,
+        ):
+            shutil.copyfileobj(source, target, 1 << 20)
+        plain.unlink()
+
+
+def _scratch_folder(directory: Path) -> Path | None:
+    """Return a new folder on a disk of this node; ``None`` where `directory` is on the same disk, or there is none."""
+    try:
+        local = Path(tempfile.gettempdir())
+        if local.stat().st_dev == directory.stat().st_dev or shutil.disk_usage(local).free < _LOCAL_DISK_BYTES:
+            return None
+        return Path(tempfile.mkdtemp(prefix="ddpprof-", dir=local))
+    except OSError:
+        return None
+
+
+def _relative(path: Path) -> str:
+    """Kineto writes the path that it is given into the trace, which may be shown to others."""
+    try:
+        return os.path.relpath(path)
+    except OSError:  # the working folder is gone
+        return str(path)

@@ -1,0 +1,133 @@
+"""What ranks agree on while an accelerator is behind: whether to profile, and where to end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddpprof.record.agreement import Agreement
+from ddpprof.record.device import TrainingDevice
+from ddpprof.record.schedule import Mode
+from ddpprof.record.settings import Settings
+from ddpprof.record.window import Window
+
+
+class Job:
+    rank, world_size = 0, 1
+
+    """Another rank's word arrives when this rank's device has ended the all-reduce that came after it."""
+
+    def __init__(self, veto: bool = False, all_came: bool = True) -> None:
+        self.device_is_done = False
+        self.said: list[str] = []
+        self.files = self
+        self.last_step = self
+        self.trace = self
+        self._veto, self._all_came = veto, all_came
+
+    def vetoed(self) -> bool:
+        self.said.append("asks")
+        return self._veto and self.device_is_done
+
+    def veto(self) -> None:
+        self.said.append("vetoes")
+
+    def come_to_the_end(self) -> None:
+        self.said.append("comes")
+
+    def all_came_to_the_end(self) -> bool:
+        return self._all_came and self.device_is_done
+
+    def append_step(self, _fields: object, _start_ns: int) -> int:
+        return 0
+
+    def nothing(self, *_: object) -> None:
+        pass
+
+    ends = write_facts = write = wait = nothing
+
+
+class Notes:
+    modules: tuple[Any, ...] = ()
+
+    def __init__(self) -> None:
+        self.device = TrainingDevice()
+        self.device.found([torch.device("cuda", 1)])
+
+    def fields(self, *_: object) -> dict[str, Any]:
+        return {}
+
+    def nothing(self, *_: object) -> None:
+        pass
+
+    facts = fields
+    begin_step = end_step = release_modules = recording_begins = recording_ends = nothing
+
+
+def modes_of(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[list[Mode], Window]:
+    """Of all steps until the record is over."""
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: setattr(job, "device_is_done", True))
+    chosen = Settings("run", skip_first=11, cost_steps=2, steps=3, **settings)
+    window, modes = Window(chosen, job, Notes(), job.nothing), []  # type: ignore[arg-type]
+    window.begin()
+    while window.mode is not Mode.DONE:
+        modes.append(window.mode)
+        assert len(modes) < 100
+        job.device_is_done = False
+        window.end_step()
+        window.begin_step()
+    window.profiler.stop()
+    return modes, window
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2])
+@pytest.mark.parametrize("baseline", [0, 4])
+def test_a_veto_that_the_device_is_yet_to_reach_counts(
+    warmup: int, baseline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"warmup": warmup, "baseline_steps": baseline, "alone_steps": baseline, "stop_after": baseline > 0}
+    vetoed, window = modes_of(Job(veto=True), monkeypatch, **options)
+    assert vetoed.count(Mode.PROFILED) == (0 if warmup else 1)
+    assert Mode.BASELINE not in vetoed
+    assert not torch.autograd._profiler_enabled()
+    with monkeypatch.context() as patch:  # the rank that vetoes ends at the same step
+        patch.setattr(torch.autograd, "_profiler_enabled", lambda: True)
+        vetoing, _ = modes_of(Job(), monkeypatch, **options)
+    assert len(vetoing) == len(vetoed) == window.step
+    assert vetoing[len(vetoing) - baseline :] == vetoed[len(vetoed) - baseline :]
+
+
+@pytest.mark.parametrize(("all_came", "ends"), [(True, True), (False, False)])
+@pytest.mark.parametrize("baseline", [0, 4])
+def test_a_rank_that_records_no_more_keeps_the_others_from_leaving_it_alone(
+    all_came: bool, ends: bool, baseline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(all_came=all_came)
+    modes, window = modes_of(job, monkeypatch, baseline_steps=baseline, alone_steps=baseline, stop_after=True)
+    assert job.said.count("comes") == 1
+    assert window.stopping is ends
+    assert modes.count(Mode.BASELINE) == modes.count(Mode.ALONE) == (baseline if ends else 0)
+    assert modes.count(Mode.PROFILED) == 3
+
+
+def test_a_rank_that_is_not_profiled_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"baseline_steps": 4, "alone_steps": 4, "stop_after": True}
+    profiled, _ = modes_of(Job(), monkeypatch, **options)
+    other, window = modes_of(Job(), monkeypatch, profile_ranks=((1, 3),), **options)
+    assert [mode for mode in profiled if mode in (Mode.WARMUP, Mode.PROFILED)] == [Mode.WARMUP, *[Mode.PROFILED] * 3]
+    assert other == [Mode.SKIP if mode in (Mode.WARMUP, Mode.PROFILED) else mode for mode in profiled]
+    assert window.profiler.pause_ns == 0
+    vetoed, _ = modes_of(Job(veto=True), monkeypatch, profile_ranks=((1, 3),), **options)
+    assert Mode.BASELINE not in vetoed
+
+
+def test_all_have_come_when_each_has_said_so() -> None:
+    store = dist.HashStore()
+    first, second = Agreement(store, 2, 0), Agreement(store, 2, 0)
+    first.come_to_the_end()
+    assert not second.all_came_to_the_end()
+    second.come_to_the_end()
+    assert first.all_came_to_the_end()

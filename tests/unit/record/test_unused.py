@@ -1,0 +1,72 @@
+"""Which parameters are called unused, where torch's own notes of them are few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerator import emulate
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpprof.record.modules import RecordedModule
+from ddpprof.record.schedule import Mode
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Rotating(torch.nn.Module):
+    """A branch at a time, and one that never has its turn."""
+
+    def __init__(self, num_used: int = 4) -> None:
+        super().__init__()
+        self.shared = torch.nn.Linear(8, 8)
+        self.branches = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+        self.turn, self.num_used = 0, num_used
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.turn += 1
+        branch: torch.Tensor = self.branches[self.turn % self.num_used](self.shared(x))
+        return branch
+
+
+def record(model: torch.nn.Module, steps: int = 30, **settings: bool) -> dict[str, object]:
+    with emulate():
+        ddp = DistributedDataParallel(model, **settings)
+    module = RecordedModule(ddp, 0)
+    for step in range(steps):
+        module.begin_step(Mode.PROFILED if step > 11 else Mode.OFF)
+        loss = ddp(torch.randn(4, 8)).sum()
+        module.synchronising_forward_is_over(1)
+        loss.backward()
+        module.passes()
+    module.begin_step(Mode.DONE)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in ddp.parameters())  # type: ignore[attr-defined]
+    return module.facts()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(
+    ("num_used", "expected"),
+    [
+        pytest.param(4, [], id="branches-take-turns"),
+        pytest.param(3, ["branches.3.weight", "branches.3.bias"], id="one-never-has-its-turn"),
+    ],
+)
+def test_on_an_accelerator_each_recorded_pass_counts(num_used: int, expected: list[str]) -> None:
+    facts = record(Rotating(num_used), find_unused_parameters=True)
+    assert facts["unused"] == expected
+    assert facts["num_lacking_passes"] == facts["num_searched_passes"] == 18
+
+
+@pytest.mark.usefixtures("process_group")
+def test_without_the_search_none_is_unused() -> None:
+    facts = record(torch.nn.Linear(8, 8))
+    assert (facts["unused"], facts["num_searched_passes"]) == ([], 18)
