@@ -26,6 +26,20 @@ TERMS = (
         aliases=("step ms", "ProfilerStep"),
     ),
     Term(
+        "host time",
+        "When, and how long, the training thread worked: for an accelerator it launches work that is done later, so "
+        "that the length of a launch is not that of the work. On CPU it does the work itself.",
+        field="times",
+        aliases=("launch time", "host", "of the host"),
+    ),
+    Term(
+        "device time",
+        "When, and how long, the accelerator worked, as kernels in the trace say, on the host's clock. Without a trace "
+        "it is not known: profile the job with ddpprof trace.",
+        field="times",
+        aliases=("device", "of the device"),
+    ),
+    Term(
         "compute",
         "Accelerator kernels that neither communicate nor copy; on CPU, the ops of the training thread.",
         field="ranks[].steps[].compute_ns",

@@ -27,6 +27,7 @@ from ddpprof.report.predicted import predict_changes, ranks_to_replay
 from ddpprof.report.profiled import Known
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.ranks import modules_of, steps_to_replay
+from ddpprof.report.times import times_of
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
 
@@ -96,6 +97,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         usual_steps=usual,
         failure=find_failure([record.end for record in records], run.exits),
         own_reduction=own,
+        times=times_of(job.device),
     )
     passes = {one.rank: one.trace.passes for one in ranks if one.trace}
     predictions = _predictions(Known(report, modules, {}, passes), observed, recorded)

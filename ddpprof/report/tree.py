@@ -297,6 +297,8 @@ class Report:
     """how the job failed; ``None`` where it did not, as far as is known"""
     own_reduction: OwnReduction | None = None
     """gradients that hooks of the script reduce, without torch's DDP: per step, of the rank that exposes least"""
+    times: Mapping[str, str] = field(default_factory=dict)
+    """on an accelerator, by field: ``"host"``, when work was launched, or ``"device"``, when it was done"""
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
         """Return the rank's steps that tables average over."""

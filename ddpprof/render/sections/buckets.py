@@ -25,6 +25,12 @@ _UNTOLD = (
 )
 
 
+_COLUMNS = ("bucket", "MB", "params", "ready", "launched", "started", "finished", "late")
+_BY_HOST, _BY_DEVICE = (0, 1, 2, 3, 4, 7), (0, 5, 6)
+_BY_HOST_MEANS = "host: when the training thread launched the work; the accelerator may be behind"
+_BY_DEVICE_MEANS = "device: when the accelerator did it, on the host's clock"
+
+
 def bucket_tables(report: Report) -> Iterable[Section]:
     buckets = report.buckets[:_MAX_BUCKETS]
     if not buckets:
@@ -33,11 +39,9 @@ def bucket_tables(report: Report) -> Iterable[Section]:
     recorded = any(bucket.first_parameter is not None for bucket in buckets)
     alone = _FROM_A_TRACE_ALONE if report.own_reduction is None else _NOT_OF_DDP
     since = "the end of the forward" if report.own_reduction is None else "the backward pass began"
-    names = ("bucket", "MB", "params", "ready", "launched", "started", "finished", "late")
-    yield Table(
-        f"Gradient buckets, ms after {since} ({_medians(buckets)})",
-        tuple(Column(name, name != "late") for name in names),
-        tuple(_times(report, bucket) for bucket in buckets),
+    yield from _tables_of_times(
+        report,
+        since,
         notes(
             _several_passes(report, buckets),
             _not_found(report, buckets),
@@ -52,6 +56,29 @@ def bucket_tables(report: Report) -> Iterable[Section]:
             tuple(_parameters(report, bucket) for bucket in buckets),
             note,
         )
+
+
+def _tables_of_times(report: Report, since: str, note: str) -> Iterable[Section]:
+    """On an accelerator the host's times and the device's are not mixed in one row."""
+    buckets = report.buckets[:_MAX_BUCKETS]
+    rows = tuple(_times(report, bucket) for bucket in buckets)
+    title = f"Gradient buckets, ms after {since} ({_medians(buckets)})"
+    if not report.times:
+        yield _table(title, range(len(_COLUMNS)), rows, note)
+        return
+    title = title.replace("Gradient buckets", "Gradient buckets on the {}")
+    yield _table(title.format("host"), _BY_HOST, rows, notes(_BY_HOST_MEANS, note))
+    yield _table(title.format("device"), _BY_DEVICE, rows, _BY_DEVICE_MEANS)
+
+
+def _table(title: str, chosen: Iterable[int], rows: Sequence[tuple[str, ...]], note: str) -> Table:
+    columns = tuple(chosen)
+    return Table(
+        title,
+        tuple(Column(_COLUMNS[index], _COLUMNS[index] != "late") for index in columns),
+        tuple(tuple(row[index] for index in columns) for row in rows),
+        note,
+    )
 
 
 def _medians(buckets: Sequence[BucketRow]) -> str:

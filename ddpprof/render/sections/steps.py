@@ -27,17 +27,29 @@ PARTS = ("forward", "backward", "exposed comm", "optimizer", "data, other", "idl
 RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
 """Parts where only light recording tells."""
 
+_LAUNCHES = (
+    "how long the host took to launch each part; when the accelerator did it, and how long it computed, only profiled "
+    "steps tell"
+)
+
 
 def step_bars(report: Report) -> Iterable[Section]:
     bars = [bar for rank in report.ranks if (bar := _bar(report, rank)) is not None]
     if bars:
-        title = f"A step by kind of work, ms ({mean_of_steps(report)})"
+        title = f"A step by kind of work, ms{of_device(report)} ({mean_of_steps(report)})"
         yield from _drawn(report, title, PARTS, bars, _left_out(report))
         return
     bars = [bar for rank in report.ranks if (bar := _recorded_bar(rank)) is not None]
     if bars:
         title = "A step by kind of work, ms (mean of the lightly recorded ones)"
-        yield from _drawn(report, title, RECORDED_PARTS, bars)
+        if report.times:
+            title = "A step by what the host launches, ms of the host (mean of the lightly recorded ones)"
+        yield from _drawn(report, title, RECORDED_PARTS, bars, _LAUNCHES if report.times else "")
+
+
+def of_device(report: Report) -> str:
+    """Say in a title that its times are the accelerator's, where there is one."""
+    return " of the device" if report.times else ""
 
 
 def mean_of_steps(report: Report) -> str:
@@ -74,7 +86,7 @@ def idle_table(report: Report) -> Iterable[Section]:
         shown, left_out = rows_worth_seeing(report, rows)
         names = ("rank", "host is late", "waits for comm", "other", "waits for data")
         yield Table(
-            f"Why the accelerator idles, ms per step ({mean_of_steps(report)})",
+            f"Why the accelerator idles, ms{of_device(report)} per step ({mean_of_steps(report)})",
             tuple(map(Column, names)),
             shown,
             notes(
@@ -141,7 +153,7 @@ def overlap_table(report: Report) -> Iterable[Section]:
         shown, left_out = rows_worth_seeing(report, rows)
         names = ("rank", "compute", "comm", "hidden", "exposed", "trailing")
         yield Table(
-            f"Communication and computation, ms per step ({mean_of_steps(report)})",
+            f"Communication and computation, ms{of_device(report)} per step ({mean_of_steps(report)})",
             tuple(map(Column, names)),
             shown,
             notes(

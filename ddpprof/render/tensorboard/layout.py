@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddpprof.render.tensorboard.event_file import EventFile, summary, text_tensor
-from ddpprof.render.tensorboard.scalars import EXPOSED, OVERLAP, PART, STEP
+from ddpprof.render.tensorboard.scalars import EXPOSED, LAUNCHES, OVERLAP, PART, STEP
 
 CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "ddp": {
@@ -14,7 +14,7 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "overlap": (OVERLAP,),
         "what of DDP stands in the way": ("ddp/own_work_ms", EXPOSED),
     },
-    "parts of a step": {"all": (f"{PART}.*",)},
+    "parts of a step": {"all": (f"{PART}.*", f"{LAUNCHES}.*")},
 }
 """category → chart → regular expressions of tags"""
 

@@ -28,7 +28,7 @@ def write_native(directory: Path, report: Report, drawings: Iterable[Drawing]) -
     drawn = next(following, None)
     for rank in report.ranks:
         with EventFile(directory / tensorboard_rank(rank.rank)) as file:
-            write_scalars(file, rank)
+            write_scalars(file, rank, bool(report.times))
             if drawn is not None and drawn.about.rank == rank.rank:  # not so without a trace
                 write_histograms(file, drawn)
                 drawn = next(following, None)

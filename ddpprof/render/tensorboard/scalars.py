@@ -15,6 +15,8 @@ OVERLAP = "ddp/overlap_share"
 EXPOSED = "ddp/exposed_comm_ms"
 PART = "ddp_step/"
 """Before the parts that add up to a step: ``ddp_step/forward_ms``, …"""
+LAUNCHES = "ddp_launches/"
+"""Before parts of which, on an accelerator, only is known how long the host took to launch them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +27,16 @@ class Scalar:
 
 
 DESCRIPTIONS = {
-    STEP: "how long the step took",
+    STEP: "how long the step took, by the host's clock",
     "ddp/compute_ms": "computation, as a union over streams and threads",
     "ddp/comm_ms": "communication, likewise",
     EXPOSED: "communication under which nothing is computed",
     "ddp/trailing_comm_ms": "gradients still on their way between the last backward op and the optimizer",
     OVERLAP: "share of the communication that runs while something is computed: 0 to 1",
-    "ddp/own_work_ms": "time of the training thread in DDP's own work",
+    "ddp/own_work_ms": "time of the training thread in DDP's own work, by the host's clock",
 }
+
+_OF_LAUNCHES = "how long the host took to launch this part of the step; the accelerator does it later"
 
 _OF_STEP: Mapping[str, Callable[[StepReport], int | None]] = {
     STEP: lambda step: step.duration_ns,
@@ -44,9 +48,10 @@ _OF_STEP: Mapping[str, Callable[[StepReport], int | None]] = {
 }
 
 
-def write_scalars(file: EventFile, rank: RankReport) -> None:
-    for scalar in scalars_of(rank):
-        write_scalar(file, scalar, DESCRIPTIONS.get(scalar.tag, ""))
+def write_scalars(file: EventFile, rank: RankReport, on_accelerator: bool) -> None:
+    for scalar in scalars_of(rank, on_accelerator):
+        description = _OF_LAUNCHES if scalar.tag.startswith(LAUNCHES) else DESCRIPTIONS.get(scalar.tag, "")
+        write_scalar(file, scalar, description)
 
 
 def write_scalar(file: EventFile, scalar: Scalar, description: str) -> None:
@@ -58,30 +63,34 @@ def write_scalar(file: EventFile, scalar: Scalar, description: str) -> None:
     file.add(summary(scalar.tag, metadata, simple_value=scalar.value), scalar.step)
 
 
-def scalars_of(rank: RankReport) -> Iterator[Scalar]:
+def scalars_of(rank: RankReport, on_accelerator: bool) -> Iterator[Scalar]:
     """In order of the steps. What a step cannot tell it has no point for."""
     steps: list[StepReport | LightStepReport] = [*rank.steps, *rank.light_steps]
     for step in sorted(steps, key=lambda step: step.step):
-        for tag, value in (_of_profiled(step) if isinstance(step, StepReport) else _of_light(step)).items():
+        for tag, value in _values(step, on_accelerator).items():
             if value is not None:
                 yield Scalar(step.step, tag, value)
+
+
+def _values(step: StepReport | LightStepReport, on_accelerator: bool) -> dict[str, float | None]:
+    return _of_profiled(step) if isinstance(step, StepReport) else _of_light(step, LAUNCHES if on_accelerator else PART)
 
 
 def _of_profiled(step: StepReport) -> dict[str, float | None]:
     values = {tag: _ms(value(step)) for tag, value in _OF_STEP.items()}
     values[OVERLAP] = step.overlap_ns / step.comm_ns if step.comm_ns else None
-    return values | _parts(step.parts)
+    return values | _parts(step.parts, PART)
 
 
-def _of_light(step: LightStepReport) -> dict[str, float | None]:
-    return {STEP: _ms(step.duration_ns)} | _parts(step.parts)
+def _of_light(step: LightStepReport, prefix: str) -> dict[str, float | None]:
+    return {STEP: _ms(step.duration_ns)} | _parts(step.parts, prefix)
 
 
-def _parts(parts: object) -> dict[str, float | None]:
+def _parts(parts: object, prefix: str) -> dict[str, float | None]:
     if parts is None:
         return {}
     return {
-        f"{PART}{part.name.removesuffix('_ns')}_ms": _ms(getattr(parts, part.name))
+        f"{prefix}{part.name.removesuffix('_ns')}_ms": _ms(getattr(parts, part.name))
         for part in fields(parts)  # type: ignore[arg-type] # either kind of breakdown
     }
 

@@ -1,0 +1,54 @@
+"""Whose time is each number of the report? On an accelerator the host launches work that the device does later.
+
+Both are on one clock, that of the host, so they can be compared; but a length on the one side is none on the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+HOST, DEVICE = "host", "device"
+
+_FIELDS = {
+    HOST: (
+        "ranks[].steps[].duration_ns",
+        "ranks[].steps[].wrapper",
+        "ranks[].light_steps[].duration_ns",
+        "ranks[].light_steps[].parts",
+        "ranks[].recording_cost",
+        "buckets[].first_ready_ns",
+        "buckets[].ready_ns",
+        "buckets[].launched_ns",
+        "buckets[].slowest_parameter_delay_ns",
+        "buckets[].late_by_ns",
+        "rpc",
+    ),
+    DEVICE: (
+        "ranks[].whole",
+        "ranks[].steps[].compute_ns",
+        "ranks[].steps[].comm_ns",
+        "ranks[].steps[].overlap_ns",
+        "ranks[].steps[].exposed_ns",
+        "ranks[].steps[].copy_ns",
+        "ranks[].steps[].trailing_ns",
+        "ranks[].steps[].parts",
+        "ranks[].steps[].idle",
+        "buckets[].started_ns",
+        "buckets[].finished_ns",
+        "buckets[].transfer_ns",
+        "kernels",
+        "slowdown",
+        "outside",
+    ),
+}
+
+
+def is_accelerator(device: str | None) -> bool:
+    return device not in (None, "cpu")
+
+
+def times_of(device: str | None) -> Mapping[str, str]:
+    """Return, by field of the JSON report, whose time it is; empty on CPU, where the host does all work itself."""
+    if not is_accelerator(device):
+        return {}
+    return {field: whose for whose, fields in _FIELDS.items() for field in fields}

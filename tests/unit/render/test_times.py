@@ -1,0 +1,97 @@
+"""On accelerators every time says whose it is: the host's, which launches, or the device's, which works."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reports import light_report, report
+
+import ddpprof
+from ddpprof.record.live import StepTimes
+from ddpprof.record.live import scalars_of as live_scalars
+from ddpprof.render.json import render_json
+from ddpprof.render.sections import sections
+from ddpprof.render.sections.layout import Bars, Table
+from ddpprof.render.tensorboard.scalars import scalars_of
+from ddpprof.render.terminal import render_terminal
+from ddpprof.report import Report
+from ddpprof.report.times import times_of
+
+SCHEMA = json.loads((Path(ddpprof.__file__).parent / "render" / "report.schema.json").read_text())
+
+
+def on(device: str) -> Report:
+    shown = report()
+    return replace(shown, job=replace(shown.job, device=device), times=times_of(device))
+
+
+def titled(shown: Report, words: str) -> list[Table]:
+    return [one for one in sections(shown) if isinstance(one, Table) and words in one.title]
+
+
+def test_no_row_of_buckets_has_times_of_both() -> None:
+    host, device = titled(on("cuda"), "Gradient buckets")
+    assert "on the host" in host.title
+    assert [column.name for column in host.columns] == ["bucket", "MB", "params", "ready", "launched", "late"]
+    assert "on the device" in device.title
+    assert [column.name for column in device.columns] == ["bucket", "started", "finished"]
+    (both,) = titled(on("cpu"), "Gradient buckets")
+    names = [column.name for column in both.columns]
+    for row, of_host, of_device in zip(both.rows, host.rows, device.rows, strict=True):
+        values = dict(zip(names, row, strict=True))
+        assert of_host == tuple(values[column.name] for column in host.columns)
+        assert of_device == tuple(values[column.name] for column in device.columns)
+
+
+@pytest.mark.parametrize(("device", "says_so"), [("cuda", True), ("cpu", False)])
+def test_a_step_of_the_light_record_is_one_of_launches(device: str, says_so: bool) -> None:
+    shown = replace(light_report(), times=times_of(device))
+    (bars,) = [one for one in sections(shown) if isinstance(one, Bars)]
+    assert ("what the host launches" in bars.title) is says_so
+
+
+@pytest.mark.parametrize("words", ["A step by kind of work", "Communication and computation"])
+def test_tables_of_the_device_say_so(words: str) -> None:
+    out = StringIO()
+    render_terminal(sections(on("cuda")), out, 160)
+    assert f"{words}, ms of the device" in out.getvalue()
+
+
+def test_the_json_report_has_the_fields_whose_times_it_tells() -> None:
+    written = json.loads(render_json(on("cuda")))
+    assert set(written["times"].values()) == {"host", "device"}
+    assert json.loads(render_json(on("cpu")))["times"] == {}
+    for field in written["times"]:
+        assert _nodes(field), field
+
+
+def _nodes(field: str) -> list[dict[str, Any]]:
+    nodes = [SCHEMA]
+    for part in field.split("."):
+        name = part.removesuffix("[]")
+        nodes = [one for node in nodes for one in _resolved(node) if name in one.get("properties", {})]
+        nodes = [each for node in nodes for each in _resolved(node["properties"][name])]
+        if part.endswith("[]"):
+            nodes = [one["items"] for one in nodes if "items" in one]
+    return nodes
+
+
+def _resolved(node: dict[str, Any]) -> list[dict[str, Any]]:
+    if "$ref" in node:
+        return _resolved(SCHEMA["$defs"][node["$ref"].rpartition("/")[2]])
+    return [each for one in node.get("anyOf", []) for each in _resolved(one)] or [node]
+
+
+def test_scalars_of_launches_have_tags_of_their_own() -> None:
+    rank = light_report().ranks[0]
+    tags = {one.tag for one in scalars_of(rank, on_accelerator=True)}
+    assert any(tag.startswith("ddp_launches/") for tag in tags)
+    assert not any(tag.startswith("ddp_step/") for tag in tags)
+    step = StepTimes(0, 0, 10, ((1, 2),), ((3, 4),), 0)
+    assert "ddp_step/forward_ms" in live_scalars(step)
+    assert "ddp_launches/forward_ms" in live_scalars(replace(step, of_launches=True))
