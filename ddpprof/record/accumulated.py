@@ -13,12 +13,17 @@ import torch
 
 
 class Accumulated:
-    """Of one DDP module, in the steps whose inside is recorded."""
+    """Of one DDP module, in the steps whose inside is recorded, and in those that are skipped at first.
+
+    Every other step is recorded lightly: branches that take turns by twos would never be seen there.
+    """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = parameters
         self._handles: list[Any] = []
         self._seen: set[int] = set()
+        self.ever: set[int] = set()
+        """indices of parameters that got a gradient in any pass while this noted"""
 
     @property
     def is_noted(self) -> bool:
@@ -37,10 +42,11 @@ class Accumulated:
         )
 
     def _noting(self, index: int) -> Callable[[torch.Tensor], None]:
-        seen = self._seen  # the parameter keeps the hook, and the hook must not keep the parameters
+        seen, ever = self._seen, self.ever  # the parameter keeps the hook, and the hook must not keep the parameters
 
         def note(_parameter: torch.Tensor) -> None:
             seen.add(index)
+            ever.add(index)
 
         return note
 

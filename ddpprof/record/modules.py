@@ -36,6 +36,8 @@ class RecordedModule:
         self._stats: list[int] | None = None
         """the reducer's, when the current pass began; ``None`` in steps that are not recorded"""
         self._accumulated = Accumulated(self._of_reducer.parameters)
+        if ddp.device_type != "cpu":
+            self._accumulated.note(self._searches())
         self._unused: set[int] | None = None
         self._num_searched = self._num_lacking = 0
         self.replica = Replica(self._of_reducer.parameters)
@@ -175,7 +177,8 @@ class RecordedModule:
             self._num_searched = self._num_lacking = 1
 
     def facts(self) -> dict[str, Any]:
-        return facts.module_facts(self.ddp, self._of_reducer, self._unused, self._num_searched, self._num_lacking)
+        unused = None if self._unused is None else self._unused - self._accumulated.ever
+        return facts.module_facts(self.ddp, self._of_reducer, unused, self._num_searched, self._num_lacking)
 
     def replica_facts(self) -> list[dict[str, Any]]:
         """None or one, for ``replicas`` in ``facts.json``."""

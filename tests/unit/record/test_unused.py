@@ -37,12 +37,13 @@ class Rotating(torch.nn.Module):
         return branch
 
 
-def record(model: torch.nn.Module, steps: int = 30, **settings: bool) -> dict[str, object]:
+def record(model: torch.nn.Module, steps: int = 30, every: int = 1, **settings: bool) -> dict[str, object]:
     with emulate():
         ddp = DistributedDataParallel(model, **settings)
     module = RecordedModule(ddp, 0)
     for step in range(steps):
-        module.begin_step(Mode.PROFILED if step > 11 else Mode.OFF)
+        if step > 11:
+            module.begin_step(Mode.LIGHT if step % every == 0 else Mode.OFF)
         loss = ddp(torch.randn(4, 8)).sum()
         module.synchronising_forward_is_over(1)
         loss.backward()
@@ -64,6 +65,13 @@ def test_on_an_accelerator_each_recorded_pass_counts(num_used: int, expected: li
     facts = record(Rotating(num_used), find_unused_parameters=True)
     assert facts["unused"] == expected
     assert facts["num_lacking_passes"] == facts["num_searched_passes"] == 18
+
+
+@pytest.mark.usefixtures("process_group")
+def test_branches_that_have_their_turn_only_in_steps_that_are_not_recorded_are_used() -> None:
+    facts = record(Rotating(), every=4, find_unused_parameters=True)
+    assert facts["unused"] == []
+    assert facts["num_lacking_passes"] == facts["num_searched_passes"] == 5
 
 
 @pytest.mark.usefixtures("process_group")
