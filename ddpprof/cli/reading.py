@@ -52,6 +52,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-trace-gb", type=positive, metavar="GB", help="refuse traces whose JSON is larger (default: 64)")
     add("--max-events", type=positive, metavar="N", help="refuse traces of more events (default: 500 million)")
+    add("--max-files", type=positive, metavar="N", help="refuse folders of more files (default: 20,000)")
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def read_run_set(paths: Sequence[Location], options: argparse.Namespace, folder:
 def chosen_limits(options: argparse.Namespace) -> Limits:
     from ddpprof.load.limits import Limits
 
-    return Limits.chosen(options.max_trace_gb, options.max_events)
+    return Limits.chosen(options.max_trace_gb, options.max_events, options.max_files)
 
 
 @contextmanager

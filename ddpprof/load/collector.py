@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import compress, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -36,6 +37,10 @@ from ddpprof.load.times import NeedsExactTimesError, nanoseconds, nanoseconds_of
 _MERGE_ROWS = 100_000
 """After so many rows, and whenever they double, ops inside other ops are dropped: those of a few GB would not fit."""
 
+_MOST_NAMES = 100_000
+"""that are told apart; each takes several hundred bytes. Steps always are."""
+_OTHERS = "(one of too many names)"
+
 _UNNEEDED, _UNNEEDED_OP = -1, -2
 """Instead of an identity. Of an op the shapes of its inputs are kept, for the kernels that it launches."""
 
@@ -53,7 +58,9 @@ class Collector:
         self._launches_of_group: Counter[int] = Counter()
         self._identities: list[Identity] = []
         self._known_facts = _Facts([])
-        self._ids = {which: Remembered(self._identify_in(which)) for which in KEPT_FAMILIES}
+        self._of_others: dict[Identity, int] = {}
+        self._numbers_of_others: set[int] = set()
+        self._ids = {which: Remembered(self._identify_in(which), self._numbers_of_others) for which in KEPT_FAMILIES}
         """by family and name: index into the identities, or why there is none"""
         self._lanes = Remembered(self._lane)
         self._device_numbers = Remembered(_device_number)
@@ -217,8 +224,19 @@ class Collector:
             self._forget_ops()
         if identity.role is Role.UNUSED or (self._on_device and identity.role is Role.OP):
             return _UNNEEDED_OP if identity.is_op else _UNNEEDED
+        if len(self._identities) >= _MOST_NAMES and identity.role is not Role.STEP:
+            return self._one_of_others(identity)
         self._identities.append(identity)
         return len(self._identities) - 1
+
+    def _one_of_others(self, identity: Identity) -> int:
+        """Of a name that is one too many: all of a kind have one identity."""
+        shared = replace(identity, name=_OTHERS)
+        if shared not in self._of_others:
+            self._identities.append(shared)
+            self._of_others[shared] = len(self._identities) - 1
+            self._numbers_of_others.add(len(self._identities) - 1)
+        return self._of_others[shared]
 
     def _forget_ops(self) -> None:
         """Host ops stand for compute only where no device works, and they are most of the events of a trace."""

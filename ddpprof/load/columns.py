@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,16 +117,18 @@ def integers(values: Sequence[object]) -> Int64Column:
 class Remembered(dict[Any, int]):
     """The number that a function finds for each key."""
 
-    def __init__(self, find: Callable[[Any], int]) -> None:
+    def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
+        """`shared`: numbers that many keys have; these and negative ones are found anew when too many are known."""
         super().__init__()
         self._find = find
+        self._shared = shared
 
     def __missing__(self, key: Any) -> int:
         number = self._find(key)
-        if number >= 0 or len(self) < _MOST_USELESS:
+        if len(self) < _MOST_KEYS or not (number < 0 or number in self._shared):
             self[key] = number
         return number
 
 
-_MOST_USELESS = 1_000_000
-"""Of names that no table needs: in a trace that nobody recorded every event may have one of its own."""
+_MOST_KEYS = 400_000
+"""In a trace that nobody recorded every event may have a name of its own."""

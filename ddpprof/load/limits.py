@@ -18,14 +18,17 @@ class Limits:
     """of its JSON where the layout forbids batches: memory then holds several times as much"""
     keys_bytes: int = 256 * 10**6
     """of what stands before and after the events, which is read in one piece"""
+    files: int = 20_000
+    """in one folder that may be traces: each is opened to see of which rank it is"""
 
     @classmethod
-    def chosen(cls, trace_gb: float | None, events: int | None) -> Limits:
+    def chosen(cls, trace_gb: float | None, events: int | None, files: int | None = None) -> Limits:
         """As the user says; who says how large a trace may be knows it, however well it is compressed."""
         limits = cls()
         if trace_gb is not None:
             limits = replace(limits, inflated_bytes=round(trace_gb * 10**9), inflation=_ANY)
-        return limits if events is None else replace(limits, events=events)
+        given = {name: value for name, value in (("events", events), ("files", files)) if value is not None}
+        return replace(limits, **given)
 
 
 _ANY = 1 << 62
@@ -33,5 +36,5 @@ _ANY = 1 << 62
 
 DEFAULT_LIMITS = Limits()
 
-MAX_TRACE_OPTION, MAX_EVENTS_OPTION = "--max-trace-gb", "--max-events"
+MAX_TRACE_OPTION, MAX_EVENTS_OPTION, MAX_FILES_OPTION = "--max-trace-gb", "--max-events", "--max-files"
 """of the command line; errors name them"""

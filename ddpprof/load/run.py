@@ -19,7 +19,7 @@ from ddpprof.load.attempts import load_attempts, shown_attempt
 from ddpprof.load.exits import load_exits
 from ddpprof.load.folder import assumed_rank, find_traces, load_trace, load_traces, rank_of_name
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
-from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.limits import DEFAULT_LIMITS, MAX_FILES_OPTION, Limits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.location import Location, is_remote, location
 from ddpprof.location.small import read_small
@@ -292,7 +292,13 @@ def _files_of_one(path: Location) -> RunFiles:
 
 
 def _files_of_folder(directory: Location, limits: Limits) -> RunFiles:
-    found = find_traces([file for file in directory.iterdir() if _may_be_trace(file.name) and file.is_file()], limits)
+    files = [file for file in directory.iterdir() if _may_be_trace(file.name)]
+    if len(files) > limits.files:
+        raise NotARun(
+            f"{directory} holds {len(files)} files that may be traces, and more than {limits.files} are not looked at. "
+            f"Give the folder of one job, or allow more with {MAX_FILES_OPTION} {len(files)}"
+        )
+    found = find_traces([file for file in files if file.is_file()], limits)
     if not found.ranks:
         raise NotARun(_holds_no_trace(directory, found.missing))
     ranks = tuple(RankFiles(rank, paths) for rank, paths in found.ranks.items())

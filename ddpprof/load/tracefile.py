@@ -17,6 +17,8 @@ Rows = NDArray[np.int64]
 
 _MOST_VALUES = 1 << 22
 """of a table that holds one number for each"""
+_MOST_POSITIONS = 20_000
+"""that are told apart in a step, for ops of one name"""
 
 
 class TraceFile:
@@ -63,6 +65,7 @@ class TraceFile:
         """Index into ``kernels`` of each row; on CPU by its position among those of its name in its step."""
         if position is None:
             position = np.full(len(rows), UNKNOWN, np.int32)
+        position = np.where(position < _MOST_POSITIONS, position, np.int32(UNKNOWN))
         parts = (self.name[rows], self.launch_shape[rows], self.input_shape[rows], position)
         combinations, which = _distinct(parts)
         names = list(self.names)

@@ -114,7 +114,14 @@ def test_runs_side_by_side_have_names_of_their_own(paths: list[str], names: list
 
 
 def options(*paths: Path, logdir: Path | None = None) -> Namespace:
-    reading = {"jobs": None, "no_cache": False, "scheduler": None, "max_trace_gb": None, "max_events": None}
+    reading = {
+        "jobs": None,
+        "no_cache": False,
+        "scheduler": None,
+        "max_trace_gb": None,
+        "max_events": None,
+        "max_files": None,
+    }
     return Namespace(runs=list(paths), logdir=logdir, no_plugin=True, **reading)
 
 

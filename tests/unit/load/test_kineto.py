@@ -12,6 +12,7 @@ import pytest
 from ddpprof.errors import BadTrace
 from ddpprof.load import collector, inflate
 from ddpprof.load.columns import Columns
+from ddpprof.load.folder import load_trace
 from ddpprof.load.kineto import Header, read_trace
 from ddpprof.load.limits import Limits
 
@@ -303,6 +304,25 @@ def test_memory_does_not_grow_with_what_stands_around_the_events(read: Any) -> N
     for text in (b"{" + b" " * 2_000_000, GOOD[:-1] + b" " * 2_000_000 + b"}"):
         with pytest.raises(BadTrace, match="without a single event"):
             read(gzip.compress(text), keys_bytes=100_000)
+
+
+def test_names_beyond_those_that_are_told_apart_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "_MOST_NAMES", 3)
+    spans = [
+        ("user_annotation", "ProfilerStep#3", 0, 99),
+        *(("cpu_op", f"op{n}", 10 * n, 10 * n + 5) for n in range(6)),
+    ]
+    spans.append(("user_annotation", "ProfilerStep#4", 100, 120))
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": end - start}
+        for cat, name, start, end in spans
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    trace = load_trace(path)
+    assert [step.number for step in trace.steps] == [3, 4]
+    assert sorted({kernel.name for kernel in trace.kernels}) == ["(one of too many names)", "op0", "op1"]
+    assert int((trace.compute.end_ns - trace.compute.start_ns).sum()) == 6 * 5000
 
 
 def test_too_many_events_are_refused(read: Any) -> None:

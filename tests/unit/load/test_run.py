@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddpprof.errors import BadTrace, NotARun
+from ddpprof.load.limits import Limits
 from ddpprof.load.run import find_ranks, load_rank, load_run
 
 if sys.version_info >= (3, 14):
@@ -361,3 +362,10 @@ def test_of_jobs_of_different_sizes_the_one_with_most_ranks_is_read(tmp_path: Pa
         "left out: a.json, b.json: of a job of 2 ranks, and the others' has 4",
         "rank 2 of 4 left no trace",
     )
+
+
+def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"trace{number}.json").touch()
+    with pytest.raises(NotARun, match=r"holds 4 files that may be traces.* --max-files 4"):
+        find_ranks(tmp_path, Limits(files=3))
