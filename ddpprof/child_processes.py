@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """environment of processes that start Python processes in their turn"""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def python_command(words: Sequence[str]) -> list[str]:
@@ -43,6 +45,36 @@ def end_with_parent() -> None:
     """Ask the system to end this process when its parent dies. For ``preexec_fn``: it runs in the child."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Make descendants whose parent dies children of this process, so that they can be found and ended."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children(process: int) -> list[int]:
+    """Return the numbers of the processes that it has started, or adopted, and that were not waited for."""
+    found = []
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(word) for word in listed.read_text(encoding="ascii").split()]
+    return found
+
+
+def descendants(process: int) -> list[int]:
+    return [one for child in children(process) for one in (child, *descendants(child))]
+
+
+def kill_descendants() -> None:
+    """Kill all that this process has started, and what they started, and wait until they are gone."""
+    while left := descendants(os.getpid()):
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        for child in children(os.getpid()):
+            with suppress(ChildProcessError):
+                os.waitpid(child, 0)
 
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None

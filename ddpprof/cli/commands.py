@@ -11,6 +11,7 @@ from ddpprof import __version__
 from ddpprof.cli.compare import add_compare_options, run_compare
 from ddpprof.cli.completion import add_completion_options
 from ddpprof.cli.demo import add_demo_options
+from ddpprof.cli.doctor import add_doctor_options
 from ddpprof.cli.experiments import add_experiment_options, run_experiment
 from ddpprof.cli.explain import add_explain_options
 from ddpprof.cli.netbench import add_netbench_options
@@ -142,6 +143,12 @@ GROUPS = (
     Group(
         "More",
         (
+            Command(
+                "doctor",
+                "check this machine, this installation, and ddpprof on both",
+                "ddpprof doctor",
+                add_doctor_options,
+            ),
             Command("demo", "trace the small trainings that come with ddpprof", "ddpprof demo", add_demo_options),
             Command(
                 "completion",

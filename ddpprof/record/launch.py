@@ -5,7 +5,6 @@ Needs no torch itself. The job's stdin, stdout and stderr are the terminal's own
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib.util
 import json
@@ -23,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from ddpprof import rundir
-from ddpprof.child_processes import end_with_parent
+from ddpprof.child_processes import adopt_orphans, children, descendants, end_with_parent
 from ddpprof.errors import CannotRecord
 from ddpprof.record import attempts
 from ddpprof.record.output import refuse_earlier_run
@@ -34,7 +33,6 @@ _INJECT = Path(__file__).parent / "inject"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _SI_KERNEL = 0x80
 """`si_code` of a signal that the terminal sent, to the whole job: passing it on would deliver it twice."""
-_PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 10.0
 """How long processes that outlive a signal get before SIGKILL."""
 
@@ -157,7 +155,7 @@ def run_to_its_end(
 
     Raises `CannotRecord` where the command cannot be started.
     """
-    _adopt_orphans()
+    adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would never come
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
     try:
@@ -230,36 +228,17 @@ def _wait(job: subprocess.Popen[bytes]) -> tuple[int, bool]:
 
 def _pass_on(job: int, number: int) -> None:
     """A signal for ddpprof is one for the job; SIGINT goes to all its processes, as Ctrl-C does."""
-    for process in [job, *_descendants(job)] if number == signal.SIGINT else [job]:
+    for process in [job, *descendants(job)] if number == signal.SIGINT else [job]:
         with suppress(ProcessLookupError):
             os.kill(process, number)
-
-
-def _adopt_orphans() -> None:
-    """Ranks whose parent dies become our children, so that they can be found and ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _children(process: int) -> list[int]:
-    found = []
-    for listed in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(word) for word in listed.read_text(encoding="ascii").split()]
-    return found
-
-
-def _descendants(process: int) -> list[int]:
-    children = _children(process)
-    return [*children, *(further for child in children for further in _descendants(child))]
 
 
 def _end_descendants() -> None:
     """After an interrupted job: ranks that outlived their launcher get SIGTERM, then SIGKILL."""
     deadline = time.monotonic() + _GRACE_S
     asked: set[int] = set()
-    while children := _children(os.getpid()):
-        for child in children:
+    while left := children(os.getpid()):
+        for child in left:
             if time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
             elif child not in asked:

@@ -200,10 +200,11 @@ class Session:
     @_harmless
     def scaler_skipped(self, optimizer: Any) -> None:
         """A `GradScaler` skipped the optimizer's step, because gradients overflowed: a step of the training ends."""
-        if self._is_over:
-            return
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner
+        if self._is_over:
+            self._count_step_that_ends(self._finder.optimizer_stepped(id(optimizer)))
+            return
         self._optimizer_is_done(optimizer)
 
     def _optimizer_is_done(self, optimizer: Any) -> None:

@@ -1,0 +1,96 @@
+"""`ddpprof doctor`: run the checks, say what came out, and write it where it can be attached to a bug report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpprof.cli.arguments import count
+from ddpprof.cli.saying import say
+from ddpprof.errors import DdpprofError
+from ddpprof.location import local
+
+if TYPE_CHECKING:
+    from ddpprof.doctor.check import Outcome
+
+_WIDTH = 21
+"""of the names"""
+
+
+def add_doctor_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--gpus", type=count, metavar="N", help="use N GPUs, and fail where torch sees fewer (default: all it sees)")
+    add("--only", type=_names, default=(), metavar="NAME,…", help="ask only these questions, by their names")
+    add(
+        "--out",
+        type=local,
+        default="doctor.json",
+        metavar="FILE",
+        help="where all answers go, without names of users and hosts (%(default)s)",
+    )
+    parser.set_defaults(run=run_doctor)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    from ddpprof.doctor.catalogue import NAMES
+
+    words = tuple(word.strip() for word in text.split(","))
+    for word in words:
+        if word not in NAMES:
+            raise argparse.ArgumentTypeError(f"there is no check {word}; there are {', '.join(NAMES)}")
+    return words
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    """Return 1 where a check fails."""
+    from ddpprof.doctor.check import Verdict
+    from ddpprof.doctor.examination import document, examine
+    from ddpprof.record import launch
+    from ddpprof.rundir import write_json
+
+    launch.refuse_without_torch()
+    out: Path = options.out
+    if not out.absolute().parent.is_dir():
+        raise DdpprofError(f"cannot write {out}: there is no folder {out.parent}.")
+    outcomes: list[Outcome] = []
+    began, setup = time.monotonic(), None
+    for found in examine(out.absolute().parent, options.gpus, options.only, _show_progress):
+        _show_progress("")
+        for outcome in found:
+            if outcome.setup != setup:
+                say(f"\n{outcome.setup}:")
+                setup = outcome.setup
+            _show(outcome)
+        outcomes += found
+    counts = Counter(one.verdict for one in outcomes)
+    try:
+        write_json(out, document(outcomes))
+    except OSError as error:
+        raise DdpprofError(f"cannot write {out}: {error.strerror}.") from error
+    seconds = time.monotonic() - began
+    say(
+        f"\n{counts[Verdict.PASS]} passed, {counts[Verdict.FAIL]} failed, {counts[Verdict.SKIP]} skipped, in "
+        f"{seconds:.0f} s."
+    )
+    say(f"Wrote {out}." + (" Attach it to a bug report." if counts[Verdict.FAIL] else ""))
+    return 1 if counts[Verdict.FAIL] else 0
+
+
+def _show(outcome: Outcome) -> None:
+    if outcome.expected is None:
+        say(f"{outcome.verdict}  {outcome.name:{_WIDTH}}{outcome.reason}", flush=True)
+        return
+    say(f"{outcome.verdict}  {outcome.name:{_WIDTH}}found {outcome.found}; expected {outcome.expected}", flush=True)
+    if outcome.reason is not None:
+        say(f"      {'':{_WIDTH}}{outcome.reason}", flush=True)
+
+
+def _show_progress(text: str) -> None:
+    """Say on a terminal what runs; the next line takes its place."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()

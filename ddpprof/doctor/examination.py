@@ -1,0 +1,99 @@
+"""All checks, one after the other, and what came out of them as one document that tells nothing of who ran it."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+import re
+import socket
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ddpprof import __version__
+from ddpprof.doctor.catalogue import MACHINE, TRAINING
+from ddpprof.doctor.check import Check, Outcome, Setup, Verdict, setups
+from ddpprof.doctor.processes import run_check
+from ddpprof.redaction import without_secrets
+
+DOCTOR_FORMAT = 1
+_PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+)+/([\w.+@~-]+)")
+_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+_OF_EVERYBODY = ("root", "localhost", "user")
+"""names that tell nothing"""
+
+
+def examine(
+    out: Path, gpus: int | None, only: Collection[str], watch: Callable[[str], None]
+) -> Iterator[tuple[Outcome, ...]]:
+    """Yield the outcomes of each check. `gpus`: how many there are; ``None``: as many as torch sees.
+
+    `only`: names of outcomes; without any, all. `watch` is told what runs.
+    """
+    chosen = [check for check in MACHINE if _wanted(check, only)]
+    training = [check for check in TRAINING if _wanted(check, only)]
+    seen = 0
+    if training and not any("devices" in check.names for check in chosen):
+        seen = _num_gpus(run_check(next(one for one in MACHINE if "devices" in one.names), Setup(), out, gpus))
+    for number, check in enumerate(chosen):
+        watch(f"{number + 1} of {len(chosen)} of the machine: {', '.join(check.names)}")
+        outcomes = run_check(check, Setup(), out, gpus)
+        seen = max(seen, _num_gpus(outcomes))
+        yield _kept(outcomes, only)
+    places = setups(min(seen, gpus) if gpus is not None else seen)
+    for setup in places:
+        for number, check in enumerate(training):
+            watch(f"{number + 1} of {len(training)} on {setup}, at most {check.limit_s:g} s: {', '.join(check.names)}")
+            lacking = check.lacks(setup)
+            if lacking is None:
+                yield _kept(run_check(check, setup, out, gpus), only)
+            else:
+                skipped = [Outcome(name, Verdict.SKIP, reason=lacking, setup=str(setup)) for name in check.names]
+                yield _kept(skipped, only)
+
+
+def _wanted(check: Check, only: Collection[str]) -> bool:
+    return not only or not set(only).isdisjoint(check.names)
+
+
+def _kept(outcomes: Sequence[Outcome], only: Collection[str]) -> tuple[Outcome, ...]:
+    return tuple(one for one in outcomes if not only or one.name in only)
+
+
+def _num_gpus(outcomes: Sequence[Outcome]) -> int:
+    found = [one.found for one in outcomes if one.name == "devices"]
+    return int(found[0]) if found and found[0] is not None else 0
+
+
+def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return what ``doctor.json`` holds: no names of users and hosts, no addresses, of paths only their ends."""
+    counts = Counter(one.verdict for one in outcomes)
+    return {
+        "format": DOCTOR_FORMAT,
+        "ddpprof": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "counts": {verdict.value: counts[verdict] for verdict in Verdict},
+        "outcomes": [
+            {name: anonymous(value) if isinstance(value, str) else value for name, value in asdict(one).items()}
+            for one in outcomes
+        ],
+    }
+
+
+def anonymous(text: str) -> str:
+    text = _ADDRESS.sub("ADDRESS", _PATH.sub(r"…/\1", without_secrets(text)))
+    for name, instead in _names():
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", instead, text)
+    return text
+
+
+def _names() -> Iterator[tuple[str, str]]:
+    host = socket.gethostname()
+    yield from ((name, "HOST") for name in {host, host.partition(".")[0]} if name and name not in _OF_EVERYBODY)
+    with suppress(OSError, KeyError):
+        if (user := getpass.getuser()) not in _OF_EVERYBODY:
+            yield user, "USER"

@@ -1,0 +1,137 @@
+"""How fast is the network between the ranks, and what does it cost a step: several sources, one answer?"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from ddpprof.child_processes import python_command
+from ddpprof.doctor.check import CannotCheck, Context, Outcome, judge, skip
+from ddpprof.doctor.training import SCRIPTS, run_command, run_script
+from ddpprof.load.run import load_run
+from ddpprof.report import build_report
+
+_WITHIN = 0.10
+_NUM_BYTES = 16 << 20
+_NCCL_TESTS = "all_reduce_perf"
+
+
+def check_netbench(context: Context) -> Sequence[Outcome]:
+    """What `ddpprof netbench` measures, against nccl-tests, or a loop of all-reduces where there are none."""
+    setup = context.setup
+    bench = context.folder / "bench.json"
+    options = [f"--nproc-per-node={setup.num_ranks}", f"--backend={setup.backend}", f"--sizes={_NUM_BYTES}"]
+    run_command(context, python_command(["-m", "ddpprof", "netbench", *options, f"--out={bench}"]), 90)
+    (entry,) = json.loads(bench.read_text(encoding="utf-8"))["sizes"]
+    found = _busbw(entry["num_bytes"], median(entry["longest_ns"]), setup.num_ranks)
+    tests = shutil.which(_NCCL_TESTS)
+    if tests is not None and setup.backend == "nccl":
+        words = [tests, f"-b{_NUM_BYTES}", f"-e{_NUM_BYTES}", f"-g{setup.num_ranks}"]
+        own, by = _of_nccl_tests(run_command(context, words, 90)), _NCCL_TESTS
+    else:
+        told = run_script(context, "all_reduces.py", *setup.options, f"--num-bytes={_NUM_BYTES}").told
+        own, by = _busbw(told["num_bytes"], told["median_ns"], setup.num_ranks), "a loop"
+    return [
+        judge(
+            "netbench",
+            abs(found / own - 1) <= _WITHIN,
+            f"{own:.2f} GB/s on the bus by {by}, within {_WITHIN:.0%}",
+            f"{found:.2f} GB/s",
+            "What `ddpprof netbench` measures, and predicts with, is not what the network does.",
+        )
+    ]
+
+
+def _busbw(num_bytes: int, ns: float, num_ranks: int) -> float:
+    """In GB/s, as nccl-tests define it."""
+    return num_bytes / ns * 2 * (num_ranks - 1) / num_ranks
+
+
+def _of_nccl_tests(printed: str) -> float:
+    """Out of place: columns are size, count, type, redop, root, time, algbw, busbw."""
+    row = re.search(rf"^\s*{_NUM_BYTES}\s+\d+\s+\w+\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+\s+([\d.]+)", printed, re.MULTILINE)
+    if row is None:
+        raise CannotCheck(f"{_NCCL_TESTS} printed no row for {_NUM_BYTES} bytes")
+    return float(row.group(1))
+
+
+def check_exposed(context: Context) -> Sequence[Outcome]:
+    """Exposed communication, against steps with and without `no_sync` in turns."""
+    window = ["--skip-first", "20", "--cost-steps", "0", "--steps", "10"]
+    trained = run_script(context, "unsynced.py", *context.setup.options, "--steps=40", trace=window)
+    first = build_report(load_run(str(trained.run))).ranks[0]
+    exposed_ms = median(step.exposed_ns for step in first.measured_steps) / 1e6
+    low, high = _difference_ms(trained.told["with_ns"], trained.told["without_ns"])
+    return [
+        judge(
+            "exposed",
+            low <= exposed_ms <= high,
+            f"{low:.2f} to {high:.2f} ms, by which a step is longer than under no_sync",
+            f"{exposed_ms:.2f} ms",
+            "What the report calls exposed is not what averaging gradients costs a step.",
+        )
+    ]
+
+
+def _difference_ms(values: Sequence[int], others: Sequence[int]) -> tuple[float, float]:
+    """Return between what the difference of the two medians lies, with 99 % confidence: a bootstrap."""
+    draw = np.random.default_rng(0)
+    first, second = (np.median(draw.choice(np.asarray(one), (2000, len(one))), axis=1) for one in (values, others))
+    low, high = np.quantile((first - second) / 1e6, [0.005, 0.995])
+    return float(low), float(high)
+
+
+def check_overhead(context: Context) -> Sequence[Outcome]:
+    """`ddpprof overhead`, in turns within one process, and from processes of their own."""
+    found = [_overhead(context, name, *options) for name, options in (("turns", []), ("apart", ["--apart"]))]
+    (low, high), (low_apart, high_apart) = found
+    return [
+        judge(
+            "overhead",
+            low <= high_apart and low_apart <= high,
+            f"{low_apart:.3f} to {high_apart:.3f} times the bare step, as from processes of their own",
+            f"{low:.3f} to {high:.3f}",
+            "What `ddpprof overhead` tells depends on how it measures.",
+        )
+    ]
+
+
+def _overhead(context: Context, name: str, *options: str) -> tuple[float, float]:
+    out = context.folder / name
+    own = ["--out", str(out), "--rounds", "3", f"--nproc={context.setup.num_ranks}", *options]
+    run_command(context, python_command(["-m", "ddpprof", "overhead", *own, *_training(context)]), 200)
+    printed = run_command(context, python_command(["-m", "ddpprof", "report", str(out), "--format", "json"]), 60)
+    ratio = json.loads(printed)["ratio"]
+    return float(ratio["low"]), float(ratio["high"])
+
+
+def check_beside_nsys(context: Context) -> Sequence[Outcome]:
+    """Under nsys, which holds CUPTI: the report has kernels all the same, or says that there are none."""
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        return [skip("beside-nsys", "nsys is not installed")]
+    out = context.folder / "run"
+    trace = python_command(["-m", "ddpprof", "trace", "--quiet", "--out", str(out), *_training(context)])
+    run_command(context, [nsys, "profile", "--output", str(context.folder / "nsys"), *trace], 90)
+    report = build_report(load_run(str(out)))
+    kernels = sum(step.compute_ns > 0 for rank in report.ranks for step in rank.steps)
+    said = [text for text in report.missing if "kernel" in text]
+    return [
+        judge(
+            "beside-nsys",
+            bool(kernels or said),
+            "kernels, or a word that there are none",
+            f"{kernels} steps with kernels" if kernels else ", ".join(said) or "neither",
+            "Tables without kernels would be taken for a device that did nothing.",
+        )
+    ]
+
+
+def _training(context: Context) -> list[str]:
+    """The words of a training of some seconds, behind a command of ddpprof."""
+    return [str(SCRIPTS / "timed.py"), *context.setup.options, "--steps=60"]

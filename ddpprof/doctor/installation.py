@@ -1,0 +1,125 @@
+"""What is installed: versions, torch's devices and backends, the profiler, and who else profiles."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+
+from ddpprof.doctor.check import Context, Outcome, judge, skip
+from ddpprof.doctor.training import run_script
+
+_OLDEST_PYTHON = (3, 11)
+_LOOKED_AT = {None, "torch", "tensorboard", "html", "cluster"}
+"""extras; what belongs to no extra is needed"""
+_BOUND = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(?:(<|>=)\s*([0-9.]+))?")
+_OTHER_PROFILERS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+"""variables that nsys and ncu set in what they start"""
+
+
+def check_versions(_context: Context) -> Sequence[Outcome]:
+    """Is everything there that is needed, and nothing of a version that does not do?"""
+    versions = {"Python": ".".join(map(str, sys.version_info[:3]))}
+    wrong = [] if sys.version_info >= _OLDEST_PYTHON else [f"Python {versions['Python']} (needs 3.11)"]
+    for name, sign, bound, extra in _requirements():
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            wrong += [] if extra is not None and extra != "torch" else [f"{name} is absent"]
+            continue
+        if sign and not _satisfies(versions[name], sign, bound):
+            wrong.append(f"{name} {versions[name]} (needs {sign}{bound})")
+    shown = {name: versions[name] for name in ("Python", "torch", "numpy", "torch-tb-profiler") if name in versions}
+    return [
+        judge(
+            "versions",
+            not wrong,
+            "what pyproject.toml asks for",
+            "; ".join(wrong) or ", ".join(f"{name} {version}" for name, version in shown.items()),
+            "Install what is missing or too old with pip, in this environment.",
+        )
+    ]
+
+
+def _requirements() -> list[tuple[str, str, str, str | None]]:
+    """Return name, sign, bound and extra of everything that ddpprof asks for."""
+    found = []
+    for line in metadata.requires("ddpprof") or []:
+        what, _, marker = line.partition(";")
+        extra = re.search(r"extra == ['\"]([^'\"]+)", marker)
+        match = _BOUND.match(what.strip())
+        if match is None or (extra and extra.group(1) not in _LOOKED_AT) or match.group(1) == "ddpprof":
+            continue
+        python = re.search(r"python_version < ['\"]3\.(\d+)", marker)
+        if python is None or sys.version_info < (3, int(python.group(1))):
+            found.append(
+                (match.group(1), match.group(2) or "", match.group(3) or "", extra.group(1) if extra else None)
+            )
+    return found
+
+
+def _satisfies(version: str, sign: str, bound: str) -> bool:
+    has, wants = ([int(digits) for digits in re.findall(r"\d+", text)][:3] for text in (version.split("+")[0], bound))
+    wants += [0] * (3 - len(wants))
+    return has >= wants if sign == ">=" else has < wants
+
+
+def check_torch(context: Context) -> Sequence[Outcome]:
+    """Does torch see the devices, have the backends, and profile an operation on each kind of device?"""
+    probe = run_script(context, "probe.py", limit_s=60).told
+    gpus = int(probe["num_gpus"])
+    expected = context.gpus if context.gpus is not None else int(probe["num_gpu_files"])
+    return [
+        judge(
+            "devices",
+            gpus >= expected,
+            f"{expected} GPU{'s' if expected != 1 else ''}",
+            gpus,
+            "torch does not see them. Look at nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build of "
+            "torch sees none.",
+        ),
+        _judge_backends(probe["backends"], gpus),
+        _judge_profiler(probe, gpus),
+        _judge_other_profilers(os.environ, gpus),
+    ]
+
+
+def _judge_backends(backends: Sequence[str], gpus: int) -> Outcome:
+    wanted = ["gloo", *(["nccl"] if gpus else [])]
+    return judge(
+        "backends",
+        set(wanted) <= set(backends),
+        ", ".join(wanted),
+        ", ".join(backends) or "none",
+        "This torch was built without them. Install one of pytorch.org's builds.",
+    )
+
+
+def _judge_profiler(probe: Mapping[str, object], gpus: int) -> Outcome:
+    what = "kernel" if gpus else "span"
+    return judge(
+        "profiler",
+        bool(probe["profiled"]),
+        f"a {what} of one profiled matmul",
+        f"{probe['profiled']} of {probe['num_events']} events",
+        f"The profiler is blind, so traces hold no {what}s. "
+        + (
+            str(probe["profiler_said"])
+            or "It does not say why: end other profilers, and look at the driver's permissions."
+        ),
+    )
+
+
+def _judge_other_profilers(environment: Mapping[str, str], gpus: int) -> Outcome:
+    if not gpus:
+        return skip("other-profilers", "it needs a GPU: only CUPTI has room for one profiler alone")
+    there = [name for name in _OTHER_PROFILERS if environment.get(name)]
+    return judge(
+        "other-profilers",
+        not there,
+        "none",
+        ", ".join(there) or "none",
+        "nsys or ncu holds CUPTI, so traces have no kernels. Record without it.",
+    )

@@ -1,0 +1,133 @@
+"""What the machine gives a job: room on disks, shared memory, clocks, cores and memory, a network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpprof.doctor.check import Context, Outcome, judge, skip
+
+_MB = 1_000_000
+_DISK_BYTES = 1000 * _MB
+"""traces of a few steps of many ranks"""
+_SHM_BYTES = 256 * _MB
+"""batches of DataLoader workers and NCCL's buffers; Docker gives 64 MiB unless told otherwise"""
+_MEMORY_BYTES = 2000 * _MB
+_CLOCK_S = 0.5
+_CLOCK_PPM = 500
+"""by which time servers slew at most"""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def check_disk(context: Context) -> Sequence[Outcome]:
+    """Is there room for a run where the user stands, and in the folder for temporary files?"""
+    free = {"here": shutil.disk_usage(context.out).free, "for temporary files": shutil.disk_usage(_temporary()).free}
+    where = min(free, key=lambda name: free[name])
+    least = free[where]
+    return [
+        judge(
+            "disk",
+            least >= _DISK_BYTES,
+            f"at least {_DISK_BYTES // _MB} MB free",
+            f"{least // _MB} MB {where}",
+            "Traces may not fit. Make room, or record with --out on another disk.",
+        )
+    ]
+
+
+def _temporary() -> str:
+    return tempfile.gettempdir()
+
+
+def check_shared_memory(_context: Context) -> Sequence[Outcome]:
+    """Does /dev/shm hold what DataLoader workers and NCCL put there?"""
+    folder = Path("/dev/shm")  # noqa: S108 (shared memory it is)
+    if not folder.is_dir():
+        return [skip("shared-memory", "this system has no /dev/shm")]
+    free = shutil.disk_usage(folder).free
+    return [
+        judge(
+            "shared-memory",
+            free >= _SHM_BYTES,
+            f"at least {_SHM_BYTES // _MB} MB free",
+            f"{free // _MB} MB",
+            "DataLoader workers and NCCL may die of SIGBUS. In Docker, start with --shm-size=1g or --ipc=host.",
+        )
+    ]
+
+
+def check_clock(_context: Context) -> Sequence[Outcome]:
+    """Do the two clocks by which steps and kernels are timed run at one rate, without a jump?"""
+    wall_ns, steady_ns = time.time_ns(), time.perf_counter_ns()
+    time.sleep(_CLOCK_S)
+    wall_ns, steady_ns = time.time_ns() - wall_ns, time.perf_counter_ns() - steady_ns
+    ppm = abs(wall_ns - steady_ns) / steady_ns * 1e6
+    return [
+        judge(
+            "clock",
+            ppm <= _CLOCK_PPM,
+            f"clocks within {_CLOCK_PPM} ppm of each other",
+            f"{ppm:.0f} ppm",
+            "The time of day jumped or drifts: steps of several hosts cannot be compared. Look at the time service.",
+        )
+    ]
+
+
+def check_limits(context: Context) -> Sequence[Outcome]:
+    """Do the cores and the memory that this process may use do for the ranks?"""
+    ranks = max(2, context.gpus or 0)
+    cores = min(len(os.sched_getaffinity(0)), cgroup_cores(_CGROUP) or float("inf"))
+    memory = available_bytes(_CGROUP)
+    return [
+        judge(
+            "cores",
+            cores >= ranks,
+            f"at least {ranks}, one a rank",
+            f"{cores:g}",
+            "Ranks take turns on a core, so times say little. Give the container more (docker run --cpus).",
+        ),
+        judge(
+            "memory",
+            memory >= _MEMORY_BYTES,
+            f"at least {_MEMORY_BYTES // _MB} MB",
+            f"{memory // _MB} MB",
+            "Ranks may be killed for memory. Give the container more (docker run --memory), or end other processes.",
+        ),
+    ]
+
+
+def cgroup_cores(cgroup: Path) -> float | None:
+    """Return how many cores the container may use at once; ``None`` where nothing limits them."""
+    quota, period = (_words(cgroup / "cpu.max") or _words(cgroup / "cpu/cpu.cfs_quota_us") or ["max"])[0], 0.0
+    if quota in ("max", "-1"):
+        return None
+    both = _words(cgroup / "cpu.max")
+    period = float(both[1] if len(both) > 1 else (_words(cgroup / "cpu/cpu.cfs_period_us") or ["100000"])[0])
+    return float(quota) / period
+
+
+def available_bytes(cgroup: Path) -> int:
+    """Return how much memory is free, in the container and on the machine."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    for most, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        limit = _words(cgroup / most)
+        if limit and limit[0] != "max":
+            free = min(free, int(limit[0]) - int((_words(cgroup / used) or ["0"])[0]))
+    return free
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").split()
+    except OSError:
+        return []

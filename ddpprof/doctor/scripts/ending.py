@@ -1,0 +1,30 @@
+"""A training that does not end by itself: rank 1 fails in a step, or everybody waits for a signal."""
+
+import os
+from pathlib import Path
+
+import ranks
+import torch
+
+
+def train(rank, device, options):
+    Path(options.pids, f"rank-{rank}").write_text(str(os.getpid()), encoding="utf-8")
+    model = ranks.wrap(ranks.layers(64, 2), device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(options.steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64).to(device)).sum().backward()
+        optimizer.step()
+        if step == options.at_step:
+            Path(options.pids, f"reached-{rank}").touch()
+            if options.fails and rank == 1:
+                raise RuntimeError("the script fails, as it is to")
+
+
+if __name__ == "__main__":
+    parser = ranks.parser()
+    parser.add_argument("--pids", required=True, help="a folder")
+    parser.add_argument("--at-step", type=int, default=12)
+    parser.add_argument("--fails", action="store_true")
+    parser.set_defaults(steps=1_000_000)
+    ranks.run(train, parser.parse_args())

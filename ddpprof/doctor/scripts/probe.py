@@ -1,0 +1,72 @@
+"""What torch sees on this machine, and whether its profiler sees one matrix product."""
+
+import glob
+import json
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+KNOWN_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
+
+
+def profile_one_product():
+    """Return how many kernels, or on a CPU spans, of how many events, and what the profiler said."""
+    has_gpu = torch.cuda.is_available()
+    device = "cuda" if has_gpu else "cpu"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])]
+    with tempfile.TemporaryFile() as said, StderrTo(said):
+        matrix = torch.ones(256, 256, device=device)
+        with profile(activities=activities) as recorded:
+            matrix @ matrix
+            if has_gpu:
+                torch.cuda.synchronize()
+        said.seek(0)
+        words = said.read().decode(errors="replace")
+    events = recorded.events()
+    if has_gpu:
+        seen = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    else:
+        seen = [event for event in events if event.name == "aten::mm"]
+    return len(seen), len(events), " ".join(words.split())[-300:]
+
+
+class StderrTo:
+    """Kineto writes to the descriptor itself."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def __enter__(self):
+        self._kept = os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+
+    def __exit__(self, *_):
+        sys.stderr.flush()
+        os.dup2(self._kept, 2)
+
+
+if __name__ == "__main__":
+    profiled, num_events, said = profile_one_product()
+    gpus = range(torch.cuda.device_count())
+    print(
+        json.dumps(
+            {
+                "torch": torch.__version__,
+                "cuda": torch.version.cuda,
+                "hip": torch.version.hip,
+                "num_gpus": len(gpus),
+                "gpus": [torch.cuda.get_device_name(index) for index in gpus],
+                "num_gpu_files": len(glob.glob("/dev/nvidia[0-9]*")),
+                "backends": [
+                    name for name in KNOWN_BACKENDS if dist.is_available() and dist.is_backend_available(name)
+                ],
+                "profiled": profiled,
+                "num_events": num_events,
+                "profiler_said": said,
+            }
+        )
+    )

@@ -1,0 +1,96 @@
+"""What the training scripts beside this file share: they start their ranks, or are started by torchrun."""
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import tempfile
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+PATIENCE = timedelta(seconds=60)
+"""of every collective"""
+
+
+def parser():
+    made = argparse.ArgumentParser()
+    made.add_argument("--ranks", type=int, default=2)
+    made.add_argument("--backend", default="gloo")
+    made.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    made.add_argument("--steps", type=int, default=30)
+    return made
+
+
+def run(train, options):
+    """Call ``train(rank, device, options)`` in every rank."""
+    if "RANK" in os.environ:
+        _be_rank(int(os.environ["RANK"]), train, options, "env://")
+        return
+    # A process that has seen a GPU cannot fork.
+    start = torch.multiprocessing.get_context("fork" if options.device == "cpu" else "spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (train, options, f"file://{folder}/store")
+        ranks = [start.Process(target=_be_rank, args=(rank, *arguments)) for rank in range(options.ranks)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+    sys.exit(max(abs(rank.exitcode or 0) for rank in ranks))
+
+
+def _be_rank(rank, train, options, where):
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if options.device == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+    dist.init_process_group(options.backend, init_method=where, rank=rank, world_size=options.ranks, timeout=PATIENCE)
+    torch.manual_seed(7)
+    train(rank, device, options)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    dist.destroy_process_group()
+
+
+def wrap(module, device, **settings):
+    ids = None if device.type == "cpu" else [device.index]
+    return DistributedDataParallel(module.to(device), device_ids=ids, **settings)
+
+
+def layers(width, depth):
+    return nn.Sequential(*(layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())))
+
+
+def tell(rank, **facts):
+    """Rank 0 prints one line of JSON."""
+    if rank == 0:
+        print(json.dumps(facts), flush=True)
+
+
+class StepClock:
+    """Times between ends of steps: the host's on a CPU, by events on the device elsewhere."""
+
+    def __init__(self, device):
+        self._device = device
+        self._ends = []
+
+    def step_ends(self):
+        if self._device.type == "cpu":
+            import time
+
+            self._ends.append(time.perf_counter_ns())
+        else:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+            self._ends.append(event)
+
+    def steps_ns(self):
+        pairs = itertools.pairwise(self._ends)
+        if self._device.type == "cpu":
+            return [after - before for before, after in pairs]
+        torch.cuda.synchronize(self._device)
+        return [round(before.elapsed_time(after) * 1e6) for before, after in pairs]

@@ -1,0 +1,30 @@
+"""Steps of equal work, each timed by the script itself."""
+
+import time
+
+import ranks
+import torch
+
+
+def train(rank, device, options):
+    model = ranks.wrap(ranks.layers(options.width, 4), device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    inputs = torch.randn(options.batch, options.width).to(device)
+    clock = ranks.StepClock(device)
+    for _ in range(options.steps):
+        optimizer.zero_grad()
+        if rank == options.slow_rank:
+            time.sleep(options.delay_s)
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        clock.step_ends()
+    ranks.tell(rank, steps_ns=clock.steps_ns())
+
+
+if __name__ == "__main__":
+    parser = ranks.parser()
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--slow-rank", type=int, default=-1)
+    parser.add_argument("--delay-s", type=float, default=0.1)
+    ranks.run(train, parser.parse_args())

@@ -1,0 +1,82 @@
+"""Starts the training scripts of the doctor, with ddpprof and without it, and reads what they tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddpprof.child_processes import python_command
+from ddpprof.doctor.check import CannotCheck, Context
+
+SCRIPTS = Path(__file__).parent / "scripts"
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DDPPROF_SETTINGS")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A training that came to its end."""
+
+    told: Mapping[str, Any]
+    """the script's own line of JSON"""
+    run: Path
+    """recorded there, if it was"""
+
+
+def run_script(
+    context: Context, script: str, *arguments: str, trace: Sequence[str] | None = None, limit_s: float = 90
+) -> Trained:
+    """Run a script to its end. `trace`: under ``ddpprof trace`` with these options. Raises `CannotCheck`."""
+    run = context.folder / f"run-of-{script.removesuffix('.py')}-{len(list(context.folder.iterdir()))}"
+    command = script_command(script, *arguments, run=None if trace is None else run, trace=trace or ())
+    done = run_command(context, command, limit_s)
+    lines = [line for line in done.splitlines() if line.startswith("{")]
+    if not lines:
+        raise CannotCheck(f"{script} told nothing")
+    told: dict[str, Any] = json.loads(lines[-1])
+    return Trained(told, run)
+
+
+def script_command(script: str, *arguments: str, run: Path | None, trace: Sequence[str] = ()) -> list[str]:
+    words = [str(SCRIPTS / script), *arguments]
+    if run is None:
+        return [sys.executable, *words]
+    return python_command(["-m", "ddpprof", "trace", "--quiet", "--out", str(run), *trace, *words])
+
+
+def run_command(context: Context, command: Sequence[str], limit_s: float) -> str:
+    """Return what the command prints. Raises `CannotCheck` where it fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=context.folder,
+            env=job_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CannotCheck(f"{_shown(command)} took longer than {limit_s:g} s") from error
+    if done.returncode:
+        last = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        why = next((line for line in reversed(last) if "rror" in line), last[-1] if last else "it does not say why")
+        raise CannotCheck(f"{_shown(command)} ended with exit code {done.returncode}: {why}")
+    return done.stdout
+
+
+def job_environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
+    return {"OMP_NUM_THREADS": "1", **kept, "PYTHONSAFEPATH": ""}
+
+
+def _shown(command: Sequence[str]) -> str:
+    script = next((Path(word).name for word in command if word.endswith(".py")), command[-1])
+    return f"ddpprof trace {script}" if "ddpprof" in command and "trace" in command else script

@@ -1,0 +1,122 @@
+"""`ddpprof doctor` finds a machine and an installation well, and every fault that is planted in them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import DDPPROF, Run, environment
+from processes import children, started, wait_until
+
+from ddpprof.doctor.catalogue import NAMES
+
+pytestmark = pytest.mark.e2e
+
+FAULTS_FOLDER = Path(__file__).parent.parent / "faults"
+AT_ONCE = 3
+"""doctors; the faults are large enough to be seen on busy cores"""
+
+FAULTS_OF_TRAINING = {
+    "changed_training": "parameters,collectives,export-pause",
+    "wrong_times,lost_parts": "step-time,parts-of-step,after-the-window",
+    "unused_without_reason": "unused-parameters,bucket-bytes",
+    "lost_steps": "amp-steps,closure-steps,compiled-steps",
+    "half_a_delay": "delay",
+    "hasty_clock": "bucket-times",
+    "long_replay": "replay",
+    "slow_netbench": "netbench",
+    "lingering_ranks": "exception",
+    "lingering_ranks,": "ctrl-c",
+    "lingering_ranks,,": "sigterm",
+}
+"""what is planted, and the questions whose answers it must turn; commas set equal faults apart"""
+
+
+def examined(folder: Path, faults: str, names: str) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [*DDPPROF, "doctor", "--only", names],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(FAULTS_FOLDER), DDPPROF_TEST_FAULTS=faults),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.stderr == ""
+    outcomes = json.loads((folder / "doctor.json").read_text())["outcomes"]
+    return done.returncode, {one["name"]: one for one in outcomes}
+
+
+@pytest.fixture(scope="module")
+def examinations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[tuple[int, dict[str, Any]]]]]:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {
+            faults: pool.submit(examined, tmp_path_factory.mktemp("planted"), faults, names)
+            for faults, names in FAULTS_OF_TRAINING.items()
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", FAULTS_OF_TRAINING)
+def test_a_planted_fault_of_training_is_a_failure(
+    faults: str, examinations: dict[str, Future[tuple[int, dict[str, Any]]]]
+) -> None:
+    code, outcomes = examinations[faults].result()
+    assert code == 1
+    assert {name: one["verdict"] for name, one in outcomes.items()} == dict.fromkeys(
+        FAULTS_OF_TRAINING[faults].split(","), "FAIL"
+    )
+    assert all(one["expected"] and one["found"] and one["reason"] for one in outcomes.values()), outcomes
+
+
+def test_a_planted_fault_of_torch_is_a_failure(tmp_path: Path) -> None:
+    code, outcomes = examined(tmp_path, "no_backends,blind_profiler", "devices,backends,profiler")
+    assert code == 1
+    assert {name: one["verdict"] for name, one in outcomes.items()} == {
+        "devices": "PASS",
+        "backends": "FAIL",
+        "profiler": "FAIL",
+    }
+
+
+def test_gpus_that_are_not_there_are_a_failure(ddpprof: Run, tmp_path: Path) -> None:
+    done = ddpprof("doctor", "--gpus", "64", "--only", "devices")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "0 passed, 1 failed, 0 skipped" in done.stdout
+    assert "Wrote doctor.json. Attach it to a bug report." in done.stdout
+    (only,) = json.loads((tmp_path / "doctor.json").read_text())["outcomes"]
+    assert (only["verdict"], only["expected"]) == ("FAIL", "64 GPUs")
+
+
+def test_an_unknown_check_is_one_line(ddpprof: Run) -> None:
+    done = ddpprof("doctor", "--only", "aura")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ddpprof: argument --only: there is no check aura; there are versions, devices")
+
+
+def test_nothing_is_left_of_a_doctor_that_is_ended(tmp_path: Path) -> None:
+    with started(*DDPPROF, "doctor", "--only", "sigterm", cwd=tmp_path) as doctor:
+        wait_until(lambda: len(children(doctor.pid)) > 3, "had ranks")
+        there = children(doctor.pid)
+        doctor.terminate()
+        doctor.wait(timeout=30)
+    wait_until(lambda: not any(Path(f"/proc/{one}").exists() for one in there), "ended", 20)
+
+
+@pytest.mark.slow
+def test_this_machine_is_well(ddpprof: Run, tmp_path: Path) -> None:
+    """Whether times agree within few percents is the machine's to say, which may be busy: then for the second time."""
+    done = ddpprof("doctor", timeout=300)
+    outcomes = {one["name"]: one for one in json.loads((tmp_path / "doctor.json").read_text())["outcomes"]}
+    assert set(outcomes) == set(NAMES)
+    failed = {name for name, one in outcomes.items() if one["verdict"] == "FAIL"}
+    assert done.returncode == bool(failed), done.stdout
+    assert failed <= {"step-time", "after-the-window", "bucket-times", "replay", "netbench", "delay"}, done.stdout
+    for name in failed:
+        assert ddpprof("doctor", "--only", name).returncode == 0, name
+    assert not any(part in (tmp_path / "doctor.json").read_text() for part in (str(tmp_path), "/home/", "/root"))

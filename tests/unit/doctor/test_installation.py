@@ -1,0 +1,94 @@
+"""What is installed, what else profiles, and what an answer may tell of who asked."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from ddpprof.doctor import installation
+from ddpprof.doctor.catalogue import MACHINE, NAMES, TRAINING
+from ddpprof.doctor.check import Context, Outcome, Setup, Verdict, setups
+from ddpprof.doctor.examination import anonymous, document
+from ddpprof.doctor.processes import run_check
+
+HERE = Context(Path(), Path())
+
+
+def test_what_is_installed_here_does() -> None:
+    (found,) = installation.check_versions(HERE)
+    assert found.verdict == "PASS", found
+    assert f"torch {metadata.version('torch')}" in str(found.found)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "said"),
+    [("torch", "2.5.1", "torch 2.5.1 (needs >=2.6)"), ("pandas", "4.0.0", "pandas 4.0.0 (needs <4)")],
+)
+def test_a_version_that_does_not_do(name: str, version: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda asked: version if asked == name else honest(asked))
+    (found,) = installation.check_versions(HERE)
+    assert (found.verdict, found.found) == ("FAIL", said)
+
+
+def test_what_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("msgspec", "plotly"):
+            raise metadata.PackageNotFoundError
+        return "99"
+
+    monkeypatch.setattr(metadata, "version", version)
+    (found,) = installation.check_versions(HERE)
+    assert "msgspec is absent" in str(found.found)
+    assert "plotly" not in str(found.found)
+
+
+def test_other_profilers() -> None:
+    judge = installation._judge_other_profilers
+    assert judge({"NSYS_PROFILING_SESSION_ID": "1"}, 1).verdict == "FAIL"
+    assert judge({}, 1).verdict == "PASS"
+    assert judge({"NSYS_PROFILING_SESSION_ID": "1"}, 0).verdict == "SKIP"
+
+
+def test_a_check_in_time_and_one_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (clock,) = (check for check in MACHINE if check.names == ("clock",))
+    short = type(clock)(clock.names, clock.module, clock.function, limit_s=5)
+    faults = Path(__file__).parent.parent.parent / "faults"
+    monkeypatch.setenv("PYTHONPATH", str(faults))
+    assert [one.verdict for one in run_check(short, Setup(), tmp_path, None)] == ["PASS"]
+    monkeypatch.setenv("DDPPROF_TEST_FAULTS", "drifting_clock")
+    assert [one.verdict for one in run_check(short, Setup(), tmp_path, None)] == ["FAIL"]
+    monkeypatch.setenv("DDPPROF_TEST_FAULTS", "slow_check")
+    (found,) = run_check(short, Setup(), tmp_path, None)
+    assert (found.verdict, found.reason) == ("FAIL", "It took longer than 5 s, and was ended.")
+
+
+def test_names_are_of_one_question_each() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_where_training_is_checked() -> None:
+    assert [str(one) for one in setups(0)] == ["gloo, 2 ranks, CPU"]
+    assert [str(one) for one in setups(1)] == ["nccl, 1 rank, 1 GPU", "gloo, 2 ranks, 1 GPU"]
+    assert [str(one) for one in setups(4)] == ["nccl, 1 rank, 1 GPU", "gloo, 2 ranks, 1 GPU", "nccl, 4 ranks, 4 GPUs"]
+    lacking = {check.names[0]: check.lacks(Setup()) for check in TRAINING}
+    assert lacking["parameters"] is None
+    assert lacking["exposed"] == (
+        "it needs 2 GPUs: between ranks that share cores, communication takes them from computation"
+    )
+    assert not any(check.lacks(setups(2)[-1]) for check in TRAINING)
+
+
+def test_the_document_tells_nothing_of_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "titan7.lab.example")
+    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
+    said = "ada on titan7: /home/ada/work/train.py from 10.1.2.3, https://ada:pass@host/x?token=1, adamant"
+    assert anonymous(said) == "USER on HOST: …/train.py from ADDRESS, https://USER@host/x adamant"
+    told = document([Outcome("disk", Verdict.FAIL, "much", "/home/ada/runs is full", "titan7 lacks room")])
+    assert "ada" not in str(told)
+    assert "titan7" not in str(told)
+    assert told["counts"] == {"PASS": 0, "FAIL": 1, "SKIP": 0}

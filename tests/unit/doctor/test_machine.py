@@ -1,0 +1,132 @@
+"""Every check of the machine passes on one that does, and fails on one that does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddpprof.doctor import machine, network
+from ddpprof.doctor.check import Context, Outcome, Run, Verdict
+
+Usage = namedtuple("Usage", "total used free")
+Patch = pytest.MonkeyPatch
+
+
+def context(gpus: int | None = None) -> Context:
+    return Context(Path(), Path(), gpus)
+
+
+def full_disk(patch: Patch) -> None:
+    patch.setattr(shutil, "disk_usage", lambda _path: Usage(10**12, 10**12 - 10**6, 10**6))
+
+
+def roomy_disk(patch: Patch) -> None:
+    patch.setattr(shutil, "disk_usage", lambda _path: Usage(10**12, 0, 10**12))
+
+
+def jumping_clock(patch: Patch) -> None:
+    times = iter((10**18, 10**18 + 3 * 10**9))
+    patch.setattr(time, "time_ns", lambda: next(times))
+
+
+def cgroup(cpu_max: str, memory_max: str) -> Callable[[Patch], None]:
+    def plant(patch: Patch) -> None:
+        folder = Path(os.environ["CGROUP"])
+        (folder / "cpu.max").write_text(cpu_max)
+        (folder / "memory.max").write_text(memory_max)
+        (folder / "memory.current").write_text("1000000000")
+        patch.setattr(machine, "_CGROUP", folder)
+        patch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
+
+    return plant
+
+
+def variable(name: str, value: str) -> Callable[[Patch], None]:
+    return lambda patch: patch.setenv(name, value)
+
+
+def without_address(patch: Patch) -> None:
+    patch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    patch.setattr(socket, "getaddrinfo", lambda *_: [(2, 1, 6, "", ("192.0.2.77", 0))])
+
+
+def without_network(patch: Patch) -> None:
+    patch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    patch.setattr(network, "_INTERFACES", Path(os.environ["CGROUP"]))
+
+
+CASES = [
+    ("disk", machine.check_disk, full_disk, roomy_disk),
+    ("shared-memory", machine.check_shared_memory, full_disk, roomy_disk),
+    ("clock", machine.check_clock, jumping_clock, lambda _patch: None),
+    ("cores", machine.check_limits, cgroup("150000 100000", "max"), cgroup("max 100000", "max")),
+    ("memory", machine.check_limits, cgroup("max 100000", "1500000000"), cgroup("400000 100000", "max")),
+    (
+        "gloo-interface",
+        network.check_gloo_interface,
+        variable("GLOO_SOCKET_IFNAME", "lo,eth77"),
+        variable("GLOO_SOCKET_IFNAME", "lo"),
+    ),
+    ("gloo-interface", network.check_gloo_interface, without_address, variable("GLOO_SOCKET_IFNAME", "lo")),
+    (
+        "nccl-interface",
+        network.check_nccl_interface,
+        variable("NCCL_SOCKET_IFNAME", "=eth77"),
+        variable("NCCL_SOCKET_IFNAME", "l"),
+    ),
+    ("nccl-interface", network.check_nccl_interface, without_network, variable("NCCL_SOCKET_IFNAME", "^eth77")),
+]
+
+
+def answer(name: str, run: Run) -> Outcome:
+    (found,) = (one for one in run(context()) if one.name == name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "fault", "health"), CASES, ids=[f"{case[0]}-{n}" for n, case in enumerate(CASES)]
+)
+def test_a_fault_is_told_from_health(
+    name: str,
+    run: Run,
+    fault: Callable[[Patch], None],
+    health: Callable[[Patch], None],
+    tmp_path: Path,
+    monkeypatch: Patch,
+) -> None:
+    monkeypatch.setenv("CGROUP", str(tmp_path))
+    with monkeypatch.context() as planted:
+        fault(planted)
+        found = answer(name, run)
+        assert (found.verdict, bool(found.reason)) == (Verdict.FAIL, True)
+    with monkeypatch.context() as well:
+        health(well)
+        found = answer(name, run)
+        assert (found.verdict, found.reason) == (Verdict.PASS, None), found
+
+
+def test_more_gpus_want_more_cores(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("CGROUP", str(tmp_path))
+    cgroup("400000 100000", "max")(monkeypatch)
+    assert [one.verdict for one in machine.check_limits(context(gpus=4))] == ["PASS", "PASS"]
+    assert machine.check_limits(context(gpus=8))[0].verdict == "FAIL"
+
+
+def test_limits_of_the_older_cgroups(tmp_path: Path) -> None:
+    for folder in ("cpu", "memory"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("250000\n")
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("700000000\n")
+    (tmp_path / "memory/memory.usage_in_bytes").write_text("300000000\n")
+    assert machine.cgroup_cores(tmp_path) == 2.5
+    assert machine.available_bytes(tmp_path) == 400_000_000
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("-1\n")
+    assert machine.cgroup_cores(tmp_path) is None
