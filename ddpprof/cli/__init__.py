@@ -27,9 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return command.run_job(of_commands[command.name], arguments[1:])
         options, left = parser.parse_known_args(arguments)
         if left:
-            are_files = command is COMMANDS["report"] and not left[0].startswith("-")
-            hint = " (of several traces: give their folder)" if are_files else ""
-            (of_commands[command.name] if command else parser).error(f"unrecognized arguments: {' '.join(left)}{hint}")
+            (of_commands[command.name] if command else parser).error(f"unrecognized arguments: {' '.join(left)}")
         if options.run is None:
             parser.print_help()
             return 0

@@ -71,6 +71,7 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
         jobs=options.jobs,
         scheduler=options.scheduler,
         limits=chosen_limits(options),
+        further_parts=tuple(getattr(options, "further_parts", ())),
     )
     with _sigterm_as_exit(), _progress() as watch, analysed(path, choice, watch) as analysis:
         yield analysis

@@ -27,6 +27,14 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         help="a run, a folder with the runs of one job, traces of torch.profiler, a Horovod timeline, an experiment, "
         "or a CSV table of times",
     )
+    parser.add_argument(
+        "further_parts",
+        nargs="*",
+        default=[],
+        type=location,
+        metavar="part",
+        help="further parts of the run, where its hosts share no file system",
+    )
     add_output_options(parser)
     add_choosing_options(parser)
     parser.add_argument(
@@ -42,15 +50,23 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 def run_report(options: argparse.Namespace) -> int:
     from ddpprof.experiment.plan import is_experiment
-    from ddpprof.render.json import render_json
     from ddpprof.rundir import repeated_runs_in
 
+    if options.further_parts:
+        _refuse_files([options.path, *options.further_parts])
+        return _report_on_run(options)
     if is_experiment(options.path) or options.path.suffix == ".csv":
         _refuse_choice(options, "an experiment, whose trials are runs")
         return _report_on_experiment(options)
     repeated = repeated_runs_in(options.path)
     if repeated:
         return _report_on_runs(options, list(repeated.values()))
+    return _report_on_run(options)
+
+
+def _report_on_run(options: argparse.Namespace) -> int:
+    from ddpprof.render.json import render_json
+
     with read_report_or_run(options.path, options) as (report, analysis):
         if analysis is None:
             _refuse_choice(options, "a report that was written before")
@@ -61,6 +77,15 @@ def run_report(options: argparse.Namespace) -> int:
         else:
             show(options, report.job.name, shown_sections(report, analysis))
     return 0
+
+
+def _refuse_files(paths: Sequence[Location]) -> None:
+    """Raises `DdpprofError`."""
+    for path in paths:
+        if path.is_file():
+            raise DdpprofError(
+                f"{path} is one file, and several paths are parts of one run. Of several traces: give their folder."
+            )
 
 
 def _refuse_choice(options: argparse.Namespace, what: str) -> None:

@@ -17,7 +17,7 @@ from ddpprof.fleet.selection import select_ranks
 from ddpprof.fleet.task import RankTask
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.load.run import RankFiles, complete, find_ranks
+from ddpprof.load.run import RankFiles, complete, find_parts
 from ddpprof.location import Location
 from ddpprof.report import Report
 from ddpprof.report.across import RecordedSteps
@@ -47,6 +47,8 @@ class Choice:
     scheduler: str | None = None
     """address of a Dask scheduler; ``None``: this machine's cores"""
     limits: Limits = DEFAULT_LIMITS
+    further_parts: tuple[Location, ...] = ()
+    """of the same run, where its hosts share no file system"""
 
 
 ALL = Choice()
@@ -90,7 +92,7 @@ class Analysis:
 @contextmanager
 def analysed(path: Location, choice: Choice = ALL, watch: Watch = lambda _step: None) -> Iterator[Analysis]:
     """Raises `NotARun`, `BadTrace` where the path is one bad trace, and `DdpprofError`."""
-    files = find_ranks(path, choice.limits)
+    files = find_parts([path, *choice.further_parts], choice.limits)
     selection = select_ranks(files.ranks, choice.ranks, choice.sample)
     modules = _modules(files.ranks)
     with cache_of(path, files.ranks, modules, choice.steps, keep=choice.use_cache) as cache:

@@ -44,6 +44,7 @@ class _RunFile(msgspec.Struct):
     world_size: int | None = None
     settings: dict[str, Any] = {}
     profiled_ranks: str | None = None
+    is_part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class RunFiles:
     run: Run
     """as far as it is known without its ranks"""
     ranks: tuple[RankFiles, ...]
+    is_part: bool = False
+    """of a run whose hosts share no file system, and not that of rank 0"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,33 @@ def find_ranks(path: Location, limits: Limits = DEFAULT_LIMITS) -> RunFiles:
         return _files_of_folder(path, limits)
     attempts = attempts_in(path)
     return _files_of_attempts(path, attempts) if len(attempts) > 1 else _recorded_files(path)
+
+
+def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> RunFiles:
+    """What the parts of one run hold together, which hosts without a shared file system have kept.
+
+    Raises `NotARun` where they are not of one run, and as `find_ranks`.
+    """
+    if len(paths) == 1:
+        return find_ranks(paths[0], limits)
+    found = [find_ranks(path, limits) for path in paths]
+    for path, part in zip(paths, found, strict=True):
+        ids = {one.run_id for one in part.ranks}
+        if None in ids or ids != {one.run_id for one in found[0].ranks}:
+            raise NotARun(
+                f"{paths[0]} and {path} are not parts of one run. Several of them are one run where its hosts share no "
+                "file system; compare runs with: ddpprof compare; of several traces give their folder."
+            )
+    whole = next((part for part in found if not part.is_part), found[0])
+    ranks: dict[int | None, RankFiles] = {}
+    twice = []
+    for part in (whole, *(part for part in found if part is not whole)):
+        twice += [f"rank {one.rank} is in several parts; one was read" for one in part.ranks if one.rank in ranks]
+        ranks = {**{one.rank: one for one in part.ranks}, **ranks}
+    missing = dict.fromkeys(text for part in found for text in part.run.missing)
+    exits = tuple(one for part in found for one in part.run.exits)
+    run = replace(whole.run, missing=(*missing, *twice), exits=exits)
+    return RunFiles(run, tuple(ranks[rank] for rank in sorted(ranks, key=lambda rank: rank or 0)))
 
 
 def some_file(files: RankFiles) -> Location:
@@ -263,6 +293,7 @@ def _recorded_files(directory: Location) -> RunFiles:
             RankFiles(rank, () if trace is None else (trace,), directory, expects_trace, about.run_id)
             for rank, trace in traces.items()
         ),
+        about.is_part,
     )
 
 

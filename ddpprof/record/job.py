@@ -17,6 +17,7 @@ from ddpprof.record import output
 from ddpprof.record.agreement import Agreement
 from ddpprof.record.device import PATIENCE_S, TrainingDevice
 from ddpprof.record.launch import is_first_rank, rank_given
+from ddpprof.record.parts import keep_part
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import without_secrets
 
@@ -113,6 +114,7 @@ class Job:
         directory = Path(verdict.out)
         directory.mkdir(parents=True, exist_ok=True)
         self._run_id, self.everyone_records = verdict.run_id, verdict.everyone
+        keep_part(directory, self._settings, verdict.run_id, self.rank, self.world_size)
         self.files = output.RankFiles(directory, self.rank)
         return True
 

@@ -121,7 +121,7 @@ def lingering_ranks(_ranks):
     import signal
 
     def linger(*_):
-        time.sleep(14)
+        time.sleep(20)
         os._exit(1)
 
     atexit.register(linger)

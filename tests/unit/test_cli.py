@@ -132,7 +132,7 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "steps-of-times": (["report", str(tmp_path / "t.csv"), "--steps", "5"], "--steps chooses from a run or from"),
         "unwritable": (["report", good, "--out", nowhere], f"cannot write {nowhere}"),
         "no-path": (["report"], "required: path. See: ddpprof report --help"),
-        "two-paths": (["report", good, "b.json"], "b.json (of several traces: give their folder). See: ddpprof report"),
+        "two-paths": (["report", good, "b.json"], "parts of one run. Of several traces: give their folder."),
         "no-such-format": (["report", good, "--format", "xml"], "invalid choice: 'xml'"),
         "no-such-command": (["nope"], "invalid choice: 'nope'"),
         "nothing-to-trace": (["trace"], "nothing to trace"),

@@ -1,0 +1,68 @@
+"""Where hosts share no file system, each keeps the files of its own ranks: a part of the run.
+
+Rank 0 writes ``run.json`` into the run directory before any rank asks for it, and the ranks know its ``run_id`` from
+the job's store. A rank that does not see that file writes one for its host, and says how to bring the parts together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ddpprof import __version__, profiled_ranks, rundir
+from ddpprof.errors import RunExists
+from ddpprof.record.settings import Settings
+from ddpprof.redaction import words_without_secrets
+
+_PATIENCE_S = 1.0
+"""How long a network file system may take to show what another host has written."""
+
+
+def keep_part(directory: Path, settings: Settings, run_id: str, rank: int, world_size: int) -> None:
+    """Make `directory` a part of the run, unless it is the one that rank 0 has made.
+
+    Raises ``OSError``, and ``RunExists`` where this host keeps an earlier run there.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while (there := _run_in(directory)) != run_id:
+        if there is not None and time.monotonic() > deadline:
+            raise RunExists(f"{directory} holds an earlier run on this host. Remove it, or choose another --out.")
+        if time.monotonic() > deadline:
+            _begin_part(directory, settings, run_id, rank, world_size)
+            return
+        time.sleep(0.05)
+
+
+def _run_in(directory: Path) -> str | None:
+    """Return the ``run_id`` of the run there; the listing makes a network file system look again."""
+    with suppress(OSError, ValueError, AttributeError):
+        if rundir.RUN_FILE in os.listdir(directory):
+            return str(json.loads((directory / rundir.RUN_FILE).read_bytes()).get("run_id"))
+    return None
+
+
+def _begin_part(directory: Path, settings: Settings, run_id: str, rank: int, world_size: int) -> None:
+    about = {
+        "format": rundir.FORMAT,
+        "run_id": run_id,
+        "ddpprof": __version__,
+        "created_unix_s": time.time(),
+        "command": words_without_secrets(settings.command),
+        "world_size": world_size,
+        "profiled_ranks": profiled_ranks.rule(world_size, settings.profile_ranks) if settings.profiler else None,
+        "settings": {"profiler": settings.profiler},
+        "is_part": True,
+    }
+    rundir.write_json(directory / rundir.RUN_FILE, about)
+    host = socket.gethostname()
+    copied = f"{directory}-{host}"
+    with suppress(Exception):  # stderr may be closed
+        sys.stderr.write(
+            f"ddpprof: rank {rank}: {host} does not see the folder of rank 0, so the files of its ranks stay here. On "
+            f"rank 0's host: rsync -a {host}:{directory}/ {copied}/ && ddpprof report {directory} {copied}\n"
+        )
