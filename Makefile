@@ -19,7 +19,7 @@ RUN_TESTS := $(OUTSIDE) -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHEC
 # With -k, one half of the tests may have none of that name.
 OR_NONE_CHOSEN := $(if $(PYTEST),|| test $$? = 5)
 
-.PHONY: demo test test-slow test-gpu test-versions lint fuzz bench studies clean
+.PHONY: demo test test-slow test-gpu lint fuzz bench studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
@@ -41,26 +41,6 @@ test-gpu: $(TEST)/wheel ## the recording tests and `ddpprof doctor`, where torch
 	@if ( $(OUTSIDE) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ); then \
 	  ( $(RUN_TESTS) $(RECORDING) $(PYTEST) ) && ( $(OUTSIDE) -m ddpprof doctor ); \
 	else echo 'Skipped: torch.cuda.is_available() is false here.'; fi
-
-# An environment for each torch, in which only what these tests import is installed.
-VERSIONS ?= 2.6.0 2.8.0 2.10.0
-OLD := $(CHECKOUT)/.venv-torch-
-test-versions: $(VERSIONS:%=$(OLD)%/wheel) ## the recording tests with the oldest torch that is allowed, and two in between
-	@set -e; for version in $(VERSIONS); do \
-	  echo "torch $$version"; cd $(OLD)$$version/outside; \
-	  $(OLD)$$version/bin/python -P -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHECKOUT) -p no:cacheprovider \
-	    $(RECORDING) $(PYTEST); \
-	done
-
-$(OLD)%/tools:
-	$(PYTHON) -m venv $(OLD)$*
-	$(OLD)$*/bin/pip install --quiet torch==$* 'ddpprof[tensorboard,html,test] @ file://$(CHECKOUT)'
-	@mkdir -p $(OLD)$*/outside
-	@touch $@
-
-$(OLD)%/wheel: $(OLD)%/tools $(SOURCES)
-	$(OLD)$*/bin/pip install --quiet --no-deps --force-reinstall $(CHECKOUT)
-	@touch $@
 
 lint: $(TEST)/linted
 
