@@ -64,8 +64,8 @@ def wrong_times(profiler):
         time.sleep(0.1)
         begin(self, number)
 
-    def leave_something(self, *args):
-        result = stop(self, *args)
+    def leave_something(self, *args, **kwargs):
+        result = stop(self, *args, **kwargs)
         register_optimizer_step_post_hook(lambda *_: time.sleep(0.1))
         return result
 
