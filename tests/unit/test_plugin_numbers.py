@@ -97,6 +97,8 @@ def microseconds(compute: Spans, comm: Spans) -> tuple[float, float, float]:
 @given(host_traces)
 def test_on_cpu(events: list[Event]) -> None:
     """A collective counts to the end of its step: there the plugin's step is over, and the report's is not."""
+    begins = [event.start for event in events if event.name == "gloo:all_reduce"]
+    assume(len(set(begins)) == len(begins))  # a thread begins one thing at a time; the plugin counts two as two
     trace, rows = shown(events)
     for index, step in enumerate(trace.steps):
         comm = clip(spans_of(trace.collectives, index), step.start_ns, step.end_ns)
