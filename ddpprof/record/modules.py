@@ -49,6 +49,10 @@ class RecordedModule:
         self._group_installed = False
         self._samples_every = (_TORCH_SAMPLES_EVERY, id(ddp.reducer))
 
+    @property
+    def num_parameters(self) -> int:
+        return len(self._of_reducer.names)
+
     def synchronising_forward_is_over(self, end_ns: int) -> None:
         """Close the pass before, if there was one. The reducer counts its times from now on, `end_ns`.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ddpprof import __version__, profiled_ranks, rundir
 from ddpprof.errors import RunExists
+from ddpprof.own_files import make_folder
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import words_without_secrets
 
@@ -33,8 +34,10 @@ def keep_part(directory: Path, settings: Settings, run_id: str, rank: int, world
         if there is not None and time.monotonic() > deadline:
             raise RunExists(f"{directory} holds an earlier run on this host. Remove it, or choose another --out.")
         if time.monotonic() > deadline:
-            _begin_part(directory, settings, run_id, rank, world_size)
-            return
+            make_folder(directory)  # asks the server, where this host only remembers that nothing was there
+            if _run_in(directory) is None:
+                _begin_part(directory, settings, run_id, rank, world_size)
+                return
         time.sleep(0.05)
 
 

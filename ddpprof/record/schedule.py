@@ -65,6 +65,11 @@ class Schedule:
         return self._done_begin + self._num_block_steps
 
     @property
+    def num_profiled(self) -> int:
+        """Steps with the profiler on."""
+        return self._alone_begin - self._warmup_begin
+
+    @property
     def common_end(self) -> int:
         """From this step on a rank would be alone that still trains: without communication, or the job ends."""
         return self._baseline_begin

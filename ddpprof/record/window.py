@@ -26,6 +26,9 @@ from ddpprof.signals import deferred_signals
 _UNDER_THE_PROFILER = (Mode.PROFILED, Mode.CUT, Mode.BASELINE)
 _PROFILED = (Mode.WARMUP, Mode.PROFILED)
 _TIMED = (Mode.OFF, Mode.WITHOUT_DDP)
+_BYTES_OF_A_PARAMETER = 40_000
+"""that the profiler keeps in a step of its gradient, its optimizer's operators and what calls them, on CPU"""
+_MUCH_BYTES = 2 * 10**9
 _PATIENCE_STEPS = 3
 """The host may be ahead of an accelerator by so many steps when the profiler stops."""
 _STUCK = "the accelerator did not come to rest when the profiled steps were over"
@@ -183,11 +186,22 @@ class Window:
             self._notes.device.synchronise()
 
     def _start_profiler(self) -> None:
+        self._warn_of_memory()
         try:
             self.profiler.prepare()
         except RuntimeError as error:
             self._job.veto()
             self.do_without_profiler(f"the profiler does not start ({error})")
+
+    def _warn_of_memory(self) -> None:
+        num_parameters = sum(module.num_parameters for module in self._notes.modules)
+        num_steps = self._schedule.num_profiled
+        num_bytes = num_parameters * num_steps * _BYTES_OF_A_PARAMETER
+        if num_bytes > _MUCH_BYTES:
+            self._warn_for_all(
+                f"{num_steps} profiled steps of {num_parameters} parameters may take {num_bytes / 1e9:.1f} GB of "
+                "memory in each rank: --steps 1 takes less, --no-profiler next to none"
+            )
 
     def do_without_profiler(self, why: str) -> None:
         self._no_trace = why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -85,3 +86,22 @@ def test_a_trial_waits_for_an_accelerator_at_both_ends_of_a_block(
         window.end_step()
         window.begin_step()
     assert " ".join(seen) == expected
+
+
+@dataclass
+class Module:
+    num_parameters: int
+
+
+@pytest.mark.parametrize(("num_parameters", "warns"), [(20_000, True), (5_000, False)])
+def test_a_model_of_which_the_profiler_keeps_gigabytes_is_announced(
+    num_parameters: int, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    notes = Notes()
+    notes.modules = (Module(num_parameters),)
+    window = Window(Settings("run", warmup=1, steps=5), Job([]), notes, seen.append)  # type: ignore[arg-type]
+    monkeypatch.setattr(window.profiler, "prepare", lambda: None)
+    window._start_profiler()
+    warning = "6 profiled steps of 20000 parameters may take 4.8 GB of memory in each rank"
+    assert [text.partition(":")[0] for text in seen] == [warning] * warns
