@@ -31,7 +31,7 @@ def _evidence(drift: Drift) -> str:
     if drift.differed_before:
         return "they were different when the recording began"
     steps = "one step" if drift.num_steps == 1 else f"{drift.num_steps} steps"
-    return f"in {steps} they moved apart by {drift.apart:.0%} of the way that they went"
+    return f"in {steps} they moved apart by {drift.apart:.0%} of the distance they moved"
 
 
 def _ranks(drift: Drift) -> str:

@@ -17,7 +17,7 @@ TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14
     [
         pytest.param(
             APART, "move apart",
-            "in 13 steps they moved apart by 50% of the way that they went, as some values of Net on both ranks show",
+            "in 13 steps they moved apart by 50% of the distance they moved, as some values of Net on both ranks show",
             "Look for what changes parameters", id="unknown-cause",
         ),
         pytest.param(
@@ -27,7 +27,7 @@ TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14
         ),
         pytest.param(
             TWICE, "move apart",
-            "in one step they moved apart by 25% of the way that they went, as some values of Net on both ranks show",
+            "in one step they moved apart by 25% of the distance they moved, as some values of Net on both ranks show",
             "Call backward() once for each forward", id="second-backward",
         ),
     ],
