@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_training_goes_on(steps_scr
 def test_a_full_disk_is_one_line_and_training_goes_on(tmp_path: Path, steps_script: Path, ddpprof: Run) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=28k", "tmpfs", disk], check=False)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20k", "tmpfs", disk], check=False)
     if mounted.returncode:
         pytest.skip("this machine mounts no tmpfs")
     try:

@@ -71,8 +71,8 @@ TRAINED = {
     ),
     "mingpt": Published(("hydra", "boto3"), MINGPT, r"number of parameters: .*", "mingpt", "minGPT-ddp"),
     "pytorch-tutorial": Published(
-        (), f"{JOBS}/public/ddp-tutorial-series/multigpu.py 3 2 --batch_size 64", r"\[GPU\d\] Epoch.*",
-        launches_itself=True,
+        (), f"{JOBS}/public/ddp-tutorial-series/multigpu.py 3 2 --batch_size 64",
+        r"\[GPU\d\] Epoch \d+ \| Batchsize: \d+ \| Steps: \d+", launches_itself=True,
     ),
 }  # fmt: skip
 OF_ACCELERATE = ["test_sync", "test_script"]
