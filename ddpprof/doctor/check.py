@@ -1,4 +1,4 @@
-"""What a check is, where it runs and what it answers."""
+"""Defines a check: its questions, where it runs, and how it answers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def setups(num_gpus: int) -> list[Setup]:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a running check knows."""
+    """A running check is told this."""
 
     folder: Path
     """empty, and the check's own"""

@@ -1,4 +1,4 @@
-"""What is installed: versions, torch's devices and backends, the profiler, and who else profiles."""
+"""Checks what is installed: versions, torch's devices and backends, the profiler, and who else profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine gives a job: room on disks, shared memory, clocks, cores and memory, a network."""
+"""Checks what the machine gives a job: room on disks, shared memory, clocks, cores and memory."""
 
 from __future__ import annotations
 

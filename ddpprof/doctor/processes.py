@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from ddpprof.child_processes import adopt_orphans, end_with_parent, kill_descendants, python_command
 from ddpprof.doctor.check import Check, Outcome, Setup, Verdict
+from ddpprof.scratch import scratch_folder
 
 RESULT_FILE = "result.json"
 
@@ -20,12 +20,12 @@ def run_check(check: Check, setup: Setup, out: Path, gpus: int | None) -> list[O
     """Return the outcome for each of its names: failures where it ends without an answer."""
     adopt_orphans()
     where = str(setup) if check.trains else None
-    with tempfile.TemporaryDirectory(prefix="ddpprof-doctor-") as scratch:
-        folder = Path(scratch) / "check"
+    with scratch_folder() as scratch:
+        folder = scratch / "check"
         folder.mkdir()
         about = {"folder": str(folder), "out": str(out), "gpus": gpus, "setup": asdict(setup)}
         words = ["-m", "ddpprof.doctor.one", check.module, check.function, json.dumps(about)]
-        with (Path(scratch) / "said").open("w+b") as said:
+        with (scratch / "said").open("w+b") as said:
             problem = _run(python_command(words), check.limit_s, said)
             if problem is None:
                 return _outcomes(folder / RESULT_FILE, where)

@@ -55,7 +55,7 @@ class DataParallelModule:
 
 
 class Batch(NamedTuple):
-    """What a DataLoader yielded once."""
+    """One batch, as a DataLoader yielded it."""
 
     iteration: int
     """the number of the pass over the loader, from 1"""

@@ -36,7 +36,14 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
         rundir.remove_run(directory)
     shown = {key: value for key, value in dataclasses.asdict(settings).items() if key not in _NOT_SHOWN}
     shown["recorded_with"] = words_without_secrets(settings.recorded_with)
-    content = {
+    more = {"settings": shown, "attempt": attempt, "elastic": attempts.describe(settings)}
+    rundir.write_json(directory / rundir.RUN_FILE, {**about_run(settings, run_id, world_size), **more})
+    return directory
+
+
+def about_run(settings: Settings, run_id: str, world_size: int) -> dict[str, Any]:
+    """Return what every ``run.json`` of a run says, that of a part as well."""
+    return {
         "format": rundir.FORMAT,
         "run_id": run_id,
         "ddpprof": __version__,
@@ -44,12 +51,7 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
         "command": words_without_secrets(settings.command),
         "world_size": world_size,
         "profiled_ranks": profiled_ranks.rule(world_size, settings.profile_ranks) if settings.profiler else None,
-        "settings": shown,
-        "attempt": attempt,
-        "elastic": attempts.describe(settings),
     }
-    rundir.write_json(directory / rundir.RUN_FILE, content)
-    return directory
 
 
 def refuse_earlier_run(directory: Path, force: bool) -> None:

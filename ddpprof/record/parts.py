@@ -14,11 +14,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof import __version__, profiled_ranks, rundir
+from ddpprof import rundir
 from ddpprof.errors import RunExists
 from ddpprof.own_files import make_folder
+from ddpprof.record.output import about_run
 from ddpprof.record.settings import Settings
-from ddpprof.redaction import words_without_secrets
 
 _PATIENCE_S = 1.0
 """How long a network file system may take to show what another host has written."""
@@ -50,18 +50,8 @@ def _run_in(directory: Path) -> str | None:
 
 
 def _begin_part(directory: Path, settings: Settings, run_id: str, rank: int, world_size: int) -> None:
-    about = {
-        "format": rundir.FORMAT,
-        "run_id": run_id,
-        "ddpprof": __version__,
-        "created_unix_s": time.time(),
-        "command": words_without_secrets(settings.command),
-        "world_size": world_size,
-        "profiled_ranks": profiled_ranks.rule(world_size, settings.profile_ranks) if settings.profiler else None,
-        "settings": {"profiler": settings.profiler},
-        "is_part": True,
-    }
-    rundir.write_json(directory / rundir.RUN_FILE, about)
+    more = {"settings": {"profiler": settings.profiler}, "is_part": True}
+    rundir.write_json(directory / rundir.RUN_FILE, {**about_run(settings, run_id, world_size), **more})
     host = socket.gethostname()
     copied = f"{directory}-{host}"
     with suppress(Exception):  # stderr may be closed

@@ -1,4 +1,4 @@
-"""What torch sees on this machine, and whether its profiler sees one matrix product."""
+"""Prints what torch sees on this machine, and whether its profiler sees one matrix product."""
 
 import glob
 import json
