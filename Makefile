@@ -19,7 +19,15 @@ RUN_TESTS := $(OUTSIDE) -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHEC
 # With -k, one half of the tests may have none of that name.
 OR_NONE_CHOSEN := $(if $(PYTEST),|| test $$? = 5)
 
-.PHONY: demo test test-slow test-gpu lint fuzz bench studies clean
+# Half of what trainings take is waiting: for processes to start, and for each other.
+TWO_FILES_AT_ONCE := -n 2 --dist loadfile
+
+# The tests of the recorder.
+RECORDING_IN_TRAINING := $(addprefix $(CHECKOUT)/tests/e2e/,test_pass_through.py test_steps.py test_numerics.py \
+  test_harmless.py test_context_manager.py)
+RECORDING := $(CHECKOUT)/tests/unit/record $(RECORDING_IN_TRAINING)
+
+.PHONY: demo test test-slow test-gpu test-versions lint fuzz soak bench studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
@@ -29,23 +37,26 @@ test: lint $(TEST)/wheel ## lint, then the tests that take seconds, against the 
 	$(RUN_TESTS) -m "not slow" $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
 
 test-slow: $(TEST)/wheel ## the tests that take minutes
-	$(RUN_TESTS) -m slow $(CHECKOUT)/tests $(PYTEST)
-	$(RUN_TESTS) -m "not slow" --as-on-accelerator -k "exit_code or exception or signal" \
-	  $(CHECKOUT)/tests/e2e/test_pass_through.py $(OR_NONE_CHOSEN)
-
-# What records: the tests of the recorder, and the doctor on one GPU or all of them.
-RECORDING := $(addprefix $(CHECKOUT)/tests/,unit/record e2e/test_pass_through.py e2e/test_steps.py e2e/test_numerics.py \
-  e2e/test_harmless.py e2e/test_context_manager.py)
+	$(RUN_TESTS) -m slow $(TWO_FILES_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
+	$(RUN_TESTS) -m "not slow" --as-on-accelerator $(TWO_FILES_AT_ONCE) $(RECORDING_IN_TRAINING) $(PYTEST) $(OR_NONE_CHOSEN)
 
 test-gpu: $(TEST)/wheel ## the recording tests and `ddpprof doctor`, where torch sees a GPU
 	@if ( $(OUTSIDE) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ); then \
 	  ( $(RUN_TESTS) $(RECORDING) $(PYTEST) ) && ( $(OUTSIDE) -m ddpprof doctor ); \
 	else echo 'Skipped: torch.cuda.is_available() is false here.'; fi
 
+# What is promised: the oldest torch that pyproject.toml allows, and two between it and that of constraints.txt.
+TORCHES ?= 2.6.0 2.8.0 2.10.0
+
+test-versions: $(TORCHES:%=.venv-torch-%/tested) ## the recording tests with older versions of torch, each in an environment of its own
+
 lint: $(TEST)/linted
 
 fuzz: $(TEST)/wheel ## damage what ddpprof reads at random, and read it: MINUTES=10
 	$(OUTSIDE) $(CHECKOUT)/tests/fuzz.py $(or $(MINUTES),10)
+
+soak: $(TEST)/wheel ## kill commands at random moments, 200 times each; test-slow does so 8 times
+	export DDPPROF_SOAK_KILLS=200; $(RUN_TESTS) -s $(CHECKOUT)/tests/e2e/test_soak.py $(PYTEST)
 
 bench: $(TEST)/wheel ## what recording and starting cost
 	$(OUTSIDE) $(CHECKOUT)/analyses/recording_cost/collect.py --rounds 40 --out $(CHECKOUT)/bench-results $(BENCH)
@@ -58,7 +69,7 @@ studies: $(TEST)/wheel ## numbers and pictures of analyses/ from its recordings.
 	done
 
 clean:
-	rm -rf $(DEMO) $(TEST) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(DEMO) $(TEST) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # The demo runs the checkout itself, so that a change shows at once.
 $(DEMO)/installed: pyproject.toml constraints.txt
@@ -73,6 +84,20 @@ $(TEST)/tools: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt '.[$(EXTRAS)]'
 	$(BIN)/pip uninstall --quiet --yes ddpprof
 	@mkdir -p $(TEST)/outside
+	@touch $@
+
+.venv-torch-%/tools: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-torch-$*
+	.venv-torch-$*/bin/pip install --quiet torch==$*
+	grep -v '^\(torch\|sympy\)==' constraints.txt >.venv-torch-$*/constraints.txt # sympy is of torch's choice
+	.venv-torch-$*/bin/pip install --quiet -c .venv-torch-$*/constraints.txt . pytest hypothesis jsonschema
+	@mkdir -p .venv-torch-$*/outside
+	@touch $@
+
+.venv-torch-%/tested: .venv-torch-%/tools $(TEST)/wheel $(shell find tests -name "*.py")
+	.venv-torch-$*/bin/pip install --quiet --no-deps --force-reinstall dist/*.whl
+	cd .venv-torch-$*/outside && ../bin/python -P -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHECKOUT) \
+	  -m "not slow" $(RECORDING) $(PYTEST)
 	@touch $@
 
 $(TEST)/wheel: $(TEST)/tools $(SOURCES) LICENSE

@@ -5,7 +5,9 @@
 
 or, without an edit of the script, ``ddpprof trace train.py`` on the command line. What was recorded, as numbers:
 
-    report = ddpprof.build_report(ddpprof.load_run("runs/a"))
+    report: ddpprof.Report = ddpprof.build_report(ddpprof.load_run("runs/a"))
+
+What cannot be read raises `ddpprof.DdpprofError`, which says why and what to do. Times are ns, sizes bytes.
 """
 
 from __future__ import annotations
@@ -14,16 +16,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddpprof.errors import DdpprofError
     from ddpprof.load.run import load_run
+    from ddpprof.model import Run
     from ddpprof.record import hooks
     from ddpprof.record.profile import profile
-    from ddpprof.report import build_report
+    from ddpprof.report import Report, build_report
 
-__all__ = ["__version__", "build_report", "hooks", "load_run", "profile"]
+__all__ = ["DdpprofError", "Report", "Run", "__version__", "build_report", "hooks", "load_run", "profile"]
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "DdpprofError": "ddpprof.errors",
+    "Report": "ddpprof.report",
+    "Run": "ddpprof.model",
     "build_report": "ddpprof.report",
     "load_run": "ddpprof.load.run",
     "profile": "ddpprof.record.profile",

@@ -1,7 +1,10 @@
-"""How ddpprof starts processes of its own, so that they run no code from the folder in which the user stands.
+"""How ddpprof starts processes, so that they run no code from the folder in which the user stands, and end with it.
 
 Python puts the working directory, which may be somebody else's run, first on the module path of ``python -m …`` and of
 every process that `multiprocessing` spawns. The option ``-P`` and the variable ``PYTHONSAFEPATH`` forbid that.
+
+``python -m ddpprof.child_processes COMMAND`` is a guard: it runs the command, and ends all that the command has started
+when it gets SIGTERM, as it does when its own parent is killed.
 """
 
 from __future__ import annotations
@@ -9,10 +12,18 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from ddpprof.redaction import is_secret
+
+Process = subprocess.Popen[Any]
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """environment of processes that start Python processes in their turn"""
@@ -47,6 +58,21 @@ def end_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
+def start(
+    command: Sequence[str], environment: Mapping[str, str], begin: Callable[[], None] = end_with_parent, **options: Any
+) -> Process:
+    """Start a process that ends with this one. `begin` runs in it first; `options` are those of ``subprocess.Popen``.
+
+    Raises ``OSError``.
+    """
+    return subprocess.Popen(command, env=environment, preexec_fn=begin, **options)  # noqa: PLW1509 (no threads here)
+
+
+def helper_environment() -> dict[str, str]:
+    """Return the environment for a process that is not the user's training: safe, and without the user's secrets."""
+    return {name: value for name, value in os.environ.items() if not is_secret(name, value)} | SAFE_PATH
+
+
 def adopt_orphans() -> None:
     """Make descendants whose parent dies children of this process, so that they can be found and ended."""
     if _LIBC is not None:
@@ -77,4 +103,43 @@ def kill_descendants() -> None:
                 os.waitpid(child, 0)
 
 
+def end_descendants(grace_s: float) -> None:
+    """Send SIGTERM to all that this process has started or adopted, and SIGKILL to what is left after `grace_s`."""
+    deadline = time.monotonic() + grace_s
+    asked: set[int] = set()
+    while left := children(os.getpid()):
+        for child in left:
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+            elif child not in asked:
+                asked.add(child)
+                os.kill(child, signal.SIGTERM)
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        time.sleep(0.05)
+
+
+def guarded(command: Sequence[str]) -> list[str]:
+    """Return the command that runs `command` under a guard."""
+    return python_command(["-m", "ddpprof.child_processes", *command])
+
+
+def _guard(command: Sequence[str]) -> int:
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, _exit_at_signal)
+    try:
+        return start(command, os.environ).wait()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_descendants(_GRACE_S)
+
+
+def _exit_at_signal(number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+_GRACE_S = 3.0
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+if __name__ == "__main__":
+    sys.exit(_guard(sys.argv[1:]))

@@ -1,8 +1,8 @@
 """Files that ddpprof creates and removes, in folders where somebody else may have laid links.
 
 No link is followed: neither that which has the name of a file to be written, nor that which has the name of a folder.
-A file is written beside, under a name that nobody can guess, and appears whole. What a process that was killed left of
-one goes when the same file is written next.
+A file is written beside, under a name that nobody can guess, and appears whole. Who writes it holds a lock on it, which
+the system takes from a process that is killed: the next one that writes the same file removes what is locked by nobody.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_MODE = 0o640
-"""of new files, less what the user's umask takes away: traces and commands are not for everybody on the machine"""
-_FOLDER_MODE = 0o750
+WORLD_READABLE = "DDPPROF_WORLD_READABLE"
+"""variable that lets everybody on the machine read new files; the option ``--world-readable`` sets it"""
 _PART = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}\.part(?:\.tmp)?")
 """also what Kineto, told to write such a file, writes at first"""
-_SETTLED_S = 60
-"""Parts that are younger may belong to a process that has not locked them yet."""
+_SURELY_DEAD_S = 24 * 3600
+"""Where the file system has no locks, a part that is older was left by a dead process."""
 
 
 def part_name(name: str) -> str:
@@ -39,14 +38,22 @@ def name_of_part(name: str) -> str | None:
     return match.group(1) if match else None
 
 
+def _mode(full: int) -> int:
+    """Return the mode of a new file or folder, from which the user's umask takes away more.
+
+    Traces and commands are not for everybody on the machine, unless the user says so.
+    """
+    return full & (0o755 if os.environ.get(WORLD_READABLE) else 0o750)
+
+
 def create(path: Path) -> int:
     """Return the descriptor of a new file. Raises ``OSError``, also where anything has that name already."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _mode(0o644))
 
 
 def append_to(path: Path) -> int:
     """Return the descriptor of the file, made if need be, for lines at its end. Raises ``OSError`` at a link."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, _mode(0o644))
 
 
 def overwrite(path: Path) -> int:
@@ -70,17 +77,50 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     Raises ``OSError``.
     """
-    remove_left_parts(path)
-    part = path.with_name(part_name(path.name))
-    descriptor = create(part)
+    remove_left_parts(path.parent, path.name)
+    part, descriptor = _locked_part(path, create)
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield part
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+@contextmanager
+def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Give a new folder that only this user can read, and remove it at the end. Raises ``OSError``.
+
+    What killed processes left of theirs with that `name` goes first.
+    """
+    remove_left_parts(parent, name)
+    folder, descriptor = _locked_part(parent / name, _create_folder)
+    try:
+        yield folder
+    finally:
+        remove_folder(folder)
+        os.close(descriptor)
+
+
+def _create_folder(path: Path) -> int:
+    path.mkdir(0o700)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _locked_part(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
+    """Make a part of `path`, and lock it. Return it with the descriptor that holds the lock."""
+    while True:
+        part = path.with_name(part_name(path.name))
+        try:
+            descriptor = make(part)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.path.samestat(part.lstat(), os.fstat(descriptor)):
+                return part, descriptor
+        except FileNotFoundError:
+            if not path.parent.exists():
+                raise
+        # A process that removes what is left came between its creation and its lock.
 
 
 class LockedError(Exception):
@@ -98,7 +138,7 @@ def locked(path: Path) -> Iterator[None]:
 
     Raises `LockedError` while another process holds it, and ``OSError``.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _MODE)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _mode(0o644))
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,28 +160,51 @@ def write_whole(path: Path, content: bytes) -> None:
         part.write_bytes(content)
 
 
-def remove_left_parts(path: Path) -> None:
-    """Remove what processes that are dead left of `path`."""
+def write_named(path: Path, content: bytes) -> None:
+    """Write what the user has named: a file as a whole; through a link, or into a pipe or a device, if it is one.
+
+    Raises ``OSError``.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_bytes(content)
+    else:
+        write_whole(path, content)
+
+
+def remove_left_parts(folder: Path, name: str | None = None) -> None:
+    """Remove the parts that processes which are dead left in `folder`: those of `name`, or of everything."""
     with suppress(OSError):
-        for name in os.listdir(path.parent):
-            if name_of_part(name) == path.name and _is_left(path.with_name(name)):
-                path.with_name(name).unlink(missing_ok=True)
+        for entry in os.listdir(folder):
+            of = name_of_part(entry)
+            if of is not None and name in (None, of):
+                _remove_if_left(folder / entry)
 
 
-def _is_left(part: Path) -> bool:
-    """Return whether nobody writes it any more: the system takes the lock of a process that dies."""
+def _remove_if_left(part: Path) -> None:
     try:
-        descriptor = open_regular(part)
+        descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return False
+        return
     try:
-        if os.fstat(descriptor).st_mtime > time.time() - _SETTLED_S:
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or not _is_locked_by_nobody(descriptor):
+            return
+        if stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(part, ignore_errors=True)
+        elif stat.S_ISREG(found.st_mode):
+            part.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
+
+
+def _is_locked_by_nobody(descriptor: int) -> bool:
+    """Return whether this process could lock it, or it is old where there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return os.fstat(descriptor).st_mtime < time.time() - _SURELY_DEAD_S
     return True
 
 
@@ -150,11 +213,26 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
+def make_named_folder(path: Path) -> None:
+    """Make a folder that the user has named, if need be; a link to one will do. Raises ``OSError``."""
+    path.mkdir(_mode(0o755), parents=True, exist_ok=True)
+
+
+def narrow(path: Path) -> None:
+    """Take away the rights that new files do not have, from one that other code has made. Raises ``OSError``."""
+    path.chmod(path.stat().st_mode & _mode(0o644))
+
+
+def remove_file(path: Path) -> None:
+    """Remove the file, if there is one; of a link only the link. Raises ``OSError``."""
+    path.unlink(missing_ok=True)
+
+
 def make_folder(path: Path) -> None:
     """Make the folder if need be. Raises ``OSError``, also where a link has that name."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a link, and ddpprof writes nothing behind links in a run", str(path))
-    path.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
+    path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 
 def remove_folder(path: Path) -> None:

@@ -15,6 +15,7 @@ _KNOWN_TOKEN = re.compile(r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abp]-
 
 _SECRET_NAME = r"(?:.*[-_.])?(?:api)?(?:key|token|password|passwd|passphrase|pwd|secret|credentials?)"  # noqa: S105 (a pattern)
 _OPTION = re.compile(rf"--?{_SECRET_NAME}", re.IGNORECASE)
+_VARIABLE = re.compile(_SECRET_NAME, re.IGNORECASE)
 _ASSIGNMENT = re.compile(rf"((?:--?)?{_SECRET_NAME})=.+", re.IGNORECASE | re.DOTALL)
 
 
@@ -23,6 +24,11 @@ def without_secrets(text: str) -> str:
     text = _PASSWORD.sub(r"\1@", text)
     text = _QUERY.sub(r"\1", _TOKEN_AS_USER.sub(f"{HIDDEN}@", text))
     return _KNOWN_TOKEN.sub(HIDDEN, text)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether an environment variable is named as a key, a token or a password, or holds one."""
+    return _VARIABLE.fullmatch(name) is not None or without_secrets(value) != value
 
 
 def words_without_secrets(words: Sequence[str]) -> list[str]:

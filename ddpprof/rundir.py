@@ -22,14 +22,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ddpprof import own_files
-from ddpprof.location import Location
-from ddpprof.location.small import read_small
+from ddpprof.files import Location
+from ddpprof.files.small import read_small
 
 FORMAT = 1
 """Version of the run directory. A reader refuses a newer one and reads every older one."""
@@ -48,7 +47,6 @@ _MOST_LOOKED_AT = 100
 _ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
 
 
-_SURELY_DEAD_S = 24 * 3600
 CACHE_DIRECTORY = "summaries"
 CACHE_IGNORED_BY_GIT = ".gitignore"
 CACHE_IGNORE_ALL = "*\n"
@@ -184,7 +182,7 @@ def remove_run(directory: Path) -> None:
     _remove_cached(directory / CACHE_DIRECTORY)
     for name in os.listdir(directory):
         if _is_of_run(name) or _is_of_run(own_files.name_of_part(name) or ""):
-            (directory / name).unlink(missing_ok=True)
+            own_files.remove_file(directory / name)
 
 
 def _is_of_run(name: str) -> bool:
@@ -196,17 +194,12 @@ def is_cached(name: str) -> bool:
     return _CACHED.match(name) is not None
 
 
-def is_left_behind(part: Path) -> bool:
-    """Whether who wrote it is surely dead."""
-    return part.stat().st_mtime < time.time() - _SURELY_DEAD_S
-
-
 def _remove_cached(directory: Path) -> None:
     if not own_files.is_folder(directory):
         return
     for name in os.listdir(directory):
         if is_cached(name) or (name == CACHE_IGNORED_BY_GIT and _ignores_all(directory / name)):
-            (directory / name).unlink(missing_ok=True)
+            own_files.remove_file(directory / name)
     with suppress(OSError):  # something else stands in it
         directory.rmdir()
 
@@ -221,11 +214,12 @@ def remove_tensorboard(directory: Path) -> None:
     """Delete what ddpprof wrote there for TensorBoard, and nothing else."""
     if not own_files.is_folder(directory):
         return
+    own_files.remove_left_parts(directory)
     for name in os.listdir(directory):
         if _TENSORBOARD_RUN.match(name) and own_files.is_folder(directory / name):
             for file in os.listdir(directory / name):
                 if _TENSORBOARD_FILE.search(file):
-                    (directory / name / file).unlink(missing_ok=True)
+                    own_files.remove_file(directory / name / file)
             with suppress(OSError):  # something else stands in it
                 (directory / name).rmdir()
     with suppress(OSError):

@@ -24,7 +24,7 @@ def user_folder() -> Path | None:
     """Return the folder of this user's cache, made if need be; ``None`` where there is no such place."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpprof"
-        folder.mkdir(parents=True, exist_ok=True)
+        own_files.make_named_folder(folder)
     except (OSError, RuntimeError):  # RuntimeError: no home
         return None
     return folder

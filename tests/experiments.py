@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddpprof.experiment.plan import Experiment, Kind, Trial, Variant
+from ddpprof.experiments.plan import Experiment, Kind, Trial, Variant
 from ddpprof.predict.candidates import Candidate, Forecast
 from ddpprof.report.experiments import ExperimentReport, build_experiment
 from ddpprof.report.tree import Job

@@ -8,7 +8,7 @@ import numpy as np
 from reports import rank, report, step
 from tables import collective, ints, run, trace
 
-from ddpprof.events import UNKNOWN, Kernel, Phase, Rank, Run, Trace, Work
+from ddpprof.model import UNKNOWN, Kernel, Phase, Rank, Run, Trace, Work
 from ddpprof.report import Report, StepReport
 
 _STEP_NS, _GAP_NS = 100_000_000, 5_000

@@ -250,7 +250,7 @@ def complaint_about(path: Path, number: int) -> str | None:
 
 def _show(path: Path, number: int) -> None:
     """As the command line does, in this process."""
-    from ddpprof.fleet.analysis import Choice, analysed
+    from ddpprof.pipeline.analysis import Choice, analysed
     from ddpprof.render import json as as_json
     from ddpprof.render.html.report_page import report_page
     from ddpprof.render.markdown import render_markdown

@@ -26,7 +26,7 @@ from mutants import MEMORY_BYTES, in_time, mutant
 from netbenches import netbench
 from timelines import cycle, fused, negotiation, tensor, text, together
 
-from ddpprof.experiment.plan import CHOICE_FILE, EXPERIMENT_FILE, TRIAL_FILE, Ended, Kind, Variant, write_plan
+from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, TRIAL_FILE, Ended, Kind, Variant, write_plan
 from ddpprof.predict.candidates import Candidate, Forecast
 
 CHECKOUT = Path(__file__).parents[1]

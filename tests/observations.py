@@ -4,10 +4,10 @@ from typing import Any
 
 from tables import ddp_module
 
-from ddpprof.events import DdpModule, Loader
 from ddpprof.findings import Finding, Observed, find
-from ddpprof.measures.bucket_table import BucketSummary
-from ddpprof.measures.data_parallel import DataParallelStep
+from ddpprof.measures.buckets.bucket_table import BucketSummary
+from ddpprof.measures.kernels.data_parallel import DataParallelStep
+from ddpprof.model import DdpModule, Loader
 
 MIB, MS = 2**20, 1_000_000
 

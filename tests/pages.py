@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpprof.events import Run
+from ddpprof.model import Run
 from ddpprof.render.html.report_page import report_page
 from ddpprof.report import build_report
 from ddpprof.report.timeline import build_timeline

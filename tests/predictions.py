@@ -7,9 +7,9 @@ two MiB, 2 are sent from 12 and 2 from 14 to 16; the step takes 20, so that 4 ar
 from itertools import count
 from typing import Any
 
-from ddpprof.predict.assignment import Caps, Gradient
+from ddpprof.model.bucket_assignment import Caps, Gradient
+from ddpprof.predict.light_steps import ObservedStep
 from ddpprof.predict.network import Network
-from ddpprof.predict.observed import ObservedStep
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.training import Computed, Training

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ddpprof.events import Trace
 from ddpprof.load.run import load_trace
+from ddpprof.model import Trace
 
 TRAINING, AUTOGRAD, WORKER = 100, 200, 300
 """threads"""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from tables import ints
 
-from ddpprof.events import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Phase, ProcessGroup, Step, Trace
-from ddpprof.measures.candidates import RankCollectives
-from ddpprof.measures.progress import StepProgress
+from ddpprof.measures.collectives.match_candidates import RankCollectives
+from ddpprof.measures.ranks.own_time import StepProgress
+from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Phase, ProcessGroup, Step, Trace
 
 WORLD = ProcessGroup("0")
 

@@ -6,9 +6,9 @@ from typing import Any
 from predictions import MIB, UNIT
 from tables import ddp_module, forward, record, recorded, run
 
-from ddpprof.events import DdpModule, Rank, RecordedStep
+from ddpprof.model import DdpModule, Rank, RecordedStep
 from ddpprof.report import build_report
-from ddpprof.report.profiled import Known
+from ddpprof.report.run_profile import Known
 
 MODULE = ddp_module((2 * MIB, 2 * MIB), [[1], [0]], bucket_cap_mb=2.0)
 

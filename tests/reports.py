@@ -6,25 +6,25 @@ from typing import Any
 
 from ddpprof.comparison.compare import Comparison, compare
 from ddpprof.comparison.run_set import RunSet
-from ddpprof.events import DataParallelModule, Kernel
 from ddpprof.findings import Finding
-from ddpprof.measures.arrivals import RankWaiting
-from ddpprof.measures.breakdown import Breakdown
-from ddpprof.measures.bucket_table import BucketRow
-from ddpprof.measures.clock import HostClock, RankClock
-from ddpprof.measures.collective_table import CollectiveSummary
-from ddpprof.measures.cost import RecordingCost
-from ddpprof.measures.data_parallel import DataParallelStep
-from ddpprof.measures.devices import DeviceLoad
-from ddpprof.measures.idle import Idle
-from ddpprof.measures.kernels import KernelSummary
-from ddpprof.measures.late_gradients import LateGradient
-from ddpprof.measures.memory import DeviceUse, RankMemory
-from ddpprof.measures.outside import OutsideCalls, Place, Purpose
-from ddpprof.measures.recorded import RecordedBreakdown
-from ddpprof.measures.rpc import RankRpc, RpcCalls
-from ddpprof.measures.stragglers import Part, RankLateness, Straggler, Stragglers
-from ddpprof.measures.wrapper import WrapperCost
+from ddpprof.measures.buckets.bucket_table import BucketRow
+from ddpprof.measures.collectives.collective_table import CollectiveSummary
+from ddpprof.measures.collectives.rpc import RankRpc, RpcCalls
+from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place, Purpose
+from ddpprof.measures.kernels.data_parallel import DataParallelStep
+from ddpprof.measures.kernels.devices import DeviceLoad
+from ddpprof.measures.kernels.kernels import KernelSummary
+from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.measures.ranks.clock import HostClock, RankClock
+from ddpprof.measures.ranks.late_gradients import LateGradient
+from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
+from ddpprof.measures.ranks.stragglers import Part, RankLateness, Straggler, Stragglers
+from ddpprof.measures.step.breakdown import Breakdown
+from ddpprof.measures.step.idle import Idle
+from ddpprof.measures.step.recording_cost import RecordingCost
+from ddpprof.measures.step.wrapper import WrapperCost
+from ddpprof.model import DataParallelModule, Kernel
+from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.report import DeviceWork, Job, LightStepReport, Module, RankReport, Report, StepReport
 from ddpprof.report.tree import (
     AcrossRanks,

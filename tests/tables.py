@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ddpprof.events import (
+from ddpprof.measures.step.breakdown import split_step
+from ddpprof.measures.step.idle import Idle, find_gaps, measure_idle
+from ddpprof.model import (
     UNKNOWN,
     BackwardPass,
     BucketTimes,
@@ -23,11 +25,10 @@ from ddpprof.events import (
     RecordedStep,
     Run,
     Step,
+    StepMode,
     Trace,
     Work,
 )
-from ddpprof.measures.breakdown import split_step
-from ddpprof.measures.idle import Idle, find_gaps, measure_idle
 
 Op = tuple[int, int, Phase, int] | tuple[int, int, Phase, int, int] | tuple[int, int, Phase, int, int, int]
 """start, end, phase, step; then the kernel's index, 0 unless said otherwise, and its launch: where it starts"""
@@ -161,7 +162,9 @@ def recorded(
         for module, row in (ready or {}).items()
         if module in origins or all(one.module != module for one in given["forwards"])
     ]
-    return RecordedStep(number, mode, start, end, **{"passes": tuple(passes), **given})
+    return RecordedStep(
+        number=number, mode=StepMode(mode), start_ns=start, end_ns=end, **{"passes": tuple(passes), **given}
+    )
 
 
 def backward_pass(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import DDPPROF, environment
+from shared import TRACES
 
 from ddpprof.load.run import load_run
 from ddpprof.render.json import render_json
@@ -19,7 +20,7 @@ from ddpprof.report import build_report
 
 ROOT = Path(__file__).parents[1]
 GLOO_2 = ROOT / "sample_traces" / "convnet-gloo-2ranks"
-NCCL = ROOT.parent / "shared" / "traces" / "resnet50_a100_rank0of2.json.gz"
+NCCL = TRACES / "resnet50_a100_rank0of2.json.gz"
 
 
 class Server:

@@ -36,11 +36,11 @@ def _by_cap(folder: Path, value: Any) -> dict[str, list[Any]]:
     return {cap: [rounds[number] for number in sorted(rounds)] for cap, rounds in runs.items()}
 
 
-def _timed_step_ns(report: Any) -> float:
+def _timed_step_ns(report: ddpprof.Report) -> float:
     return median(step.duration_ns for rank in report.ranks for step in rank.light_steps if step.mode == "off")
 
 
-def _parts(report: Any) -> dict[str, Any]:
+def _parts(report: ddpprof.Report) -> dict[str, Any]:
     """Of each step the rank with the least of it: what the other one has more is waiting."""
     steps = list(zip(*(rank.steps for rank in report.ranks), strict=True))
     return {

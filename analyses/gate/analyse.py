@@ -33,7 +33,7 @@ from ddpprof.comparison.between_runs import (
     plausible_noise_ns,
     runs_needed,
 )
-from ddpprof.measures.shift import shift_between
+from ddpprof.measures.statistics.shift import shift_between
 
 LIMIT, SLOW_DOWN = 0.05, 0.05
 MEASURES = ("step", "fastest step")

@@ -13,9 +13,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from ddpprof.load.folder import load_trace
-from ddpprof.load.heap import give_back_large_arrays
+from ddpprof.load.free_memory import give_back_large_arrays
 from ddpprof.load.limits import DEFAULT_LIMITS
-from ddpprof.measures.overlap import measure_overlap
+from ddpprof.measures.buckets.overlap import measure_overlap
 
 
 def overlap_of(path: Path, num_processes: int) -> float:

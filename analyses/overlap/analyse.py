@@ -55,7 +55,7 @@ def _rounds(folder: Path) -> dict[str, Any]:
     return {p.name.rsplit("-", 1)[0]: ddpprof.build_report(ddpprof.load_run(p)) for p in sorted(folder.iterdir())}
 
 
-def _timed_step_ns(report: Any) -> float:
+def _timed_step_ns(report: ddpprof.Report) -> float:
     return median(step.duration_ns for rank in report.ranks for step in rank.light_steps if step.mode == "off")
 
 
@@ -68,7 +68,7 @@ def _hidden(reports: list[Any]) -> float:
     return round(median(step.overlap_ns / step.comm_ns for step in steps), 3)
 
 
-def _by_step(report: Any) -> list[tuple[Any, ...]]:
+def _by_step(report: ddpprof.Report) -> list[tuple[Any, ...]]:
     return list(zip(*(rank.steps for rank in report.ranks), strict=True))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -15,13 +16,15 @@ from ddpprof.cli.doctor import add_doctor_options
 from ddpprof.cli.experiments import add_experiment_options, run_experiment
 from ddpprof.cli.explain import add_explain_options
 from ddpprof.cli.netbench import add_netbench_options
-from ddpprof.cli.show import add_report_options
+from ddpprof.cli.report import add_report_options
+from ddpprof.cli.schema import add_schema_options
 from ddpprof.cli.tensorboard import add_tensorboard_options
 from ddpprof.cli.timeline import add_timeline_options
 from ddpprof.cli.trace import add_trace_options, run_trace
 from ddpprof.cli.tune import add_tune_options, run_tune
 from ddpprof.cli.whatif import add_whatif_options
 from ddpprof.errors import DdpprofError
+from ddpprof.own_files import WORLD_READABLE
 
 Parser = argparse.ArgumentParser
 
@@ -34,6 +37,7 @@ class Command:
     add_options: Callable[[Parser], None]
     run_job: Callable[[Parser, Sequence[str]], int] | None = None
     """of a command that splits its words itself, as at ``--``: with its parser, and what stands behind its name"""
+    writes_files: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,16 @@ GROUPS = (
                 "ddpprof tensorboard runs/a runs/b",
                 add_tensorboard_options,
             ),
-            Command("explain", "say what a term means", "ddpprof explain exposed", add_explain_options),
+            Command(
+                "schema",
+                "print the JSON Schema of a report",
+                "ddpprof schema report",
+                add_schema_options,
+                writes_files=False,
+            ),
+            Command(
+                "explain", "say what a term means", "ddpprof explain exposed", add_explain_options, writes_files=False
+            ),
         ),
     ),
     Group(
@@ -148,6 +161,7 @@ GROUPS = (
                 "check this machine, this installation, and ddpprof on both",
                 "ddpprof doctor",
                 add_doctor_options,
+                writes_files=False,
             ),
             Command("demo", "trace the small trainings that come with ddpprof", "ddpprof demo", add_demo_options),
             Command(
@@ -155,6 +169,7 @@ GROUPS = (
                 "print what makes a shell complete ddpprof's commands",
                 'eval "$(ddpprof completion bash)"',
                 add_completion_options,
+                writes_files=False,
             ),
         ),
     ),
@@ -168,6 +183,13 @@ class _Parser(Parser):
 
     def error(self, message: str) -> NoReturn:
         raise DdpprofError(f"{message}. See: {self.prog} --help")
+
+
+class _WorldReadable(argparse.Action):
+    """Sets the variable that this process, its helpers and the ranks of its job heed alike."""
+
+    def __call__(self, *_: object) -> None:
+        os.environ[WORLD_READABLE] = "1"
 
 
 class _Root(_Parser):
@@ -205,4 +227,11 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
             allow_abbrev=command.run_job is None,
         )
         command.add_options(of_command)
+        if command.writes_files:
+            of_command.add_argument(
+                "--world-readable",
+                action=_WorldReadable,
+                nargs=0,
+                help="let everybody on this machine read what is written, as far as your umask does",
+            )
     return parser, of_commands

@@ -12,7 +12,7 @@ from ddpprof.cli.output import add_output_options, chosen_form, show, write
 from ddpprof.cli.reading import add_reading_options, read_run_set
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
-from ddpprof.location import Location, location
+from ddpprof.files import Location, location
 
 if TYPE_CHECKING:
     from ddpprof.comparison.compare import Comparison

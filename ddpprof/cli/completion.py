@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ddpprof.location import local, location
+from ddpprof.files import local, location
 
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ddpprof.location import local
+from ddpprof.files import local
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.arguments import count
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
-from ddpprof.location import local
+from ddpprof.files import local
 
 if TYPE_CHECKING:
     from ddpprof.doctor.check import Outcome

@@ -12,10 +12,10 @@ from ddpprof.cli.arguments import count, positive
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
 from ddpprof.errors import DdpprofError
-from ddpprof.location import local
+from ddpprof.files import local
 
 if TYPE_CHECKING:
-    from ddpprof.experiment.plan import Ended, Experiment, Trial, Variant
+    from ddpprof.experiments.plan import Ended, Experiment, Trial, Variant
 
 _AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
 """Options that may also stand behind the script, whose own ones go to the script."""
@@ -82,15 +82,20 @@ def resumed(parser: argparse.ArgumentParser, options: argparse.Namespace, own: S
 
     `own`: all options that were given.
     """
-    from ddpprof.experiment.plan import is_of_this_user, read_plan
+    from ddpprof.experiments.plan import is_of_this_user, read_plan
 
-    if any(not word.startswith(("--resume", "--trust")) for word in own):
+    if any(not word.startswith(("--resume", "--trust", "--world-readable")) for word in own):
         parser.error("--resume takes the command and all options from the experiment itself")
     experiment = read_plan(options.resume)
     if not options.trust and not is_of_this_user(options.resume, experiment):
         raise DdpprofError(
             f"{options.resume} was begun by another user, or on another machine, and would run: "
             f"{_what_it_runs(experiment)}. If that is what you want, add --trust."
+        )
+    if not experiment.is_whole:
+        raise DdpprofError(
+            f"the command of {options.resume} had secrets, which are not kept. Go on with the whole command again: "
+            f"ddpprof {experiment.kind} --out {options.resume} …"
         )
     return experiment
 
@@ -140,8 +145,8 @@ def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) 
 
 
 def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    from ddpprof.experiment.conduct import job_of, open_experiment, working_on
-    from ddpprof.experiment.plan import Kind
+    from ddpprof.experiments.conduct import job_of, open_experiment, working_on
+    from ddpprof.experiments.plan import Kind
 
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
@@ -184,7 +189,7 @@ def _warn_of_options_behind(parser: argparse.ArgumentParser, command: Sequence[s
 
 def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
     """Raises `DdpprofError`."""
-    from ddpprof.experiment.plan import EXPERIMENT_FORMAT, Experiment, Kind
+    from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, Kind
 
     kind = Kind(options.kind)
     variants = {Kind.OVERHEAD: _overhead, Kind.SCALE: _scale, Kind.SWEEP: _sweep}[kind](options, command)
@@ -206,8 +211,8 @@ def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) 
 def _overhead(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
     from dataclasses import replace
 
-    from ddpprof.experiment.plan import Variant
-    from ddpprof.experiment.vary import with_settings
+    from ddpprof.experiments.plan import Variant
+    from ddpprof.experiments.vary import with_settings
 
     plain = Variant(options.nproc or 1, any_number=options.nproc is None, profiled_steps=_PROFILED_STEPS)
     with_ddp = with_settings(plain, options.set, command)
@@ -219,8 +224,8 @@ def _overhead(options: argparse.Namespace, command: Sequence[str]) -> list[Varia
 def _scale(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
     from dataclasses import replace
 
-    from ddpprof.experiment.plan import Variant
-    from ddpprof.experiment.vary import shared_by, with_settings
+    from ddpprof.experiments.plan import Variant
+    from ddpprof.experiments.vary import shared_by, with_settings
 
     alone = with_settings(Variant(1, without_ddp=True, profiled_steps=_PROFILED_STEPS), options.set, command)
     several = [replace(alone, nproc=nproc, without_ddp=False) for nproc in options.nproc or [1, 2]]
@@ -234,8 +239,8 @@ def _scale(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]
 def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
     from dataclasses import replace
 
-    from ddpprof.experiment.plan import Variant
-    from ddpprof.experiment.vary import vary, with_settings
+    from ddpprof.experiments.plan import Variant
+    from ddpprof.experiments.vary import vary, with_settings
 
     if not options.vary:
         raise DdpprofError("say what to vary: --vary '--batch-size=32,64,128' or --vary bucket_cap_mb=5,25")
@@ -247,19 +252,26 @@ def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]
     return [replace(v, is_share=is_share, is_work=is_share or options.sizes is not None) for v in variants]
 
 
+def steps_in_words(cpu: int, accelerator: int) -> str:
+    """Say how many steps are taken before it is known where the job trains."""
+    return f"{cpu} steps" if cpu == accelerator else f"{cpu} steps (on an accelerator {accelerator})"
+
+
 def _run_trials(directory: Path, experiment: Experiment) -> bool:
     """Whether it was interrupted."""
     from datetime import timedelta
     from statistics import median
 
-    from ddpprof.experiment.conduct import conduct, remaining, steps_of
+    from ddpprof.experiments.conduct import conduct, remaining, steps_of
     from ddpprof.render.sections.layout import count as number_of
 
     trials = remaining(directory, experiment)
     total, seconds = experiment.num_trials, []
     if trials:
-        steps = max(steps_of(experiment, variant) for variant in experiment.variants)
-        say(f"{number_of(len(trials), 'trial')} of {steps} steps in {directory}", flush=True)
+        cpu, accelerator = (
+            max(steps_of(experiment, one, kind) for one in experiment.variants) for kind in (False, True)
+        )
+        say(f"{number_of(len(trials), 'trial')} of {steps_in_words(cpu, accelerator)} in {directory}", flush=True)
     _announce(experiment, trials[0] if trials else None, total - len(trials), "")
     try:
         for index, (trial, ended) in enumerate(conduct(directory, experiment, trials), 1):
@@ -282,7 +294,7 @@ def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Ended
     from statistics import median
 
     from ddpprof.load.record import load_record
-    from ddpprof.measures.step_times import timed_steps
+    from ddpprof.measures.step.step_times import timed_steps
     from ddpprof.rundir import ranks_in
 
     title, folder = experiment.variants[trial.variant].title, trial.folder(directory)
@@ -313,7 +325,7 @@ def _wipe() -> None:
 
 
 def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bool) -> None:
-    from ddpprof.cli.show import read_experiment
+    from ddpprof.cli.report import read_experiment
     from ddpprof.render.plot import can_plot, plot
     from ddpprof.render.sections.experiments import experiment_sections
     from ddpprof.render.sections.layout import Picture

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof import rundir
-from ddpprof.location import location
+from ddpprof.files import location
+from ddpprof.own_files import make_folder, make_named_folder, temporary_folder
 
 if TYPE_CHECKING:
-    from ddpprof.events import Rank, Run
+    from ddpprof.model import Rank, Run
     from ddpprof.report import Report
     from ddpprof.report.timeline import Drawing
 
-_PART = ".part-"
 _NOT_FOR_NAMES = re.compile(r"[^A-Za-z0-9-]+")
 
 
@@ -42,20 +40,13 @@ def _replaced(directory: Path) -> Iterator[Path]:
 
     Each TensorBoard run in it is moved as a directory: the profiler plugin reads one when it first sees it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_named_folder(directory)
     directory = directory.resolve()  # a link of the user's stays, and what is in there is replaced
-    for left in directory.glob(f"{_PART}*"):
-        if rundir.is_left_behind(left):
-            shutil.rmtree(left, ignore_errors=True)
-    part = Path(tempfile.mkdtemp(prefix=_PART, dir=directory))
-    try:
+    with temporary_folder(directory, rundir.TENSORBOARD_DIRECTORY) as part:
         yield part
         rundir.remove_tensorboard(directory)
-        directory.mkdir(exist_ok=True)
         for made in part.iterdir():
             _move(made, directory / made.name)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _move(made: Path, target: Path) -> None:
@@ -76,7 +67,7 @@ def _write_plugin_traces(directory: Path, run: Run) -> tuple[str, ...]:
     missing: list[str] = []
     cycles = list(_cycles(run))
     for number, ranks in enumerate(cycles, 1):
-        directory.mkdir(exist_ok=True)
+        make_folder(directory)
         views = plugin_views(ranks, modules)
         missing += views.missing
         for rank in ranks:

@@ -13,7 +13,7 @@ from ddpprof.cli.arguments import seconds, sizes_bytes
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import add_torchrun_options
 from ddpprof.errors import DdpprofError
-from ddpprof.location import local
+from ddpprof.files import local
 
 _SIZES = "1K-256M"
 _SECONDS = "1"

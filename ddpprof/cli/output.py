@@ -6,11 +6,13 @@ import argparse
 import sys
 from collections.abc import Iterable
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
-from ddpprof.location import Location, location
+from ddpprof.files import Location, location
+from ddpprof.own_files import write_named
 
 if TYPE_CHECKING:
     from ddpprof.render.sections.layout import Section
@@ -59,7 +61,10 @@ def write(options: argparse.Namespace, text: str) -> None:
         sys.stdout.write(text)
         return
     try:
-        options.out.write_text(text, encoding="utf-8")
+        if isinstance(options.out, Path):
+            write_named(options.out, text.encode())
+        else:
+            options.out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DdpprofError(f"cannot write {options.out}: {error.strerror}.") from error
     say(f"Wrote {options.out}.")

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof.cli.arguments import numbers, positive
 from ddpprof.errors import DdpprofError
-from ddpprof.location import Location
+from ddpprof.files import Location
 
 if TYPE_CHECKING:
     from ddpprof.comparison.run_set import RunSet
-    from ddpprof.fleet.analysis import Analysis
-    from ddpprof.fleet.progress import Step
     from ddpprof.load.limits import Limits
+    from ddpprof.pipeline.analysis import Analysis
+    from ddpprof.pipeline.progress import Step
     from ddpprof.predict.network import Network
     from ddpprof.report import Report
 
@@ -58,8 +58,8 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
     """As `add_reading_options` chose. Raises `DdpprofError`."""
-    from ddpprof.fleet.analysis import Choice, analysed
-    from ddpprof.load.heap import give_back_large_arrays
+    from ddpprof.load.free_memory import give_back_large_arrays
+    from ddpprof.pipeline.analysis import Choice, analysed
 
     give_back_large_arrays()
     _refuse_experiment(path)
@@ -145,7 +145,7 @@ def measured_network(path: Location | None) -> Network | None:
 
 def _refuse_experiment(path: Location) -> None:
     """Raises `DdpprofError`."""
-    from ddpprof.experiment.plan import is_experiment
+    from ddpprof.experiments.plan import is_experiment
 
     if is_experiment(path):
         raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")

@@ -7,7 +7,6 @@ import importlib.util
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +16,8 @@ from ddpprof import rundir
 from ddpprof.cli.reading import add_reading_options, analysed_run, chosen_limits
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
-from ddpprof.location import Location, RemotePath, local, location
-from ddpprof.own_files import make_folder
+from ddpprof.files import Location, RemotePath, local, location
+from ddpprof.own_files import make_folder, temporary_folder
 from ddpprof.scratch import scratch_folder
 
 _NOT_IN_NAMES = re.compile(r"[^\w .+-]+")
@@ -135,7 +134,7 @@ def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace
     folder = path / rundir.TENSORBOARD_DIRECTORY
     try:
         make_folder(folder)
-        with tempfile.TemporaryFile(dir=folder):  # it may be there, and be another's
+        with temporary_folder(folder, rundir.TENSORBOARD_DIRECTORY):  # it may be there, and be another's
             pass
     except OSError:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ddpprof.child_processes import SAFE_PATH, end_with_parent, python_command
+from ddpprof.child_processes import guarded, helper_environment, python_command, start
 from ddpprof.errors import DdpprofError
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/")
@@ -26,7 +25,7 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_WORDS = 3
 _OFTEN_S = 0.2
 _GRACE_S = 5.0
-"""How long TensorBoard and its children get to end before SIGKILL."""
+"""How long TensorBoard's last words may take."""
 _PATIENCE_S = 60.0
 """How long the plugin may take to begin reading: it looks for new directories every 10 s."""
 
@@ -37,16 +36,15 @@ class Server:
     def __init__(self, logdir: Path, port: int | None, temporary: Path) -> None:
         """`temporary`: a folder for what it would leave behind in ``/tmp``."""
         command = python_command(["-m", "tensorboard.main", f"--logdir={logdir}", "--host", "127.0.0.1"])
-        self._process = subprocess.Popen(
-            command if port is None else [*command, "--port", str(port)],
+        self._process = start(
+            guarded(command if port is None else [*command, "--port", str(port)]),
+            {**helper_environment(), "TMPDIR": str(temporary)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, **SAFE_PATH, "TMPDIR": str(temporary)},
-            preexec_fn=end_with_parent,  # noqa: PLW1509 (no other thread runs yet)
-            start_new_session=True,  # its children are of its session, and are ended with it
+            start_new_session=True,  # Ctrl-C is for this process alone
         )
         self._said: deque[str] = deque(maxlen=200)
         self._address: str | None = None
@@ -63,11 +61,8 @@ class Server:
     ) -> None:
         before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDS}  # a second one must not leave it
         try:
-            for number, patience in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, number)
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(patience)
+            self._process.terminate()  # the guard, which ends all others
+            self._process.wait()
             self._reader.join(_GRACE_S)
             assert self._process.stderr is not None
             self._process.stderr.close()

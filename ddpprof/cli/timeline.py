@@ -11,7 +11,7 @@ from ddpprof.cli.arguments import duration_ns, numbers
 from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
-from ddpprof.location import Location, RemotePath, location
+from ddpprof.files import Location, RemotePath, location
 from ddpprof.own_files import whole_file
 from ddpprof.scratch import scratch_folder
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof.cli.arguments import count, numbers, positive, seconds
 from ddpprof.cli.saying import say
-from ddpprof.location import local
+from ddpprof.files import local
 from ddpprof.profiled_ranks import MOST
 
 if TYPE_CHECKING:
-    from ddpprof.fleet.analysis import Analysis
+    from ddpprof.pipeline.analysis import Analysis
     from ddpprof.record.launch import Outcome
     from ddpprof.record.settings import Settings
 
@@ -299,8 +299,8 @@ def _after_trace(out: Path, inside: bool, interrupted: bool) -> None:
 
 
 def _print_run(out: Path, summary_only: bool) -> None:
-    from ddpprof.cli.show import shown_sections
-    from ddpprof.fleet.analysis import analysed
+    from ddpprof.cli.report import shown_sections
+    from ddpprof.pipeline.analysis import analysed
     from ddpprof.render.terminal import render_terminal
 
     with analysed(out) as analysis:

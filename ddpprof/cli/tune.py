@@ -11,18 +11,18 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import positive
-from ddpprof.cli.experiments import add_trust_option, resumed, show_command, split_experiment
+from ddpprof.cli.experiments import add_trust_option, resumed, show_command, split_experiment, steps_in_words
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
 from ddpprof.errors import CannotRecord, DdpprofError
-from ddpprof.location import Location, local, location
-from ddpprof.location.small import read_small
+from ddpprof.files import Location, local, location
+from ddpprof.files.small import read_small
 from ddpprof.own_files import write_whole
 
 if TYPE_CHECKING:
-    from ddpprof.cli.tuned import Tuning
-    from ddpprof.experiment.plan import Ended, Experiment, Trial
+    from ddpprof.cli.tuning_directory import Tuning
+    from ddpprof.experiments.plan import Ended, Experiment, Trial
     from ddpprof.predict.candidates import Shortlist
 
 _LEAST_TRIALS = 2
@@ -55,9 +55,9 @@ def _trials(text: str) -> int:
 
 
 def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    from ddpprof.cli.tuned import has_choice
-    from ddpprof.experiment.conduct import job_of, open_experiment, working_on
-    from ddpprof.experiment.plan import Kind, is_experiment
+    from ddpprof.cli.tuning_directory import has_choice
+    from ddpprof.experiments.conduct import job_of, open_experiment, working_on
+    from ddpprof.experiments.plan import Kind, is_experiment
 
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
@@ -87,7 +87,7 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         if not has_choice(directory) and not _profile(directory, experiment):
             say(f"\nStopped before anything was tried. Begin again with: ddpprof tune --resume {directory}", flush=True)
             return 130
-        interrupted = _try_all(directory)
+        interrupted = _try_all(directory, experiment.command)
     _show_what_there_is(directory, interrupted)
     if interrupted:
         say(f"\nStopped. Go on with: ddpprof tune --resume {directory}", flush=True)
@@ -96,7 +96,7 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def _plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
-    from ddpprof.experiment.plan import EXPERIMENT_FORMAT, Experiment, Kind, Variant
+    from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, Kind, Variant
 
     return Experiment(
         format=EXPERIMENT_FORMAT,
@@ -115,7 +115,7 @@ def _plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool)
 
 def _refuse_other_network(directory: Path, network: Location | None) -> None:
     """Raises `DdpprofError` where it was begun with another one."""
-    from ddpprof.experiment.plan import NETWORK_FILE
+    from ddpprof.experiments.plan import NETWORK_FILE
 
     kept = directory / NETWORK_FILE
     if (read_small(network) if network is not None else None) != (read_small(kept) if kept.is_file() else None):
@@ -124,7 +124,7 @@ def _refuse_other_network(directory: Path, network: Location | None) -> None:
 
 def _keep_network(directory: Path, network: Location | None) -> None:
     """For the time when the profile is there, which may be after an interruption. Raises `CannotRecord`."""
-    from ddpprof.experiment.plan import NETWORK_FILE
+    from ddpprof.experiments.plan import NETWORK_FILE
 
     try:
         if network is not None:
@@ -135,13 +135,13 @@ def _keep_network(directory: Path, network: Location | None) -> None:
 
 def _profile(directory: Path, experiment: Experiment) -> bool:
     """Record the job as it is, and choose what to try. False where it was interrupted. Raises `DdpprofError`."""
-    from ddpprof.cli.tuned import write_choice
-    from ddpprof.experiment.conduct import profile_steps, run_profile, steps_of
-    from ddpprof.experiment.plan import PROFILE_DIRECTORY, write_plan
+    from ddpprof.cli.tuning_directory import write_choice
+    from ddpprof.experiments.conduct import profile_steps, run_profile, steps_of, trained_on_accelerator
+    from ddpprof.experiments.plan import PROFILE_DIRECTORY, write_plan
     from ddpprof.report.tuning import Choice
 
-    steps = profile_steps(experiment)
-    say(f"Profile of {steps} steps in {directory / PROFILE_DIRECTORY}", flush=True)
+    steps = [profile_steps(experiment, on_accelerator) for on_accelerator in (False, True)]
+    say(f"Profile of {steps_in_words(*steps)} in {directory / PROFILE_DIRECTORY}", flush=True)
     ended = run_profile(directory, experiment)
     if ended is None:
         return False
@@ -150,13 +150,14 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
     listed, unpredicted = _shortlist(directory, experiment)
     if not listed.chosen:
         raise DdpprofError("there is nothing to try: whatever the caps, DDP makes the same buckets of these gradients.")
+    on_accelerator = trained_on_accelerator(directory / PROFILE_DIRECTORY)
     choice = Choice(
         candidates=(listed.now, *listed.chosen),
         untried=listed.others,
         promises=listed.promises,
         unpredicted=unpredicted,
-        profile_steps=steps,
-        trial_steps=steps_of(experiment, experiment.variants[0]),
+        profile_steps=steps[on_accelerator],
+        trial_steps=steps_of(experiment, experiment.variants[0], on_accelerator),
     )
     now = experiment.variants[0]
     others = (replace(now, label=one.label, ddp=dict(one.arguments), comm_hook=one.comm_hook) for one in listed.chosen)
@@ -166,9 +167,9 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
 
 
 def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str | None]:
-    from ddpprof.experiment.plan import NETWORK_FILE, PROFILE_DIRECTORY
-    from ddpprof.fleet.analysis import analysed
-    from ddpprof.report.shortlisted import shortlisted
+    from ddpprof.experiments.plan import NETWORK_FILE, PROFILE_DIRECTORY
+    from ddpprof.pipeline.analysis import analysed
+    from ddpprof.report.tuning_candidates import shortlisted
 
     network = directory / NETWORK_FILE
     bench = measured_network(network if network.is_file() else None)
@@ -176,14 +177,14 @@ def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str 
         return shortlisted(analysis.to_replay(), bench, experiment.most_variants - 1, experiment.allow_lossy)
 
 
-def _try_all(directory: Path) -> bool:
-    """Whether it was interrupted."""
-    from ddpprof.cli.tuned import read_tuning
-    from ddpprof.experiment.conduct import conduct, remaining
+def _try_all(directory: Path, command: tuple[str, ...]) -> bool:
+    """Return whether it was interrupted. `command`: with its secrets, which the plan does not keep."""
+    from ddpprof.cli.tuning_directory import read_tuning
+    from ddpprof.experiments.conduct import conduct, remaining
     from ddpprof.render.sections.layout import count as number_of
 
     tuning = read_tuning(directory)
-    experiment, given_up = tuning.experiment, tuning.stopped()
+    experiment, given_up = replace(tuning.experiment, command=command), tuning.stopped()
     trials = [trial for trial in remaining(directory, experiment) if trial.variant not in given_up]
     settings = number_of(len(experiment.variants) - 1, "setting")
     steps = tuning.choice.trial_steps
@@ -222,7 +223,7 @@ def _name(tuning: Tuning, variant: int) -> str:
 
 
 def _show_what_there_is(directory: Path, interrupted: bool) -> None:
-    from ddpprof.cli.tuned import read_tuning
+    from ddpprof.cli.tuning_directory import read_tuning
     from ddpprof.render.sections.experiments import experiment_sections
     from ddpprof.render.terminal import render_terminal
 

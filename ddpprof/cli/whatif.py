@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.arguments import bytes_per_s, caps, count, duration_ns, factor, megabytes, positive
 from ddpprof.cli.output import add_output_options, chosen_form, show, write
 from ddpprof.cli.reading import add_reading_options, analysed_run, measured_network
-from ddpprof.location import location
+from ddpprof.files import location
 
 if TYPE_CHECKING:
     from ddpprof.predict.caps import BucketCaps
-    from ddpprof.report.profiled import Profiled
+    from ddpprof.report.run_profile import Profiled
     from ddpprof.report.tree import Job
     from ddpprof.report.whatif import Asked
 
@@ -84,7 +84,7 @@ def run_whatif(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace) -> tuple[Profiled, Job]:
-    from ddpprof.report.profiled import Benches, profile_run
+    from ddpprof.report.run_profile import Benches, profile_run
 
     benches = Benches(measured_network(options.network), measured_network(options.run_network))
     with analysed_run(options.path, options) as analysis:
@@ -114,11 +114,12 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 
 def _buckets(options: argparse.Namespace) -> Iterator[BucketCaps]:
-    from ddpprof.predict.caps import DEFAULT_MB, BucketCaps
+    from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB
+    from ddpprof.predict.caps import BucketCaps
 
     lists = [*(options.bucket_cap_mb_list or [])]
     if options.first_bucket_mb is not None:
-        lists += [[options.first_bucket_mb, cap or DEFAULT_MB] for cap in options.bucket_cap_mb or [None]]
+        lists += [[options.first_bucket_mb, cap or DEFAULT_CAP_MIB] for cap in options.bucket_cap_mb or [None]]
     else:
         yield from (BucketCaps(cap) for cap in options.bucket_cap_mb or [])
     yield from (BucketCaps(list_mb=tuple(caps_mb)) for caps_mb in lists)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
-from ddpprof.measures.shift import shift_between
+from ddpprof.measures.statistics.shift import shift_between
 
 CONFIDENCE = 0.995
 PLAUSIBLE_FACTOR = 5.0

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from ddpprof.events import Kernel
-from ddpprof.measures.kernels import KernelSummary
+from ddpprof.measures.kernels.kernels import KernelSummary
+from ddpprof.model import Kernel
 from ddpprof.report.rank_summary import MOST_KERNELS
 
 _FEWEST_RUNS = 4

@@ -26,7 +26,7 @@ TRAINING = (
         120,
         trains=True,
     ),
-    Check(("step-time", "parts-of-step", "after-the-window"), "timed", "check_steps", 120, trains=True),
+    Check(("step-time", "parts-of-step", "after-the-window"), "timed", "check_steps", 120, trains=True, alone=True),
     Check(("unused-parameters",), "counted", "check_rotating_branches", 60, trains=True),
     Check(("amp-steps",), "counted", "check_amp_steps", 60, trains=True),
     Check(("closure-steps",), "counted", "check_closure_steps", 60, trains=True),
@@ -43,12 +43,20 @@ TRAINING = (
     Check(
         ("beside-nsys",), "fabric", "check_beside_nsys", 120, trains=True, least_gpus=1, why_gpus="nsys looks at GPUs"
     ),
-    Check(("delay",), "timed", "check_delay", 90, trains=True, least_ranks=2),
-    Check(("bucket-bytes", "bucket-times"), "timed", "check_buckets", 90, trains=True, least_ranks=2),
-    Check(("replay",), "timed", "check_replay", 120, trains=True, least_ranks=2),
-    Check(("netbench",), "fabric", "check_netbench", 200, trains=True, least_ranks=2),
+    Check(("delay",), "timed", "check_delay", 90, trains=True, alone=True, least_ranks=2),
+    Check(("bucket-bytes", "bucket-times"), "timed", "check_buckets", 90, trains=True, alone=True, least_ranks=2),
+    Check(("replay",), "timed", "check_replay", 120, trains=True, alone=True, least_ranks=2),
+    Check(("netbench",), "fabric", "check_netbench", 200, trains=True, alone=True, least_ranks=2),
     Check(
-        ("exposed",), "fabric", "check_exposed", 120, trains=True, least_ranks=2, least_gpus=2, why_gpus=_SHARED_CORES
+        ("exposed",),
+        "fabric",
+        "check_exposed",
+        120,
+        trains=True,
+        alone=True,
+        least_ranks=2,
+        least_gpus=2,
+        why_gpus=_SHARED_CORES,
     ),
     Check(
         ("overhead",),
@@ -56,6 +64,7 @@ TRAINING = (
         "check_overhead",
         420,
         trains=True,
+        alone=True,
         least_ranks=2,
         least_gpus=2,
         why_gpus="it takes minutes, and tells most of a device",

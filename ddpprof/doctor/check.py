@@ -98,6 +98,8 @@ class Check:
     """once for each setup"""
     least_ranks: int = 1
     least_gpus: int = 0
+    alone: bool = False
+    """it measures times that another training beside it would make longer"""
     why_gpus: str = ""
     """what a machine with fewer GPUs cannot tell"""
 

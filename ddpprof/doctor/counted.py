@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ddpprof.doctor.check import Context, Outcome, judge
 from ddpprof.doctor.training import Trained, run_script
-from ddpprof.events import Record
 from ddpprof.load.run import load_run
+from ddpprof.model import Record
 
 _GROWTH_BYTES = 100_000_000
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.child_processes import descendants, python_command
+from ddpprof.child_processes import descendants, python_command, start
 from ddpprof.doctor.check import CannotCheck, Context, Outcome, judge
 from ddpprof.doctor.training import SCRIPTS, job_environment
 
@@ -68,8 +68,8 @@ class _Job:
             command = python_command([*trace, *ranks, *script])
         self._log = self._folder / "log"
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, cwd=context.folder, env=job_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            self._process = start(
+                command, job_environment(), cwd=context.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self._traced = traced
         self._began: float | None = None

@@ -1,4 +1,7 @@
-"""All checks, one after the other, and what came out of them as one document that tells nothing of who ran it."""
+"""All checks, and what came out of them as one document that tells nothing of who ran it.
+
+Those that measure times run one after the other.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,22 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ddpprof import __version__
 from ddpprof.doctor.catalogue import MACHINE, TRAINING
 from ddpprof.doctor.check import Check, Outcome, Setup, Verdict, setups
-from ddpprof.doctor.processes import run_check
+from ddpprof.doctor.processes import run_checks
 from ddpprof.redaction import without_secrets
 
 DOCTOR_FORMAT = 1
 _PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+)+/([\w.+@~-]+)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+AT_ONCE = 3
+"""checks that measure no times, on any number of cores: much of what they take is waiting"""
+_IF_BUSY = " It failed twice: if the machine does other work, end that and ask once more (--only)."
 _OF_EVERYBODY = ("root", "localhost", "user")
 """names that tell nothing"""
 
@@ -37,22 +43,43 @@ def examine(
     training = [check for check in TRAINING if _wanted(check, only)]
     seen = 0
     if training and not any("devices" in check.names for check in chosen):
-        seen = _num_gpus(run_check(next(one for one in MACHINE if "devices" in one.names), Setup(), out, gpus))
-    for number, check in enumerate(chosen):
-        watch(f"{number + 1} of {len(chosen)} of the machine: {', '.join(check.names)}")
-        outcomes = run_check(check, Setup(), out, gpus)
+        devices = next(one for one in MACHINE if "devices" in one.names)
+        seen = max(map(_num_gpus, run_checks([devices], Setup(), out, gpus)))
+    for outcomes in _run(chosen, AT_ONCE, Setup(), out, gpus, watch):
         seen = max(seen, _num_gpus(outcomes))
         yield _kept(outcomes, only)
-    places = setups(min(seen, gpus) if gpus is not None else seen)
-    for setup in places:
-        for number, check in enumerate(training):
-            watch(f"{number + 1} of {len(training)} on {setup}, at most {check.limit_s:g} s: {', '.join(check.names)}")
-            lacking = check.lacks(setup)
-            if lacking is None:
-                yield _kept(run_check(check, setup, out, gpus), only)
-            else:
-                skipped = [Outcome(name, Verdict.SKIP, reason=lacking, setup=str(setup)) for name in check.names]
+    for setup in setups(min(seen, gpus) if gpus is not None else seen):
+        able = [check for check in training if check.lacks(setup) is None]
+        for checks, at_once in (
+            ([check for check in able if not check.alone], AT_ONCE),
+            ([check for check in able if check.alone], 1),
+        ):
+            for outcomes in _run(checks, at_once, setup, out, gpus, watch):
+                yield _kept(outcomes, only)
+        for check in training:
+            if (lack := check.lacks(setup)) is not None:
+                skipped = [Outcome(name, Verdict.SKIP, reason=lack, setup=str(setup)) for name in check.names]
                 yield _kept(skipped, only)
+
+
+def _run(
+    checks: Sequence[Check], at_once: int, setup: Setup, out: Path, gpus: int | None, watch: Callable[[str], None]
+) -> Iterator[list[Outcome]]:
+    """Yield as `run_checks` does, and tell `watch` what is still to come.
+
+    Where times are wrong they are measured once more: the machine may have been busy for a moment.
+    """
+    found = run_checks(checks, setup, out, gpus, at_once)
+    for number, check in enumerate(checks):
+        others = len(checks) - number - 1
+        where = f"on {setup}" if check.trains else "of the machine"
+        watch(f"{where}: {', '.join(check.names)}{f', and {others} more' if others else ''}")
+        outcomes = next(found)
+        if check.alone and any(one.verdict is Verdict.FAIL for one in outcomes):
+            watch(f"{where}, once more: {', '.join(check.names)}")
+            (outcomes,) = run_checks([check], setup, out, gpus)
+            outcomes = [replace(one, reason=f"{one.reason}{_IF_BUSY}") if one.reason else one for one in outcomes]
+        yield outcomes
 
 
 def _wanted(check: Check, only: Collection[str]) -> bool:

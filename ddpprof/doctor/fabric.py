@@ -18,6 +18,8 @@ from ddpprof.report import build_report
 
 _WITHIN = 0.10
 _NUM_BYTES = 16 << 20
+_IN_A_ROW = 20
+"""all-reduces on a GPU: one alone takes as long as its launch"""
 _NCCL_TESTS = "all_reduce_perf"
 
 
@@ -34,7 +36,9 @@ def check_netbench(context: Context) -> Sequence[Outcome]:
         words = [tests, f"-b{_NUM_BYTES}", f"-e{_NUM_BYTES}", f"-g{setup.num_ranks}"]
         own, by = _of_nccl_tests(run_command(context, words, 90)), _NCCL_TESTS
     else:
-        told = run_script(context, "all_reduces.py", *setup.options, f"--num-bytes={_NUM_BYTES}").told
+        in_a_row = 1 if setup.device == "cpu" else _IN_A_ROW
+        words = [*setup.options, f"--num-bytes={_NUM_BYTES}", f"--in-a-row={in_a_row}"]
+        told = run_script(context, "all_reduces.py", *words).told
         own, by = _busbw(told["num_bytes"], told["median_ns"], setup.num_ranks), "a loop"
     return [
         judge(

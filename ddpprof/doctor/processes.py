@@ -3,60 +3,104 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddpprof.child_processes import adopt_orphans, end_with_parent, kill_descendants, python_command
+from ddpprof.child_processes import (
+    adopt_orphans,
+    descendants,
+    helper_environment,
+    kill_descendants,
+    python_command,
+    start,
+)
 from ddpprof.doctor.check import Check, Outcome, Setup, Verdict
 from ddpprof.scratch import scratch_folder
 
 RESULT_FILE = "result.json"
+_LOOKS_EVERY_S = 0.02
 
 
-def run_check(check: Check, setup: Setup, out: Path, gpus: int | None) -> list[Outcome]:
-    """Return the outcome for each of its names: failures where it ends without an answer."""
+def run_checks(
+    checks: Sequence[Check], setup: Setup, out: Path, gpus: int | None, at_once: int = 1
+) -> Iterator[list[Outcome]]:
+    """Yield the outcomes of each check, in order: failures for all its names where it ends without an answer."""
     adopt_orphans()
-    where = str(setup) if check.trains else None
-    with scratch_folder() as scratch:
-        folder = scratch / "check"
-        folder.mkdir()
-        about = {"folder": str(folder), "out": str(out), "gpus": gpus, "setup": asdict(setup)}
-        words = ["-m", "ddpprof.doctor.one", check.module, check.function, json.dumps(about)]
-        with (scratch / "said").open("w+b") as said:
-            problem = _run(python_command(words), check.limit_s, said)
-            if problem is None:
-                return _outcomes(folder / RESULT_FILE, where)
-            said.seek(0)
-            last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
-    return [
-        Outcome(name, Verdict.FAIL, reason=f"{problem}{f' {last}' if last else ''}", setup=where)
-        for name in check.names
-    ]
+    waiting, begun = list(checks), list[_Running]()
+    with ExitStack() as ending:
+        ending.callback(kill_descendants)
+        while waiting or begun:
+            while waiting and sum(one.outcomes is None for one in begun) < at_once:
+                begun.append(ending.enter_context(_Running(waiting.pop(0), setup, out, gpus)))
+            time.sleep(_LOOKS_EVERY_S)
+            for one in begun:
+                one.look()
+            while begun and begun[0].outcomes is not None:
+                yield begun.pop(0).outcomes or []
 
 
-def _run(command: Sequence[str], limit_s: float, said: Any) -> str | None:
-    """Return why there is no answer, or ``None``."""
-    running = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=said,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # a Ctrl-C is for the doctor, who ends the check
-        preexec_fn=end_with_parent,  # noqa: PLW1509 (no threads here)
-    )
-    try:
-        code = running.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return f"It took longer than {limit_s:g} s, and was ended."
-    finally:
-        kill_descendants()
-        running.wait()
-    return None if code == 0 else f"It ended with exit code {code}."
+class _Running:
+    """A check in its process, within a ``with`` block that ends it in any case."""
 
+    def __init__(self, check: Check, setup: Setup, out: Path, gpus: int | None) -> None:
+        self.outcomes: list[Outcome] | None = None
+        """once it is over"""
+        self._check = check
+        self._where = str(setup) if check.trains else None
+        self._about = {"out": str(out), "gpus": gpus, "setup": asdict(setup)}
+        self._used = ExitStack()
 
-def _outcomes(path: Path, where: str | None) -> list[Outcome]:
-    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return [Outcome(**{**one, "verdict": Verdict(one["verdict"]), "setup": where}) for one in found]
+    def __enter__(self) -> _Running:
+        scratch = self._used.enter_context(scratch_folder())
+        self._folder = scratch / "check"
+        self._folder.mkdir()
+        about = json.dumps({**self._about, "folder": str(self._folder)})
+        self._said = self._used.enter_context((scratch / "said").open("w+b"))
+        self._process = start(
+            python_command(["-m", "ddpprof.doctor.one", self._check.module, self._check.function, about]),
+            helper_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C is for the doctor, who ends the check
+        )
+        self._deadline = time.monotonic() + self._check.limit_s
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+        self._used.close()
+
+    def look(self) -> None:
+        """End it where its time is over; read its answer where it has ended."""
+        code = self._process.poll()
+        if self.outcomes is not None or (code is None and time.monotonic() < self._deadline):
+            return
+        if code == 0:
+            found: list[dict[str, Any]] = json.loads((self._folder / RESULT_FILE).read_text(encoding="utf-8"))
+            self.outcomes = [
+                Outcome(**{**one, "verdict": Verdict(one["verdict"]), "setup": self._where}) for one in found
+            ]
+            return
+        self._kill()
+        problem = f"It ended with exit code {code}."
+        if code is None:
+            problem = f"It took longer than {self._check.limit_s:g} s, and was ended."
+        self._said.seek(0)
+        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+        reason = f"{problem} {last}".strip()
+        self.outcomes = [Outcome(name, Verdict.FAIL, reason=reason, setup=self._where) for name in self._check.names]
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            for process in (*descendants(self._process.pid), self._process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            self._process.wait()

@@ -13,8 +13,8 @@ import numpy as np
 from ddpprof.child_processes import python_command
 from ddpprof.doctor.check import CannotCheck, Context, Outcome, judge
 from ddpprof.doctor.training import Trained, run_command, run_script
-from ddpprof.events import Run
 from ddpprof.load.run import load_run
+from ddpprof.model import Run
 from ddpprof.report import Report, build_report
 from ddpprof.report.ranks import bucket_steps
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpprof.child_processes import python_command
+from ddpprof.child_processes import helper_environment, python_command, start
 from ddpprof.doctor.check import CannotCheck, Context
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -51,29 +50,32 @@ def script_command(script: str, *arguments: str, run: Path | None, trace: Sequen
 
 def run_command(context: Context, command: Sequence[str], limit_s: float) -> str:
     """Return what the command prints. Raises `CannotCheck` where it fails or takes too long."""
+    running = start(
+        command,
+        job_environment(),
+        cwd=context.folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
     try:
-        done = subprocess.run(
-            command,
-            cwd=context.folder,
-            env=job_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            check=False,
-        )
+        said, errors = running.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired as error:
         raise CannotCheck(f"{_shown(command)} took longer than {limit_s:g} s") from error
-    if done.returncode:
-        last = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    finally:
+        running.kill()
+        running.wait()
+    if running.returncode:
+        last = [line.strip() for line in errors.splitlines() if line.strip()]
         why = next((line for line in reversed(last) if "rror" in line), last[-1] if last else "it does not say why")
-        raise CannotCheck(f"{_shown(command)} ended with exit code {done.returncode}: {why}")
-    return done.stdout
+        raise CannotCheck(f"{_shown(command)} ended with exit code {running.returncode}: {why}")
+    return str(said)
 
 
 def job_environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
+    kept = {name: value for name, value in helper_environment().items() if name not in _OF_A_LAUNCHER}
     return {"OMP_NUM_THREADS": "1", **kept, "PYTHONSAFEPATH": ""}
 
 

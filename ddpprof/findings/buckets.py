@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpprof.events import DdpModule
 from ddpprof.findings.finding import Finding, Observed, at_most, ms, size
 from ddpprof.findings.framework_words import accumulation, compression
-from ddpprof.findings.layout import DEFAULT_CAP_MB, MIB, advised_buckets, buckets_under, call_for, cap_mb, is_rebuilt
+from ddpprof.findings.layout import advised_buckets, bucket_sizes_under, call_for, cap_mb
 from ddpprof.findings.predictions import DEFAULT_CAP, NewBuckets, Predicted
-from ddpprof.measures.bucket_table import BucketSummary
+from ddpprof.measures.buckets.bucket_table import BucketSummary
+from ddpprof.model import DdpModule
+from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, is_rebuilt
 
 _CUT = 0.8
 """A smaller cap that leaves a bucket above this part of its size is no advice: one parameter makes up the bucket."""
@@ -185,7 +186,7 @@ def buckets_too_small(o: Observed) -> Iterator[Finding]:
 
 _USE_DEFAULT = (
     "Use fewer: leave bucket_cap_mb and bucket_cap_mb_list out of DDP's options; the default "
-    f"caps are 1 MiB for the first bucket and {DEFAULT_CAP_MB} MiB for the rest."
+    f"caps are {DEFAULT_FIRST_CAP_MIB} MiB for the first bucket and {DEFAULT_CAP_MIB} MiB for the rest."
 )
 
 
@@ -197,7 +198,7 @@ def _fewer_buckets(o: Observed, module: DdpModule, now: int) -> NewBuckets:
     best = o.predictions.best_buckets
     if best is not None and len(best.bucket_bytes) < now:
         return best
-    return NewBuckets(DEFAULT_CAP, tuple(buckets_under(module, [1, DEFAULT_CAP_MB])))
+    return NewBuckets(DEFAULT_CAP, bucket_sizes_under(module, [DEFAULT_FIRST_CAP_MIB, DEFAULT_CAP_MIB]))
 
 
 def first_bucket_late(o: Observed) -> Iterator[Finding]:
@@ -233,9 +234,9 @@ def _smaller_first(o: Observed, module: DdpModule) -> NewBuckets:
     if o.predictions.best_buckets is not None:
         return o.predictions.best_buckets
     cap = cap_mb(module)
-    is_default = cap == DEFAULT_CAP_MB and not module.settings.get("has_bucket_cap_mb_list")
+    is_default = cap == DEFAULT_CAP_MIB and not module.settings.get("has_bucket_cap_mb_list")
     argument = DEFAULT_CAP if is_default else f"bucket_cap_mb_list=[1, {max(1, round(cap))}]"
-    return NewBuckets(argument, tuple(buckets_under(module, [1, cap])))
+    return NewBuckets(argument, bucket_sizes_under(module, [DEFAULT_FIRST_CAP_MIB, cap]))
 
 
 def better_buckets(o: Observed) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpprof.findings.finding import Finding, Observed, ms, size
-from ddpprof.measures.outside import OutsideCalls, Place, Purpose
+from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place, Purpose
 
 
 def _of(o: Observed, *purposes: Purpose) -> list[OutsideCalls]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpprof.events import Loader
 from ddpprof.findings.finding import Finding, Observed, ms
 from ddpprof.findings.framework_words import divide_data, load_with, reshuffle
+from ddpprof.model import Loader
 
 
 def _training_loaders(o: Observed) -> Iterator[tuple[int, Loader]]:

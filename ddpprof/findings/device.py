@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, ms
-from ddpprof.measures.slowdown import ENOUGH_KNOWN
+from ddpprof.measures.kernels.slowdown import ENOUGH_KNOWN
 
 
 def overlap_slowdown(o: Observed) -> Iterator[Finding]:

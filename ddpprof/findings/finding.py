@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddpprof.events import DdpModule, Loader
 from ddpprof.findings.predictions import Predicted, Predictions
-from ddpprof.measures.accumulation import Accumulation
-from ddpprof.measures.arrivals import RankWaiting
-from ddpprof.measures.bucket_table import BucketSummary
-from ddpprof.measures.data_parallel import DataParallelStep
-from ddpprof.measures.devices import DeviceLoad
-from ddpprof.measures.horovod import HorovodSummary
-from ddpprof.measures.late_gradients import LateGradient
-from ddpprof.measures.memory import RankMemory
-from ddpprof.measures.outside import OutsideCalls
-from ddpprof.measures.own_reduction import OwnReduction
-from ddpprof.measures.replicas import Drift
-from ddpprof.measures.rpc import RankRpc
-from ddpprof.measures.same_samples import SameSamples
-from ddpprof.measures.stragglers import Straggler
+from ddpprof.measures.buckets.bucket_table import BucketSummary
+from ddpprof.measures.buckets.hook_reductions import OwnReduction
+from ddpprof.measures.collectives.rpc import RankRpc
+from ddpprof.measures.collectives.script_collectives import OutsideCalls
+from ddpprof.measures.horovod.reductions import HorovodSummary
+from ddpprof.measures.kernels.data_parallel import DataParallelStep
+from ddpprof.measures.kernels.devices import DeviceLoad
+from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.measures.ranks.late_gradients import LateGradient
+from ddpprof.measures.ranks.memory import RankMemory
+from ddpprof.measures.ranks.replicas import Drift
+from ddpprof.measures.ranks.same_samples import SameSamples
+from ddpprof.measures.ranks.stragglers import Straggler
+from ddpprof.measures.step.accumulation import Accumulation
+from ddpprof.model import DdpModule, Loader
 
 _WORTH_SAYING = 0.01
 """Findings below this fraction of the step are left out."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ddpprof.events import Loader
+from ddpprof.model import Loader
 
 _ACCELERATE = frozenset(
     ("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from ddpprof.findings.finding import Finding, Observed, ms, size
-from ddpprof.measures.arrivals import RankWaiting
-from ddpprof.measures.horovod import HorovodStep, HorovodSummary
+from ddpprof.measures.horovod.reductions import HorovodStep, HorovodSummary
+from ddpprof.measures.ranks.arrivals import RankWaiting
 
 _MANY_CYCLES = 3
 """who waits longer waits for a rank, not for a cycle"""

@@ -4,41 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpprof.events import DdpModule
 from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
 from ddpprof.findings.predictions import NewBuckets, Predictions, since_torch
-from ddpprof.measures.bucket_table import BucketSummary
-
-MIB = 2**20
-DEFAULT_CAP_MB = 25
-"""torch's ``_DEFAULT_BUCKET_CAP_MB``"""
+from ddpprof.measures.buckets.bucket_table import BucketSummary
+from ddpprof.model import DdpModule
+from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, MIB, Caps, buckets_under
 
 
 def cap_mb(module: DdpModule) -> float:
     cap = module.settings.get("bucket_cap_mb")
-    return float(cap) if isinstance(cap, int | float) else float(DEFAULT_CAP_MB)
+    return float(cap) if isinstance(cap, int | float) else float(DEFAULT_CAP_MIB)
 
 
-def is_rebuilt(module: DdpModule) -> bool:
-    """Whether DDP fills its buckets anew, in the order in which gradients came in the first backward pass."""
-    return bool(module.settings.get("static_graph")) or not module.settings.get("find_unused_parameters")
+def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[int, ...]:
+    """Return the bytes of the buckets that DDP would make, in the order of launch, as `ddpprof whatif` has them.
 
-
-def buckets_under(module: DdpModule, caps_mib: Sequence[float]) -> list[int]:
-    """Bytes of the buckets that DDP would make, in launch order; the last cap holds for all that follow.
-
-    As torch's ``compute_bucket_assignment_by_size``: a bucket is closed once it has *reached* its cap, and no parameter
-    is ever divided. Without a rebuild DDP goes by the order of definition, and then turns the buckets around.
+    The last cap holds for all further buckets.
     """
-    rebuilt = is_rebuilt(module)
-    order = [p for bucket in module.buckets for p in bucket] if rebuilt else range(len(module.parameters))
-    sizes = [0]
-    for parameter in order:
-        cap = caps_mib[min(len(sizes), len(caps_mib)) - 1]
-        if sizes[-1] >= cap * MIB:
-            sizes.append(0)
-        sizes[-1] += module.parameters[parameter].num_bytes
-    return sizes if rebuilt else sizes[::-1]
+    buckets = buckets_under(module, Caps.of(bucket_cap_mb_list=caps_mib))
+    return tuple(sum(module.parameters[index].num_bytes for index in bucket) for bucket in buckets)
 
 
 def smaller_cap(module: DdpModule, buckets: Sequence[BucketSummary]) -> int:
@@ -59,4 +43,4 @@ def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequen
     if predictions.best_buckets is not None:
         return predictions.best_buckets
     cap = smaller_cap(module, buckets)
-    return NewBuckets(f"bucket_cap_mb={cap}", tuple(buckets_under(module, [cap])))
+    return NewBuckets(f"bucket_cap_mb={cap}", bucket_sizes_under(module, [cap]))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ddpprof.findings.finding import Finding, Observed, names
-from ddpprof.measures.memory import DeviceUse, Holder, RankMemory, devices_of_job, processes_of_job
+from ddpprof.measures.ranks.memory import DeviceUse, Holder, RankMemory, devices_of_job, processes_of_job
 
 _MUCH_BYTES = 256 * 2**20
 _MUCH = 0.25

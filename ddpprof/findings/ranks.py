@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, hoped_for, ms
-from ddpprof.measures.stragglers import Part
+from ddpprof.measures.ranks.stragglers import Part
 
 
 def straggler(o: Observed) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed
-from ddpprof.measures.replicas import Drift
+from ddpprof.measures.ranks.replicas import Drift
 
 
 def copies_differ(o: Observed) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, ms, size
-from ddpprof.measures.rpc import RankRpc, RpcCalls
+from ddpprof.measures.collectives.rpc import RankRpc, RpcCalls
 
 _MANY = 8
 """calls of one function per step"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, ms
-from ddpprof.measures.devices import imbalance_ns
+from ddpprof.measures.kernels.devices import imbalance_ns
 
 _MUCH = 0.1
 """of the step: less is not worth moving work for"""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpprof.events import DdpModule
 from ddpprof.findings.finding import Finding, Observed, at_most, hoped_for, ms, names, size
 from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
+from ddpprof.model import DdpModule
 
 
 def _searches(module: DdpModule) -> bool:

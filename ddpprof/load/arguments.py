@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ddpprof.events import UNKNOWN, CollectiveKind, ProcessGroup
 from ddpprof.load.classify import collective_kind, element_bytes
-from ddpprof.load.mend import mend
+from ddpprof.load.repair_json import mend
+from ddpprof.model import UNKNOWN, CollectiveKind, ProcessGroup
 
 NULL = msgspec.Raw(b"null")
 

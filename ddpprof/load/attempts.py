@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from ddpprof.errors import RemoteError
-from ddpprof.events import Attempt
+from ddpprof.files import Location
+from ddpprof.files.small import read_small
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.location import Location
-from ddpprof.location.small import read_small
+from ddpprof.model import Attempt
 from ddpprof.rundir import RUN_FILE, ranks_in, steps_file
 
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ddpprof.events import UNKNOWN, CollectiveKind, Mark
+from ddpprof.model import UNKNOWN, CollectiveKind, Mark
 
 
 class Role(IntEnum):

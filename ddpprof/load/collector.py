@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import UNKNOWN, Int64Column
 from ddpprof.load.arguments import (
     Arguments,
     CollectiveDetails,
@@ -27,12 +26,13 @@ from ddpprof.load.arguments import (
     decode_arguments,
 )
 from ddpprof.load.classify import DEVICE_ROLES, Family, Identity, Role, classify_in, may_queue_work
-from ddpprof.load.collected import NAMED_LANE, NUM_COLUMNS, Collected, outermost_only
 from ddpprof.load.columns import Chunks, IntColumn, Remembered, concatenated, integers, narrow
 from ddpprof.load.entries import Entries, SpanType, is_exact
 from ddpprof.load.hostwork import held_by_earlier
-from ddpprof.load.picking import KEPT_FAMILIES, AnySpan, Picked, pick, sees_shapes
+from ddpprof.load.merge import NAMED_LANE, NUM_COLUMNS, Collected, outermost_only
+from ddpprof.load.prefilter import KEPT_FAMILIES, AnySpan, Picked, pick, sees_shapes
 from ddpprof.load.times import NeedsExactTimesError, nanoseconds, nanoseconds_of_texts
+from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
 """After so many rows, and whenever they double, ops inside other ops are dropped: those of a few GB would not fit."""

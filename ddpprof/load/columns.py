@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import Int64Column
 from ddpprof.load.arguments import CollectiveDetails, as_int
 from ddpprof.load.classify import Identity
+from ddpprof.model import Int64Column
 
 IntColumn = NDArray[np.signedinteger[Any]]
 Chunk = list[IntColumn]

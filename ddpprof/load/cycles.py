@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ddpprof.events import UNKNOWN, Collectives, HostSpans, Trace, Work
+from ddpprof.model import UNKNOWN, Collectives, HostSpans, Trace, Work
 
 _TableT = TypeVar("_TableT", Work, Collectives, HostSpans)
 

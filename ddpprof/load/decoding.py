@@ -13,7 +13,7 @@ from ddpprof.load.collector import Collector
 from ddpprof.load.entries import Entries, SpanType, decode_entries, span_type
 from ddpprof.load.inflate import UnreadableError
 from ddpprof.load.limits import MAX_EVENTS_OPTION, Limits
-from ddpprof.load.mend import mend
+from ddpprof.load.repair_json import mend
 from ddpprof.load.times import NeedsExactTimesError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import UNKNOWN, Int64Column
+from ddpprof.model import UNKNOWN, Int64Column
 
 Index = NDArray[np.int64]
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import msgspec
 
-from ddpprof.events import ProcessExit
-from ddpprof.location import Location
-from ddpprof.location.small import read_small
+from ddpprof.files import Location
+from ddpprof.files.small import read_small
+from ddpprof.model import ProcessExit
 from ddpprof.rundir import EXITS_FILE, attempt_of
 
 _decode = msgspec.json.Decoder(ProcessExit).decode

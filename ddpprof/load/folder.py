@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ddpprof.errors import BadTrace
-from ddpprof.events import Trace
+from ddpprof.files import Location, spelled
 from ddpprof.load.cycles import join_cycles
-from ddpprof.load.heap import give_back_holes
+from ddpprof.load.free_memory import give_back_holes
 from ddpprof.load.horovod import is_horovod_timeline
 from ddpprof.load.kineto import Header, read_header, read_trace
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.tables import build_trace
-from ddpprof.load.tracefile import TraceFile
-from ddpprof.location import Location, spelled
+from ddpprof.load.trace_rows import TraceFile
+from ddpprof.model import Trace
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _NUMBER_IN_NAME = re.compile(r"_(\d{1,7})\.")

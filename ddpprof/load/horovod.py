@@ -20,12 +20,12 @@ from math import prod
 import msgspec
 
 from ddpprof.errors import BadTrace
-from ddpprof.events import CollectiveKind
-from ddpprof.events.horovod import Activity, ActivityKind, HorovodTimeline, TensorOp
+from ddpprof.files import Location
 from ddpprof.load.inflate import UnreadableError, opened
 from ddpprof.load.limits import DEFAULT_LIMITS
-from ddpprof.load.mend import mend
-from ddpprof.location import Location
+from ddpprof.load.repair_json import mend
+from ddpprof.model import CollectiveKind
+from ddpprof.model.horovod import Activity, ActivityKind, HorovodTimeline, TensorOp
 
 _MOST_BYTES = DEFAULT_LIMITS.whole_bytes
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, UnreadableError)

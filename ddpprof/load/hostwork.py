@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import UNKNOWN, Int32Column, Int64Column
 from ddpprof.intervals import Spans, union
+from ddpprof.model import UNKNOWN, Int32Column, Int64Column
 
 
 def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.int64]:

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import IO, Any, Protocol, cast
 
 from ddpprof.errors import BadTrace
+from ddpprof.files import Location
 from ddpprof.load.limits import DEFAULT_LIMITS, MAX_TRACE_OPTION, Limits
-from ddpprof.location import Location
 
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _USUAL_INFLATION = 12

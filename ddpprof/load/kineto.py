@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 
 from ddpprof.errors import BadTrace
+from ddpprof.files import Location
 from ddpprof.load.arguments import decode_or_none
 from ddpprof.load.batches import BLANKS, BYTE_ORDER_MARK, Batches, Division, OddLayoutError, split_at_array
-from ddpprof.load.collected import columns_of
 from ddpprof.load.columns import Columns
 from ddpprof.load.decoding import EventReader, decode, refuse_many
 from ddpprof.load.entries import AnyEvent, AnyExactEvent, Entries, SpanType, as_entries, is_exact
 from ddpprof.load.inflate import Stream, UnreadableError, opened
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
-from ddpprof.load.sharing import HelperLostError, Helpers, helping
+from ddpprof.load.merge import columns_of
+from ddpprof.load.parallel import HelperLostError, Helpers, helping
 from ddpprof.load.times import TimeOutOfRangeError
-from ddpprof.location import Location
 
 DIVISION = Division()
 

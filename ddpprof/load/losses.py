@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpprof.location import Location
-from ddpprof.location.small import read_small
+from ddpprof.files import Location
+from ddpprof.files.small import read_small
 from ddpprof.rundir import losses_file
 
 Losses = tuple[tuple[float, ...], ...]

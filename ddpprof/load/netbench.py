@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from ddpprof.errors import BadTrace
-from ddpprof.events.netbench import NETBENCH_FORMAT, NetBench
-from ddpprof.location import Location
-from ddpprof.location.small import read_small
+from ddpprof.files import Location
+from ddpprof.files.small import read_small
+from ddpprof.model.netbench import NETBENCH_FORMAT, NetBench
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 _MOST = 1 << 62

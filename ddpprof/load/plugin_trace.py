@@ -8,6 +8,7 @@ not to count gets a category that the plugin does not know; its trace view shows
 from __future__ import annotations
 
 import gzip
+import os
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -17,15 +18,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ddpprof.events import Int64Column, Mark, Trace
-from ddpprof.events.plugin import PluginCollective, PluginView
+from ddpprof import own_files
+from ddpprof.files import Location
 from ddpprof.intervals import union
 from ddpprof.load.classify import Identity, Role, classify, step_number
 from ddpprof.load.hostwork import cut_out
 from ddpprof.load.inflate import opened
-from ddpprof.load.mend import mend
+from ddpprof.load.repair_json import mend
 from ddpprof.load.times import EXACT_FLOAT_US, nanoseconds
-from ddpprof.location import Location
+from ddpprof.model import Int64Column, Mark, Trace
+from ddpprof.model.plugin import PluginCollective, PluginView
 
 _Event = dict[str, Any]
 
@@ -53,7 +55,7 @@ def write_plugin_trace(source: Location, target: Path, trace: Trace, view: Plugi
     if isinstance(document.get("baseTimeNanoseconds"), int):
         document["baseTimeNanoseconds"] += base_ns
     document["traceEvents"] = copy.events  # the last key: the plugin appends before the file's last bracket
-    with gzip.open(target, "wb", compresslevel=1) as file:
+    with os.fdopen(own_files.overwrite(target), "wb") as plain, gzip.open(plain, "wb", compresslevel=1) as file:
         file.write(msgspec.json.Encoder(decimal_format="number").encode(document))
 
 

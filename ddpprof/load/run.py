@@ -14,15 +14,15 @@ from typing import Any, Protocol
 import msgspec
 
 from ddpprof.errors import BadTrace, NotARun
-from ddpprof.events import Rank, Record, Run, Trace
+from ddpprof.files import Location, is_remote, location
+from ddpprof.files.small import read_small
 from ddpprof.load.attempts import load_attempts, shown_attempt
 from ddpprof.load.exits import load_exits
 from ddpprof.load.folder import assumed_rank, find_traces, load_trace, load_traces, rank_of_name
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.limits import DEFAULT_LIMITS, MAX_FILES_OPTION, Limits
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.location import Location, is_remote, location
-from ddpprof.location.small import read_small
+from ddpprof.model import Rank, Record, Run, StepMode, Trace
 from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, facts_file, is_run, ranks_in, runs_in, steps_file, trace_path
 
 _MOST_NAMED = 8
@@ -252,7 +252,7 @@ def _why_no_trace(record: Record | None) -> str:
     if record is None or record.ended is None:
         return "it was killed before the profiled steps ended"
     if record.ended == "finished":
-        num_profiled = sum(step.mode == "profiled" for step in record.steps)
+        num_profiled = sum(step.mode is StepMode.PROFILED for step in record.steps)
         if not num_profiled:
             return "training finished before the profiled steps did"
         profiled = f"{num_profiled} steps were" if num_profiled > 1 else "one step was"

@@ -7,8 +7,9 @@ from dataclasses import fields, replace
 from typing import TypeVar
 
 import numpy as np
+from msgspec import structs
 
-from ddpprof.events import NO_STEP, Collectives, HostSpans, Rank, Trace, Work
+from ddpprof.model import NO_STEP, Collectives, HostSpans, Rank, Trace, Work
 
 _Table = TypeVar("_Table", Work, Collectives, HostSpans)
 
@@ -17,7 +18,7 @@ def only_steps(rank: Rank, steps: Container[int]) -> Rank:
     """Profiled steps with these numbers, and of the record likewise. Work outside of all steps goes, too."""
     record = rank.record
     if record is not None:
-        record = replace(record, steps=tuple(step for step in record.steps if step.number in steps))
+        record = structs.replace(record, steps=tuple(step for step in record.steps if step.number in steps))
     return replace(rank, trace=_only(rank.trace, steps) if rank.trace is not None else None, record=record)
 
 

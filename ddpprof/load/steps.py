@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import NO_STEP, Int32Column, Int64Column, Mark, Phase, Step
 from ddpprof.intervals import Spans, union
+from ddpprof.model import NO_STEP, Int32Column, Int64Column, Mark, Phase, Step
 
 
 class StepFinder:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import (
+from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
+from ddpprof.load.devicework import holder_of, last_begun, launch_of
+from ddpprof.load.hostwork import compute_pieces, match_calls, positions
+from ddpprof.load.kineto import Header
+from ddpprof.load.steps import PhaseFinder, StepFinder, steps_from_forwards
+from ddpprof.load.trace_rows import Rows, TraceFile
+from ddpprof.model import (
     NO_STEP,
     UNKNOWN,
     CollectiveKind,
@@ -21,12 +27,6 @@ from ddpprof.events import (
     Trace,
     Work,
 )
-from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
-from ddpprof.load.devicework import holder_of, last_begun, launch_of
-from ddpprof.load.hostwork import compute_pieces, match_calls, positions
-from ddpprof.load.kineto import Header
-from ddpprof.load.steps import PhaseFinder, StepFinder, steps_from_forwards
-from ddpprof.load.tracefile import Rows, TraceFile
 
 _BLOCK_ROWS = 100_000
 """at once, where much memory is needed for each"""

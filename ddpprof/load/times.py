@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import Int64Column
+from ddpprof.model import Int64Column
 
 EXACT_FLOAT_US = 2.0**43
 """Below it, float64 microseconds determine the nanosecond: half their spacing is 0.49 ns. It is 102 days."""

@@ -15,7 +15,7 @@ from itertools import product
 from math import log
 from typing import Any
 
-from ddpprof.predict.assignment import Buckets, Caps, final_buckets, same_buckets
+from ddpprof.model.bucket_assignment import Buckets, Caps, final_buckets, same_buckets
 from ddpprof.predict.caps import BucketCaps, as_written, up_to_one_bucket, with_own_ends
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile

@@ -10,11 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 
-from ddpprof.predict.assignment import Caps
+from ddpprof.model.bucket_assignment import MIB, Caps
 
-MB = 1 << 20
-DEFAULT_MB = 25.0
-"""of all buckets but the first"""
 _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
 """buckets whose caps one would write into a script"""
@@ -54,7 +51,7 @@ def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[
     """Those of `caps_mb`, which ascend, to the first that all gradients fit under."""
     for cap_mb in caps_mb:
         yield cap_mb
-        if cap_mb * MB >= gradient_bytes:
+        if cap_mb * MIB >= gradient_bytes:
             return
 
 

@@ -13,10 +13,10 @@ from itertools import combinations
 from math import sqrt
 from statistics import median
 
-from ddpprof.events.netbench import NetBench
-from ddpprof.measures.medians import first_quartile
-from ddpprof.measures.size_model import SizeModel, fit_size_model
-from ddpprof.predict.observed import ObservedStep
+from ddpprof.measures.statistics.medians import first_quartile
+from ddpprof.measures.statistics.size_model import SizeModel, fit_size_model
+from ddpprof.model.netbench import NetBench
+from ddpprof.predict.light_steps import ObservedStep
 from ddpprof.predict.replay import NOTHING, Cost, Link, replay
 from ddpprof.predict.training import Training
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import hypot, log2, sqrt
 
-from ddpprof.predict.assignment import final_buckets, same_buckets
-from ddpprof.predict.doubts import doubts_about
+from ddpprof.model.bucket_assignment import final_buckets, same_buckets
 from ddpprof.predict.network import Network
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import NOTHING, Cost, Link, Replayed
 from ddpprof.predict.setting import Algorithm, Compression, Setting, sent_share
 from ddpprof.predict.training import Computed, Training
+from ddpprof.predict.uncertainty import doubts_about
 
 TCP_PAYLOAD = 1448 / 1514
 """Of an Ethernet frame of 1500 bytes and its header, what is left to the data of TCP with timestamps."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from ddpprof.errors import DdpprofError
-from ddpprof.measures.medians import error_of_median
+from ddpprof.measures.statistics.medians import error_of_median
+from ddpprof.predict.light_steps import ObservedStep
 from ddpprof.predict.network import Network
-from ddpprof.predict.observed import ObservedStep
 from ddpprof.predict.replay import NOTHING, Cost, Link, SentBucket, replay
 from ddpprof.predict.training import Computed, Times, Training
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ddpprof.predict.caps import DEFAULT_MB, BucketCaps, up_to_one_bucket, with_own_ends
+from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB
+from ddpprof.predict.caps import BucketCaps, up_to_one_bucket, with_own_ends
 from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile
@@ -41,7 +42,7 @@ def best_caps(profile: Profile, base: Setting, target: Network | None = None, tr
     best = Tried(base, predict(profile, base, target))
     of_caps = min(tried or try_caps(profile, base, target), key=lambda one: one.prediction.step_ns)
     cap_mb = of_caps.setting.buckets.cap_mb if of_caps.setting.buckets is not None else None
-    ends = with_own_ends(cap_mb or DEFAULT_MB, len(of_caps.prediction.bucket_bytes))
+    ends = with_own_ends(cap_mb or DEFAULT_CAP_MIB, len(of_caps.prediction.bucket_bytes))
     for candidate in (of_caps, *(try_buckets(profile, base, one, target) for one in ends)):
         if candidate.prediction.step_ns * _EQUAL < best.prediction.step_ns:
             best = candidate

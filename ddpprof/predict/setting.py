@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, log2
 
-from ddpprof.predict.assignment import Gradient
+from ddpprof.model.bucket_assignment import Gradient
 from ddpprof.predict.caps import BucketCaps
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpprof.predict.assignment import Buckets, Caps, Gradient
+from ddpprof.model.bucket_assignment import Buckets, Caps, Gradient
 from ddpprof.predict.replay import Bucket, Link, Replayed, replay
 
 Times = Sequence[float | None]

@@ -19,7 +19,7 @@ buckets.py       when each gradient bucket is launched and finished
 facts.py         what DDP, its buckets and its parameters look like
 feeding.py       which data loader feeds the training, and with which samples
 samples.py       digests of a batch's samples
-surroundings.py  device, backend, framework, checkpoints
+environment.py   device, backend, framework, checkpoints
 framework.py     which framework made the DDP module
 profiler.py      torch.profiler over the profiled steps
 

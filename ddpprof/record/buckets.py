@@ -16,12 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddpprof.model import BucketTimes
+
 _FINISHES_PER_PASS = 4
 _LAUNCHES_PER_STEP = 10
 """On average: with more buckets, only some of the light steps time them."""
 
 
-class BucketTimes:
+class BucketTimer:
     """Launch and finish of the buckets of one DDP module, in the current backward pass."""
 
     def __init__(self, bucket_numels: list[int]) -> None:
@@ -48,12 +50,13 @@ class BucketTimes:
         self.launched_ns = {}
         self.finished_ns = {}
 
-    def rows(self) -> list[list[int | None]]:
-        """Return index, launch and finish of each bucket that was timed."""
+    def times(self) -> tuple[BucketTimes, ...]:
+        """Return launch and finish of each bucket that was timed, ascending by index."""
         if not self.recording:
-            return []
+            return ()
         finished = dict(self.finished_ns)
-        return [[index, launched, finished.get(index)] for index, launched in sorted(self.launched_ns.items())]
+        launched = sorted(self.launched_ns.items())
+        return tuple(BucketTimes(index, launched_ns, finished.get(index)) for index, launched_ns in launched)
 
     def index_of(self, numel: int) -> int | None:
         """The bucket that the reducer launches now: in index order, skipping those that it skips."""
@@ -86,7 +89,7 @@ class TimingProcessGroup(dist.ProcessGroup):
     must be neither ``gloo`` nor ``nccl``: DDP's C++ logger would cast it to their classes.
     """
 
-    def __init__(self, real: dist.ProcessGroup, times: BucketTimes) -> None:
+    def __init__(self, real: dist.ProcessGroup, times: BucketTimer) -> None:
         super().__init__(real.rank(), real.size())  # type: ignore[call-arg]  # missing in torch's stub
         self._real_allreduce = real.allreduce
         self._real_broadcast = real.broadcast
@@ -106,7 +109,7 @@ class TimingProcessGroup(dist.ProcessGroup):
         return self._real_broadcast(tensors, options)
 
 
-def timed_hook(hook: Callable[..., Any], times_now: Callable[[], BucketTimes | None]) -> Callable[..., Any]:
+def timed_hook(hook: Callable[..., Any], times_now: Callable[[], BucketTimer | None]) -> Callable[..., Any]:
     """A user's comm hook that also notes its buckets' times. `times_now` is ``None`` outside light recording."""
 
     @functools.wraps(hook)

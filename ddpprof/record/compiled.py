@@ -7,7 +7,7 @@ _MODULES = (
     "baseline",
     "notes",
     "modules",
-    "surroundings",
+    "environment",
     "feeding",
     "framework",
     "last_step",

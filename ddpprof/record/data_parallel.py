@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from ddpprof.model import DataParallelModule
+
 
 class DataParallelNotes:
     def __init__(self) -> None:
-        self._facts: dict[int, dict[str, Any]] = {}
+        self._facts: dict[int, DataParallelModule] = {}
         self._device = "cpu"
 
     def forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
@@ -18,17 +20,17 @@ class DataParallelNotes:
             self._device = model.src_device_obj.type if model.device_ids else "cpu"
 
     def facts(self) -> dict[str, Any]:
-        """What belongs into ``facts.json``: nothing where DDP trains."""
+        """Return fields of the `Record`: none where DDP trains."""
         if not self._facts:
             return {}
-        return {"data_parallel": list(self._facts.values()), "device": self._device}
+        return {"data_parallel": tuple(self._facts.values()), "device": self._device}
 
 
-def _describe(model: torch.nn.DataParallel[Any]) -> dict[str, Any]:
+def _describe(model: torch.nn.DataParallel[Any]) -> DataParallelModule:
     parameters = list(model.module.parameters())
-    return {
-        "name": type(model.module).__name__,
-        "device_ids": [int(device) for device in model.device_ids],
-        "num_parameters": len(parameters),
-        "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-    }
+    return DataParallelModule(
+        name=type(model.module).__name__,
+        device_ids=tuple(int(device) for device in model.device_ids),
+        num_parameters=len(parameters),
+        parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+    )

@@ -17,7 +17,13 @@ from types import ModuleType
 from typing import Any
 
 from ddpprof import own_files, rundir
+from ddpprof.record.inject._ddpprof_ends_with_agent import place
 from ddpprof.record.settings import settings_from_environment
+
+AGENT = "DDPPROF_AGENT"
+"""tells ranks which process is torchrun's, so that they end with it (``inject/_ddpprof_ends_with_agent.py``)"""
+_OF_RANKS = "TORCHELASTIC_RUN_ID"
+"""variable that torchrun sets for ranks alone"""
 
 
 def install(errors: ModuleType) -> None:
@@ -26,6 +32,9 @@ def install(errors: ModuleType) -> None:
     failure = getattr(errors, "ProcessFailure", None)
     if settings is None or failure is None:
         return
+    if _OF_RANKS not in os.environ:  # a rank imports that module, too, where its script uses `record`
+        with suppress(OSError):
+            os.environ[AGENT] = f"{os.getpid()} {place()}"
     original, out = failure.__post_init__, Path(settings.out)
 
     @functools.wraps(original)

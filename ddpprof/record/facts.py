@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpprof.model import DdpModule, Parameter
+
 _SETTINGS = {
     "find_unused_parameters": False,
     "gradient_as_bucket_view": False,
@@ -102,8 +104,8 @@ def torch_times(ddp: DistributedDataParallel) -> dict[str, int]:
     return {name: logged[name] for name in _TORCH_TIMES if logged.get(name, 0) > 0}
 
 
-def _kind_of(parameter: torch.nn.Parameter) -> tuple[str, list[int]]:
-    return str(parameter.dtype).removeprefix("torch."), list(parameter.shape)
+def _kind_of(parameter: torch.nn.Parameter) -> tuple[str, tuple[int, ...]]:
+    return str(parameter.dtype).removeprefix("torch."), tuple(parameter.shape)
 
 
 def module_facts(
@@ -112,8 +114,8 @@ def module_facts(
     unused: set[int] | None,
     num_searched: int,
     num_lacking: int,
-) -> dict[str, Any]:
-    """Return one entry of ``modules`` in ``facts.json``.
+) -> DdpModule:
+    """Describe one DDP module.
 
     `unused`: parameters without gradient in each of the `num_searched` backward passes that were looked at.
     `num_lacking`: those of them that left any parameter without gradient.
@@ -121,20 +123,20 @@ def module_facts(
     names, parameters, _ = of_reducer
     hooks = getattr(ddp, "_comm_hooks", [])
     static = getattr(ddp.reducer, "_ddp_graph_static", None)
-    return {
-        "name": type(ddp.module).__name__,
-        "settings": ddp_settings(ddp),
-        "comm_hook": getattr(hooks[0][0], "__qualname__", repr(hooks[0][0])) if hooks else None,
-        "parameters": [
-            [name, parameter.numel() * parameter.element_size(), *_kind_of(parameter), sparse]
+    return DdpModule(
+        name=type(ddp.module).__name__,
+        settings=ddp_settings(ddp),
+        comm_hook=getattr(hooks[0][0], "__qualname__", repr(hooks[0][0])) if hooks else None,
+        parameters=tuple(
+            Parameter(name, parameter.numel() * parameter.element_size(), *_kind_of(parameter), sparse)
             for name, parameter, sparse in zip(*of_reducer, strict=True)
-        ],
-        "buckets": bucket_layout(ddp, parameters),
-        "num_buffers": len(ddp.modules_buffers),
-        "buffer_bytes": sum(buffer.numel() * buffer.element_size() for buffer in ddp.modules_buffers),
-        "num_batch_norms": sum(isinstance(module, _BatchNorm) for module in ddp.module.modules()),
-        "unused": None if unused is None else [names[index] for index in sorted(unused)],
-        "num_searched_passes": num_searched,
-        "num_lacking_passes": num_lacking,
-        "graph_is_static": bool(static()) if static is not None else None,
-    }
+        ),
+        buckets=tuple(map(tuple, bucket_layout(ddp, parameters))),
+        num_buffers=len(ddp.modules_buffers),
+        buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in ddp.modules_buffers),
+        num_batch_norms=sum(isinstance(module, _BatchNorm) for module in ddp.module.modules()),
+        unused=None if unused is None else tuple(names[index] for index in sorted(unused)),
+        graph_is_static=bool(static()) if static is not None else None,
+        num_searched_passes=num_searched,
+        num_lacking_passes=num_lacking,
+    )

@@ -14,9 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from ddpprof.model import Batch, Loader
 from ddpprof.record.samples import digests, sizes_of
 
 _MAX_LOADERS = 32
@@ -30,14 +32,36 @@ _BATCHES_AHEAD = 4
 class _Feed:
     """One DataLoader, as long as its sampler lives."""
 
-    facts: dict[str, Any]
+    loader: Loader
+    """as it was when the first pass over it began"""
     sampler_id: int
     drawn_by: weakref.ref[Any] | None
+    epochs_set: list[int] | None = None
+    set_epoch_called: bool = False
+    num_iterations: int = 0
+    num_batches: int = 0
+    num_fed: int = 0
+    num_passed_on: int = 0
+    waited_ns: int = 0
+    batches: list[Batch] = field(default_factory=list)
     has_run_out: bool = True
     """the last pass over it, or there was none"""
     place: int = 0
     """of the last batch in its pass"""
     sizes: deque[frozenset[int]] = field(default_factory=lambda: deque(maxlen=_BATCHES_AHEAD))
+
+    def described(self) -> Loader:
+        return structs.replace(
+            self.loader,
+            num_iterations=self.num_iterations,
+            epochs_set=None if self.epochs_set is None else tuple(self.epochs_set),
+            set_epoch_called=self.set_epoch_called,
+            num_batches=self.num_batches,
+            num_fed=self.num_fed,
+            num_passed_on=self.num_passed_on,
+            waited_ns=self.waited_ns,
+            batches=tuple(self.batches),
+        )
 
 
 class Feeding:
@@ -57,10 +81,10 @@ class Feeding:
         feed = self._feed(loader)
         if feed is None:
             return
-        facts, feed.place = feed.facts, 0
-        facts["num_iterations"] += 1
-        facts["set_epoch_called"] |= feed.sampler_id in self._epochs_set_on
-        epochs = facts["epochs_set"]
+        feed.place = 0
+        feed.num_iterations += 1
+        feed.set_epoch_called |= feed.sampler_id in self._epochs_set_on
+        epochs = feed.epochs_set
         if epochs is not None and len(epochs) < _MAX_EPOCHS_KEPT:
             if not feed.has_run_out:
                 epochs.pop()  # a look at the first batches is no epoch
@@ -77,7 +101,9 @@ class Feeding:
         reference = None
         with suppress(TypeError):  # an object with slots
             reference = weakref.ref(drawn_by)
-        feed = _Feed(describe_loader(loader), id(drawing_sampler(loader)), reference)
+        described = describe_loader(loader)
+        epochs = None if described.epochs_set is None else list(described.epochs_set)
+        feed = _Feed(described, id(drawing_sampler(loader)), reference, epochs)
         self._feeds.append(feed)
         self._by_index_sampler[id(drawn_by)] = feed
         return feed
@@ -91,12 +117,12 @@ class Feeding:
         number = self._feeds.index(feed)
         self._waiting = {one: evaluated for one, evaluated in self._waiting.items() if not evaluated and one != number}
         if recording:
-            feed.facts["waited_ns"] += waited_ns
+            feed.waited_ns += waited_ns
         if batch is None:
             self.runs_out(iterator)
             return
         self._waiting[number] = False
-        feed.facts["num_batches"] += 1
+        feed.num_batches += 1
         feed.place += 1
         if recording:
             with suppress(Exception):  # a batch may be any object: what cannot be read is no evidence
@@ -109,12 +135,12 @@ class Feeding:
             feed.has_run_out = True
 
     def _keep(self, feed: _Feed, batch: Any) -> None:
-        kept = feed.facts["batches"]
+        kept = feed.batches
         if len(kept) < _MAX_BATCHES_KEPT:
             feed.sizes.append(sizes_of(batch))
             found = digests(batch)
             if found is not None:
-                kept.append([feed.facts["num_iterations"], feed.place, found])
+                kept.append(Batch(feed.num_iterations, feed.place, tuple(found)))
 
     def forward_begins(self, inputs: Any, has_gradients: bool, recording: bool) -> None:
         """A DDP module is called with `inputs`."""
@@ -122,7 +148,7 @@ class Feeding:
             self._waiting = dict.fromkeys(self._waiting, True)
             return
         for number in self._waiting:
-            self._feeds[number].facts["num_fed"] += 1
+            self._feeds[number].num_fed += 1
         self._waiting.clear()
         if recording:
             with suppress(Exception):  # likewise
@@ -133,7 +159,7 @@ class Feeding:
         largest = max(sizes_of(inputs), default=0)
         for feed in self._feeds:
             if any(largest in sizes for sizes in feed.sizes):
-                feed.facts["num_passed_on"] += 1
+                feed.num_passed_on += 1
 
     def end_step(self) -> None:
         self.data_ns = 0
@@ -141,10 +167,11 @@ class Feeding:
     def sets_epoch(self, sampler: Any) -> None:
         self._epochs_set_on.add(id(sampler))
         for feed in self._feeds:
-            feed.facts["set_epoch_called"] |= feed.sampler_id == id(sampler)
+            feed.set_epoch_called |= feed.sampler_id == id(sampler)
 
     def facts(self) -> dict[str, Any]:
-        return {"num_cores": _num_cores(), "loaders": [feed.facts for feed in self._feeds]}
+        """Return fields of the `Record`."""
+        return {"num_cores": _num_cores(), "loaders": tuple(feed.described() for feed in self._feeds)}
 
 
 def _num_cores() -> int | None:
@@ -160,8 +187,8 @@ def drawing_sampler(loader: DataLoader[Any]) -> Any:
     return batches.sampler if type(batches) is BatchSampler else batches
 
 
-def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the loader's entry in ``facts.json``, of which nothing has been fetched."""
+def describe_loader(loader: DataLoader[Any]) -> Loader:
+    """Describe a loader of which nothing has been fetched."""
     sampler = drawing_sampler(loader)
     try:
         dataset_size = len(loader.dataset)  # type: ignore[arg-type]
@@ -169,19 +196,13 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
         dataset_size = None
     kind = type(sampler)
     orders_by_epoch = isinstance(sampler, DistributedSampler) and kind.__iter__ is DistributedSampler.__iter__
-    return {
-        "sampler": kind.__name__,
-        "dataset_size": dataset_size,
-        "batch_size": loader.batch_size,
-        "num_workers": loader.num_workers,
-        "persistent_workers": loader.persistent_workers,
-        "num_iterations": 0,
-        "num_batches": 0,
-        "num_fed": 0,
-        "num_passed_on": 0,
-        "waited_ns": 0,
-        "set_epoch_called": False,
-        "epochs_set": [] if orders_by_epoch else None,
-        "shuffles": bool(getattr(sampler, "shuffle", kind.__name__ == "RandomSampler")),
-        "batches": [],
-    }
+    return Loader(
+        sampler=kind.__name__,
+        dataset_size=dataset_size,
+        batch_size=loader.batch_size,
+        num_workers=loader.num_workers,
+        persistent_workers=loader.persistent_workers,
+        num_iterations=0,
+        epochs_set=() if orders_by_epoch else None,
+        shuffles=bool(getattr(sampler, "shuffle", kind.__name__ == "RandomSampler")),
+    )

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpprof import rundir
 from ddpprof.errors import DdpprofError
+from ddpprof.model import Record
+from ddpprof.own_files import make_named_folder
 from ddpprof.record import output
 from ddpprof.record.agreement import Agreement
 from ddpprof.record.device import PATIENCE_S, TrainingDevice
@@ -112,7 +113,7 @@ class Job:
                 return False
             raise DdpprofError(verdict.problem or "rank 0 of this job runs without ddpprof")
         directory = Path(verdict.out)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_named_folder(directory)
         self._run_id, self.everyone_records = verdict.run_id, verdict.everyone
         keep_part(directory, self._settings, verdict.run_id, self.rank, self.world_size)
         self.files = output.RankFiles(directory, self.rank)
@@ -123,17 +124,16 @@ class Job:
         if self.files is None:
             return
         local_rank = os.environ.get("LOCAL_RANK")
-        facts = {
-            "format": rundir.FORMAT,
-            "run_id": self._run_id,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "local_rank": int(local_rank) if local_rank is not None else None,
-            "host": socket.gethostname(),
-            "pid": self._process,
-            "torch": torch.__version__,
-            "profiler_pause_ns": profiler_pause_ns or None,
-            "ended": None if ended is None else without_secrets(ended),
+        record = Record(
+            run_id=self._run_id,
+            rank=self.rank,
+            world_size=self.world_size,
+            local_rank=int(local_rank) if local_rank is not None else None,
+            host=socket.gethostname(),
+            pid=self._process,
+            torch=str(torch.__version__),
+            profiler_pause_ns=profiler_pause_ns or None,
+            ended=None if ended is None else without_secrets(ended),
             **noted,
-        }
-        self.files.write_facts(facts)
+        )
+        self.files.write_facts(record)

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from ddpprof import rundir
-from ddpprof.child_processes import adopt_orphans, children, descendants, end_with_parent
+from ddpprof.child_processes import Process, adopt_orphans, descendants, end_descendants, end_with_parent, start
 from ddpprof.errors import CannotRecord
 from ddpprof.record import attempts
 from ddpprof.record.output import refuse_earlier_run
@@ -139,19 +139,17 @@ def run_job(
         streams: dict[str, Any] = {}
         if output is not None:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        returncode, interrupted = run_to_its_end(command, environment, dies_with_us=settings.trial, **streams)
+        returncode, interrupted = run_to_its_end(command, environment, **streams)
         needs_rank = note.read_text(encoding="utf-8") if note.exists() else None
     if returncode < 0:
         return Outcome(128 - returncode, -returncode, needs_rank, interrupted)
     return Outcome(returncode, None, needs_rank, interrupted)
 
 
-def run_to_its_end(
-    command: Sequence[str], environment: Mapping[str, str], *, dies_with_us: bool, **streams: Any
-) -> tuple[int, bool]:
-    """The return code, and whether a signal asked it to end: signals are passed on, and no process is left over.
+def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], **streams: Any) -> tuple[int, bool]:
+    """Return the return code, and whether a signal asked it to end: signals are passed on, and no process is left over.
 
-    `dies_with_us`: it ends, too, when this process is killed. `streams`: as for ``subprocess.Popen``.
+    It ends, too, when this process is killed. `streams`: as for ``subprocess.Popen``.
 
     Raises `CannotRecord` where the command cannot be started.
     """
@@ -159,15 +157,14 @@ def run_to_its_end(
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would never come
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
     try:
-        begin = _begin_dying_with_us if dies_with_us else _unblock
-        job = subprocess.Popen(command, env=environment, preexec_fn=begin, **streams)  # noqa: PLW1509 (no threads here)
+        job = start(command, environment, _begin_job, **streams)
         returncode, interrupted = _wait(job)
     except OSError as error:
         raise CannotRecord(f"cannot start {command[0]}: {error.strerror}") from error
     finally:
         _unblock()
     if interrupted:
-        _end_descendants()
+        end_descendants(_GRACE_S)  # ranks that outlived their launcher
     return returncode, interrupted
 
 
@@ -186,7 +183,7 @@ def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_PASSED_ON, signal.SIGCHLD})
 
 
-def _begin_dying_with_us() -> None:
+def _begin_job() -> None:
     end_with_parent()
     _unblock()
 
@@ -213,7 +210,7 @@ def _recording_into(out: Path) -> list[int]:
     return [process for process in found if process != os.getpid()]
 
 
-def _wait(job: subprocess.Popen[bytes]) -> tuple[int, bool]:
+def _wait(job: Process) -> tuple[int, bool]:
     """The job's return code, and whether a signal asked it to end."""
     interrupted = False
     while True:
@@ -231,19 +228,3 @@ def _pass_on(job: int, number: int) -> None:
     for process in [job, *descendants(job)] if number == signal.SIGINT else [job]:
         with suppress(ProcessLookupError):
             os.kill(process, number)
-
-
-def _end_descendants() -> None:
-    """After an interrupted job: ranks that outlived their launcher get SIGTERM, then SIGKILL."""
-    deadline = time.monotonic() + _GRACE_S
-    asked: set[int] = set()
-    while left := children(os.getpid()):
-        for child in left:
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-            elif child not in asked:
-                asked.add(child)
-                os.kill(child, signal.SIGTERM)
-            with suppress(ChildProcessError):
-                os.waitpid(child, os.WNOHANG)
-        time.sleep(0.05)

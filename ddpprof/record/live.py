@@ -12,9 +12,13 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from ddpprof import own_files
+from ddpprof.model import RecordedStep
+from ddpprof.model.light_step import measure_recorded_breakdown
 
 NS_PER_MS = 1e6
 _MOST_WAITING = 10_000
@@ -26,41 +30,18 @@ _END_S = 10.0
 """How long the end of recording waits for the last steps to be written."""
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """One step by the host's clock; spans are start and end since 1970."""
+def scalars_of(step: RecordedStep, of_launches: bool = False) -> dict[str, float]:
+    """Return the scalars of a step by tag, with the same tags and parts as the TensorBoard data of a report.
 
-    number: int
-    start_ns: int
-    end_ns: int
-    forwards: tuple[tuple[int, int], ...]
-    optimizers: tuple[tuple[int, int], ...]
-    data_ns: int
-    of_launches: bool = False
-    """an accelerator does the work: the parts say how long the host took to launch theirs"""
-
-
-def scalars_of(step: StepTimes) -> dict[str, float]:
-    """By tag; the tags and the parts are those of the report's native data."""
-    total = step.end_ns - step.start_ns
-    if not step.forwards:
-        return {"ddp/step_ms": total / NS_PER_MS}
-    forward = sum(end - start for start, end in step.forwards)
-    optimizer = sum(end - start for start, end in step.optimizers)
-    backward = 0
-    for index, (_, begin) in enumerate(step.forwards):
-        following = [start for start, _ in step.optimizers if start >= begin]
-        following += [start for start, _ in step.forwards[index + 1 :]]
-        backward += max(0, min(following, default=step.end_ns) - begin)
-    parts = {
-        "forward": forward,
-        "backward_and_comm": backward,
-        "optimizer": optimizer,
-        "data": step.data_ns,
-        "other": max(0, total - forward - backward - optimizer - step.data_ns),
-    }
-    part = "ddp_launches" if step.of_launches else "ddp_step"
-    return {"ddp/step_ms": total / NS_PER_MS, **{f"{part}/{name}_ms": ns / NS_PER_MS for name, ns in parts.items()}}
+    `of_launches`: an accelerator does the work, so that the parts say how long the host took to launch theirs.
+    """
+    scalars = {"ddp/step_ms": (step.end_ns - step.start_ns) / NS_PER_MS}
+    parts = measure_recorded_breakdown(step)
+    if parts is None:
+        return scalars
+    group = "ddp_launches" if of_launches else "ddp_step"
+    named = {f"{group}/{name.removesuffix('_ns')}_ms": ns / NS_PER_MS for name, ns in asdict(parts).items()}
+    return {**scalars, **named}
 
 
 class LiveScalars:
@@ -69,21 +50,23 @@ class LiveScalars:
     def __init__(self, target: Any) -> None:
         """`target`: a ``SummaryWriter``, or its directory."""
         self._target = target
-        self._steps: deque[StepTimes] = deque(maxlen=_MOST_WAITING)
+        self._steps: deque[RecordedStep] = deque(maxlen=_MOST_WAITING)
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+        self._of_launches = False
 
-    def open(self, rank: int) -> None:
-        """At the first step, when the rank is known."""
+    def open(self, rank: int, of_launches: bool) -> None:
+        """At the first step, when the rank is known, and whether an accelerator does the work."""
+        self._of_launches = of_launches
         try:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.summary.writer.record_writer import RecordWriter
 
             directory = _directory(self._target) / f"ddpprof-rank-{rank}"
-            directory.mkdir(parents=True, exist_ok=True)
+            own_files.make_named_folder(directory)
             path = directory / f"events.out.tfevents.{int(time.time()):010}.{os.getpid()}.ddpprof"
-            records = RecordWriter(path.open("wb"))
+            records = RecordWriter(os.fdopen(own_files.overwrite(path), "wb"))
             records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         except Exception as error:
             _warn(error)
@@ -91,7 +74,7 @@ class LiveScalars:
         self._thread = threading.Thread(target=self._write, args=(records,), name="ddpprof-live", daemon=True)
         self._thread.start()
 
-    def add(self, step: StepTimes) -> None:
+    def add(self, step: RecordedStep) -> None:
         if self._thread is not None:
             self._steps.append(step)  # wakes no thread: that costs more than all else here
 
@@ -106,7 +89,7 @@ class LiveScalars:
         try:
             while not self._ending.wait(_EVERY_S) or self._steps:
                 while self._steps:
-                    records.write(_event(self._steps.popleft()).SerializeToString())
+                    records.write(_event(self._steps.popleft(), self._of_launches).SerializeToString())
                     self._ending.wait(_BETWEEN_S)
                 records.flush()
         except Exception as error:
@@ -117,12 +100,12 @@ class LiveScalars:
                 records.close()
 
 
-def _event(step: StepTimes) -> Any:
+def _event(step: RecordedStep, of_launches: bool) -> Any:
     """All scalars of a step in one record."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(step).items()]
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(step, of_launches).items()]
     return Event(wall_time=step.end_ns / 1e9, step=step.number, summary=Summary(value=values))
 
 

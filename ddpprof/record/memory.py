@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ddpprof.model import DeviceMemory, Memory
+
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _NOT_TOLD = (RuntimeError, KeyError)
@@ -37,29 +39,29 @@ class MemoryNotes:
                 self._own.add(device.index)
                 self._torch = getattr(torch, device.type)
 
-    def sample(self) -> dict[str, Any]:
+    def sample(self) -> Memory:
         """The process's memory, and that of its own devices, now and at most so far."""
         rss, peak = resident_bytes(), peak_resident_bytes()
         if rss is not None and peak is not None:
             peak = max(rss, peak)  # the system brings its peak up to date only now and then
-        return {"rss": rss, "peak_rss": peak, "devices": self._own_devices()}
+        return Memory(rss, peak, self._own_devices())
 
-    def _own_devices(self) -> list[list[int]]:
+    def _own_devices(self) -> tuple[DeviceMemory, ...]:
         try:
-            return [[device, *_allocated(self._torch, device)] for device in sorted(self._own)]
+            return tuple(DeviceMemory(device, *_allocated(self._torch, device)) for device in sorted(self._own))
         except _NOT_TOLD:
-            return []
+            return ()
 
-    def facts(self) -> dict[str, Any]:
-        """Every device on which the process holds memory or a context."""
+    def devices(self) -> tuple[DeviceMemory, ...]:
+        """Describe every device on which the process holds memory or a context."""
         if not self._torch.is_initialized():
-            return {}
+            return ()
         try:
             number = self._torch.device_count()
             held = [one for one in range(number) if one in self._own or _holds(self._torch, one)]
-            return {"devices": [_describe(self._torch, one, one in self._own) for one in held]}
+            return tuple(_describe(self._torch, one, one in self._own) for one in held)
         except _NOT_TOLD:
-            return {}
+            return ()
 
 
 def resident_bytes() -> int | None:
@@ -92,16 +94,8 @@ def _holds(module: Any, device: int) -> bool:
     return _allocated(module, device)[2] > 0
 
 
-def _describe(module: Any, device: int, is_own: bool) -> dict[str, Any]:
-    allocated, peak, reserved = _allocated(module, device)
+def _describe(module: Any, device: int, is_own: bool) -> DeviceMemory:
     properties = module.get_device_properties(device)
     uuid = getattr(properties, "uuid", None)
-    return {
-        "index": device,
-        "is_own": is_own,
-        "uuid": None if uuid is None else str(uuid),
-        "allocated_bytes": allocated,
-        "peak_bytes": peak,
-        "reserved_bytes": reserved,
-        "total_bytes": properties.total_memory,
-    }
+    uuid = None if uuid is None else str(uuid)
+    return DeviceMemory(device, *_allocated(module, device), is_own, uuid, properties.total_memory)

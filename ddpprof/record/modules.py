@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpprof.model import DETAILED_MODES, BackwardPass, DdpModule, Replica, StepMode
 from ddpprof.record import facts
 from ddpprof.record.accumulated import Accumulated
-from ddpprof.record.buckets import BucketTimes, TimingProcessGroup
-from ddpprof.record.replicas import Replica
-from ddpprof.record.schedule import RECORDING, Mode
+from ddpprof.record.buckets import BucketTimer, TimingProcessGroup
+from ddpprof.record.replicas import ReplicaNotes
 
 _TORCH_SAMPLES_EVERY = 100
 """DDP's default: its own times are taken in one iteration of a hundred."""
 _NEVER = 1 << 30
 
 
+@dataclass(frozen=True, slots=True)
+class OpenForward:
+    """A forward whose end is still to come."""
+
+    start_ns: int
+    inner_start_ns: int
+    """DDP's own work before the module's forward was over"""
+    buffer_sync_ns: int
+    rebuild_ns: int
+
+
 class RecordedModule:
     def __init__(self, ddp: DistributedDataParallel, index: int) -> None:
         self.ddp = ddp
         self.index = index
-        self.open_forwards: list[list[Any]] = []
+        self.open_forwards: list[OpenForward] = []
         self.buffer_sync_ns = 0
         self.synchronised = False
         """a forward of the current step was to be followed by a synchronised backward pass"""
-        self.times: BucketTimes | None = None
-        self._passes: list[list[Any]] = []
+        self.times: BucketTimer | None = None
+        self._passes: list[BackwardPass] = []
         self._of_reducer = facts.reducer_parameters(ddp)
         self._origin_ns = 0
         self._adds_up = False
@@ -40,7 +51,7 @@ class RecordedModule:
             self._accumulated.note(self._searches())
         self._unused: set[int] | None = None
         self._num_searched = self._num_lacking = 0
-        self.replica = Replica(self._of_reducer.parameters)
+        self.replica = ReplicaNotes(self._of_reducer.parameters)
         self._gradient: tuple[int, int] | None = None
         self._num_backwards: int | None = None
         """since the last forward; ``None``: its backward pass is not to be reduced"""
@@ -82,24 +93,24 @@ class RecordedModule:
         self._num_backwards += 1
         self._num_unreduced += self._num_backwards > 1
 
-    def begin_step(self, mode: Mode) -> None:
+    def begin_step(self, mode: StepMode) -> None:
         """Between steps, when no collective is under way."""
-        recorded, light = mode in RECORDING, mode is Mode.LIGHT
+        recorded, light = mode in DETAILED_MODES, mode is StepMode.LIGHT
         self.synchronised = False
         self.open_forwards.clear()
         self._passes = []
         self._stats = self.ddp.reducer.get_backward_stats() if recorded else None
         if self.ddp.device_type != "cpu":
             self._accumulated.note(recorded and self._searches())
-            self._let_torch_sample(_TORCH_SAMPLES_EVERY if mode is Mode.DONE else _NEVER)
+            self._let_torch_sample(_TORCH_SAMPLES_EVERY if mode is StepMode.DONE else _NEVER)
             return
         if light and self.times is None and self._layout_is_final():
             parameters = self._of_reducer.parameters
             layout = facts.bucket_layout(self.ddp, parameters)
-            self.times = BucketTimes([sum(parameters[i].numel() for i in bucket) for bucket in layout])
+            self.times = BucketTimer([sum(parameters[i].numel() for i in bucket) for bucket in layout])
         timed = self.times is not None and self.times.begin_step(light)
         self._time_all_reduces(timed and not getattr(self.ddp, "_comm_hooks", None))
-        self._let_torch_sample(1 if mode is Mode.PROFILED else _TORCH_SAMPLES_EVERY)
+        self._let_torch_sample(1 if mode is StepMode.PROFILED else _TORCH_SAMPLES_EVERY)
 
     def _layout_is_final(self) -> bool:
         """DDP rebuilds its buckets at its second forward, unless it must search for unused parameters every time."""
@@ -126,8 +137,8 @@ class RecordedModule:
             self.ddp._set_ddp_runtime_logging_sample_rate(every)
             self._samples_every = wanted
 
-    def passes(self) -> list[list[Any]]:
-        """Close the current pass and return all of the step's: module, origin, ready times, buckets, adds up."""
+    def passes(self) -> list[BackwardPass]:
+        """Close the current pass and return all of the step's."""
         self._close_pass()
         return self._passes
 
@@ -140,9 +151,9 @@ class RecordedModule:
         if self._stats == before:
             return
         origin = self._origin_ns
-        ready = [origin + now if now != was else None for now, was in zip(self._stats, before, strict=True)]
-        buckets = [] if self.times is None else self.times.rows()
-        self._passes.append([self.index, origin, ready, buckets, self._adds_up])
+        ready = tuple(origin + now if now != was else None for now, was in zip(self._stats, before, strict=True))
+        buckets = () if self.times is None else self.times.times()
+        self._passes.append(BackwardPass(self.index, origin, ready, buckets, self._adds_up))
         self._look_for_unused()
 
     def torch_times(self) -> dict[str, int]:
@@ -180,15 +191,13 @@ class RecordedModule:
             self._unused = {int(word) for word in listed.group(1).split()}
             self._num_searched = self._num_lacking = 1
 
-    def facts(self) -> dict[str, Any]:
+    def describe(self) -> DdpModule:
         unused = None if self._unused is None else self._unused - self._accumulated.ever
         return facts.module_facts(self.ddp, self._of_reducer, unused, self._num_searched, self._num_lacking)
 
-    def replica_facts(self) -> list[dict[str, Any]]:
-        """None or one, for ``replicas`` in ``facts.json``."""
-        values = self.replica.facts()
-        passes = {"module": self.index, "num_unreduced_passes": self._num_unreduced}
-        return [] if values is None else [{**passes, **values}]
+    def compared_replica(self) -> Replica | None:
+        """``None`` where there is nothing to compare with other ranks."""
+        return self.replica.compared(self.index, self._num_unreduced)
 
 
 def _state_of_gradient(parameters: Sequence[Parameter]) -> tuple[int, int] | None:

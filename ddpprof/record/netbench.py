@@ -3,7 +3,10 @@
 Each size: up to three iterations to warm up, then as many as fit into the time that a size may take, each after a
 barrier. How many, all ranks know from the same numbers. The first size of which one iteration takes longer than all
 may is the last. Two at once take turns with one alone, so that a slow minute of the machine hits both. The fields of
-what comes out stand in `ddpprof.events.netbench`.
+what comes out stand in `ddpprof.model.netbench`.
+
+On an accelerator several iterations follow each other after one barrier, and the device times them: launching a short
+collective and waiting for it would take the host longer than the collective takes the device.
 """
 
 from __future__ import annotations
@@ -33,11 +36,15 @@ _EVERY = 4
 """of the sizes, counted from the largest, is also measured with two at once"""
 _BESIDE = 1 << 18, 1 << 26
 """bytes: of what is measured beside a computation, the sizes that buckets have"""
+_DUPLICATE = "Duplicate GPU detected"
 _PATIENCE = timedelta(minutes=5)
 _ELEMENT_BYTES = 4
 
 _PARTS = 10
 """of a size's iterations, after each of which the ranks agree whether there is time for more"""
+
+_IN_A_ROW_NS, _MOST_IN_A_ROW = 2_000_000, 20
+"""So long, or so many, is what an accelerator times at once."""
 
 _Start = Callable[[], Any]
 """starts a collective, and gives its work"""
@@ -143,10 +150,16 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
         yield
         dist.destroy_process_group()
     except (RuntimeError, ValueError) as error:
-        raise CannotRecord(f"rank {rank} of {world_size}, {backend}: {_first_line(error)}") from error
+        raise CannotRecord(f"rank {rank} of {world_size}, {backend}: {_in_one_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def _in_one_line(error: Exception) -> str:
+    """Return the error in one line. NCCL may say only in a later line that ranks share a GPU."""
+    if _DUPLICATE in str(error):
+        return (
+            f"two ranks have the same GPU, which NCCL refuses ({_DUPLICATE}): start no more ranks on a host than it "
+            "has GPUs, or use --backend gloo"
+        )
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
@@ -212,14 +225,17 @@ class _Bench:
         warm_ns: list[int] = []
         while len(warm_ns) < _WARM_UPS and sum(warm_ns) <= self._may_take_ns:
             warm_ns.append(max(_from_all(sum(self._time(starts).wall_ns for starts in variants))))
-        fit = self._may_take_ns // max(1, warm_ns[-1])
+        in_a_row = 1
+        if self._device.type != "cpu":
+            in_a_row = max(1, min(_MOST_IN_A_ROW, _IN_A_ROW_NS // max(1, warm_ns[-1])))
+        fit = self._may_take_ns // max(1, warm_ns[-1] * in_a_row)
         fewest = _FEWEST if fit else 1
         at_a_time = max(1, min(_MOST, fit) // _PARTS)
         done: list[list[_Ranks]] = [[] for _ in variants]
         begin_ns = time.perf_counter_ns()
         while len(done[0]) < _MOST:
             number = min(at_a_time, _MOST - len(done[0]))
-            mine = [[self._time(starts) for starts in variants] for _ in range(number)]
+            mine = [[self._time(starts, in_a_row) for starts in variants] for _ in range(number)]
             everyones = _from_all((time.perf_counter_ns() - begin_ns, mine))
             for iteration in zip(*(theirs for _, theirs in everyones), strict=True):
                 for ranks, times in zip(done, zip(*iteration, strict=True), strict=True):
@@ -228,18 +244,50 @@ class _Bench:
                 break
         return done
 
-    def _time(self, starts: Sequence[_Start]) -> _Time:
+    def _time(self, starts: Sequence[_Start], in_a_row: int = 1) -> _Time:
+        """Return the mean of some iterations."""
         dist.barrier()
         self._synchronize()
-        cpu_ns, begin_ns = time.process_time_ns(), time.perf_counter_ns()
-        for work in [start() for start in starts]:
-            work.wait()
+        clock = _HostClock() if self._device.type == "cpu" else _DeviceClock(self._device)
+        cpu_ns = time.process_time_ns()
+        clock.begin()
+        for _ in range(in_a_row):
+            for work in [start() for start in starts]:
+                work.wait()
+        clock.end()
         self._synchronize()
-        return _Time(time.perf_counter_ns() - begin_ns, time.process_time_ns() - cpu_ns)
+        return _Time(clock.passed_ns() // in_a_row, (time.process_time_ns() - cpu_ns) // in_a_row)
 
     def _synchronize(self) -> None:
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
+
+
+class _HostClock:
+    def begin(self) -> None:
+        self._begin_ns = time.perf_counter_ns()
+
+    def end(self) -> None:
+        self._end_ns = time.perf_counter_ns()
+
+    def passed_ns(self) -> int:
+        return self._end_ns - self._begin_ns
+
+
+class _DeviceClock:
+    """Events on the device's current stream, which waits for the collectives; read once the device is at rest."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._begin, self._end = (torch.Event(device=device, enable_timing=True) for _ in range(2))
+
+    def begin(self) -> None:
+        self._begin.record()
+
+    def end(self) -> None:
+        self._end.record()
+
+    def passed_ns(self) -> int:
+        return round(self._begin.elapsed_time(self._end) * 1e6)
 
 
 def _all_reduce(num_bytes: int, device: torch.device) -> _Start:

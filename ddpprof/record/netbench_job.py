@@ -6,14 +6,13 @@ that nobody else can reach them.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpprof.child_processes import SAFE_PATH
+from ddpprof.child_processes import helper_environment
 from ddpprof.errors import CannotRecord
 from ddpprof.record import launch
 from ddpprof.scratch import scratch_folder
@@ -36,9 +35,7 @@ def run_ranks(torchrun: Sequence[str], words: Sequence[str]) -> bool:
         given = [word for word in torchrun if not (options and word == "--standalone")]
         command = launch.torchrun_command([*options, *given, "-m", "ddpprof", "netbench", *words])
         with (scratch / "errors").open("w+b") as errors:
-            code, interrupted = launch.run_to_its_end(
-                command, {**os.environ, **SAFE_PATH, **variables}, dies_with_us=True, stderr=errors
-            )
+            code, interrupted = launch.run_to_its_end(command, {**helper_environment(), **variables}, stderr=errors)
             errors.seek(0)
             said = errors.read().decode(errors="replace")
     if code and not interrupted:

@@ -8,21 +8,20 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpprof.model import DETAILED_MODES, Forward, RecordedStep, StepMode
 from ddpprof.record.data_parallel import DataParallelNotes
 from ddpprof.record.device import TrainingDevice, devices_of
+from ddpprof.record.environment import JobEnvironment
 from ddpprof.record.feeding import Feeding
-from ddpprof.record.live import StepTimes
 from ddpprof.record.memory import MemoryNotes
-from ddpprof.record.modules import RecordedModule
+from ddpprof.record.modules import OpenForward, RecordedModule
 from ddpprof.record.rpc import RpcNotes
-from ddpprof.record.schedule import RECORDING, Mode
-from ddpprof.record.surroundings import Surroundings
 
 
 class StepNotes:
     def __init__(self) -> None:
         self.modules: list[RecordedModule] = []
-        self.surroundings = Surroundings()
+        self.environment = JobEnvironment()
         self.feeding = Feeding()
         self.data_parallel = DataParallelNotes()
         self.memory = MemoryNotes()
@@ -31,8 +30,8 @@ class StepNotes:
         self.recording = False
         self.live = False
         """the inside of every step is noted, whatever its mode"""
-        self._forwards: list[list[Any]] = []
-        self._optimizers: list[list[int]] = []
+        self._forwards: list[Forward] = []
+        self._optimizers: list[tuple[int, int]] = []
         self._optimizer_start_ns = 0
         self._facts_of_released: dict[str, Any] | None = None
 
@@ -69,9 +68,9 @@ class StepNotes:
         for module in self.modules:
             module.replica.recording_ends(step)
 
-    def begin_step(self, mode: Mode) -> None:
+    def begin_step(self, mode: StepMode) -> None:
         """Between two steps, when no collective is under way."""
-        self.recording = self.live or mode in RECORDING
+        self.recording = self.live or mode in DETAILED_MODES
         for module in self.modules:
             module.begin_step(mode)
 
@@ -87,17 +86,26 @@ class StepNotes:
         end, sync = time.time_ns(), module.buffer_sync_ns
         module.buffer_sync_ns = 0
         rebuild = end - start_ns - sync if not had_rebuilt and ddp._has_rebuilt_buckets else 0
-        module.open_forwards.append([module.index, start_ns, end, 0, 0, sync, rebuild, False, False])
+        module.open_forwards.append(OpenForward(start_ns, end, sync, rebuild))
 
     def forward_is_over(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
         """The module's forward ended at `inner_end_ns`, DDP's work after it now."""
         module = self.find(ddp)
         if module is None or not module.open_forwards:
             return
-        forward = module.open_forwards.pop()
+        begun = module.open_forwards.pop()
         synchronises = torch.is_grad_enabled() and ddp.require_backward_grad_sync
-        forward[3:5] = [inner_end_ns, time.time_ns()]
-        forward[7:] = [synchronises, torch.is_grad_enabled()]
+        forward = Forward(
+            module=module.index,
+            start_ns=begun.start_ns,
+            inner_start_ns=begun.inner_start_ns,
+            inner_end_ns=inner_end_ns,
+            end_ns=time.time_ns(),
+            buffer_sync_ns=begun.buffer_sync_ns,
+            rebuild_ns=begun.rebuild_ns,
+            synchronises=synchronises,
+            has_gradients=torch.is_grad_enabled(),
+        )
         self._forwards.append(forward)
         if synchronises:
             module.synchronising_forward_is_over(inner_end_ns)
@@ -119,7 +127,7 @@ class StepNotes:
         self._optimizer_start_ns = time.time_ns()
 
     def optimizer_ends(self) -> None:
-        self._optimizers.append([self._optimizer_start_ns, time.time_ns()])
+        self._optimizers.append((self._optimizer_start_ns, time.time_ns()))
 
     def closure_begins(self) -> None:
         """The optimizer asks for the loss and its gradients: what follows is not its own work."""
@@ -128,30 +136,36 @@ class StepNotes:
     def closure_ends(self) -> None:
         self.optimizer_begins()
 
-    def fields(self, number: int, mode: Mode) -> dict[str, Any]:
-        """The step's line in ``steps.jsonl``, but for its start and end."""
-        fields: dict[str, Any] = {"number": number, "mode": mode.value}
-        if mode not in RECORDING:
-            return fields
-        fields["data_ns"] = self.feeding.data_ns
-        fields["forwards"] = self._forwards
-        fields["optimizers"] = self._optimizers
+    def step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
+        """Return the step that is about to end, its end still 0."""
+        if mode not in DETAILED_MODES:
+            return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)
         passes = (one for module in self.modules for one in module.passes())
-        fields["passes"] = sorted(passes, key=lambda one: one[1])
-        fields["torch_stats"] = {str(m.index): times for m in self.modules if (times := m.torch_times())}
-        fields["memory"] = self.memory.sample()
-        return {**fields, **self.rpc.fields()}
-
-    def times(self, number: int, start_ns: int, end_ns: int) -> StepTimes:
-        """Of the step that has just ended."""
-        return StepTimes(
-            number,
-            start_ns,
-            end_ns,
-            forwards=tuple((forward[1], forward[4]) for forward in self._forwards),
-            optimizers=tuple((start, end) for start, end in self._optimizers),
+        return RecordedStep(
+            number=number,
+            mode=mode,
+            start_ns=start_ns,
             data_ns=self.feeding.data_ns,
-            of_launches=self.device.is_accelerator,
+            forwards=tuple(self._forwards),
+            optimizers=tuple(self._optimizers),
+            passes=tuple(sorted(passes, key=lambda one: one.origin_ns)),
+            torch_stats={module.index: times for module in self.modules if (times := module.torch_times())},
+            memory=self.memory.sample(),
+            rpc=self.rpc.calls(),
+            rpc_left_out=self.rpc.num_left_out,
+            end_ns=0,
+        )
+
+    def live_step(self, number: int, mode: StepMode, start_ns: int, end_ns: int) -> RecordedStep:
+        """Return what the parts of the step that has just ended can be told from."""
+        return RecordedStep(
+            number=number,
+            mode=mode,
+            start_ns=start_ns,
+            data_ns=self.feeding.data_ns,
+            forwards=tuple(self._forwards),
+            optimizers=tuple(self._optimizers),
+            end_ns=end_ns,
         )
 
     def release_modules(self) -> None:
@@ -160,13 +174,15 @@ class StepNotes:
         self.modules = []
 
     def facts(self) -> dict[str, Any]:
-        facts = {**self._facts_of_modules(), "memory": self.memory.facts(), **self.surroundings.facts()}
+        """Return fields of the `Record`."""
+        facts = {**self._facts_of_modules(), "devices": self.memory.devices(), **self.environment.facts()}
         return {**facts, **self.feeding.facts(), **self.data_parallel.facts()}
 
     def _facts_of_modules(self) -> dict[str, Any]:
         if self._facts_of_released is not None:
             return self._facts_of_released
+        replicas = (module.compared_replica() for module in self.modules)
         return {
-            "modules": [module.facts() for module in self.modules],
-            "replicas": [facts for module in self.modules for facts in module.replica_facts()],
+            "modules": tuple(module.describe() for module in self.modules),
+            "replicas": tuple(replica for replica in replicas if replica is not None),
         }

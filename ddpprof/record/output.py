@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+import msgspec
 
 from ddpprof import __version__, own_files, profiled_ranks, rundir
 from ddpprof.errors import RunExists
+from ddpprof.model import Record, RecordedStep
 from ddpprof.record import attempts
 from ddpprof.record.last_step import LastStep
 from ddpprof.record.settings import Settings
@@ -26,11 +28,11 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
     Raises ``OSError`` and ``RunExists``.
     """
     directory = Path(settings.out).absolute()
-    directory.mkdir(parents=True, exist_ok=True)
+    own_files.make_named_folder(directory)
     attempt = attempts.next_attempt(directory, settings)
     if attempt:
         directory /= rundir.attempt_directory(attempt)
-        directory.mkdir(exist_ok=True)
+        own_files.make_folder(directory)
     else:
         refuse_earlier_run(directory, settings.force)
         rundir.remove_run(directory)
@@ -67,23 +69,26 @@ class RankFiles:
         self.directory = directory
         self._rank = rank
         self.trace = TraceFile(directory, rank)
-        self._steps: TextIO = os.fdopen(own_files.overwrite(directory / rundir.steps_file(rank)), "w", encoding="utf-8")
+        self._steps = os.fdopen(own_files.overwrite(directory / rundir.steps_file(rank)), "wb")
+        self._encode = msgspec.json.Encoder().encode
         self.last_step = LastStep(directory / rundir.last_step_file(rank))
 
-    def write_facts(self, facts: dict[str, Any]) -> None:
-        rundir.write_json(self.directory / rundir.facts_file(self._rank), facts)
+    def write_facts(self, record: Record) -> None:
+        """All that is known of the rank but its steps, which have a file of their own."""
+        facts = {"format": rundir.FORMAT, **msgspec.structs.asdict(record)}
+        rundir.write_json(self.directory / rundir.facts_file(self._rank), msgspec.to_builtins(facts))
 
     def write_losses(self, losses: list[list[str]]) -> None:
         rundir.write_json(self.directory / rundir.losses_file(self._rank), losses)
 
-    def append_step(self, fields: dict[str, Any], start_ns: int) -> int:
-        """When it ended. One line, handed to the operating system at once: it survives the death of this process.
+    def append_step(self, step: RecordedStep) -> int:
+        """Append one flushed line, which survives the death of this process; return the step's end, ns since 1970.
 
-        The step ends here, when all but its times is encoded, so that the cost of that falls in it.
+        The step ends when all but its end, the last field, is encoded: the cost of that is part of the step.
         """
-        self._steps.write(f"{json.dumps(fields)[:-1]}, ")
+        line = self._encode(step).removesuffix(b"0}")
         end_ns = time.time_ns()
-        self._steps.write(f'"start_ns": {start_ns}, "end_ns": {end_ns}}}\n')
+        self._steps.write(b"%b%d}\n" % (line, end_ns))
         self._steps.flush()
         return end_ns
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,7 +23,10 @@ from ddpprof.record.settings import Settings
 _LETS_GO_S = 0.02
 """Gloo's threads end their spans a moment after their collectives: with the profiler gone, in memory that is free."""
 _ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
-_ALL = {ProfilerActivity.CPU, *_ACTIVITIES.values()}
+_TOGGLED = {ProfilerActivity.CPU, *_ACTIVITIES.values()}
+if torch.__version__ < "2.8":
+    _TOGGLED.remove(ProfilerActivity.XPU)  # it would say on the job's stderr that it cannot
+"""Torch says on the job's stderr where one that it could toggle stays as it is."""
 
 
 class StepProfiler:
@@ -75,7 +79,9 @@ class StepProfiler:
                     with_stack=self._settings.with_stack,
                     profile_memory=self._settings.profile_memory,
                 )
-                self._profile.prepare_trace()
+                with warnings.catch_warnings():  # torch 2.10 warns of a second cycle, though there is one
+                    warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+                    self._profile.prepare_trace()
             except BaseException:
                 self._profile = None
                 raise
@@ -108,7 +114,7 @@ class StepProfiler:
     def _collect(self, on: bool) -> bool:
         toggle = getattr(torch._C._autograd, "_toggle_collection_dynamic", None)
         if on != self._collects and toggle is not None:
-            toggle(on, _ALL)
+            toggle(on, _TOGGLED)
             self._collects = on
         return self._collects == on
 

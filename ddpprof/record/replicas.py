@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any
 
 import torch
+
+from ddpprof.model import Replica
 
 _MAX_PARAMETERS = 16
 _MAX_VALUES = 8
 """of each"""
 
 
-class Replica:
-    """What one rank's copy of the model holds."""
+class ReplicaNotes:
+    """Reads some values of one rank's copy of the model."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         read = [one for one in parameters if _can_be_read(one)]
         self._parameters = read[:: -(-len(read) // _MAX_PARAMETERS) or 1]
-        self._before: tuple[int, list[float]] | None = None
-        self._after: tuple[int, list[float]] | None = None
+        self._before: tuple[int, tuple[float, ...]] | None = None
+        self._after: tuple[int, tuple[float, ...]] | None = None
 
     def recording_begins(self, step: int) -> None:
         """`step`: the number of the one that begins, the same on all ranks."""
@@ -33,21 +34,23 @@ class Replica:
     def recording_ends(self, step: int) -> None:
         self._after = step, self._values()
 
-    def _values(self) -> list[float]:
-        return [value for parameter in self._parameters for value in _some(parameter)]
+    def _values(self) -> tuple[float, ...]:
+        return tuple(value for parameter in self._parameters for value in _some(parameter))
 
-    def facts(self) -> dict[str, Any] | None:
-        """``None`` where there is nothing to compare."""
+    def compared(self, module: int, num_unreduced_passes: int) -> Replica | None:
+        """Return the values of the module with that index; ``None`` where there is nothing to compare."""
         if self._before is None or self._after is None or not self._parameters:
             return None
         if not all(map(isfinite, self._before[1] + self._after[1])):
             return None
-        return {
-            "steps": [self._before[0], self._after[0]],
-            "before": self._before[1],
-            "after": self._after[1],
-            "resolution": max(torch.finfo(parameter.dtype).eps for parameter in self._parameters),
-        }
+        return Replica(
+            module=module,
+            steps=(self._before[0], self._after[0]),
+            before=self._before[1],
+            after=self._after[1],
+            resolution=max(torch.finfo(parameter.dtype).eps for parameter in self._parameters),
+            num_unreduced_passes=num_unreduced_passes,
+        )
 
 
 def _can_be_read(parameter: torch.nn.Parameter) -> bool:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ddpprof.model import RpcCall
 
 _MOST_CALLS = 2000
 """kept of one step; further ones are only counted"""
@@ -19,33 +22,48 @@ _PROXIED = ("_local_invoke", "_local_invoke_async_execution")
 """torch's functions behind ``rref.rpc_sync().method()``; their second argument is the method"""
 
 
+@dataclass(slots=True)
+class _Call:
+    """One that may still be answered."""
+
+    callee: str
+    function: str
+    kind: str
+    start_ns: int
+    request_bytes: int
+    end_ns: int | None = None
+    reply_bytes: int | None = None
+
+
 class RpcNotes:
     def __init__(self) -> None:
-        self._calls: list[list[Any]] = []
-        self._num_left_out = 0
+        self._calls: list[_Call] = []
+        self.num_left_out = 0
+        """calls beyond those that are kept"""
 
     def end_step(self) -> None:
-        """Forget the step. Calls still under way go on in rows that nobody reads."""
-        self._calls, self._num_left_out = [], 0
+        """Forget the step. Calls still under way go on in objects that nobody reads."""
+        self._calls, self.num_left_out = [], 0
 
-    def fields(self) -> dict[str, Any]:
-        """Part of the step's line in ``steps.jsonl``: nothing where it has no call."""
-        if not self._calls:
-            return {}
-        return {"rpc": [list(call) for call in self._calls], "rpc_left_out": self._num_left_out}
+    def calls(self) -> tuple[RpcCall, ...]:
+        """Return those of the step, as far as they have come."""
+        return tuple(
+            RpcCall(one.callee, one.function, one.kind, one.start_ns, one.end_ns, one.request_bytes, one.reply_bytes)
+            for one in self._calls
+        )
 
     def invoked(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
         """A call was sent; its future completes with the answer."""
         if len(self._calls) >= _MOST_CALLS:
-            self._num_left_out += 1
+            self.num_left_out += 1
             return
-        call = [_worker(to), _name(func, args), rpc_type.value, began_ns, None, tensor_bytes((args, kwargs)), None]
+        call = _Call(_worker(to), _name(func, args), rpc_type.value, began_ns, tensor_bytes((args, kwargs)))
         self._calls.append(call)
 
         def answered(done: Any) -> None:
-            call[4] = time.time_ns()
+            call.end_ns = time.time_ns()
             try:
-                call[6] = tensor_bytes(done.value())
+                call.reply_bytes = tensor_bytes(done.value())
             except Exception:
                 return  # the call failed; that is the script's to see
 

@@ -9,32 +9,12 @@ waits for the device, and what it then waits for is not what training costs.
 
 from __future__ import annotations
 
-from enum import Enum
-
+from ddpprof.model import StepMode
 from ddpprof.record.settings import Settings
 
 _SETTLE = 3
 """steps at the begin of a block that do not count: DDP rebuilds its buckets in the second, memory is laid out anew"""
 
-
-class Mode(Enum):
-    SKIP = "skip"
-    OFF = "off"
-    LIGHT = "light"
-    WARMUP = "warmup"
-    PROFILED = "profiled"
-    BASELINE = "baseline"
-    ALONE = "alone"
-    """like `LIGHT`, without gradient communication"""
-    WITHOUT_DDP = "without_ddp"
-    """like `OFF`, while DDP does nothing but call its module"""
-    CUT = "cut"
-    """a profiled step of which the profiler has only the begin, since it did not end for long"""
-    DONE = "done"
-
-
-RECORDING = (Mode.LIGHT, Mode.PROFILED, Mode.BASELINE, Mode.ALONE)
-"""Modes in which the inside of a step is noted."""
 
 _TORCH_WAITS = 11
 """So many steps into the life of a reducer torch itself waits for an accelerator, to take the times of an iteration"""
@@ -49,7 +29,7 @@ class Schedule:
         self._baseline_begin = self._profiled_begin + settings.steps
         self._alone_begin = self._baseline_begin + (settings.baseline_steps if settings.profiler else 0)
         self._done_begin = self._alone_begin + settings.alone_steps
-        self._profiled = Mode.PROFILED if settings.profiler else Mode.LIGHT
+        self._profiled = StepMode.PROFILED if settings.profiler else StepMode.LIGHT
         self._settle = _TORCH_WAITS if on_accelerator else _SETTLE
         self._block = self._settle + settings.block_steps
         self._num_block_steps = 2 * settings.ddp_blocks * self._block
@@ -83,30 +63,30 @@ class Schedule:
         self._profiled_begin = self._warmup_begin
         self._done_begin -= self._alone_begin - self._baseline_begin
         self._alone_begin = self._baseline_begin
-        self._profiled = Mode.LIGHT
+        self._profiled = StepMode.LIGHT
 
-    def mode(self, step: int) -> Mode:
+    def mode(self, step: int) -> StepMode:
         """What to do in step number `step`, counted from 0."""
         if step < self._cost_begin:
-            return Mode.SKIP
+            return StepMode.SKIP
         if step < self._timed_begin:
-            return Mode.LIGHT if (step - self._cost_begin) % 2 else Mode.OFF
+            return StepMode.LIGHT if (step - self._cost_begin) % 2 else StepMode.OFF
         if step < self._warmup_begin:
-            return Mode.OFF
+            return StepMode.OFF
         if step < self._profiled_begin:
-            return Mode.WARMUP
+            return StepMode.WARMUP
         if step < self._baseline_begin:
             return self._profiled
         if step < self._alone_begin:
-            return Mode.BASELINE
-        return Mode.ALONE if step < self._done_begin else self._mode_in_blocks(step)
+            return StepMode.BASELINE
+        return StepMode.ALONE if step < self._done_begin else self._mode_in_blocks(step)
 
-    def _mode_in_blocks(self, step: int) -> Mode:
+    def _mode_in_blocks(self, step: int) -> StepMode:
         if step >= self.num_steps:
-            return Mode.DONE
+            return StepMode.DONE
         if (step - self._done_begin) % self._block < self._settle:
-            return Mode.SKIP
-        return Mode.WITHOUT_DDP if self.is_without_ddp(step) else Mode.OFF
+            return StepMode.SKIP
+        return StepMode.WITHOUT_DDP if self.is_without_ddp(step) else StepMode.OFF
 
     def is_without_ddp(self, step: int) -> bool:
         """Whether DDP is to be taken away in this step, timed or not."""

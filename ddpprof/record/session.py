@@ -24,9 +24,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import DdpprofError
+from ddpprof.model import StepMode
 from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
-from ddpprof.record.buckets import BucketTimes, timed_hook
+from ddpprof.record.buckets import BucketTimer, timed_hook
 from ddpprof.record.closures import with_noted_closure
 from ddpprof.record.compiled import keep_out_of_compiled_graphs
 from ddpprof.record.graphs import Graphs
@@ -34,7 +35,6 @@ from ddpprof.record.job import Job
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
 from ddpprof.record.notes import StepNotes
-from ddpprof.record.schedule import Mode
 from ddpprof.record.settings import Settings
 from ddpprof.record.steps import StepFinder
 from ddpprof.record.window import Window
@@ -80,7 +80,7 @@ class Session:
 
     def begin(self) -> None:
         """Listen from now on."""
-        self._notes.surroundings.look_who_calls()
+        self._notes.environment.look_who_calls()
         patches.install_around_training()
         self._handles = patches.hook_optimizers()
         patches.activate(self)
@@ -92,7 +92,7 @@ class Session:
     @property
     def _is_over(self) -> bool:
         """Nothing that happens from now on counts."""
-        return self._window.mode is Mode.DONE and not self._notes.live
+        return self._window.mode is StepMode.DONE and not self._notes.live
 
     # Events, from `patches`. A method that is handed an original calls it once, whatever happens.
 
@@ -138,7 +138,7 @@ class Session:
 
     def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, inputs: Any, kwargs: Any) -> Any:
         start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
-        if self._window.mode in (Mode.BASELINE, Mode.ALONE):
+        if self._window.mode in (StepMode.BASELINE, StepMode.ALONE):
             self._note(self._baseline.forward_begins, ddp)
         if not self._is_over:
             fed = [*inputs, *kwargs.values()]
@@ -173,7 +173,7 @@ class Session:
             return hook
         watched = weakref.ref(ddp)  # the reducer keeps the hook, and the hook must not keep the module
 
-        def times_now() -> BucketTimes | None:
+        def times_now() -> BucketTimer | None:
             module = self._notes.find(watched())
             return module.times if module is not None else None
 
@@ -262,7 +262,7 @@ class Session:
 
         What goes into a buffer or an open file is the script's to write: cut off, it would leave an empty file there.
         """
-        self._note(self._notes.surroundings.saves, target)
+        self._note(self._notes.environment.saves, target)
         trial, apart = self._settings.trial and (self._window.step or self._closed), self._baseline.has_begun
         if not (trial or apart) or not isinstance(target, str | os.PathLike):
             return True
@@ -307,7 +307,7 @@ class Session:
     # Steps.
 
     def _attach(self, ddp: DistributedDataParallel) -> None:
-        self._notes.surroundings.describe(ddp)
+        self._notes.environment.describe(ddp)
         self._notes.module(ddp)
         self._begin_training(self._job.attach)
 
@@ -316,7 +316,7 @@ class Session:
         self._training_thread = threading.get_ident()
         attach()
         if self._live is not None:
-            self._live.open(self._job.rank)
+            self._live.open(self._job.rank, self._notes.device.is_accelerator)
         self._window.begin()
 
     def _between_backward_passes(self) -> bool:
@@ -369,7 +369,7 @@ class Session:
         self._handles = []
         self._end_live()
         if self._between_backward_passes():  # what follows a `with` block trains as if there had been none
-            self._notes.begin_step(Mode.DONE)
+            self._notes.begin_step(StepMode.DONE)
         if self._closed:
             return
         self._closed = True
@@ -408,11 +408,11 @@ class Session:
     def _retire(self) -> None:
         self._closed = True
         self._end_live()
-        self._window.mode = Mode.DONE
+        self._window.mode = StepMode.DONE
         if not (self._settings.trial or self._baseline.has_begun):  # else nothing may be saved to the end
             self._stop_listening()
         if self._between_backward_passes():
-            self._notes.begin_step(Mode.DONE)
+            self._notes.begin_step(StepMode.DONE)
 
     def _warn(self, message: str) -> None:
         with suppress(Exception):  # stderr may be closed, or its disk full

@@ -14,10 +14,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpprof import own_files, rundir
+from ddpprof.scratch import scratch_folder
 
 if TYPE_CHECKING:  # the launcher, which needs no torch, comes here, too
     from torch.profiler import profile
@@ -82,22 +84,27 @@ class TraceFile:
             raise error
 
     def _export(self, recorded: profile) -> None:
-        scratch = _scratch_folder(self._plain.parent)
-        part = (scratch or self._plain.parent) / own_files.part_name(self._plain.name)
+        with ExitStack() as used:
+            folder = self._plain.parent
+            if _lies_elsewhere(folder):
+                with suppress(OSError):
+                    folder = used.enter_context(scratch_folder())
+            self._export_into(folder, recorded)
+
+    def _export_into(self, folder: Path, recorded: profile) -> None:
+        part = folder / own_files.part_name(self._plain.name)
         try:
             recorded.export_chrome_trace(_relative(part))
             if not part.exists() or part.stat().st_size == 0:
                 raise OSError(f"the profiler could not write {part}")
-            part.chmod(part.stat().st_mode & 0o640)  # Kineto makes it
-            if scratch is None:
+            own_files.narrow(part)  # Kineto makes it
+            if folder == self._plain.parent:
                 part.replace(self._plain)
             else:
                 self._compress(part)
         finally:
             for left in (part, part.with_name(f"{part.name}.tmp")):  # Kineto's own, where it did not come to its end
-                left.unlink(missing_ok=True)
-            if scratch is not None:
-                own_files.remove_folder(scratch)
+                own_files.remove_file(left)
 
     def _compress(self, plain: Path) -> None:
         with (
@@ -106,18 +113,16 @@ class TraceFile:
             _gzip_open(part, "wb", compresslevel=1) as target,
         ):
             shutil.copyfileobj(source, target, 1 << 20)
-        plain.unlink()
+        own_files.remove_file(plain)
 
 
-def _scratch_folder(directory: Path) -> Path | None:
-    """Return a new folder on a disk of this node; ``None`` where `directory` is on the same disk, or there is none."""
+def _lies_elsewhere(directory: Path) -> bool:
+    """Return whether `directory` is not on this node's disk for temporary files, and that disk has room for a trace."""
     try:
         local = Path(tempfile.gettempdir())
-        if local.stat().st_dev == directory.stat().st_dev or shutil.disk_usage(local).free < _LOCAL_DISK_BYTES:
-            return None
-        return Path(tempfile.mkdtemp(prefix="ddpprof-", dir=local))
+        return local.stat().st_dev != directory.stat().st_dev and shutil.disk_usage(local).free >= _LOCAL_DISK_BYTES
     except OSError:
-        return None
+        return False
 
 
 def _relative(path: Path) -> str:

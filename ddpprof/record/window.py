@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ddpprof import profiled_ranks
+from ddpprof.model import DETAILED_MODES, StepMode
 from ddpprof.record import ddp_variants
 from ddpprof.record.bounds import Bounds
 from ddpprof.record.device import PATIENCE_S
@@ -19,13 +20,13 @@ from ddpprof.record.job import Job
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.profiler import StepProfiler
-from ddpprof.record.schedule import RECORDING, Mode, Schedule
+from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
 from ddpprof.signals import deferred_signals
 
-_UNDER_THE_PROFILER = (Mode.PROFILED, Mode.CUT, Mode.BASELINE)
-_PROFILED = (Mode.WARMUP, Mode.PROFILED)
-_TIMED = (Mode.OFF, Mode.WITHOUT_DDP)
+_UNDER_THE_PROFILER = (StepMode.PROFILED, StepMode.CUT, StepMode.BASELINE)
+_PROFILED = (StepMode.WARMUP, StepMode.PROFILED)
+_TIMED = (StepMode.OFF, StepMode.WITHOUT_DDP)
 _BYTES_OF_A_PARAMETER = 40_000
 """that the profiler keeps in a step of its gradient, its optimizer's operators and what calls them, on CPU"""
 _MUCH_BYTES = 2 * 10**9
@@ -58,7 +59,7 @@ class Window:
         self._no_trace: str | None = None
         """why this rank profiles no more, or never did"""
         self._profiles = True
-        self.mode = Mode.SKIP
+        self.mode = StepMode.SKIP
         self.step = 0
         """number of the current one"""
         self.stopping = False
@@ -78,15 +79,16 @@ class Window:
         """What recording costs between two steps falls in one of them, but for the profiler's start and end."""
         end_ns = None
         self.profiler.end_step()
-        self._bounds.step_ends(usual=self.mode is not Mode.SKIP)
-        if self.mode is Mode.PROFILED and self.profiler.has_left_out:
-            self.mode = Mode.CUT
+        self._bounds.step_ends(usual=self.mode is not StepMode.SKIP)
+        if self.mode is StepMode.PROFILED and self.profiler.has_left_out:
+            self.mode = StepMode.CUT
         if self.mode in _TIMED and self._schedule.mode(self.step + 1) is not self.mode:
             self._wait_for_device()
-        if self._job.files is not None and self.mode in (*_TIMED, Mode.CUT, *RECORDING):
-            end_ns = self._job.files.append_step(self._notes.fields(self.step, self.mode), self._step_start_ns)
+        if self._job.files is not None and self.mode in (*_TIMED, StepMode.CUT, *DETAILED_MODES):
+            end_ns = self._job.files.append_step(self._notes.step(self.step, self.mode, self._step_start_ns))
         if self._live is not None:
-            self._live.add(self._notes.times(self.step, self._step_start_ns, end_ns or time.time_ns()))
+            end_ns = end_ns or time.time_ns()
+            self._live.add(self._notes.live_step(self.step, self.mode, self._step_start_ns, end_ns))
         self._notes.end_step()
         self.count_step()
 
@@ -120,7 +122,7 @@ class Window:
         self._agree()
         for module in self._notes.modules if self._settings.ddp_blocks else ():
             ddp_variants.switch(module.ddp, on=not self._schedule.is_without_ddp(self.step))
-        if self.mode is Mode.DONE and before is not Mode.DONE:
+        if self.mode is StepMode.DONE and before is not StepMode.DONE:
             self._finish()
         elif before in _UNDER_THE_PROFILER and self.mode not in _UNDER_THE_PROFILER:
             self._end_profiling()
@@ -133,7 +135,7 @@ class Window:
         self._notes.begin_step(self.mode)
         self._bounds.step_begins(profiled)
 
-    def _mode_now(self) -> Mode:
+    def _mode_now(self) -> StepMode:
         """What the schedule says, but for what this rank does not profile."""
         mode = self._schedule.mode(self.step)
         if mode in _PROFILED and self._no_trace is None:
@@ -141,13 +143,13 @@ class Window:
             if self._no_trace is not None:
                 self._warn_for_all(f"the profiled steps end after {self.step} steps: {self._no_trace}")
         if mode in _PROFILED and self._no_trace is not None:
-            return Mode.SKIP
+            return StepMode.SKIP
         return mode
 
     def cut_short(self, why: str) -> None:
         """Between two operators, within a step: profile no more."""
         if self.mode in _PROFILED and self.profiler.running:
-            self._no_trace, self.mode = why, Mode.SKIP
+            self._no_trace, self.mode = why, StepMode.SKIP
             self._warn_for_all(f"the profiled steps end after {self.step} steps: {why}")
             self._end_profiling()
 
@@ -210,7 +212,7 @@ class Window:
         self.mode = self._schedule.mode(self.step)
 
     def _finish(self) -> None:
-        self._notes.begin_step(Mode.DONE)
+        self._notes.begin_step(StepMode.DONE)
         self._release_modules()
         self._end_profiling()
         with deferred_signals():
@@ -226,7 +228,7 @@ class Window:
             self._no_trace = self._no_trace or (_STUCK if was_running else None)
             return
         files.trace.write(recorded)
-        if self.mode is not Mode.DONE:
+        if self.mode is not StepMode.DONE:
             with deferred_signals() as arrived, self.profiler.paused():
                 files.trace.wait(GRACE_S, arrived)
 
@@ -235,7 +237,7 @@ class Window:
         files, is_well = self._job.files, ended == "finished"
         if files is None:
             return
-        if is_well and self.mode is not Mode.DONE:
+        if is_well and self.mode is not StepMode.DONE:
             self._release_modules()
         try:
             self._bounds.end()

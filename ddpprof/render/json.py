@@ -1,7 +1,8 @@
-"""Reports and comparisons as JSON, and back. Their schemas stand beside this file."""
+"""Reports and comparisons as JSON, and back; and the JSON Schema of each."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -11,7 +12,7 @@ from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import Verdict
 from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.errors import NotARun
-from ddpprof.location import Location
+from ddpprof.files import Location
 from ddpprof.report import REPORT_FORMAT, Report
 from ddpprof.report.overhead import OverheadReport
 from ddpprof.report.scaling import ScalingReport
@@ -34,16 +35,17 @@ class ComparisonFile(msgspec.Struct):
 
 Written = Report | ComparisonFile | RepeatedReport | OverheadReport | ScalingReport | SweepReport | TuneReport | WhatIf
 
-_TITLES: dict[type[Written], str] = {
-    Report: "report",
-    ComparisonFile: "comparison",
-    RepeatedReport: "repeated",
-    OverheadReport: "overhead",
-    ScalingReport: "scaling",
-    SweepReport: "sweep",
-    TuneReport: "tuning",
-    WhatIf: "whatif",
+DOCUMENTS: dict[str, type[Written]] = {
+    "report": Report,
+    "comparison": ComparisonFile,
+    "repeated": RepeatedReport,
+    "overhead": OverheadReport,
+    "scaling": ScalingReport,
+    "sweep": SweepReport,
+    "tuning": TuneReport,
+    "whatif": WhatIf,
 }
+"""by the names that ``ddpprof schema`` takes"""
 
 
 def render_json(what: Written) -> str:
@@ -72,6 +74,11 @@ def read_report(path: Location) -> Report | None:
 
 
 def schema(of: type[Written]) -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of `render_json`'s output. Refresh the files with ``pytest --update-golden``."""
-    title = f"ddpprof {_TITLES[of]}"
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **msgspec.json.schema(of)}
+    """Return the JSON Schema (draft 2020-12) of `render_json`'s output."""
+    name = next(name for name, document in DOCUMENTS.items() if document is of)
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ddpprof {name}"}
+    return {**about, **msgspec.json.schema(of)}
+
+
+def render_schema(of: type[Written]) -> str:
+    return json.dumps(schema(of), indent=2, sort_keys=True) + "\n"

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ddpprof.events import UNKNOWN, Collectives, Int64Column, Phase, Work
 from ddpprof.intervals import Spans
-from ddpprof.measures.timeline import BucketSpan, StepTimeline
+from ddpprof.measures.step.timeline import BucketSpan, StepTimeline
+from ddpprof.model import UNKNOWN, Collectives, Int64Column, Phase, Work
 from ddpprof.render.perfetto_tracks import Tracks
 from ddpprof.report.build import utf8_text
 from ddpprof.report.timeline import RankTimeline, Timeline

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ddpprof.errors import DdpprofError
-from ddpprof.location import Location, RemotePath
+from ddpprof.files import Location, RemotePath
 from ddpprof.own_files import write_whole
 from ddpprof.report.experiments import ExperimentReport
 from ddpprof.report.scaling import Scaling, ScalingReport

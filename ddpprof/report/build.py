@@ -7,26 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ddpprof import __version__
-from ddpprof.events import DdpModule, RecordedStep, Run
 from ddpprof.findings import Observed, find
 from ddpprof.findings.predictions import Predictions
-from ddpprof.measures.attempts import summarise_attempts
-from ddpprof.measures.bucket_table import BucketSummary, as_row, summarise_buckets
-from ddpprof.measures.buckets import BucketStep
-from ddpprof.measures.failure import find_failure
-from ddpprof.measures.outside import summarise_outside
-from ddpprof.measures.own_reduction import least_exposed
-from ddpprof.measures.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
-from ddpprof.measures.usual_steps import usual_steps
-from ddpprof.report.across import RecordedSteps, across_ranks
+from ddpprof.measures.buckets.bucket_table import BucketSummary, as_row, summarise_buckets
+from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.hook_reductions import least_exposed
+from ddpprof.measures.buckets.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
+from ddpprof.measures.collectives.script_collectives import summarise_outside
+from ddpprof.measures.ranks.attempts import summarise_attempts
+from ddpprof.measures.ranks.failure import find_failure
+from ddpprof.measures.step.usual_steps import usual_steps
+from ddpprof.model import DdpModule, RecordedStep, Run
+from ddpprof.report.across_ranks import RecordedSteps, across_ranks
 from ddpprof.report.bound import find_bound
 from ddpprof.report.horovod import horovod_report
 from ddpprof.report.kernels import slowdown_report
-from ddpprof.report.observed import observe
-from ddpprof.report.predicted import predict_changes, ranks_to_replay
-from ddpprof.report.profiled import Known
+from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.ranks import modules_of, steps_to_replay
+from ddpprof.report.rule_input import observe
+from ddpprof.report.run_profile import Known
 from ddpprof.report.times import times_of
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 

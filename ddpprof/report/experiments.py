@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from ddpprof.events import TimesTable
-from ddpprof.experiment.plan import Experiment, Kind
+from ddpprof.experiments.plan import Experiment, Kind
+from ddpprof.model import TimesTable
 from ddpprof.report.overhead import OverheadReport, build_overhead
 from ddpprof.report.scaling import ScalingReport, build_scaling
 from ddpprof.report.sweep import SweepPoint, SweepReport, build_sweep, sweep_report
@@ -26,7 +26,7 @@ def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> 
         case Kind.SWEEP:
             return build_sweep(experiment, results)
         case Kind.TUNE:
-            raise AssertionError("it takes more than the trials: ddpprof.cli.tuned")
+            raise AssertionError("it takes more than the trials: ddpprof.cli.tuning_directory")
 
 
 def sweep_of_table(table: TimesTable) -> SweepReport:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from statistics import median
 
 from ddpprof import __version__
-from ddpprof.events import Run
-from ddpprof.events.horovod import HorovodTimeline
 from ddpprof.findings import find
 from ddpprof.findings.finding import Observed
-from ddpprof.measures.arrivals import RankWaiting
-from ddpprof.measures.horovod import HorovodSummary, summarise_horovod
-from ddpprof.measures.horovod_steps import find_horovod_steps
-from ddpprof.measures.horovod_waiting import summarise_tick_waiting
+from ddpprof.measures.horovod.reductions import HorovodSummary, summarise_horovod
+from ddpprof.measures.horovod.steps import find_horovod_steps
+from ddpprof.measures.horovod.waiting import summarise_tick_waiting
+from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.model import Run
+from ddpprof.model.horovod import HorovodTimeline
 from ddpprof.report.tree import REPORT_FORMAT, AcrossRanks, Job, LightStepReport, RankReport, Report
 
 _HAS_NO_COMPUTATION = (

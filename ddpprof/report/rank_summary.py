@@ -10,27 +10,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
+from msgspec import structs
 
-from ddpprof.events import Collectives, DdpModule, Loader, Rank, Record, RecordedStep, Replica
 from ddpprof.intervals import Spans, subtract
-from ddpprof.measures.accumulation import Accumulation, count_micro_steps, measure_accumulation
-from ddpprof.measures.buckets import BucketStep, bucket_rows
-from ddpprof.measures.candidates import RankCollectives, rank_collectives
-from ddpprof.measures.data_parallel import measure_data_parallel, median_data_parallel
-from ddpprof.measures.devices import DeviceLoad, measure_devices, median_load
-from ddpprof.measures.failure import RankEnd, rank_end
-from ddpprof.measures.kernels import KernelSummary, summarise_kernels
-from ddpprof.measures.medians import median_known
-from ddpprof.measures.memory import RankMemory, measure_memory
-from ddpprof.measures.outside import OutsideCalls, measure_outside
-from ddpprof.measures.overlap import spans_of
-from ddpprof.measures.own_reduction import OwnReduction, measure_own_reduction
-from ddpprof.measures.progress import StepProgress
-from ddpprof.measures.recorded_progress import progress_of_rank
-from ddpprof.measures.replicas import is_always_reduced
-from ddpprof.measures.rpc import RankRpc, measure_rpc
-from ddpprof.measures.slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
-from ddpprof.measures.traced_buckets import TracedPasses, find_passes
+from ddpprof.measures.buckets.buckets import BucketStep, bucket_rows
+from ddpprof.measures.buckets.hook_reductions import OwnReduction, measure_own_reduction
+from ddpprof.measures.buckets.overlap import spans_of
+from ddpprof.measures.buckets.traced_buckets import TracedPasses, find_passes
+from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_collectives
+from ddpprof.measures.collectives.rpc import RankRpc, measure_rpc
+from ddpprof.measures.collectives.script_collectives import OutsideCalls, measure_outside
+from ddpprof.measures.kernels.data_parallel import measure_data_parallel, median_data_parallel
+from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices, median_load
+from ddpprof.measures.kernels.kernels import KernelSummary, summarise_kernels
+from ddpprof.measures.kernels.slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
+from ddpprof.measures.ranks.failure import RankEnd, rank_end
+from ddpprof.measures.ranks.memory import RankMemory, measure_memory
+from ddpprof.measures.ranks.own_time import StepProgress
+from ddpprof.measures.ranks.own_time_light import progress_of_rank
+from ddpprof.measures.ranks.replicas import is_always_reduced
+from ddpprof.measures.statistics.medians import median_known
+from ddpprof.measures.step.accumulation import Accumulation, count_micro_steps, measure_accumulation
+from ddpprof.model import Collectives, DdpModule, Loader, Rank, Record, RecordedStep, Replica
 from ddpprof.report.ranks import baseline_steps, bucket_steps, measured_steps, rank_report, training_steps
 from ddpprof.report.tree import DataParallelReport, RankReport
 
@@ -172,7 +173,7 @@ def _record_summary(record: Record) -> RecordSummary:
         group_size=record.group_size,
         num_cores=record.num_cores,
         num_threads=record.num_threads,
-        loaders=tuple(one if one.feeds_training else replace(one, batches=()) for one in record.loaders),
+        loaders=tuple(one if one.feeds_training else structs.replace(one, batches=()) for one in record.loaders),
         checkpoints=tuple(record.checkpoints),
         data_ns=usual(lambda step: step.data_ns),
         buffer_sync_ns=usual(lambda step: sum(forward.buffer_sync_ns for forward in step.forwards)),

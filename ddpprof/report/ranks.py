@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpprof.events import DdpModule, Rank, Record, RecordedStep, Trace
-from ddpprof.measures.breakdown import split_step
-from ddpprof.measures.buckets import BucketStep, measure_buckets
-from ddpprof.measures.cost import measure_recording_cost
-from ddpprof.measures.idle import Gaps, find_gaps, measure_idle
-from ddpprof.measures.overlap import measure_overlap
-from ddpprof.measures.recorded import measure_recorded_breakdown
-from ddpprof.measures.torch_times import TorchTimes, compare_with_torch
-from ddpprof.measures.trailing import measure_trailing
-from ddpprof.measures.wrapper import measure_wrapper_cost
+from ddpprof.measures.buckets.buckets import BucketStep, measure_buckets
+from ddpprof.measures.buckets.overlap import measure_overlap
+from ddpprof.measures.buckets.trailing import measure_trailing
+from ddpprof.measures.step.breakdown import split_step
+from ddpprof.measures.step.idle import Gaps, find_gaps, measure_idle
+from ddpprof.measures.step.recording_cost import measure_recording_cost
+from ddpprof.measures.step.torch_times import TorchTimes, compare_with_torch
+from ddpprof.measures.step.wrapper import measure_wrapper_cost
+from ddpprof.model import DdpModule, Rank, Record, RecordedStep, StepMode, Trace
+from ddpprof.model.light_step import measure_recorded_breakdown
 from ddpprof.report.tree import DeviceWork, LightStepReport, RankReport, StepReport
 
 
@@ -44,19 +44,19 @@ def rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
 
 def training_steps(record: Record | None) -> tuple[RecordedStep, ...]:
     """Without those that only serve to compare with."""
-    return tuple(step for step in steps_to_replay(record) if step.mode != "alone")
+    return tuple(step for step in steps_to_replay(record) if step.mode is not StepMode.ALONE)
 
 
 def steps_to_replay(record: Record | None) -> tuple[RecordedStep, ...]:
     """The training steps, and those that say how long computation takes alone."""
-    return tuple(step for step in record.steps if step.mode not in ("baseline", "cut")) if record else ()
+    return tuple(step for step in record.steps if step.mode not in (StepMode.BASELINE, StepMode.CUT)) if record else ()
 
 
 def baseline_steps(rank: Rank) -> list[int]:
     """Indices of the trace's steps that were recorded without communication."""
     if rank.trace is None or rank.record is None:
         return []
-    numbers = {step.number for step in rank.record.steps if step.mode == "baseline"}
+    numbers = {step.number for step in rank.record.steps if step.mode is StepMode.BASELINE}
     return [index for index, step in enumerate(rank.trace.steps) if step.number in numbers]
 
 
@@ -129,7 +129,7 @@ def bucket_steps(rank: Rank, modules: Sequence[DdpModule]) -> list[BucketStep]:
     """From profiled steps where the rank has them, else from steps of light recording."""
     if rank.record is None:
         return []
-    wanted = "profiled" if rank.trace is not None and rank.trace.steps else "light"
-    steps = [step for step in rank.record.steps if step.mode == wanted]
-    trace = rank.trace if wanted == "profiled" else None
+    wanted = StepMode.PROFILED if rank.trace is not None and rank.trace.steps else StepMode.LIGHT
+    steps = [step for step in rank.record.steps if step.mode is wanted]
+    trace = rank.trace if wanted is StepMode.PROFILED else None
     return [row for step in steps for row in measure_buckets(modules, step, trace)]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ddpprof import __version__
-from ddpprof.experiment.plan import Experiment
-from ddpprof.measures.paired_ratio import Ratio, paired_ratio
+from ddpprof.experiments.plan import Experiment
+from ddpprof.measures.statistics.paired_ratio import Ratio, paired_ratio
 from ddpprof.report.tree import Job
 from ddpprof.report.trials import (
     EXPERIMENT_REPORT_FORMAT,

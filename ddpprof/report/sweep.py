@@ -8,8 +8,8 @@ from itertools import combinations
 from statistics import median
 
 from ddpprof import __version__
-from ddpprof.experiment.plan import Experiment, Variant
-from ddpprof.measures.size_model import Crossover, SizeModel, find_crossover, fit_size_model
+from ddpprof.experiments.plan import Experiment, Variant
+from ddpprof.measures.statistics.size_model import Crossover, SizeModel, find_crossover, fit_size_model
 from ddpprof.report.tree import Job
 from ddpprof.report.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, problems, rounds_of
 

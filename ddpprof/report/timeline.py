@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from ddpprof.events import Rank, Run, Step
-from ddpprof.measures.buckets import BucketStep
-from ddpprof.measures.clock import common_ns
-from ddpprof.measures.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
-from ddpprof.measures.traced_buckets import find_passes, trace_buckets
+from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
+from ddpprof.measures.ranks.clock import common_ns
+from ddpprof.measures.step.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
+from ddpprof.model import Rank, Run, Step
 from ddpprof.report.ranks import bucket_steps, measured_steps, modules_of
 from ddpprof.report.tree import ClockReport, Report
 

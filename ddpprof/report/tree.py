@@ -1,7 +1,7 @@
 """What a report is: the measures of a run as one tree.
 
-The JSON report is this tree, field by field; its schema is ``render/report.schema.json``. ``None`` is what this run
-cannot tell. Times are ns, sizes bytes.
+The JSON report is this tree, field by field; ``ddpprof schema`` prints its schema. ``None`` is what this run cannot
+tell. Times are ns, sizes bytes.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ddpprof.events import DataParallelModule, Kernel
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
-from ddpprof.measures.arrivals import RankWaiting
-from ddpprof.measures.attempts import AttemptSummary
-from ddpprof.measures.breakdown import Breakdown
-from ddpprof.measures.bucket_table import BucketRow
-from ddpprof.measures.clock import HostClock, RankClock
-from ddpprof.measures.collective_table import CollectiveSummary
-from ddpprof.measures.cost import RecordingCost
-from ddpprof.measures.data_parallel import DataParallelStep
-from ddpprof.measures.devices import DeviceLoad
-from ddpprof.measures.failure import Failure
-from ddpprof.measures.horovod import HorovodSummary
-from ddpprof.measures.idle import Idle
-from ddpprof.measures.kernels import KernelSummary
-from ddpprof.measures.late_gradients import LateGradient
-from ddpprof.measures.memory import RankMemory
-from ddpprof.measures.outside import OutsideCalls
-from ddpprof.measures.own_reduction import OwnReduction
-from ddpprof.measures.recorded import RecordedBreakdown
-from ddpprof.measures.rpc import RankRpc
-from ddpprof.measures.stragglers import Stragglers
-from ddpprof.measures.torch_times import TorchTimes
-from ddpprof.measures.wrapper import WrapperCost
+from ddpprof.measures.buckets.bucket_table import BucketRow
+from ddpprof.measures.buckets.hook_reductions import OwnReduction
+from ddpprof.measures.collectives.collective_table import CollectiveSummary
+from ddpprof.measures.collectives.rpc import RankRpc
+from ddpprof.measures.collectives.script_collectives import OutsideCalls
+from ddpprof.measures.horovod.reductions import HorovodSummary
+from ddpprof.measures.kernels.data_parallel import DataParallelStep
+from ddpprof.measures.kernels.devices import DeviceLoad
+from ddpprof.measures.kernels.kernels import KernelSummary
+from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.measures.ranks.attempts import AttemptSummary
+from ddpprof.measures.ranks.clock import HostClock, RankClock
+from ddpprof.measures.ranks.failure import Failure
+from ddpprof.measures.ranks.late_gradients import LateGradient
+from ddpprof.measures.ranks.memory import RankMemory
+from ddpprof.measures.ranks.stragglers import Stragglers
+from ddpprof.measures.step.breakdown import Breakdown
+from ddpprof.measures.step.idle import Idle
+from ddpprof.measures.step.recording_cost import RecordingCost
+from ddpprof.measures.step.torch_times import TorchTimes
+from ddpprof.measures.step.wrapper import WrapperCost
+from ddpprof.model import DataParallelModule, Kernel
+from ddpprof.model.light_step import RecordedBreakdown
 
 REPORT_FORMAT = 1
 """Version of the JSON report. It grows when a field changes its meaning or goes, not when one is added."""
@@ -118,6 +118,7 @@ class LightStepReport:
 
     step: int
     mode: str
+    """that of the recorder, or ``"timeline"``"""
     duration_ns: int
     parts: RecordedBreakdown | None
 

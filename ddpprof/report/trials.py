@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from statistics import fmean, median
 from typing import TypeVar
 
-from ddpprof.events import Run
-from ddpprof.experiment.plan import Experiment, Trial
-from ddpprof.measures.step_times import Steps, timed_blocks, timed_steps
+from ddpprof.experiments.plan import Experiment, Trial
+from ddpprof.measures.step.step_times import Steps, timed_blocks, timed_steps
+from ddpprof.model import Run, StepMode
 from ddpprof.report.build import build_report
 from ddpprof.report.tree import Job, RankReport, Report
 
@@ -77,8 +77,8 @@ def trial_result(trial: Trial, run: Run) -> TrialResult:
     return TrialResult(
         trial,
         timed_blocks(records),
-        timed_blocks(records, "without_ddp"),
-        min((sum(step.mode == "off" for step in record.steps) for record in records), default=0),
+        timed_blocks(records, StepMode.WITHOUT_DDP),
+        min((sum(step.mode is StepMode.OFF for step in record.steps) for record in records), default=0),
         None if steps else "the training ended before a step was timed",
         report.job,
         _parts(report, profiled, scale) if scale is not None else None,

@@ -8,12 +8,12 @@ from enum import StrEnum
 from statistics import median
 
 from ddpprof import __version__
-from ddpprof.experiment.plan import Experiment, Trial
-from ddpprof.measures.joint_ratios import joint_ratios
-from ddpprof.measures.losing import is_losing, start_spread
-from ddpprof.measures.loss_match import Losses, LossMatch, Match, match_losses
-from ddpprof.measures.paired_ratio import Ratio, paired_ratio
-from ddpprof.measures.step_times import Steps
+from ddpprof.experiments.plan import Experiment, Trial
+from ddpprof.measures.statistics.hopeless_variant import is_losing, start_spread
+from ddpprof.measures.statistics.joint_ratios import joint_ratios
+from ddpprof.measures.statistics.loss_match import Losses, LossMatch, Match, match_losses
+from ddpprof.measures.statistics.paired_ratio import Ratio, paired_ratio
+from ddpprof.measures.step.step_times import Steps
 from ddpprof.predict.candidates import Candidate, Forecast
 from ddpprof.report.tree import Job
 from ddpprof.report.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, rounds_of

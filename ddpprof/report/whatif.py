@@ -14,7 +14,7 @@ from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import NOTHING
 from ddpprof.predict.search import Tried, best_caps, try_buckets, try_caps
 from ddpprof.predict.setting import Algorithm, Compression, Setting
-from ddpprof.report.profiled import Profiled, refuse_unknown_hook
+from ddpprof.report.run_profile import Profiled, refuse_unknown_hook
 from ddpprof.report.tree import Job
 
 WHATIF_FORMAT = 1

@@ -10,10 +10,10 @@ import pytest
 import torch
 from jobs import QUICK, Run
 
-from ddpprof.events import CollectiveKind, Phase, Rank
-from ddpprof.fleet.analysis import analysed
+from ddpprof.files import location
 from ddpprof.load.run import load_run
-from ddpprof.location import location
+from ddpprof.model import CollectiveKind, Phase, Rank
+from ddpprof.pipeline.analysis import analysed
 
 Report = Callable[[str], dict[str, Any]]
 

@@ -13,7 +13,7 @@ import pytest
 from jobs import DDPPROF, Run, environment
 from processes import children, started, wait_until
 
-from ddpprof.doctor.catalogue import NAMES
+from ddpprof.doctor.catalogue import NAMES, TRAINING
 
 pytestmark = pytest.mark.e2e
 
@@ -36,8 +36,11 @@ FAULTS_OF_TRAINING = {
 }
 """what is planted, and the questions whose answers it must turn; commas set equal faults apart"""
 
-OF_TIMES = ("step-time", "parts-of-step", "after-the-window", "bucket-times", "replay", "netbench")
-LONG = ("closure-steps", "compiled-steps", "ctrl-c", "sigterm")
+OF_TIMES = [name for check in TRAINING if check.alone for name in check.names]
+OF_GPUS = (
+    "other-profilers", "synchronising-calls", "foreign-contexts", "graph-memory", "beside-nsys", "exposed", "overhead",
+)  # fmt: skip
+"""skipped here; their faults are planted in tests/unit/doctor/test_on_gpus.py"""
 
 
 def examined(folder: Path, faults: str, names: str) -> tuple[int, dict[str, Any]]:
@@ -47,7 +50,7 @@ def examined(folder: Path, faults: str, names: str) -> tuple[int, dict[str, Any]
         env=environment(PYTHONPATH=str(FAULTS_FOLDER), DDPPROF_TEST_FAULTS=faults),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.stderr == ""
@@ -111,12 +114,20 @@ def test_nothing_is_left_of_a_doctor_that_is_ended(tmp_path: Path) -> None:
     wait_until(lambda: not any(Path(f"/proc/{one}").exists() for one in there), "ended", 20)
 
 
+def test_every_question_about_training_has_its_fault() -> None:
+    found = {name for names in FAULTS_OF_TRAINING.values() for name in names.split(",")}
+    assert found == {name for check in TRAINING for name in check.names} - set(OF_GPUS)
+
+
 @pytest.mark.slow
-def test_this_machine_is_well(ddpprof: Run, tmp_path: Path) -> None:
-    """But for questions of a few percents, which a busy machine answers with no, and some that take long."""
-    names = [name for name in NAMES if name not in OF_TIMES and name not in LONG]
-    done = ddpprof("doctor", "--only", ",".join(names), timeout=240)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+def test_this_machine_is_well(tmp_path: Path) -> None:
+    """What is measured may be wrong while the machine does something else: it is asked up to three times."""
+    _, outcomes = examined(tmp_path, "", ",".join(NAMES))
+    assert sorted(outcomes) == sorted(NAMES)
+    for _ in range(2):
+        if failed := [name for name in OF_TIMES if outcomes[name]["verdict"] == "FAIL"]:
+            outcomes |= examined(tmp_path, "", ",".join(failed))[1]
+    expected = {name: "SKIP" if name in OF_GPUS else "PASS" for name in NAMES}
+    assert {name: one["verdict"] for name, one in outcomes.items()} == expected, outcomes
     written = (tmp_path / "doctor.json").read_text()
-    assert [one["name"] for one in json.loads(written)["outcomes"]] == names
     assert not any(part in written for part in (str(tmp_path), "/home/", "/root"))

@@ -60,7 +60,7 @@ assert [ref() is None for ref in gone[3:-1]] == [True, True], gone
     "a-hooked-model-is-freed": """
 def plain(state, bucket):
     return dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(lambda f: f.value()[0])
-train(wrap(), 15)
+train(wrap(), 25)
 model = wrap()
 model.register_comm_hook(None, plain)
 train(model, 3)

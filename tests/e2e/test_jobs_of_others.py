@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from typing import Any
 
 import pytest
 from jobs import DDPPROF, Run, environment
+from shared import JOBS
 
-JOBS = Path(os.environ.get("DDPPROF_SHARED", Path(__file__).parents[3] / "shared")) / "jobs"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not JOBS.is_dir(), reason=f"the jobs of others are not there: {JOBS}"),

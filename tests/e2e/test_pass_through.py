@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerator import first_recorded
 from jobs import DDPPROF, QUICK, Run, environment
 
 Report = Callable[[str], dict[str, Any]]
+
+LATER = first_recorded(2) - 2
+"""steps: so much later the recording begins on an accelerator"""
 
 ENDLESS = """
 import os, sys, time, torch, torch.distributed as dist, torch.multiprocessing as mp
@@ -110,7 +114,7 @@ def test_an_exception_shows_the_scripts_own_traceback(steps_script: Path, ddppro
 def test_a_script_that_ends_early(
     num_steps: int, light: int, profiled: int, steps_script: Path, ddpprof: Run, report: Report
 ) -> None:
-    done = ddpprof("trace", "--out", "run", *QUICK, "--nproc-per-node=1", steps_script, str(num_steps))
+    done = ddpprof("trace", "--out", "run", *QUICK, "--nproc-per-node=1", steps_script, str(num_steps + LATER))
     assert done.returncode == 0, done.stderr
     rank = report("run")["ranks"][0]
     assert (len(rank["light_steps"]), len(rank["steps"])) == (light, profiled)
@@ -128,8 +132,8 @@ def test_stop_after_ends_the_job_cleanly(ddpprof: Run, tmp_path: Path, report: R
     (tmp_path / "endless.py").write_text(ENDLESS)
     done = ddpprof("trace", "--stop-after", "--out", "run", *QUICK, "endless.py", "-1")
     assert done.returncode == 0, done.stderr
-    assert "step 8\n" in done.stdout
-    assert "step 12\n" not in done.stdout
+    assert f"step {8 + LATER}\n" in done.stdout
+    assert f"step {12 + LATER}\n" not in done.stdout
     shown = report("run")
     assert [rank["ended"] for rank in shown["ranks"]] == ["stopped", "stopped"]
     assert [len(rank["steps"]) for rank in shown["ranks"]] == [3, 3]
@@ -202,7 +206,7 @@ def test_a_signal_ends_everything_and_leaves_a_run(
 
 
 def test_a_rank_killed_within_the_profiled_steps(endless: Callable[..., subprocess.Popen[str]], report: Report) -> None:
-    job = endless("--skip-first", "2", "--cost-steps", "4", "--steps", "20", kill_at=15)
+    job = endless("--skip-first", "2", "--cost-steps", "4", "--steps", "20", kill_at=15 + LATER)
     _, errors = job.communicate(timeout=100)
     assert job.returncode not in (0, None)
     assert "ddpprof:" not in errors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -15,8 +14,8 @@ from typing import Any
 
 import pytest
 from jobs import DDPPROF, SCRIPTS, TORCHRUN, environment
+from shared import JOBS
 
-JOBS = Path(os.environ.get("DDPPROF_SHARED", Path(__file__).parents[3] / "shared")) / "jobs"
 pytestmark = pytest.mark.slow
 Report = Callable[[str], dict[str, Any]]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}

@@ -90,7 +90,7 @@ def test_a_large_object_is_read_in_few_requests(
     script = tmp_path / "read.py"
     script.write_text(
         "import sys, zlib\n"
-        "from ddpprof.location import location\n"
+        "from ddpprof.files import location\n"
         "crc = 0\n"
         "with location('s3://bucket/large').open() as file:\n"
         "    while chunk := file.read(1_000_000):\n"

@@ -14,9 +14,9 @@ import pytest
 from jobs import Run, script
 
 from ddpprof.load.run import load_run
-from ddpprof.measures.candidates import rank_collectives
-from ddpprof.measures.clock import find_common_clock
-from ddpprof.measures.matching import match_collectives
+from ddpprof.measures.collectives.match_candidates import rank_collectives
+from ddpprof.measures.collectives.matching import match_collectives
+from ddpprof.measures.ranks.clock import find_common_clock
 
 Report = Callable[[str], dict[str, Any]]
 

@@ -12,7 +12,7 @@ import pytest
 from jobs import Run
 from remotes import CONVNET, TRACE, WebHandler, one_line, ranges, web_server
 
-from ddpprof.location import location
+from ddpprof.files import location
 
 
 @pytest.mark.slow

@@ -77,11 +77,13 @@ def lost_parts(breakdown):
 
 
 def unused_without_reason(facts):
+    from msgspec import structs
+
     original = facts.module_facts
 
     def claims(*args):
         found = original(*args)
-        return {**found, "unused": [found["parameters"][0][0]], "buckets": found["buckets"][::-1]}
+        return structs.replace(found, unused=(found.parameters[0].name,), buckets=found.buckets[::-1])
 
     facts.module_facts = claims
 
@@ -112,7 +114,13 @@ def long_replay(replay):
 
 
 def slow_netbench(netbench):
-    netbench._Bench._synchronize = lambda _self: time.sleep(0.05)
+    end = netbench._HostClock.end
+
+    def late(self):
+        time.sleep(0.05)
+        end(self)
+
+    netbench._HostClock.end = late
 
 
 def lingering_ranks(_ranks):
@@ -136,7 +144,7 @@ FAULTS = {
     "drifting_clock": ("ddpprof.doctor.machine", drifting_clock),
     "changed_training": ("ranks", changed_training),
     "wrong_times": ("ddpprof.record.profiler", wrong_times),
-    "lost_parts": ("ddpprof.measures.breakdown", lost_parts),
+    "lost_parts": ("ddpprof.measures.step.breakdown", lost_parts),
     "unused_without_reason": ("ddpprof.record.facts", unused_without_reason),
     "lost_steps": ("ddpprof.record.steps", lost_steps),
     "half_a_delay": ("ranks", half_a_delay),

@@ -38,6 +38,11 @@ def environment(*what: str) -> dict[str, str]:
     return {SWITCH: json.dumps(what), "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def first_recorded(asked: int) -> int:
+    """Return the first recorded step where `asked` are to be skipped: on an accelerator torch waits in eleven."""
+    return max(asked, 11) if SWITCH in os.environ else asked
+
+
 @contextmanager
 def emulate(device_type: str = "cuda", *, blocks: bool = False) -> Iterator[Device]:
     """DDP modules that are made meanwhile take themselves for ones on `device_type`.
@@ -123,15 +128,20 @@ def _emulate_from_now_on(distributed: Any, what: list[str]) -> None:
 
 
 def _with_kernels(self: Any, path: str, *options: Any) -> None:
-    """Give each operator of the training thread a kernel, which begins when it ends."""
+    """Let each operator launch a kernel, which begins when the operator ends."""
     _with_kernels.original(self, path, *options)  # type: ignore[attr-defined]
     content = json.loads(Path(path).read_text(encoding="utf-8"))
     operators = [event for event in content["traceEvents"] if event.get("cat") == "cpu_op"]
-    content["traceEvents"] += [
-        {
+    for correlation, operator in enumerate(operators, 1 << 20):
+        launch = {
+            "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": operator["pid"],
+            "tid": operator["tid"], "ts": operator["ts"], "dur": operator["dur"] / 2,
+            "args": {"correlation": correlation},
+        }  # fmt: skip
+        kernel = {
             "ph": "X", "cat": "kernel", "name": f"emulated_{operator['name']}", "pid": 0, "tid": 7,
-            "ts": operator["ts"] + operator["dur"], "dur": 1, "args": {"device": 0, "stream": 7},
-        }
-        for operator in operators
-    ]  # fmt: skip
+            "ts": operator["ts"] + operator["dur"], "dur": 1,
+            "args": {"device": 0, "stream": 7, "correlation": correlation},
+        }  # fmt: skip
+        content["traceEvents"] += [launch, kernel]
     Path(path).write_text(json.dumps(content), encoding="utf-8")

@@ -8,14 +8,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
+from shared import TRACES
 
 from ddpprof.cli import main
 from ddpprof.cli.commands import COMMANDS, GROUPS, parsers
 from ddpprof.cli.trace import default_out, split
+from ddpprof.render.json import DOCUMENTS
 
-SHARED = Path(os.environ.get("DDPPROF_SHARED", Path(__file__).parents[3] / "shared"))
-TRACES = sorted((SHARED / "traces").glob("*.json*"))
+REAL_TRACES = sorted(TRACES.glob("*.json*"))
 FORWARD, BACKWARD = "DistributedDataParallel.forward", "autograd::engine::evaluate_function: MmBackward0"
 
 Out = Callable[[], tuple[str, str]]
@@ -104,6 +106,14 @@ def test_help_of_every_command_ends_with_an_example(output: Out, name: str) -> N
 def test_explain(output: Out, arguments: list[str], said: str) -> None:
     assert main(["explain", *arguments]) == 0
     assert said in output()[0]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_document_has_a_schema_that_is_one(output: Out, name: str) -> None:
+    assert main(["schema", name]) == 0
+    printed = json.loads(output()[0])
+    jsonschema.Draft202012Validator.check_schema(printed)
+    assert printed["title"] == f"ddpprof {name}"
 
 
 RUN = {"format": 1, "run_id": "a", "command": [], "world_size": 1, "settings": {}}
@@ -247,7 +257,7 @@ def test_a_terminal_without_the_bars_characters_gets_others(trace_file: Path) ->
 
 
 @pytest.mark.parametrize("form", ["terminal", "json", "markdown"])
-@pytest.mark.parametrize("path", [p for p in TRACES if "horovod" not in p.name], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [p for p in REAL_TRACES if "horovod" not in p.name], ids=lambda path: path.name)
 def test_real_traces_of_others_give_a_report(path: Path, form: str, output: Out) -> None:
     assert main(["report", str(path), "--format", form]) == 0
     text, error = output()
@@ -257,9 +267,9 @@ def test_real_traces_of_others_give_a_report(path: Path, form: str, output: Out)
         assert json.loads(text)["ranks"]
 
 
-@pytest.mark.skipif(not TRACES, reason="the traces of others are not part of the project: no ../shared")
+@pytest.mark.skipif(not REAL_TRACES, reason="the traces of others are not part of the project: no ../shared")
 def test_a_folder_of_real_traces_gives_a_report(output: Out) -> None:
-    assert main(["report", str(SHARED / "traces"), "--format", "json"]) == 0
+    assert main(["report", str(TRACES), "--format", "json"]) == 0
     made = json.loads(output()[0])
     assert len(made["ranks"]) == 6
     assert [text.partition("a job of ")[2] for text in made["missing"] if "a job of" in text] == [
@@ -268,9 +278,9 @@ def test_a_folder_of_real_traces_gives_a_report(output: Out) -> None:
     assert any("horovod" in text for text in made["missing"])
 
 
-@pytest.mark.skipif(not TRACES, reason="the traces of others are not part of the project: no ../shared")
+@pytest.mark.skipif(not REAL_TRACES, reason="the traces of others are not part of the project: no ../shared")
 def test_a_timeline_of_horovod_gives_a_report(output: Out) -> None:
-    assert main(["report", str(SHARED / "traces" / "horovod_timeline_2ranks.json")]) == 0
+    assert main(["report", str(TRACES / "horovod_timeline_2ranks.json")]) == 0
     text, error = output()
     assert error == ""
     assert "Horovod timeline" in text

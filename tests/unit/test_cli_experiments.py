@@ -11,7 +11,7 @@ from experiments import PLAN
 
 from ddpprof.cli import main
 from ddpprof.cli.experiments import add_experiment_options, plan, split_experiment
-from ddpprof.experiment.plan import Kind, write_plan
+from ddpprof.experiments.plan import Kind, write_plan
 
 
 def experiment_parser(kind: str) -> argparse.ArgumentParser:

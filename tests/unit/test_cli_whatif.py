@@ -9,8 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 from netbenches import netbench
+from shared import TRACES
 
 from ddpprof.cli import main
+from ddpprof.render.json import schema
+from ddpprof.report.whatif import WhatIf
 
 CHECKOUT = Path(__file__).parents[2]
 RUN = str(CHECKOUT / "sample_traces" / "transformer-gloo-4ranks")
@@ -32,8 +35,7 @@ def test_json_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--bandwidth", "10Gbit", "--world-size", "16", "--bucket-cap-mb", "5,default", "--first-bucket-mb", "2"]
     assert main(["whatif", RUN, "--no-cache", "--format", "json", *options]) == 0
     answer = json.loads(capsys.readouterr().out)
-    schema = json.loads((CHECKOUT / "ddpprof" / "render" / "whatif.schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(answer, schema)
+    jsonschema.validate(answer, schema(WhatIf))
     labels = [outcome["label"] for outcome in answer["outcomes"]]
     assert labels == ["as recorded", "bucket_cap_mb_list=[2, 5]", "bucket_cap_mb_list=[2, 25]"]
     assert answer["world"] == "bandwidth 10Gbit, world-size 16"
@@ -102,7 +104,7 @@ def test_the_run_s_own_network_and_another(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_trace_without_buckets_is_declined(capsys: pytest.CaptureFixture[str]) -> None:
-    trace = CHECKOUT.parent / "shared" / "traces" / "triton.json.gz"
+    trace = TRACES / "triton.json.gz"
     if not trace.exists():
         pytest.skip(f"{trace} is not there")
     assert main(["whatif", str(trace), "--no-cache"]) == 2

@@ -17,7 +17,7 @@ from experiments import PLAN
 from ddpprof import own_files, rundir
 from ddpprof.cli import main
 from ddpprof.cli.tensorboard import _write_beside
-from ddpprof.experiment.plan import write_plan
+from ddpprof.experiments.plan import write_plan
 from ddpprof.record.output import open_run
 from ddpprof.record.settings import Settings
 

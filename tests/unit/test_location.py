@@ -11,14 +11,14 @@ import fsspec
 import pytest
 
 from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
-from ddpprof.location import RemotePath, identity, local, location, spelled
-from ddpprof.location.explain import explained
+from ddpprof.files import RemotePath, identity, local, location, spelled
+from ddpprof.files.explain import explained
 from ddpprof.redaction import without_secrets
 
 
 @pytest.fixture(autouse=True)
 def nothing_failed_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpprof.location.explain._unreachable", {})
+    monkeypatch.setattr("ddpprof.files.explain._unreachable", {})
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_a_server_that_was_just_not_there_is_not_tried_again(monkeypatch: pytest
     assert ask("s3://one/run/3", gone) == "s3://one/run/3: the server cannot be reached (Connection refused)"
     ask("s3://other/run/0", gone)
     assert tried == ["s3://one/run/0", "s3://one/run/1", "s3://one/run/2", "s3://other/run/0"]
-    monkeypatch.setattr("ddpprof.location.explain._NOT_TRIED_AGAIN_S", 0)
+    monkeypatch.setattr("ddpprof.files.explain._NOT_TRIED_AGAIN_S", 0)
     ask("s3://one/run/3", FileNotFoundError())
     assert tried[-1] == "s3://one/run/3"
 

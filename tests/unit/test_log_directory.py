@@ -11,7 +11,7 @@ from ddpprof import rundir
 from ddpprof.cli import main
 from ddpprof.cli.log_directory import write_log_directory
 from ddpprof.cli.tensorboard import _write, distinct_names
-from ddpprof.events import Rank, Run
+from ddpprof.model import Rank, Run
 from ddpprof.report import build_report
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"

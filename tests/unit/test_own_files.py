@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddpprof import own_files
+from ddpprof.cli import main
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
 
 
 def test_a_file_takes_the_place_of_a_link_and_not_of_what_it_leads_to(tmp_path: Path) -> None:
@@ -28,24 +31,49 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("age_s", "is_locked", "stays"),
+    ("is_locked", "stays"),
     [
-        pytest.param(3600, False, False, id="its-writer-is-dead"),
-        pytest.param(3600, True, True, id="its-writer-lives"),
-        pytest.param(0, False, True, id="its-writer-may-be-about-to-lock-it"),
+        pytest.param(False, False, id="its-writer-is-dead"),
+        pytest.param(True, True, id="its-writer-lives"),
     ],
 )
 def test_what_a_killed_process_left_goes_when_the_file_is_written_next(
-    tmp_path: Path, age_s: int, is_locked: bool, stays: bool
+    tmp_path: Path, is_locked: bool, stays: bool
 ) -> None:
     left = tmp_path / own_files.part_name("file")
     with left.open("wb") as file:
         if is_locked:
             fcntl.flock(file, fcntl.LOCK_EX)
-        now = left.stat().st_mtime
-        os.utime(left, (now - age_s, now - age_s))
         own_files.write_whole(tmp_path / "file", b"new")
     assert left.exists() == stays
+
+
+@pytest.mark.parametrize("age_s", [pytest.param(3600, id="an-hour"), pytest.param(48 * 3600, id="two-days")])
+def test_without_locks_only_what_is_old_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: int) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError("no locks")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    left = tmp_path / own_files.part_name("file")
+    left.touch()
+    os.utime(left, (left.stat().st_mtime - age_s,) * 2)
+    own_files.write_whole(tmp_path / "file", b"new")
+    assert left.exists() == (age_s == 3600)
+
+
+def test_who_is_taken_for_dead_before_the_lock_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, removed = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not removed:
+            removed.extend(tmp_path.iterdir())
+            removed[0].unlink()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    own_files.write_whole(tmp_path / "file", b"new")
+    assert removed
+    assert (tmp_path / "file").read_bytes() == b"new"
 
 
 def test_new_files_are_not_for_everybody_on_the_machine(tmp_path: Path) -> None:
@@ -55,6 +83,37 @@ def test_new_files_are_not_for_everybody_on_the_machine(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_everybody_may_read_new_files_where_the_user_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(own_files.WORLD_READABLE, "1")
+    before = os.umask(0o002)
+    try:
+        own_files.write_whole(tmp_path / "file", b"new")
+        own_files.make_folder(tmp_path / "folder")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("file", "folder")] == [0o644, 0o755]
+
+
+@pytest.mark.parametrize("options", [[], ["--world-readable"]])
+def test_reports_and_runs_obey_one_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+    monkeypatch.setenv(own_files.WORLD_READABLE, "")  # what the option sets goes with the test
+    before = os.umask(0)
+    try:
+        assert (
+            main(["report", str(SAMPLE), "--no-cache", "--jobs", "1", *options, "--out", str(tmp_path / "a.json")]) == 0
+        )
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == (0o644 if options else 0o640)
+
+
+def test_what_the_user_names_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "page").symlink_to(tmp_path / "elsewhere")
+    own_files.write_named(tmp_path / "page", b"new")
+    assert (tmp_path / "page").is_symlink()
+    assert (tmp_path / "elsewhere").read_bytes() == b"new"
 
 
 def test_a_link_to_a_folder_is_removed_and_not_the_folder(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from random_traces import Dialect, Event, device_traces, load, renamed, traces
 from tables import idle_of
 
-from ddpprof.events import Mark, Trace
 from ddpprof.intervals import Spans, intersect, merge, subtract
-from ddpprof.measures.breakdown import measure_breakdown
-from ddpprof.measures.kernels import summarise_kernels
-from ddpprof.measures.overlap import measure_overlap, spans_of
-from ddpprof.measures.slowdown import measure_slowdown
-from ddpprof.measures.traced_buckets import find_passes, trace_buckets
-from ddpprof.measures.trailing import measure_trailing
-from ddpprof.measures.wrapper import measure_wrapper_cost
+from ddpprof.measures.buckets.overlap import measure_overlap, spans_of
+from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
+from ddpprof.measures.buckets.trailing import measure_trailing
+from ddpprof.measures.kernels.kernels import summarise_kernels
+from ddpprof.measures.kernels.slowdown import measure_slowdown
+from ddpprof.measures.step.breakdown import measure_breakdown
+from ddpprof.measures.step.wrapper import measure_wrapper_cost
+from ddpprof.model import Mark, Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
 settings.register_profile("files", deadline=None, max_examples=40)

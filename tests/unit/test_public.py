@@ -14,7 +14,8 @@ SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
 
 
 def test_the_public_names_are_these() -> None:
-    assert ddpprof.__all__ == ["__version__", "build_report", "hooks", "load_run", "profile"]
+    names = {"DdpprofError", "Report", "Run", "__version__", "build_report", "hooks", "load_run", "profile"}
+    assert set(ddpprof.__all__) == names
 
 
 def test_every_public_name_is_there() -> None:
@@ -32,5 +33,8 @@ def test_importing_it_imports_nothing_heavy() -> None:
 
 
 def test_a_run_read_and_measured() -> None:
-    report = ddpprof.build_report(ddpprof.load_run(str(SAMPLE)))
+    run = ddpprof.load_run(str(SAMPLE))
+    assert isinstance(run, ddpprof.Run)
+    report = ddpprof.build_report(run)
+    assert isinstance(report, ddpprof.Report)
     assert [rank.rank for rank in report.ranks] == [0, 1]

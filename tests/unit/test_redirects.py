@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from ddpprof.errors import RemoteError
-from ddpprof.location import location, redirects
+from ddpprof.files import location, redirects
 
 
 @pytest.mark.parametrize(

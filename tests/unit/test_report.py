@@ -4,12 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from tables import collective, ddp_module, forward, record, recorded, run, trace
 
-from ddpprof.events import CollectiveKind, DataParallelModule, Mark, Phase, Rank, RecordedStep, Trace
-from ddpprof.measures.breakdown import Breakdown
-from ddpprof.measures.outside import Place, Purpose
-from ddpprof.measures.recorded import RecordedBreakdown
+from ddpprof.measures.collectives.script_collectives import Place, Purpose
+from ddpprof.measures.step.breakdown import Breakdown
+from ddpprof.model import CollectiveKind, DataParallelModule, Mark, Phase, Rank, RecordedStep, Trace
+from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.report import DeviceWork, Report, build_report
 
 MODULE = ddp_module((8_000_000, 2_000_000), [[1], [0]], gradient_as_bucket_view=False)
@@ -109,7 +110,7 @@ def test_trace_only() -> None:
 def test_record_only() -> None:
     step = recorded(4, 0, 110, "light", forwards=(forward(0, 1, 20, 21, buffer_sync_ns=9),), ready={0: (57, 30)},
                     buckets=[(0, 0, 31, 45), (0, 1, 58, 80)], data_ns=30)  # fmt: skip
-    module = replace(MODULE, num_buffers=2, settings={**MODULE.settings, "broadcast_buffers": True})
+    module = structs.replace(MODULE, num_buffers=2, settings={**MODULE.settings, "broadcast_buffers": True})
     made = build_report(run(Rank(0, None, record(0, [module], [step]))))
     (rank,) = made.ranks
     assert (rank.whole, rank.steps, [s.step for s in rank.light_steps]) == (None, (), [4])

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,14 +31,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begin(here: Path) -> tuple[subprocess.Popen[str], Path]:
-    """Another process that works with a folder of its own, begun long ago."""
+    """Another process that works with a folder of its own."""
     environment = {**os.environ, "TMPDIR": str(here)}
     other = subprocess.Popen([sys.executable, "-c", HOLDS_ONE], env=environment, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
-    folder = Path(other.stdout.readline().strip())
-    long_ago = time.time() - 3600
-    os.utime(folder, (long_ago, long_ago))
-    return other, folder
+    return other, Path(other.stdout.readline().strip())
 
 
 def end(other: subprocess.Popen[str], number: int) -> None:
@@ -76,12 +72,10 @@ def test_a_folder_in_use_stays(here: Path) -> None:
 
 def test_links_and_folders_of_others_stay(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / ".in-use").touch()
-    os.utime(elsewhere, (0, 0))
-    (here / "ddpprof-link").symlink_to(elsewhere)
+    (elsewhere / "file").touch()
+    (here / ".ddpprof.1-0123abcd.part").symlink_to(elsewhere)
     (here / "ddpprof-plain").mkdir()
-    os.utime(here / "ddpprof-plain", (0, 0))
     with scratch_folder():
         pass
-    assert {path.name for path in here.iterdir()} == {"ddpprof-link", "ddpprof-plain"}
-    assert (elsewhere / ".in-use").exists()
+    assert {path.name for path in here.iterdir()} == {".ddpprof.1-0123abcd.part", "ddpprof-plain"}
+    assert (elsewhere / "file").exists()

@@ -31,6 +31,8 @@ def run(train, options):
     if "RANK" in os.environ:
         _be_rank(int(os.environ["RANK"]), train, options, "env://")
         return
+    if options.device == "cpu":
+        import torch._dynamo  # as every optimizer does, which takes each rank seconds: now it is there before they fork
     # A process that has seen a GPU cannot fork.
     start = torch.multiprocessing.get_context("fork" if options.device == "cpu" else "spawn")
     with tempfile.TemporaryDirectory() as folder:

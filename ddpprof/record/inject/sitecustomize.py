@@ -61,4 +61,12 @@ if "DDPPROF_SETTINGS" in os.environ:
         import _ddpprof_needs_rank
 
         _ddpprof_needs_rank.install(note)
+    agent = os.environ.pop("DDPPROF_AGENT", None)
+    if agent and "TORCHELASTIC_RUN_ID" in os.environ:
+        try:
+            import _ddpprof_ends_with_agent
+
+            _ddpprof_ends_with_agent.install(agent)
+        except (ImportError, ValueError, OSError) as error:
+            sys.stderr.write(f"ddpprof: a rank would outlive its torchrun: {error}. Training goes on.\n")
 _chain_to_next_sitecustomize()

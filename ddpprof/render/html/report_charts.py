@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ddpprof.measures.bucket_table import BucketRow
-from ddpprof.measures.collective_table import CollectiveSummary
+from ddpprof.measures.buckets.bucket_table import BucketRow
+from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks
-from ddpprof.render.sections.chosen import typical_step
 from ddpprof.render.sections.layout import MAX_RANKS, clean, megabytes, ms
+from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.slowdown import kernel_name
 from ddpprof.render.sections.spread import parts_of_ranks
-from ddpprof.render.sections.steps import PARTS
+from ddpprof.render.sections.steps import PARTS, of_device
 from ddpprof.report import Report
 from ddpprof.report.tree import SlowedKernel
 
@@ -22,6 +22,10 @@ _MAX_BUCKETS, _MAX_KERNELS = 40, 15
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "pentagon")
 _STAGES = (("held back", "held"), ("queued", "queued"), ("all-reduce", "comm"))
 """from ready to launched, to started, to finished: what each is called, and its role"""
+_ON_ACCELERATORS = (
+    "held back: until the host launches the all-reduce, since it launches buckets in order of their index; queued: "
+    "until the device starts it, which may be busy with what was launched before; all-reduce: how long the device takes"
+)
 
 
 def ranks_chart(report: Report) -> Iterable[Chart]:
@@ -50,7 +54,10 @@ def ranks_chart(report: Report) -> Iterable[Chart]:
         "yaxis": {"autorange": "reversed", "fixedrange": True, "showgrid": False},
     }
     title = f"All ranks by kind of work: step {typical_step(report)}"
-    note = "by how much longer or shorter than the median of the ranks; a click adds a rank to those drawn below"
+    note = (
+        f"by how many ms{of_device(report)} longer or shorter than the median of the ranks; a click adds a rank to "
+        "those drawn below"
+    )
     yield Chart(title, (trace,), layout, 300, note, kind="ranks")
 
 
@@ -59,7 +66,7 @@ def bucket_chart(report: Report) -> Iterable[Chart]:
     if not rows:
         return
     traces = [_stage(rows, stage) for stage in range(len(_STAGES))]
-    layout = {
+    layout: dict[str, Any] = {
         "barmode": "overlay",
         "xaxis": {"title": {"text": "ms after the end of the forward, medians"}},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
@@ -68,6 +75,9 @@ def bucket_chart(report: Report) -> Iterable[Chart]:
         "held back: from ready to launched, since buckets are launched in order of their index; queued: from launched "
         "to started; all-reduce: from started to finished"
     )
+    if report.times:
+        layout["xaxis"]["title"]["text"] += ", on the host's clock"
+        note = _ON_ACCELERATORS
     kept = [trace for trace in traces if trace["x"]]
     yield Chart("Buckets from ready to finished", kept, layout, 70 + 26 * len(rows), note)
 
@@ -134,7 +144,7 @@ def collective_chart(report: Report) -> Iterable[Chart]:
     elif timed:
         durations = [row.transfer_ns / 1e6 for row in timed]
         traces = _by_kind(timed, durations, "ms")
-        layout = _over_size(timed, "duration, ms", {**decade_ticks(durations)})
+        layout = _over_size(timed, f"duration, ms{of_device(report)}", {**decade_ticks(durations)})
         note = "not matched between ranks: durations hold waiting for others, so the link's rate is not known"
         yield Chart("Duration by message size", traces, layout, 340, note)
 
@@ -187,7 +197,7 @@ def slowdown_chart(report: Report) -> Iterable[Chart]:
         return
     labels = [f"{number}. {row.ratio:.2f} × {kernel_name(row.kernel)}" for number, row in enumerate(known, 1)]
     trace = {**bar_trace("lost", "series-1", labels, [row.lost_ns for row in known]), "text": list(map(_slowed, known))}
-    layout = {**bars_layout("lost, ms per step and rank"), "showlegend": False}
+    layout = {**bars_layout(f"lost, ms{of_device(report)} per step and rank"), "showlegend": False}
     note = "the factor: how many times as long a run takes while communication covers it"
     yield Chart("Time lost by kernel", (trace,), layout, 90 + 28 * len(known), note)
 

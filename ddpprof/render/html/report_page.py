@@ -14,9 +14,10 @@ from ddpprof.render.html.steps import steps_json
 from ddpprof.render.html.timeline import timeline_json
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
-from ddpprof.render.sections.chosen import typical_step
 from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, clean, ms
+from ddpprof.render.sections.shown_steps import typical_step
+from ddpprof.render.sections.steps import of_device
 from ddpprof.render.sections.verdict import verdict
 from ddpprof.report import Report
 from ddpprof.report.timeline import Timeline
@@ -44,7 +45,7 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
             continue
         parts.append(_part(topic, report, has_choice=numbers is not None))
         if topic.name == "step" and numbers is not None:
-            parts.append(Part("timeline", "Timeline", _timeline(timeline, drawn is not None)))
+            parts.append(Part("timeline", "Timeline", _timeline(report, timeline, drawn is not None)))
     job = said["job"].sections
     return render_page(
         Page(
@@ -120,7 +121,7 @@ _ZOOMS = (
 )
 
 
-def _timeline(timeline: Timeline | None, is_drawn: bool) -> str:
+def _timeline(report: Report, timeline: Timeline | None, is_drawn: bool) -> str:
     if timeline is None or not is_drawn:
         return f'<p class="note">{_NO_TIMELINE if timeline is None else "No trace has the steps."}</p>'
     zooms = "".join(
@@ -133,8 +134,8 @@ def _timeline(timeline: Timeline | None, is_drawn: bool) -> str:
         f'<div class="group" role="group" aria-label="Zoom">{zooms}</div></div>'
         '<div class="plot needs-script" id="timeline-plot" tabindex="0" role="group" aria-label="Timeline. Plus and '
         'minus zoom, arrows move, 0 shows the whole step. The table below has its numbers."></div>'
-        f'<p class="note">{_how_to_read(timeline)}</p>'
-        '<h3 class="needs-script" id="timeline-numbers-title">The step in numbers, ms</h3>'
+        f'<p class="note">{_how_to_read(report, timeline)}</p>'
+        f'<h3 class="needs-script" id="timeline-numbers-title">The step in numbers, ms{of_device(report)}</h3>'
         '<div class="scroll needs-script" role="region" tabindex="0" aria-labelledby="timeline-numbers-title">'
         f'<table id="timeline-numbers"><thead><tr>{columns}</tr></thead><tbody></tbody></table></div>'
         '<noscript><p class="note">The timeline needs JavaScript.</p></noscript>'
@@ -155,8 +156,14 @@ _LANES = (
 )
 
 
-def _how_to_read(timeline: Timeline) -> str:
-    words = [_KEYS, _LANES]
+_ON_ACCELERATORS = (
+    "The lanes show when the device worked, on the host's clock; buckets are held back until the host launches them, "
+    "and queued until the device starts them."
+)
+
+
+def _how_to_read(report: Report, timeline: Timeline) -> str:
+    words = [_KEYS, _LANES, *([_ON_ACCELERATORS] if report.times else [])]
     if len(timeline.ranks) > 1 and timeline.clock_error_ns is not None:
         words.append(f"All ranks on one clock, good to ±{ms(timeline.clock_error_ns)} ms.")
     apart = [str(rank.rank) for rank in timeline.ranks if not rank.on_common_clock]

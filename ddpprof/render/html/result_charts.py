@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ddpprof.comparison.compare import Comparison, MetricChange
-from ddpprof.measures.paired_ratio import Ratio
+from ddpprof.measures.statistics.paired_ratio import Ratio
 from ddpprof.render.html.chart import Chart, bar_trace, decade_ticks
 from ddpprof.render.sections.comparison import interval_of
 from ddpprof.render.sections.layout import clean, ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ddpprof.render.sections.chosen import typical_step, worth_seeing
+from ddpprof.render.sections.shown_steps import typical_step, worth_seeing
 from ddpprof.render.sections.steps import PARTS, bar_parts_ns
 from ddpprof.report import Report, StepReport
 

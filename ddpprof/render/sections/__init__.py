@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.bound import bound_lines
 from ddpprof.render.sections.buckets import bucket_tables
-from ddpprof.render.sections.chosen import typical_step
 from ddpprof.render.sections.collectives import collective_table
 from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line, wrapper_table
 from ddpprof.render.sections.failure import failure_lines
@@ -23,6 +22,7 @@ from ddpprof.render.sections.own_reduction import own_reduction_line
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
 from ddpprof.render.sections.rpc import rpc_table
 from ddpprof.render.sections.several_devices import data_parallel_lines, data_parallel_table, device_table
+from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddpprof.measures.attempts import AttemptSummary
-from ddpprof.measures.failure import RankEnd
+from ddpprof.measures.ranks.attempts import AttemptSummary
+from ddpprof.measures.ranks.failure import RankEnd
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
 from ddpprof.report import Report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.measures.collective_table import CollectiveSummary
+from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
 from ddpprof.report import Report
 

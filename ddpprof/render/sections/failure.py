@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from ddpprof.measures.failure import Failure, RankEnd
+from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.sections.layout import Line, Section, clean, count
 from ddpprof.report import Report
 

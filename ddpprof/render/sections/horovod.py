@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ddpprof.measures.horovod import FusedGroup, HorovodStep, HorovodSummary, HorovodTensor
+from ddpprof.measures.horovod.reductions import FusedGroup, HorovodStep, HorovodSummary, HorovodTensor
 from ddpprof.render.sections.layout import (
     ABSENT,
     Column,

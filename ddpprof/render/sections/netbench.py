@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
-from ddpprof.events.netbench import NetBench
-from ddpprof.measures.link import LinkSpeed, is_disturbed, measure_link
+from ddpprof.measures.collectives.link_speed import LinkSpeed, is_disturbed, measure_link
+from ddpprof.model.netbench import NetBench
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count
 
 _COLUMNS = ("bytes", "times", "median µs", "min µs", "max µs", "algbw GB/s", "busbw GB/s", "CPU µs", "pair")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.measures.paired_ratio import Ratio
+from ddpprof.measures.statistics.paired_ratio import Ratio
 from ddpprof.render.sections.layout import Column, Line, Section, Table, count, ms, notes
 from ddpprof.report.overhead import OverheadReport
 

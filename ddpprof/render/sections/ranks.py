@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddpprof.measures.arrivals import RankWaiting
-from ddpprof.measures.clock import HostClock
-from ddpprof.measures.stragglers import Straggler
+from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.measures.ranks.clock import HostClock
+from ddpprof.measures.ranks.stragglers import Straggler
 from ddpprof.render.sections.layout import (
     ABSENT,
     MAX_RANKS,

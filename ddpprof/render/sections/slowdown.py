@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ddpprof.events import Kernel
-from ddpprof.measures.slowdown import ENOUGH_KNOWN
+from ddpprof.measures.kernels.slowdown import ENOUGH_KNOWN
+from ddpprof.model import Kernel
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, median_of, ms, percent
 from ddpprof.report import Report
 from ddpprof.report.tree import SlowdownReport

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
-from ddpprof.measures.breakdown import Breakdown
-from ddpprof.render.sections.chosen import rows_worth_seeing
+from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.render.sections.layout import (
     Bar,
     Bars,
@@ -19,6 +18,7 @@ from ddpprof.render.sections.layout import (
     notes,
     percent,
 )
+from ddpprof.render.sections.shown_steps import rows_worth_seeing
 from ddpprof.report import RankReport, Report
 
 PARTS = ("forward", "backward", "exposed comm", "optimizer", "data, other", "idle")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isinf
 
-from ddpprof.measures.loss_match import LossMatch, Match
+from ddpprof.measures.statistics.loss_match import LossMatch, Match
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, ms, notes
 from ddpprof.render.sections.overhead import interval
 from ddpprof.report.tuning import Fate, Tried, TuneReport

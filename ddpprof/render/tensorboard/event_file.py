@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ddpprof import own_files
 from ddpprof.errors import DdpprofError
 
 HOW_TO_INSTALL = "Install it with: pip install 'ddpprof[tensorboard]'"
@@ -21,11 +23,11 @@ class EventFile:
             from tensorboard.summary.writer.record_writer import RecordWriter
         except (ImportError, AttributeError) as error:  # an old one uses what numpy no longer has
             raise DdpprofError(f"TensorBoard cannot be used ({error}). {HOW_TO_INSTALL}") from error
-        directory.mkdir(parents=True, exist_ok=True)
+        own_files.make_folder(directory)
         self._event = Event
         self._wall_time = time.time()
         path = directory / f"events.out.tfevents.{int(self._wall_time):010}.ddpprof"
-        self._records = RecordWriter(path.open("wb"))
+        self._records = RecordWriter(os.fdopen(own_files.overwrite(path), "wb"))
         self._records.write(Event(wall_time=self._wall_time, file_version="brain.Event:2").SerializeToString())
 
     def add(self, summary: Any, step: int = 0) -> None:

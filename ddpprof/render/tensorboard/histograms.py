@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import CollectiveKind
+from ddpprof.model import CollectiveKind
 from ddpprof.render.tensorboard.event_file import EventFile, summary
 from ddpprof.render.tensorboard.scalars import NS_PER_MS
 from ddpprof.report.timeline import Drawing

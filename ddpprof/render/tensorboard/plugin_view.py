@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.events import UNKNOWN, CollectiveKind, DdpModule, Rank, Step, Trace
-from ddpprof.events.plugin import PluginCollective, PluginView
-from ddpprof.measures.candidates import RankCollectives, rank_collectives
-from ddpprof.measures.collective_table import sizes_of_rows
-from ddpprof.measures.matching import MatchedCollectives, match_collectives
+from ddpprof.measures.collectives.collective_table import sizes_of_rows
+from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_collectives
+from ddpprof.measures.collectives.matching import MatchedCollectives, match_collectives
+from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Rank, Step, Trace
+from ddpprof.model.plugin import PluginCollective, PluginView
 from ddpprof.report.rank_summary import bucket_bytes
 from ddpprof.report.ranks import training_steps, whole_steps
 

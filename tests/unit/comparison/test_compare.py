@@ -14,8 +14,8 @@ from ddpprof.comparison.gate import Outcome, judge, overall, parse_conditions
 from ddpprof.comparison.kernels import compare_kernels
 from ddpprof.comparison.run_set import RunSet
 from ddpprof.errors import DdpprofError
-from ddpprof.events import Kernel
-from ddpprof.measures.kernels import KernelSummary
+from ddpprof.measures.kernels.kernels import KernelSummary
+from ddpprof.model import Kernel
 from ddpprof.report import Report
 from ddpprof.report.rank_summary import MOST_KERNELS
 

@@ -13,7 +13,7 @@ from ddpprof.doctor import installation
 from ddpprof.doctor.catalogue import MACHINE, NAMES, TRAINING
 from ddpprof.doctor.check import Context, Outcome, Setup, Verdict, setups
 from ddpprof.doctor.examination import anonymous, document
-from ddpprof.doctor.processes import run_check
+from ddpprof.doctor.processes import run_checks
 
 HERE = Context(Path(), Path())
 
@@ -59,11 +59,11 @@ def test_a_check_in_time_and_one_that_takes_too_long(tmp_path: Path, monkeypatch
     short = type(clock)(clock.names, clock.module, clock.function, limit_s=5)
     faults = Path(__file__).parent.parent.parent / "faults"
     monkeypatch.setenv("PYTHONPATH", str(faults))
-    assert [one.verdict for one in run_check(short, Setup(), tmp_path, None)] == ["PASS"]
+    assert [one.verdict for found in run_checks([short], Setup(), tmp_path, None) for one in found] == ["PASS"]
     monkeypatch.setenv("DDPPROF_TEST_FAULTS", "drifting_clock")
-    assert [one.verdict for one in run_check(short, Setup(), tmp_path, None)] == ["FAIL"]
+    assert [one.verdict for found in run_checks([short], Setup(), tmp_path, None) for one in found] == ["FAIL"]
     monkeypatch.setenv("DDPPROF_TEST_FAULTS", "slow_check")
-    (found,) = run_check(short, Setup(), tmp_path, None)
+    ((found,),) = run_checks([short], Setup(), tmp_path, None)
     assert (found.verdict, found.reason) == ("FAIL", "It took longer than 5 s, and was ended.")
 
 

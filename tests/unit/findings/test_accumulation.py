@@ -6,7 +6,7 @@ from tables import ddp_module
 
 from ddpprof.findings import find
 from ddpprof.findings.predictions import Predicted, Predictions
-from ddpprof.measures.accumulation import Accumulation
+from ddpprof.measures.step.accumulation import Accumulation
 
 MODULE = ddp_module([1_000_000, 3_000_000], [[1], [0]])
 FOUR = (Accumulation(0, 4, 3, 9),)

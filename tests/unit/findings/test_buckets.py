@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from observations import HELD, LATE, MS, observed, of_mib, only
 
-from ddpprof.events import DdpModule
 from ddpprof.findings import Observed, find
+from ddpprof.model import DdpModule
 
 # Two buckets; the last one (8 MiB in 8 parameters) is ready 40 ms after the first.
 SPLIT = of_mib([1], [1] * 8)

@@ -6,7 +6,7 @@ import pytest
 from observations import MS, observed, only
 
 from ddpprof.findings import find
-from ddpprof.measures.outside import OutsideCalls, Place, Purpose
+from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place, Purpose
 
 
 def beside(purpose: Purpose, exposed_ns: int, **changes: Any) -> OutsideCalls:

@@ -4,7 +4,7 @@ import pytest
 from observations import MS, loader, observed, only
 
 from ddpprof.findings import find
-from ddpprof.measures.same_samples import SameSamples
+from ddpprof.measures.ranks.same_samples import SameSamples
 
 SAME = SameSamples(loader(), (0, 1), num_batches=9, num_samples=36, num_compared=36)
 SHARED = SameSamples(loader(), (0, 1, 2), num_batches=0, num_samples=18, num_compared=36)

@@ -1,8 +1,7 @@
 """All rules together."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from observations import BUFFERS, HELD, LATE, MS, loader, observed
 from tables import ddp_module
 

@@ -1,9 +1,10 @@
 """Which buckets DDP would make under other caps."""
 
 import pytest
+from msgspec import structs
 from tables import ddp_module
 
-from ddpprof.findings.layout import buckets_under
+from ddpprof.findings.layout import bucket_sizes_under
 
 
 @pytest.mark.parametrize(
@@ -19,4 +20,13 @@ from ddpprof.findings.layout import buckets_under
 )
 def test_buckets_are_laid_out_as_torch_does(caps: list[float], settings: dict[str, bool], sizes: list[int]) -> None:
     module = ddp_module([1440000, 2400] * 5, [range(9, -1, -1)], **settings)
-    assert buckets_under(module, caps) == sizes
+    assert bucket_sizes_under(module, caps) == tuple(sizes)
+
+
+def test_gradients_of_different_types_never_share_a_bucket() -> None:
+    module = ddp_module([400, 200] * 3, [range(5, -1, -1)])
+    kinds = ["float32", "float16"] * 3
+    parameters = tuple(
+        structs.replace(one, dtype=kind, shape=(100,)) for one, kind in zip(module.parameters, kinds, strict=True)
+    )
+    assert sorted(bucket_sizes_under(structs.replace(module, parameters=parameters), [1, 25])) == [600, 1200]

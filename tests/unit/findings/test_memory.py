@@ -6,7 +6,7 @@ import pytest
 from observations import MOVED, observed, only
 
 from ddpprof.findings import find
-from ddpprof.measures.memory import DeviceUse, RankMemory
+from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
 
 GB, MIB_256 = 10**9, 256 * 2**20
 

@@ -9,7 +9,7 @@ from tables import ddp_module
 
 from ddpprof.findings import Finding, Observed, find
 from ddpprof.findings.predictions import NewBuckets, Predicted, Predictions
-from ddpprof.measures.stragglers import Part, Straggler
+from ddpprof.measures.ranks.stragglers import Part, Straggler
 
 SAVES = Predicted(5 * MS, 3 * MS, 8 * MS)
 NIL = Predicted(MS // 2, -MS, 2 * MS)

@@ -3,8 +3,8 @@
 import pytest
 from observations import MS, observed, only
 
-from ddpprof.measures.late_gradients import LateGradient
-from ddpprof.measures.stragglers import Part, Straggler
+from ddpprof.measures.ranks.late_gradients import LateGradient
+from ddpprof.measures.ranks.stragglers import Part, Straggler
 
 
 def late(rank: int, late_ns: int, part: Part | None = Part.BACKWARD, since_step: int | None = None) -> Straggler:

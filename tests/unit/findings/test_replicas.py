@@ -5,7 +5,7 @@ from observations import observed, only
 from tables import ddp_module
 
 from ddpprof.findings import find
-from ddpprof.measures.replicas import Drift
+from ddpprof.measures.ranks.replicas import Drift
 
 APART = Drift(0, (0, 1), 13, 0.5, differed_before=False, num_unreduced_passes=0)
 DIFFERENT = Drift(0, (0, 1, 2), 13, 0.0, differed_before=True, num_unreduced_passes=0)

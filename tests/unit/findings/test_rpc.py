@@ -4,7 +4,7 @@ import pytest
 from observations import MS, observed, only
 
 from ddpprof.findings import find
-from ddpprof.measures.rpc import RankRpc, RpcCalls
+from ddpprof.measures.collectives.rpc import RankRpc, RpcCalls
 
 
 def calling(*calls: RpcCalls, sync: int = 0, waited: int = 0, longest: int = 0, rank: int = 0) -> RankRpc:

@@ -7,7 +7,7 @@ import pytest
 from observations import MOVED, MS, observed, only
 
 from ddpprof.findings import find
-from ddpprof.measures.devices import DeviceLoad
+from ddpprof.measures.kernels.devices import DeviceLoad
 
 
 def loads(*compute_ns: int) -> tuple[DeviceLoad, ...]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ddpprof.events import Trace
 from ddpprof.load import kineto
 from ddpprof.load.batches import Division
 from ddpprof.load.columns import Columns
 from ddpprof.load.folder import load_trace
 from ddpprof.load.kineto import Header, read_trace
 from ddpprof.load.limits import Limits
+from ddpprof.model import Trace
 
 TRAINING, AUTOGRAD, WORKER = 100, 200, 300
 """threads"""

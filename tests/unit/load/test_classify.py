@@ -1,6 +1,5 @@
 import pytest
 
-from ddpprof.events import UNKNOWN, CollectiveKind, Mark
 from ddpprof.load.classify import (
     Role,
     classify,
@@ -10,6 +9,7 @@ from ddpprof.load.classify import (
     may_queue_work,
     step_number,
 )
+from ddpprof.model import UNKNOWN, CollectiveKind, Mark
 
 K = CollectiveKind
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ddpprof.events import Mark, Trace
 from ddpprof.load.run import load_run
-from ddpprof.measures.breakdown import measure_breakdown
+from ddpprof.measures.step.breakdown import measure_breakdown
+from ddpprof.model import Mark, Trace
 
 EPOCH = 1_700_000_000_000_000_000
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ddpprof.events import UNKNOWN, CollectiveKind, Mark, Phase, Trace
-from ddpprof.measures.data_parallel import DataParallelStep, measure_data_parallel
-from ddpprof.measures.devices import DeviceLoad, measure_devices
+from ddpprof.measures.kernels.data_parallel import DataParallelStep, measure_data_parallel
+from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices
+from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace
 
 REPLICAS = (501, 502)
 ENGINE = (601, 602)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.events import ProcessExit
 from ddpprof.load.exits import load_exits
+from ddpprof.model import ProcessExit
 from ddpprof.record import exits
 
 

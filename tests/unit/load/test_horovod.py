@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shared import TRACES
 from timelines import START, begin, cycle, end_of, fused, negotiation, tensor, text, together
 
 from ddpprof.errors import BadTrace
-from ddpprof.events import CollectiveKind, HorovodTimeline
-from ddpprof.events.horovod import Activity, ActivityKind
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
+from ddpprof.model import CollectiveKind, HorovodTimeline
+from ddpprof.model.horovod import Activity, ActivityKind
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "traces" / "horovod_timeline_2ranks.json"
+TIMELINE = TRACES / "horovod_timeline_2ranks.json"
 
 TWO_FUSED = [
     *tensor(1, "allreduce.a"), *tensor(2, "allreduce.b"),
@@ -157,17 +158,17 @@ def test_other_files_are_no_timelines(content: str, tmp_path: Path) -> None:
     assert not is_horovod_timeline(path)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the traces of others are not part of the project: no ../shared")
+@pytest.mark.skipif(not TIMELINE.exists(), reason="the traces of others are not part of the project: no ../shared")
 def test_a_real_timeline() -> None:
-    made = load_horovod(SHARED)
+    made = load_horovod(TIMELINE)
     assert (made.backend, made.world_size, len(made.ops), len(made.cycles_ns)) == ("gloo", 2, 56, 1158)
     assert sum(bool(op.ready_ns) for op in made.ops) == 16
     assert made.notes == ()
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the traces of others are not part of the project: no ../shared")
+@pytest.mark.skipif(not TIMELINE.exists(), reason="the traces of others are not part of the project: no ../shared")
 @pytest.mark.parametrize("kept", [90_002, 97_001, 103_003])
 def test_a_real_timeline_that_is_cut_off(kept: int, tmp_path: Path) -> None:
-    whole, cut = load_horovod(SHARED), loaded(tmp_path, SHARED.read_bytes()[:kept])
+    whole, cut = load_horovod(TIMELINE), loaded(tmp_path, TIMELINE.read_bytes()[:kept])
     assert 8 <= len(cut.ops) < len(whole.ops)
     assert all(op in whole.ops for op in cut.ops)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ddpprof.events import Kernel
+from ddpprof.model import Kernel
 
 
 def kernels(loaded: Any) -> list[Kernel]:

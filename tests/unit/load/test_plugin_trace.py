@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ddpprof.events import Trace
-from ddpprof.events.plugin import PluginCollective, PluginView
 from ddpprof.load.plugin_trace import write_plugin_trace
+from ddpprof.model import Trace
+from ddpprof.model.plugin import PluginCollective, PluginView
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 BEGIN = 5_000_000

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddpprof.events import (
+from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.model import (
     BackwardPass,
     BucketTimes,
     DataParallelModule,
@@ -18,8 +19,8 @@ from ddpprof.events import (
     Parameter,
     RecordedStep,
     RpcCall,
+    StepMode,
 )
-from ddpprof.load.record import BadRecordError, load_record
 
 MODULE = {
     "name": "Net", "settings": {"bucket_cap_mb": 25.0}, "comm_hook": None, "parameters": [["w", 400], ["b", 40]],
@@ -75,13 +76,10 @@ def test_dataparallel_modules_are_typed(tmp_path: Path) -> None:
 
 
 def test_memory_is_typed(tmp_path: Path) -> None:
-    device = {
-        "index": 0, "is_own": False, "uuid": "gpu-a", "allocated_bytes": 1, "peak_bytes": 2, "reserved_bytes": 3,
-        "total_bytes": 4,
-    }  # fmt: skip
+    device = [0, 1, 2, 3, False, "gpu-a", 4]
     sample = {"rss": 7, "peak_rss": None, "devices": [[1, 10, 20, 30]]}
     lines = json.dumps({**STEP, "memory": sample}) + "\n" + json.dumps(SHORT) + "\n"
-    write(tmp_path, facts={**FACTS, "memory": {"devices": [device]}}, lines=lines)
+    write(tmp_path, facts={**FACTS, "devices": [device]}, lines=lines)
     record = load_record(tmp_path, 1)
     assert record is not None
     assert record.devices == (DeviceMemory(0, 1, 2, 3, False, "gpu-a", 4),)
@@ -108,7 +106,7 @@ def test_steps_are_typed(tmp_path: Path) -> None:
     assert record.steps == (
         RecordedStep(
             number=4,
-            mode="profiled",
+            mode=StepMode.PROFILED,
             start_ns=10,
             end_ns=90,
             data_ns=3,
@@ -117,7 +115,7 @@ def test_steps_are_typed(tmp_path: Path) -> None:
             passes=(BackwardPass(0, 30, (50, None), (BucketTimes(0, 51, None),)),),
             torch_stats={0: {"forward_compute_time": 18}},
         ),
-        RecordedStep(5, "off", 90, 95),
+        RecordedStep(number=5, mode=StepMode.OFF, start_ns=90, end_ns=95),
     )
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shared import REFERENCE, TRACES
 
-from ddpprof.events import Phase, Trace
 from ddpprof.intervals import intersect, subtract, union
 from ddpprof.load.folder import load_trace
+from ddpprof.model import Phase, Trace
 
-SHARED = Path(__file__).parents[4] / "shared"
-REFERENCES = sorted((SHARED / "reference").glob("*.json"))
+REFERENCES = sorted((REFERENCE).glob("*.json"))
 STEPS = [(path, step) for path in REFERENCES for step in json.loads(path.read_text())["steps"]]
 
 pytestmark = pytest.mark.skipif(not REFERENCES, reason="the traces of others are not part of the project: no ../shared")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not REFERENCES, reason="the traces of others are
 @functools.cache
 def load(path: Path) -> tuple[Trace, dict[str, Any]]:
     reference = json.loads(path.read_text())
-    return load_trace(SHARED / "traces" / reference["trace"]), reference
+    return load_trace(TRACES / reference["trace"]), reference
 
 
 def device_sums(trace: Trace, step: int | None) -> dict[str, int]:

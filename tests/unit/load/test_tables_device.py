@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddpprof.events import NO_STEP, UNKNOWN, CollectiveKind, Mark, Phase, ProcessGroup
+from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Mark, Phase, ProcessGroup
 
 TRAINING, AUTOGRAD = 100, 200
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"

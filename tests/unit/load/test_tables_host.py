@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddpprof.events import NO_STEP, UNKNOWN, CollectiveKind, Mark, Phase, Step
+from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Mark, Phase, Step
 
 TRAINING, AUTOGRAD, WORKER = 100, 200, 300
 FORWARD = "DistributedDataParallel.forward"

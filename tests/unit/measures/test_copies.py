@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from ranks import shifted_trace
 
-from ddpprof.events import Rank, Trace
 from ddpprof.load.run import load_run
-from ddpprof.measures.arrivals import measure_arrivals, summarise_waiting
-from ddpprof.measures.candidates import RankCollectives, rank_collectives
-from ddpprof.measures.clock import find_common_clock
-from ddpprof.measures.matching import match_collectives
-from ddpprof.measures.progress import measure_progress
-from ddpprof.measures.stragglers import find_stragglers
+from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_collectives
+from ddpprof.measures.collectives.matching import match_collectives
+from ddpprof.measures.ranks.arrivals import measure_arrivals, summarise_waiting
+from ddpprof.measures.ranks.clock import find_common_clock
+from ddpprof.measures.ranks.own_time import measure_progress
+from ddpprof.measures.ranks.stragglers import find_stragglers
+from ddpprof.model import Rank, Trace
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 SHIFTS = [0, 3_600_000_000_000, -70_000_017, 250_000_000]

@@ -3,8 +3,8 @@
 import pytest
 from tables import forward, recorded
 
-from ddpprof.events import RecordedStep
-from ddpprof.measures.recorded import RecordedBreakdown, measure_recorded_breakdown
+from ddpprof.model import RecordedStep
+from ddpprof.model.light_step import RecordedBreakdown, measure_recorded_breakdown
 
 
 @pytest.mark.parametrize(

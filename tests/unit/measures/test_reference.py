@@ -2,16 +2,15 @@
 
 import functools
 import json
-import os
 from pathlib import Path
 
 import pytest
+from shared import REFERENCE, TRACES
 
 from ddpprof.load.run import load_run
 from ddpprof.report import StepReport, build_report
 
-SHARED = Path(os.environ.get("DDPPROF_SHARED", Path(__file__).parents[4] / "shared"))
-REFERENCES = sorted((SHARED / "reference").glob("*.json"))
+REFERENCES = sorted((REFERENCE).glob("*.json"))
 STEPS = [(path, step) for path in REFERENCES for step in json.loads(path.read_text())["steps"]]
 MEASURES = ("compute_ns", "comm_ns", "overlap_ns", "exposed_ns", "copy_ns", "trailing_ns", "num_comm_kernels")
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.skipif(not REFERENCES, reason="the traces of others are
 @functools.cache
 def steps_of(path: Path) -> dict[int, StepReport]:
     reference = json.loads(path.read_text())
-    (rank,) = build_report(load_run(SHARED / "traces" / reference["trace"])).ranks
+    (rank,) = build_report(load_run(TRACES / reference["trace"])).ranks
     return {step.step: step for step in rank.steps}
 
 

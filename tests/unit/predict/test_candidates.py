@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.fleet.analysis import Choice, analysed
-from ddpprof.predict.assignment import Caps, Gradient, final_buckets
+from ddpprof.model.bucket_assignment import Caps, Gradient, final_buckets
+from ddpprof.pipeline.analysis import Choice, analysed
 from ddpprof.predict.candidates import Candidate, Knobs, Shortlist, shortlist, spread
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.setting import Compression
 from ddpprof.predict.training import Training
-from ddpprof.report.profiled import profile_run
+from ddpprof.report.run_profile import profile_run
 
 SAMPLE = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 MB = 1 << 20

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.predict.assignment import Caps
-from ddpprof.predict.caps import MB, BucketCaps, as_written, up_to_one_bucket, with_own_ends
+from ddpprof.model.bucket_assignment import MIB, Caps
+from ddpprof.predict.caps import BucketCaps, as_written, up_to_one_bucket, with_own_ends
 
 
 @pytest.mark.parametrize(
     ("buckets", "argument", "caps"),
     [
-        pytest.param(BucketCaps(), "bucket_cap_mb=None", Caps(MB, 25 * MB), id="ddp-s-own"),
-        pytest.param(BucketCaps(5), "bucket_cap_mb=5", Caps(5 * MB, 5 * MB), id="one-for-all"),
+        pytest.param(BucketCaps(), "bucket_cap_mb=None", Caps(MIB, 25 * MIB), id="ddp-s-own"),
+        pytest.param(BucketCaps(5), "bucket_cap_mb=5", Caps(5 * MIB, 5 * MIB), id="one-for-all"),
         pytest.param(
             BucketCaps(list_mb=(0.25, 5)),
             "bucket_cap_mb_list=[0.25, 5]",
-            Caps(per_bucket_bytes=(MB // 4, 5 * MB)),
+            Caps(per_bucket_bytes=(MIB // 4, 5 * MIB)),
             id="one-by-one",
         ),
     ],
@@ -40,7 +40,7 @@ def test_a_long_list_is_written_short(caps: tuple[float, ...], text: str) -> Non
 
 @pytest.mark.parametrize(("gradient_mb", "kept"), [(4, [2, 5]), (5, [2, 5]), (5.5, [2, 5, 9]), (100, [2, 5, 9])])
 def test_caps_up_to_the_first_that_makes_one_bucket(gradient_mb: float, kept: list[int]) -> None:
-    assert list(up_to_one_bucket((2, 5, 9), int(gradient_mb * MB))) == kept
+    assert list(up_to_one_bucket((2, 5, 9), int(gradient_mb * MIB))) == kept
 
 
 def test_a_small_bucket_first_or_last_or_both() -> None:

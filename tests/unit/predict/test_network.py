@@ -9,7 +9,7 @@ from netbenches import netbench
 from predictions import MIB, UNIT, observed_step, training
 
 from ddpprof.load.netbench import parse_netbench
-from ddpprof.predict.assignment import Gradient
+from ddpprof.model.bucket_assignment import Gradient
 from ddpprof.predict.network import network_of_bench, network_of_steps, workers
 from ddpprof.predict.replay import NOTHING
 

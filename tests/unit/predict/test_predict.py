@@ -8,7 +8,7 @@ import pytest
 from predictions import MIB, UNIT, computed, network, profile, training
 
 from ddpprof.errors import DdpprofError
-from ddpprof.predict.assignment import Caps, Gradient
+from ddpprof.model.bucket_assignment import Caps, Gradient
 from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.predict import TCP_PAYLOAD, gain, predict
 from ddpprof.predict.replay import Cost, Link

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from predictions import MIB, UNIT, computed, network, profile, training
 
-from ddpprof.predict.assignment import Caps
+from ddpprof.model.bucket_assignment import Caps
 from ddpprof.predict.predict import predict
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.search import Tried, best_caps, try_caps

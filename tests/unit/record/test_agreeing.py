@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ddpprof.model import StepMode
 from ddpprof.record.agreement import Agreement
 from ddpprof.record.device import TrainingDevice
-from ddpprof.record.schedule import Mode
 from ddpprof.record.settings import Settings
 from ddpprof.record.window import Window
 
@@ -41,7 +41,7 @@ class Job:
     def all_came_to_the_end(self) -> bool:
         return self._all_came and self.device_is_done
 
-    def append_step(self, _fields: object, _start_ns: int) -> int:
+    def append_step(self, _step: object) -> int:
         return 0
 
     def nothing(self, *_: object) -> None:
@@ -57,23 +57,22 @@ class Notes:
         self.device = TrainingDevice()
         self.device.found([torch.device("cuda", 1)])
 
-    def fields(self, *_: object) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {}
 
     def nothing(self, *_: object) -> None:
         pass
 
-    facts = fields
-    begin_step = end_step = release_modules = recording_begins = recording_ends = nothing
+    step = begin_step = end_step = release_modules = recording_begins = recording_ends = nothing
 
 
-def modes_of(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[list[Mode], Window]:
+def modes_of(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[list[StepMode], Window]:
     """Of all steps until the record is over."""
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: setattr(job, "device_is_done", True))
     chosen = Settings("run", skip_first=11, cost_steps=2, steps=3, **settings)
     window, modes = Window(chosen, job, Notes(), job.nothing), []  # type: ignore[arg-type]
     window.begin()
-    while window.mode is not Mode.DONE:
+    while window.mode is not StepMode.DONE:
         modes.append(window.mode)
         assert len(modes) < 100
         job.device_is_done = False
@@ -90,8 +89,8 @@ def test_a_veto_that_the_device_is_yet_to_reach_counts(
 ) -> None:
     options = {"warmup": warmup, "baseline_steps": baseline, "alone_steps": baseline, "stop_after": baseline > 0}
     vetoed, window = modes_of(Job(veto=True), monkeypatch, **options)
-    assert vetoed.count(Mode.PROFILED) == (0 if warmup else 1)
-    assert Mode.BASELINE not in vetoed
+    assert vetoed.count(StepMode.PROFILED) == (0 if warmup else 1)
+    assert StepMode.BASELINE not in vetoed
     assert not torch.autograd._profiler_enabled()
     with monkeypatch.context() as patch:  # the rank that vetoes ends at the same step
         patch.setattr(torch.autograd, "_profiler_enabled", lambda: True)
@@ -109,19 +108,22 @@ def test_a_rank_that_records_no_more_keeps_the_others_from_leaving_it_alone(
     modes, window = modes_of(job, monkeypatch, baseline_steps=baseline, alone_steps=baseline, stop_after=True)
     assert job.said.count("comes") == 1
     assert window.stopping is ends
-    assert modes.count(Mode.BASELINE) == modes.count(Mode.ALONE) == (baseline if ends else 0)
-    assert modes.count(Mode.PROFILED) == 3
+    assert modes.count(StepMode.BASELINE) == modes.count(StepMode.ALONE) == (baseline if ends else 0)
+    assert modes.count(StepMode.PROFILED) == 3
 
 
 def test_a_rank_that_is_not_profiled_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"baseline_steps": 4, "alone_steps": 4, "stop_after": True}
     profiled, _ = modes_of(Job(), monkeypatch, **options)
     other, window = modes_of(Job(), monkeypatch, profile_ranks=((1, 3),), **options)
-    assert [mode for mode in profiled if mode in (Mode.WARMUP, Mode.PROFILED)] == [Mode.WARMUP, *[Mode.PROFILED] * 3]
-    assert other == [Mode.SKIP if mode in (Mode.WARMUP, Mode.PROFILED) else mode for mode in profiled]
+    assert [mode for mode in profiled if mode in (StepMode.WARMUP, StepMode.PROFILED)] == [
+        StepMode.WARMUP,
+        *[StepMode.PROFILED] * 3,
+    ]
+    assert other == [StepMode.SKIP if mode in (StepMode.WARMUP, StepMode.PROFILED) else mode for mode in profiled]
     assert window.profiler.pause_ns == 0
     vetoed, _ = modes_of(Job(veto=True), monkeypatch, profile_ranks=((1, 3),), **options)
-    assert Mode.BASELINE not in vetoed
+    assert StepMode.BASELINE not in vetoed
 
 
 def test_all_have_come_when_each_has_said_so() -> None:

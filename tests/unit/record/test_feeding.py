@@ -38,7 +38,7 @@ class Loop:
 
     def fed(self) -> list[tuple[int, int]]:
         """Per loader, how many of its batches fed the training, of how many."""
-        return [(facts["num_fed"], facts["num_batches"]) for facts in self.feeding.facts()["loaders"]]
+        return [(loader.num_fed, loader.num_batches) for loader in self.feeding.facts()["loaders"]]
 
 
 def of(batch_size: int) -> DataLoader[Any]:
@@ -124,8 +124,8 @@ def test_batches_that_reach_the_model_in_parts() -> None:
     loop = Loop()
     for (x,) in loop.batches(of(4)):
         loop.forward(x[:2])
-    (facts,) = loop.feeding.facts()["loaders"]
-    assert (facts["num_fed"], facts["num_passed_on"], len(facts["batches"])) == (3, 0, 3)
+    (loader,) = loop.feeding.facts()["loaders"]
+    assert (loader.num_fed, loader.num_passed_on, len(loader.batches)) == (3, 0, 3)
 
 
 def test_epochs_are_those_that_went_to_their_end_and_the_last() -> None:
@@ -136,8 +136,8 @@ def test_epochs_are_those_that_went_to_their_end_and_the_last() -> None:
         sampler.set_epoch(epoch)
         list(loop.batches(loader))
     next(loop.batches(loader))
-    (facts,) = loop.feeding.facts()["loaders"]
-    assert (facts["epochs_set"], facts["num_iterations"]) == ([3, 4, 4], 4)
+    (loader,) = loop.feeding.facts()["loaders"]
+    assert (loader.epochs_set, loader.num_iterations) == ((3, 4, 4), 4)
 
 
 class OwnBatches(BatchSampler):
@@ -169,8 +169,8 @@ class OwnOrder(DistributedSampler):  # type: ignore[type-arg]
 def test_what_draws_the_indices(loader: DataLoader[Any], sampler: str, epochs: list[int] | None) -> None:
     loop = Loop()
     list(loop.batches(loader))
-    (facts,) = loop.feeding.facts()["loaders"]
-    assert (facts["sampler"], facts["epochs_set"]) == (sampler, epochs)
+    (described,) = loop.feeding.facts()["loaders"]
+    assert (described.sampler, described.epochs_set) == (sampler, epochs if epochs is None else tuple(epochs))
 
 
 def test_loaders_without_end_are_not_all_kept() -> None:

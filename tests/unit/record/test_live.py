@@ -6,18 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from tables import forward
 
-from ddpprof.events import RecordedStep
-from ddpprof.measures.recorded import measure_recorded_breakdown
-from ddpprof.record.live import LiveScalars, StepTimes, scalars_of
+from ddpprof.model import RecordedStep, StepMode
+from ddpprof.model.light_step import measure_recorded_breakdown
+from ddpprof.record.live import LiveScalars, scalars_of
 
 MS = 1_000_000
 
 
-def as_times(step: RecordedStep) -> StepTimes:
-    forwards = tuple((one.start_ns, one.end_ns) for one in step.forwards)
-    return StepTimes(step.number, step.start_ns, step.end_ns, forwards, step.optimizers, step.data_ns or 0)
+def bare(number: int, start_ns: int, end_ns: int) -> RecordedStep:
+    return RecordedStep(number=number, mode=StepMode.OFF, start_ns=start_ns, end_ns=end_ns)
 
 
 def at(start: int, end: int) -> Any:
@@ -34,10 +34,10 @@ def at(start: int, end: int) -> Any:
     ],
 )
 def test_parts_of_a_step_are_those_of_the_report(forwards: Any, optimizers: Any) -> None:
-    step = RecordedStep(3, "light", 0, 100 * MS, 5 * MS, forwards, optimizers)
+    step = structs.replace(bare(3, 0, 100 * MS), data_ns=5 * MS, forwards=forwards, optimizers=optimizers)
     parts = measure_recorded_breakdown(step)
     assert parts is not None
-    assert scalars_of(as_times(step)) == {
+    assert scalars_of(step) == {
         "ddp/step_ms": 100,
         "ddp_step/forward_ms": parts.forward_ns / MS,
         "ddp_step/backward_and_comm_ms": parts.backward_and_comm_ns / MS,
@@ -48,7 +48,7 @@ def test_parts_of_a_step_are_those_of_the_report(forwards: Any, optimizers: Any)
 
 
 def test_a_step_without_a_forward_tells_its_length() -> None:
-    assert scalars_of(StepTimes(0, 10 * MS, 30 * MS, (), (), 0)) == {"ddp/step_ms": 20}
+    assert scalars_of(bare(0, 10 * MS, 30 * MS)) == {"ddp/step_ms": 20}
 
 
 @pytest.mark.parametrize("as_writer", [False, True])
@@ -56,9 +56,9 @@ def test_every_rank_has_a_run_of_its_own(tmp_path: Path, as_writer: bool) -> Non
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for rank in (0, 1):
         live = LiveScalars(SimpleNamespace(log_dir=str(tmp_path)) if as_writer else tmp_path)
-        live.open(rank)
+        live.open(rank, of_launches=False)
         for step in range(3):
-            live.add(StepTimes(step, 0, (step + rank + 1) * MS, (), (), 0))
+            live.add(bare(step, 0, (step + rank + 1) * MS))
         live.close()
     for rank in (0, 1):
         events = accumulator.EventAccumulator(str(tmp_path / f"ddpprof-rank-{rank}")).Reload()
@@ -69,8 +69,8 @@ def test_every_rank_has_a_run_of_its_own(tmp_path: Path, as_writer: bool) -> Non
 def test_where_nothing_can_be_written_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     live = LiveScalars(tmp_path / "file")
-    live.open(0)
-    live.add(StepTimes(0, 0, 1, (), (), 0))
+    live.open(0, of_launches=False)
+    live.add(bare(0, 0, 1))
     live.close()
     said = capsys.readouterr().err
     assert said.startswith("ddpprof: no live scalars: ")
@@ -81,8 +81,8 @@ def test_where_nothing_can_be_written_one_line_says_so(tmp_path: Path, capsys: p
 def test_a_disk_that_fails_later_stops_only_the_writing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tensorboard")
     live = LiveScalars(tmp_path)
-    live.open(0)
-    live.add(StepTimes(0, 0, "no time", (), (), 0))  # type: ignore[arg-type]
+    live.open(0, of_launches=False)
+    live.add(bare(0, 0, "no time"))  # type: ignore[arg-type]
     live.close()
     assert capsys.readouterr().err.startswith("ddpprof: no live scalars: ")
     assert "ddpprof-live" not in [thread.name for thread in threading.enumerate()]

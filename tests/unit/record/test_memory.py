@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddpprof.model import DeviceMemory
 from ddpprof.record.memory import MemoryNotes, peak_resident_bytes, resident_bytes
 
 
@@ -19,14 +20,16 @@ def test_the_process_grows_by_what_it_allocates() -> None:
     assert 60 << 20 < after - before < 80 << 20
     assert peak > 64 << 20
     sample = MemoryNotes().sample()
-    assert sample["peak_rss"] >= sample["rss"] > 64 << 20
-    assert sample["devices"] == []
+    assert sample.rss_bytes is not None
+    assert sample.peak_rss_bytes is not None
+    assert sample.peak_rss_bytes >= sample.rss_bytes > 64 << 20
+    assert sample.devices == ()
     del block
 
 
 def test_without_cuda_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("asked"))
-    assert MemoryNotes().facts() == {}
+    assert MemoryNotes().devices() == ()
 
 
 class Devices:
@@ -57,21 +60,18 @@ class Devices:
 def test_its_own_devices_are_sampled_and_all_that_it_holds_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
     devices, notes = Devices(monkeypatch), MemoryNotes()
     notes.owns([torch.device("cuda", 1), torch.device("cpu")])
-    assert notes.sample()["devices"] == [[1, 2500, 4999, 5000]]
+    assert notes.sample().devices == (DeviceMemory(1, 2500, 4999, 5000),)
     assert devices.asked == [1]
-    first, second = notes.facts()["devices"]
-    assert first == {
-        "index": 0, "is_own": False, "uuid": "gpu-0", "allocated_bytes": 150, "peak_bytes": 299,
-        "reserved_bytes": 300, "total_bytes": 10**6,
-    }  # fmt: skip
-    assert (second["index"], second["is_own"], second["reserved_bytes"]) == (1, True, 5000)
+    first, second = notes.devices()
+    assert first == DeviceMemory(0, 150, 299, 300, is_own=False, uuid="gpu-0", total_bytes=10**6)
+    assert (second.index, second.is_own, second.reserved_bytes) == (1, True, 5000)
     assert 2 not in devices.asked, "asking might make a context there"
 
 
 def test_without_the_question_for_contexts_reserved_memory_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     Devices(monkeypatch)
     monkeypatch.delattr(torch._C, "_cuda_hasPrimaryContext")
-    assert [device["index"] for device in MemoryNotes().facts()["devices"]] == [0, 1]
+    assert [device.index for device in MemoryNotes().devices()] == [0, 1]
 
 
 def test_a_device_in_trouble_costs_only_these_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,4 +83,4 @@ def test_a_device_in_trouble_costs_only_these_numbers(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", fail)
     notes = MemoryNotes()
     notes.owns([torch.device("cuda", 1)])
-    assert (notes.facts(), notes.sample()["devices"]) == ({}, [])
+    assert (notes.devices(), notes.sample().devices) == ((), ())

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from torch.distributed.rpc.internal import RPCExecMode
 
 from ddpprof.record.rpc import RpcNotes, tensor_bytes, wrap_invoke
@@ -23,8 +24,8 @@ def row(to: Any = "ps", func: Any = lookup, args: Any = (), answer: Any = None) 
         future.set_exception(answer)
     elif answer is not None:
         future.set_result(answer)
-    (noted,) = notes.fields()["rpc"]
-    return list(noted)
+    (noted,) = notes.calls()
+    return list(structs.astuple(noted))
 
 
 def test_a_call_and_its_answer() -> None:
@@ -60,10 +61,9 @@ def test_only_so_many_calls_are_kept() -> None:
     notes = RpcNotes()
     for _ in range(2003):
         notes.invoked(0, torch.futures.Future[Any](), "ps", lookup, RPCExecMode.ASYNC, (), {})
-    fields = notes.fields()
-    assert (len(fields["rpc"]), fields["rpc_left_out"]) == (2000, 3)
+    assert (len(notes.calls()), notes.num_left_out) == (2000, 3)
     notes.end_step()
-    assert notes.fields() == {}
+    assert (notes.calls(), notes.num_left_out) == ((), 0)
 
 
 @pytest.mark.parametrize("listens", [True, False])

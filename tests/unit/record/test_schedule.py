@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 
-from ddpprof.record.schedule import Mode, Schedule
+from ddpprof.model import StepMode
+from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
 
 LETTERS = {
-    Mode.SKIP: "s",
-    Mode.OFF: "-",
-    Mode.LIGHT: "l",
-    Mode.WARMUP: "w",
-    Mode.PROFILED: "P",
-    Mode.BASELINE: "B",
-    Mode.ALONE: "A",
-    Mode.WITHOUT_DDP: "0",
-    Mode.DONE: ".",
+    StepMode.SKIP: "s",
+    StepMode.OFF: "-",
+    StepMode.LIGHT: "l",
+    StepMode.WARMUP: "w",
+    StepMode.PROFILED: "P",
+    StepMode.BASELINE: "B",
+    StepMode.ALONE: "A",
+    StepMode.WITHOUT_DDP: "0",
+    StepMode.DONE: ".",
 }
 
 

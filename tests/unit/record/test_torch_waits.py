@@ -14,8 +14,9 @@ from accelerator import emulate
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpprof
+from ddpprof.model import StepMode
 from ddpprof.record import ddp_variants
-from ddpprof.record.schedule import Mode, Schedule
+from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
 
 
@@ -81,5 +82,5 @@ def test_blocks_begin_when_the_new_reducers_first_iterations_are_over() -> None:
         waits.append(not is_without and train(ddp, optimizer))
         modes.append(schedule.mode(step))
     assert sum(waits) >= 20
-    assert modes.count(Mode.OFF) == modes.count(Mode.WITHOUT_DDP) == 8
-    assert not [step for step, waited in enumerate(waits) if waited and modes[step] is not Mode.SKIP]
+    assert modes.count(StepMode.OFF) == modes.count(StepMode.WITHOUT_DDP) == 8
+    assert not [step for step, waited in enumerate(waits) if waited and modes[step] is not StepMode.SKIP]

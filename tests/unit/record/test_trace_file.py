@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddpprof import own_files
 from ddpprof.record import trace_file
 from ddpprof.record.trace_file import TraceFile
 
@@ -58,6 +59,7 @@ def test_where_the_run_lies_elsewhere_this_nodes_disk_comes_first(
     monkeypatch.setattr(trace_file, "_LOCAL_DISK_BYTES", 1 << 20)
     with tempfile.TemporaryDirectory(dir=OTHER_DISK) as local:
         monkeypatch.setattr(tempfile, "tempdir", local)
+        Path(local, own_files.part_name("ddpprof")).mkdir()  # as a process that was killed leaves it
         recorded, trace = Recorded(), TraceFile(tmp_path, 0)
         trace.write(recorded)  # type: ignore[arg-type]
         trace.finish(1.0, [])

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from accelerator import emulate
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpprof.model import DdpModule, StepMode
 from ddpprof.record.modules import RecordedModule
-from ddpprof.record.schedule import Mode
 
 
 @pytest.fixture
@@ -37,44 +37,44 @@ class Rotating(torch.nn.Module):
         return branch
 
 
-def record(model: torch.nn.Module, steps: int = 30, every: int = 1, **settings: bool) -> dict[str, object]:
+def record(model: torch.nn.Module, steps: int = 30, every: int = 1, **settings: bool) -> DdpModule:
     with emulate():
         ddp = DistributedDataParallel(model, **settings)
     module = RecordedModule(ddp, 0)
     for step in range(steps):
         if step > 11:
-            module.begin_step(Mode.LIGHT if step % every == 0 else Mode.OFF)
+            module.begin_step(StepMode.LIGHT if step % every == 0 else StepMode.OFF)
         loss = ddp(torch.randn(4, 8)).sum()
         module.synchronising_forward_is_over(1)
         loss.backward()
         module.passes()
-    module.begin_step(Mode.DONE)
+    module.begin_step(StepMode.DONE)
     assert not any(parameter._post_accumulate_grad_hooks for parameter in ddp.parameters())  # type: ignore[attr-defined]
-    return module.facts()
+    return module.describe()
 
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize(
     ("num_used", "expected"),
     [
-        pytest.param(4, [], id="branches-take-turns"),
-        pytest.param(3, ["branches.3.weight", "branches.3.bias"], id="one-never-has-its-turn"),
+        pytest.param(4, (), id="branches-take-turns"),
+        pytest.param(3, ("branches.3.weight", "branches.3.bias"), id="one-never-has-its-turn"),
     ],
 )
-def test_on_an_accelerator_each_recorded_pass_counts(num_used: int, expected: list[str]) -> None:
-    facts = record(Rotating(num_used), find_unused_parameters=True)
-    assert facts["unused"] == expected
-    assert facts["num_lacking_passes"] == facts["num_searched_passes"] == 18
+def test_on_an_accelerator_each_recorded_pass_counts(num_used: int, expected: tuple[str, ...]) -> None:
+    described = record(Rotating(num_used), find_unused_parameters=True)
+    assert described.unused == expected
+    assert described.num_lacking_passes == described.num_searched_passes == 18
 
 
 @pytest.mark.usefixtures("process_group")
 def test_branches_that_have_their_turn_only_in_steps_that_are_not_recorded_are_used() -> None:
-    facts = record(Rotating(), every=4, find_unused_parameters=True)
-    assert facts["unused"] == []
-    assert facts["num_lacking_passes"] == facts["num_searched_passes"] == 5
+    described = record(Rotating(), every=4, find_unused_parameters=True)
+    assert described.unused == ()
+    assert described.num_lacking_passes == described.num_searched_passes == 5
 
 
 @pytest.mark.usefixtures("process_group")
 def test_without_the_search_none_is_unused() -> None:
-    facts = record(torch.nn.Linear(8, 8))
-    assert (facts["unused"], facts["num_searched_passes"]) == ([], 18)
+    described = record(torch.nn.Linear(8, 8))
+    assert (described.unused, described.num_searched_passes) == ((), 18)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddpprof.model import RecordedStep, StepMode
 from ddpprof.record.device import TrainingDevice
 from ddpprof.record.settings import Settings
 from ddpprof.record.window import Window
@@ -26,8 +27,8 @@ class Files:
     def ends(self, num_steps: int) -> None:
         assert num_steps > 0
 
-    def append_step(self, fields: dict[str, Any], _start_ns: int) -> None:
-        self.seen.append(fields["mode"])
+    def append_step(self, step: RecordedStep) -> None:
+        self.seen.append(step.mode)
 
 
 class Job:
@@ -43,8 +44,8 @@ class Job:
 class Notes:
     modules: tuple[Any, ...] = ()
 
-    def fields(self, _number: int, mode: Any) -> dict[str, Any]:
-        return {"mode": mode.value}
+    def step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
+        return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)
 
     def facts(self) -> dict[str, Any]:
         return {}

@@ -10,18 +10,15 @@ import jsonschema
 import pytest
 from reports import GOLDEN, HOSTILE, bucket, compare_runs, hostile_report, light_report, rank, report, step
 
-import ddpprof.render.json
 from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import judge, parse_conditions
-from ddpprof.events import Kernel
-from ddpprof.measures.kernels import KernelSummary
-from ddpprof.render.json import ComparisonFile, render_json
+from ddpprof.measures.kernels.kernels import KernelSummary
+from ddpprof.model import Kernel
+from ddpprof.render.json import ComparisonFile, render_json, schema
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
-
-SHIPPED = Path(ddpprof.render.json.__file__).with_name("comparison.schema.json")
 
 
 def run(idle_us: int, kernel_us: int, name: str = "gemm") -> Report:
@@ -64,9 +61,10 @@ def test_markdown(expect_golden: Callable[[Path, str], None]) -> None:
     ],
 )
 def test_comparisons_are_as_their_schema_says(comparison: Comparison) -> None:
-    schema = json.loads(SHIPPED.read_text(encoding="utf-8"))
     verdicts = judge(comparison, parse_conditions("step>5%"))
-    jsonschema.Draft202012Validator(schema).validate(json.loads(render_json(ComparisonFile(comparison, verdicts))))
+    jsonschema.Draft202012Validator(schema(ComparisonFile)).validate(
+        json.loads(render_json(ComparisonFile(comparison, verdicts)))
+    )
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())

@@ -49,11 +49,8 @@ def test_markdown(expect_golden: Callable[[Path, str], None]) -> None:
 
 
 @each
-def test_the_schemas_are_those_of_the_code(expect_golden: Callable[[Path, str], None], name: str) -> None:
+def test_reports_are_as_their_schemas_say(name: str) -> None:
     of = schema(type(REPORTS[name]))
-    expect_golden(
-        CHECKOUT / "ddpprof" / "render" / f"{name}.schema.json", json.dumps(of, indent=2, sort_keys=True) + "\n"
-    )
     jsonschema.Draft202012Validator(of).validate(json.loads(render_json(REPORTS[name])))
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 from reports import report
 
-from ddpprof.measures.failure import Failure, RankEnd
+from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
 from ddpprof.render.markdown import render_markdown

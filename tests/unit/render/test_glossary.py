@@ -1,16 +1,16 @@
 """Terms: found by any of their names, and true of the JSON report."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ddpprof.render.json
 from ddpprof.render.glossary import TERMS, Term, find_term, similar_terms
+from ddpprof.render.json import schema
+from ddpprof.report import Report
 
 CHECKOUT = Path(__file__).parents[3]
-SCHEMA = json.loads(Path(ddpprof.render.json.__file__).with_name("report.schema.json").read_text(encoding="utf-8"))
+SCHEMA = schema(Report)
 
 
 def resolved(node: dict[str, Any]) -> list[dict[str, Any]]:

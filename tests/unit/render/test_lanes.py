@@ -5,9 +5,9 @@ import io
 import pytest
 from tables import collective, trace
 
-from ddpprof.events import Phase, Trace
-from ddpprof.measures.buckets import BucketStep
-from ddpprof.measures.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
+from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.step.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
+from ddpprof.model import Phase, Trace
 from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report.timeline import RankTimeline, Timeline

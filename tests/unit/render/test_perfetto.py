@@ -1,7 +1,6 @@
 """The file for Perfetto: every track adds up to the report, nothing overlaps, arrows start and end in slices."""
 
 import json
-import os
 from collections import defaultdict
 from dataclasses import astuple, replace
 from itertools import pairwise
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from reports import HOSTILE
+from shared import TRACES
 
 from ddpprof.load.run import load_run
 from ddpprof.render.perfetto import PARTS, render_perfetto
@@ -17,12 +17,11 @@ from ddpprof.report import Report, build_report
 from ddpprof.report.timeline import Timeline, build_timeline
 
 CHECKOUT = Path(__file__).parents[3]
-SHARED = Path(os.environ.get("DDPPROF_SHARED", CHECKOUT.parent / "shared"))
 PATHS = {
     "gloo-2": CHECKOUT / "sample_traces" / "convnet-gloo-2ranks",
     "gloo-4": CHECKOUT / "sample_traces" / "transformer-gloo-4ranks",
-    "nccl": SHARED / "traces" / "resnet50_a100_rank0of2.json.gz",
-    "several-streams": SHARED / "traces" / "dlrm_rank3of8.json.gz",
+    "nccl": TRACES / "resnet50_a100_rank0of2.json.gz",
+    "several-streams": TRACES / "dlrm_rank3of8.json.gz",
 }
 
 

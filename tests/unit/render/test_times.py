@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
-from reports import light_report, report
+from reports import light_report, report, slowdown
+from tables import forward, recorded, trace
 
-import ddpprof
-from ddpprof.record.live import StepTimes
+from ddpprof.measures.step.timeline import move_timeline, step_timeline
+from ddpprof.model import Phase
 from ddpprof.record.live import scalars_of as live_scalars
-from ddpprof.render.json import render_json
+from ddpprof.render.html.report_charts import bucket_chart, slowdown_chart
+from ddpprof.render.html.report_page import report_page
+from ddpprof.render.json import render_json, schema
 from ddpprof.render.sections import sections
 from ddpprof.render.sections.layout import Bars, Table
 from ddpprof.render.tensorboard.scalars import scalars_of
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
+from ddpprof.report.timeline import RankTimeline, Timeline
 from ddpprof.report.times import times_of
 
-SCHEMA = json.loads((Path(ddpprof.__file__).parent / "render" / "report.schema.json").read_text())
+SCHEMA = schema(Report)
 
 
 def on(device: str) -> Report:
@@ -62,6 +65,21 @@ def test_tables_of_the_device_say_so(words: str) -> None:
     assert f"{words}, ms of the device" in out.getvalue()
 
 
+@pytest.mark.parametrize(("device", "says_so"), [("cuda", True), ("cpu", False)])
+def test_charts_say_whose_times_they_draw(device: str, says_so: bool) -> None:
+    shown = replace(on(device), slowdown=slowdown())
+    (buckets,) = bucket_chart(shown)
+    assert ("on the host's clock" in buckets.layout["xaxis"]["title"]["text"]) is says_so
+    assert ("how long the device takes" in buckets.note) is says_so
+    (kernels,) = slowdown_chart(shown)
+    assert ("ms of the device" in kernels.layout["xaxis"]["title"]["text"]) is says_so
+    step = step_timeline(trace([(0, 100)], [(0, 20, Phase.FORWARD, 0)], []), 0)
+    step = move_timeline(step, 0, ())
+    page = report_page(shown, Timeline((RankTimeline(0, device, ("x",), True, (step,)),), None))
+    assert ("The step in numbers, ms of the device" in page) is says_so
+    assert ("The lanes show when the device worked" in page) is says_so
+
+
 def test_the_json_report_has_the_fields_whose_times_it_tells() -> None:
     written = json.loads(render_json(on("cuda")))
     assert set(written["times"].values()) == {"host", "device"}
@@ -92,6 +110,6 @@ def test_scalars_of_launches_have_tags_of_their_own() -> None:
     tags = {one.tag for one in scalars_of(rank, on_accelerator=True)}
     assert any(tag.startswith("ddp_launches/") for tag in tags)
     assert not any(tag.startswith("ddp_step/") for tag in tags)
-    step = StepTimes(0, 0, 10, ((1, 2),), ((3, 4),), 0)
+    step = recorded(0, forwards=(forward(1, 1, 2, 2),), optimizers=((3, 4),), data_ns=0)
     assert "ddp_step/forward_ms" in live_scalars(step)
-    assert "ddp_launches/forward_ms" in live_scalars(replace(step, of_launches=True))
+    assert "ddp_launches/forward_ms" in live_scalars(step, of_launches=True)

@@ -11,7 +11,7 @@ from observations import MS, observed
 
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted, Predictions
-from ddpprof.measures.accumulation import Accumulation
+from ddpprof.measures.step.accumulation import Accumulation
 from ddpprof.report import Bound, BoundBy, Report
 from ddpprof.report.bound import find_bound
 

@@ -9,8 +9,8 @@ import tables
 from experiments import MS, job, overhead_report, parts, planned, result, scaling_report, sweep_report
 from tables import recorded
 
-from ddpprof.events import Rank, RecordedStep
-from ddpprof.experiment.plan import Kind, Trial, Variant
+from ddpprof.experiments.plan import Kind, Trial, Variant
+from ddpprof.model import Rank, RecordedStep, StepMode
 from ddpprof.report.experiments import build_experiment
 from ddpprof.report.overhead import OverheadReport
 from ddpprof.report.scaling import Scaling, ScalingReport
@@ -134,8 +134,8 @@ def test_of_nothing_there_is_no_report() -> None:
 
 
 def test_a_trial_gives_its_blocks_and_the_parts_of_its_profiled_steps() -> None:
-    timed = [RecordedStep(number, "off", 0, 50 + number) for number in (3, 4)]
-    bare = [RecordedStep(5, "without_ddp", 0, 40)]
+    timed = [RecordedStep(number=number, mode=StepMode.OFF, start_ns=0, end_ns=50 + number) for number in (3, 4)]
+    bare = [RecordedStep(number=5, mode=StepMode.WITHOUT_DDP, start_ns=0, end_ns=40)]
     ranks = [Rank(0, tables.trace(), tables.record(steps=[*timed, recorded(number=10), *bare]))]
     made = trial_result(Trial(0, 0), tables.run(*ranks))
     assert (made.blocks_ns, made.without_ddp_ns, made.problem) == (((53, 54),), ((40,),), None)

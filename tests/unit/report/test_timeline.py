@@ -1,23 +1,22 @@
 """Timelines of real runs: their spans add up to the report, and their clocks to one."""
 
-import os
 from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ranks import shifted_trace
+from shared import TRACES
 
 from ddpprof.cli.arguments import numbers
-from ddpprof.events import Run
 from ddpprof.load.run import load_run
+from ddpprof.model import Run
 from ddpprof.report import build_report
 from ddpprof.report.timeline import Timeline, build_timeline
 
 CHECKOUT = Path(__file__).parents[3]
-SHARED = Path(os.environ.get("DDPPROF_SHARED", CHECKOUT.parent / "shared"))
 GLOO = CHECKOUT / "sample_traces" / "convnet-gloo-2ranks"
-RUNS = [*sorted((CHECKOUT / "sample_traces").glob("*-gloo-*")), *sorted((SHARED / "traces").glob("*.json.gz"))]
+RUNS = [*sorted((CHECKOUT / "sample_traces").glob("*-gloo-*")), *sorted((TRACES).glob("*.json.gz"))]
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from predictions import MIB, UNIT, network, profile, training
 from reports import report
 
 from ddpprof.errors import DdpprofError
-from ddpprof.predict.assignment import Gradient
+from ddpprof.model.bucket_assignment import Gradient
 from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.setting import Algorithm, Compression, Setting
-from ddpprof.report.profiled import Profiled
+from ddpprof.report.run_profile import Profiled
 from ddpprof.report.whatif import Asked, WhatIf, build_whatif
 
 JOB = report().job

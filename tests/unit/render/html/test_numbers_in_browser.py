@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from experiments import scaling_report
 from large_runs import thousand_ranks
-from pages import GLOO_2, GLOO_4, SAMPLES, Show, body, plotted
+from pages import GLOO_2, GLOO_4, Show, body, plotted
+from shared import TRACES
 
 from ddpprof.cli import main
 from ddpprof.render.html.report_page import report_page
@@ -19,8 +19,7 @@ from ddpprof.render.html.result_pages import experiment_page
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-SHARED = Path(os.environ.get("DDPPROF_SHARED", SAMPLES.parents[1] / "shared"))
-NCCL = SHARED / "traces" / "resnet50_a100_rank0of2.json.gz"
+NCCL = TRACES / "resnet50_a100_rank0of2.json.gz"
 
 RUNS = [
     pytest.param(GLOO_2, id="gloo-2-ranks"),

@@ -28,7 +28,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.render.html.page import plotly_source
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.html.result_pages import comparison_page, experiment_page
-from ddpprof.render.sections.chosen import worth_seeing
+from ddpprof.render.sections.shown_steps import worth_seeing
 from ddpprof.report import Report
 
 VOID = {"meta", "input", "br", "link", "img"}

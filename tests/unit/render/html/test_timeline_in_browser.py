@@ -11,7 +11,7 @@ from large_runs import kernel_run
 from pages import Show, body, page_of, plotted
 
 from ddpprof.render.html.report_page import report_page
-from ddpprof.render.sections.chosen import worth_seeing
+from ddpprof.render.sections.shown_steps import worth_seeing
 from ddpprof.report import build_report
 from ddpprof.report.timeline import build_timeline
 

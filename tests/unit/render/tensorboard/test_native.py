@@ -12,7 +12,7 @@ import pytest
 from reports import HOSTILE, hostile_report, light_report, rank, report, step
 from tables import collective, trace
 
-from ddpprof.events import CollectiveKind, Rank
+from ddpprof.model import CollectiveKind, Rank
 from ddpprof.render.tensorboard.hparams import metrics_of
 from ddpprof.render.tensorboard.layout import CHARTS
 from ddpprof.render.tensorboard.native import write_native

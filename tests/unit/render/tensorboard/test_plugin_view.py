@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tables import collective, trace
 
-from ddpprof.events import CollectiveKind, Rank
-from ddpprof.events.plugin import PluginCollective
+from ddpprof.model import CollectiveKind, Rank
+from ddpprof.model.plugin import PluginCollective
 from ddpprof.render.tensorboard.plugin_view import PluginViews, plugin_views
 
 BROADCAST = CollectiveKind.BROADCAST

@@ -1,0 +1,185 @@
+"""`ddpprof report`: read, measure, print."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ddpprof.cli.arguments import numbers
+from ddpprof.cli.output import add_output_options, chosen_form, show, write
+from ddpprof.cli.reading import add_choosing_options, add_reading_options, read_report_or_run, read_run_set
+from ddpprof.cli.saying import say
+from ddpprof.errors import DdpprofError
+from ddpprof.files import Location, location
+
+if TYPE_CHECKING:
+    from ddpprof.pipeline.analysis import Analysis
+    from ddpprof.render.sections.layout import Section
+    from ddpprof.report import Report
+    from ddpprof.report.experiments import ExperimentReport
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path",
+        type=location,
+        help="a run, a folder with the runs of one job, traces of torch.profiler, a Horovod timeline, an experiment, "
+        "or a CSV table of times",
+    )
+    parser.add_argument(
+        "further_parts",
+        nargs="*",
+        default=[],
+        type=location,
+        metavar="part",
+        help="further parts of the run, where its hosts share no file system",
+    )
+    add_output_options(parser)
+    add_choosing_options(parser)
+    parser.add_argument(
+        "--steps",
+        type=numbers,
+        dest="measured_steps",
+        metavar="N-M",
+        help="measure only steps with these numbers, as in 15-17,19",
+    )
+    add_reading_options(parser)
+    parser.set_defaults(run=run_report)
+
+
+def run_report(options: argparse.Namespace) -> int:
+    from ddpprof.experiments.plan import is_experiment
+    from ddpprof.rundir import repeated_runs_in
+
+    if options.further_parts:
+        _refuse_files([options.path, *options.further_parts])
+        return _report_on_run(options)
+    if is_experiment(options.path) or options.path.suffix == ".csv":
+        _refuse_choice(options, "an experiment, whose trials are runs")
+        return _report_on_experiment(options)
+    repeated = repeated_runs_in(options.path)
+    if repeated:
+        return _report_on_runs(options, list(repeated.values()))
+    return _report_on_run(options)
+
+
+def _report_on_run(options: argparse.Namespace) -> int:
+    from ddpprof.render.json import render_json
+
+    with read_report_or_run(options.path, options) as (report, analysis):
+        if analysis is None:
+            _refuse_choice(options, "a report that was written before")
+        if chosen_form(options) == "json":
+            write(options, render_json(report))
+        elif chosen_form(options) == "html":
+            write(options, _page(report, analysis))
+        else:
+            show(options, report.job.name, shown_sections(report, analysis))
+    return 0
+
+
+def _refuse_files(paths: Sequence[Location]) -> None:
+    """Raises `DdpprofError`."""
+    for path in paths:
+        if path.is_file():
+            raise DdpprofError(
+                f"{path} is one file, and several paths are parts of one run. Of several traces: give their folder."
+            )
+
+
+def _refuse_choice(options: argparse.Namespace, what: str) -> None:
+    """Raises `DdpprofError`."""
+    given = {"--ranks": options.ranks, "--sample": options.sample, "--steps": options.measured_steps}
+    for name, value in given.items():
+        if value is not None:
+            raise DdpprofError(f"{name} chooses from a run or from traces, and {options.path} is {what}.")
+
+
+def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> int:
+    from ddpprof.comparison.repeated import report_on_runs
+    from ddpprof.render.json import render_json
+    from ddpprof.render.sections.repeated import repeated_sections
+
+    found = report_on_runs(read_run_set(runs, options, folder=options.path), [run.name for run in runs])
+    if chosen_form(options) == "json":
+        write(options, render_json(found))
+    elif chosen_form(options) == "html":
+        from ddpprof.render.html.result_pages import repeated_page
+
+        write(options, repeated_page(found))
+    else:
+        show(options, found.name, repeated_sections(found))
+        if options.out is None:
+            say(f"\nSee one of them with: ddpprof report {runs[0]}")
+    return 0
+
+
+def shown_sections(report: Report, analysis: Analysis | None) -> tuple[Section, ...]:
+    """What a terminal shows: with one step as it went on, where more than a report is known."""
+    from ddpprof.render.sections import sections
+    from ddpprof.render.sections.lanes import MAX_RANKS
+    from ddpprof.render.sections.shown_steps import typical_step, worth_seeing
+
+    number = typical_step(report)
+    if analysis is None or number is None:
+        return sections(report)
+    return sections(report, analysis.timeline([number], worth_seeing(report, MAX_RANKS)))
+
+
+def _page(report: Report, analysis: Analysis | None) -> str:
+    from ddpprof.render.html.report_page import report_page
+    from ddpprof.render.sections.shown_steps import worth_seeing
+
+    return report_page(report, analysis.timeline(ranks=worth_seeing(report)) if analysis is not None else None)
+
+
+def _report_on_experiment(options: argparse.Namespace) -> int:
+    from ddpprof.render.json import render_json
+    from ddpprof.render.plot import can_plot, plot
+    from ddpprof.render.sections.experiments import experiment_sections
+    from ddpprof.render.sections.layout import Picture
+
+    report = read_experiment(options.path)
+    if chosen_form(options) == "json":
+        write(options, render_json(report))
+        return 0
+    if chosen_form(options) == "html":
+        from ddpprof.render.html.result_pages import experiment_page
+
+        write(options, experiment_page(options.path.name, report))
+        return 0
+    shown = list(experiment_sections(report))
+    if options.out is not None and can_plot(report):
+        picture = options.out.with_suffix(".plot.png")  # report.png may be the user's own
+        plot(report, picture)
+        shown.append(Picture(picture.name, "step times"))
+    show(options, options.path.name, shown)
+    return 0
+
+
+def read_experiment(path: Location) -> ExperimentReport:
+    """An experiment's directory, or a table of times that were measured elsewhere. Raises `DdpprofError`."""
+    from ddpprof.cli.tuning_directory import read_tuning
+    from ddpprof.experiments.plan import Kind, is_experiment, read_end, read_plan
+    from ddpprof.load.csv_times import load_times
+    from ddpprof.load.run import load_run
+    from ddpprof.report.experiments import build_experiment, sweep_of_table
+    from ddpprof.report.trials import TrialResult, trial_result
+
+    if not is_experiment(path):
+        return sweep_of_table(load_times(path))
+    experiment, results = read_plan(path), []
+    if experiment.kind is Kind.TUNE:
+        return read_tuning(path).report()
+    for trial in experiment.trials():
+        ended = read_end(path / trial.name)
+        if ended is not None and ended.problem is not None:
+            results.append(TrialResult(trial, problem=ended.problem))
+        elif ended is not None:
+            results.append(trial_result(trial, load_run(path / trial.name)))
+    report = build_experiment(experiment, results)
+    if report is None:
+        problem = next((result.problem for result in results if result.problem), "no variant has been run to its end")
+        raise DdpprofError(f"{path} has nothing to compare yet: {problem}")
+    return report

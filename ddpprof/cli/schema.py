@@ -1,0 +1,24 @@
+"""`ddpprof schema`: the JSON Schema of what ``--format json`` writes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def add_schema_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "document",
+        nargs="?",
+        default="report",
+        choices=("report", "comparison", "repeated", "overhead", "scaling", "sweep", "tuning", "whatif"),
+        help="the document that the schema describes (default: report)",
+    )
+    parser.set_defaults(run=run_schema)
+
+
+def run_schema(options: argparse.Namespace) -> int:
+    from ddpprof.render.json import DOCUMENTS, render_schema
+
+    sys.stdout.write(render_schema(DOCUMENTS[options.document]))
+    return 0

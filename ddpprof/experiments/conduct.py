@@ -1,0 +1,296 @@
+"""Run the trials of an experiment, one after the other; those that have ended well already are not run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ddpprof import own_files, rundir
+from ddpprof.errors import CannotRecord, RunExists
+from ddpprof.experiments.plan import (
+    CHOICE_FILE,
+    LOCK_FILE,
+    NETWORK_FILE,
+    OUTPUT_FILE,
+    PROFILE_DIRECTORY,
+    Ended,
+    Experiment,
+    Kind,
+    Trial,
+    Variant,
+    as_kept,
+    is_experiment,
+    is_of_this_user,
+    read_end,
+    read_plan,
+    write_end,
+    write_plan,
+)
+from ddpprof.record import launch
+from ddpprof.record.schedule import Schedule
+from ddpprof.record.settings import Settings
+from ddpprof.redaction import without_secrets
+from ddpprof.rundir import read_world_size
+
+_COST_STEPS = 6
+"""of a profile: every second one tells when gradients and buckets are there"""
+_PROFILED_STEPS = 2
+_ALONE_STEPS = 4
+
+
+def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
+    """Make `directory`, or go on in it where it holds the same plan. Raises `RunExists` and `CannotRecord`.
+
+    A folder that has a trial's name and is none is the user's, and stays.
+    """
+    try:
+        if is_experiment(directory):
+            if not force:
+                begun = read_plan(directory)
+                if not is_of_this_user(directory, begun):
+                    raise RunExists(
+                        f"{directory} was begun by another user, or on another machine. Choose another --out, or "
+                        "replace it with --force."
+                    )
+                if _as_asked(begun) != as_kept(experiment):
+                    raise RunExists(
+                        f"{directory} holds another experiment. Choose another --out, or replace it with --force."
+                    )
+                return
+            _remove(directory)
+        elif rundir.is_run(directory):
+            raise RunExists(f"{directory} holds a run. Choose another --out.")
+        own_files.make_named_folder(directory)
+        for folder in _places(directory, experiment):
+            if folder.exists():
+                raise RunExists(f"{folder} stands where a trial would be written. Choose another --out.")
+        write_plan(directory, experiment)
+    except OSError as error:
+        raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
+
+
+@contextmanager
+def working_on(directory: Path) -> Iterator[None]:
+    """Hold the experiment, of which one process at a time runs trials. Raises `CannotRecord` while another does."""
+    try:
+        with own_files.locked(directory / LOCK_FILE):
+            yield
+    except own_files.LockedError as error:
+        raise CannotRecord(f"process {error.holder} works on {directory}: wait until it has ended.") from error
+
+
+def _as_asked(experiment: Experiment) -> Experiment:
+    """Without what a tuning has added to its plan."""
+    return replace(experiment, variants=experiment.variants[:1]) if experiment.kind is Kind.TUNE else experiment
+
+
+def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
+    """Where something will be written. Which trials a tuning has is not known when it begins."""
+    yield from (trial.folder(directory) for trial in experiment.trials())
+    if experiment.kind is Kind.TUNE:
+        yield from (directory / name for name in (PROFILE_DIRECTORY, CHOICE_FILE, NETWORK_FILE))
+        yield from sorted(directory.glob("trial-*"))
+
+
+def _remove(directory: Path) -> None:
+    """The trials of an earlier experiment, and nothing else that stands in the folder."""
+    experiment = read_plan(directory)
+    for trial in experiment.trials():
+        own_files.remove_folder(trial.folder(directory))
+    if experiment.kind is Kind.TUNE:
+        own_files.remove_folder(directory / PROFILE_DIRECTORY)
+        for name in (CHOICE_FILE, NETWORK_FILE):
+            own_files.remove_file(directory / name)
+
+
+def remaining(directory: Path, experiment: Experiment) -> list[Trial]:
+    """Those without times, in the order in which they are to be run."""
+    return [trial for trial in experiment.trials() if not _is_done(trial.folder(directory))]
+
+
+def _is_done(folder: Path) -> bool:
+    ended = read_end(folder)
+    return ended is not None and ended.problem is None
+
+
+def conduct(
+    directory: Path, experiment: Experiment, trials: list[Trial], stopped: Collection[int] = ()
+) -> Iterator[tuple[Trial, Ended | None]]:
+    """Run `trials`, and yield each as it ends; one that was interrupted, and is the last, without an `Ended`.
+
+    A variant that failed once is left out of the further rounds; so is one that the caller puts into `stopped`
+    meanwhile. Raises `CannotRecord`.
+    """
+    failed: set[int] = set()
+    for trial in trials:
+        if trial.variant in failed or trial.variant in stopped:
+            continue
+        try:
+            folder, variant = trial.folder(directory).absolute(), experiment.variants[trial.variant]
+            ended = _run(folder, experiment, variant, trial_settings(folder, experiment, variant))
+        except OSError as error:
+            raise CannotRecord(f"cannot write {trial.folder(directory)}: {error.strerror}.") from error
+        yield trial, ended
+        if ended is None:
+            return
+        if ended.problem is not None:
+            failed.add(trial.variant)
+
+
+def run_profile(directory: Path, experiment: Experiment) -> Ended | None:
+    """The first variant once, recorded as by `ddpprof trace`; ``None`` where it was interrupted.
+
+    Raises `CannotRecord`.
+    """
+    folder = (directory / PROFILE_DIRECTORY).absolute()
+    try:
+        return _run(folder, experiment, experiment.variants[0], profile_settings(folder, experiment))
+    except OSError as error:
+        raise CannotRecord(f"cannot write {folder}: {error.strerror}.") from error
+
+
+def profile_settings(folder: Path, experiment: Experiment) -> Settings:
+    settings = trial_settings(folder, experiment, experiment.variants[0])
+    return replace(
+        settings,
+        timed_steps=0,
+        cost_steps=_COST_STEPS,
+        steps=_PROFILED_STEPS,
+        alone_steps=_ALONE_STEPS,
+        profiler=True,
+    )
+
+
+def profile_steps(experiment: Experiment, on_accelerator: bool = False) -> int:
+    """Return how many steps the profile takes."""
+    return Schedule(profile_settings(Path(), experiment), on_accelerator).num_steps
+
+
+def trained_on_accelerator(run: Path) -> bool:
+    """Raises ``OSError`` where rank 0 recorded nothing."""
+    facts = json.loads((run / rundir.facts_file(0)).read_text(encoding="utf-8"))
+    return bool(facts["device"] != "cpu")
+
+
+def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Settings) -> Ended | None:
+    launch.end_jobs_into(folder)
+    own_files.remove_folder(folder)
+    own_files.make_folder(folder)
+    command, variables = job_of(experiment, variant)
+    began = time.monotonic()
+    with os.fdopen(own_files.create(folder / OUTPUT_FILE), "wb") as output:
+        outcome = launch.run_job(
+            command,
+            settings,
+            explain_rank=False,
+            variables={**variables, **variant.variables},
+            output=output,
+        )
+    if outcome.interrupted:
+        return None
+    _refuse_another_number(folder, experiment, variant)
+    ended = Ended(outcome.exit_code, time.monotonic() - began, _problem(folder, experiment, outcome.exit_code))
+    write_end(folder, ended)
+    return ended
+
+
+def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Settings:
+    """What is recorded in each process of a trial."""
+    return Settings(
+        out=str(folder),
+        command=experiment.command,
+        skip_first=experiment.skip_first,
+        cost_steps=0,
+        timed_steps=0 if variant.ddp_blocks else experiment.timed_steps,
+        ddp_blocks=variant.ddp_blocks,
+        block_steps=experiment.timed_steps if variant.ddp_blocks else 0,
+        steps=variant.profiled_steps,
+        profiler=variant.profiled_steps > 0,
+        stop_after=True,
+        trial=True,
+        ddp=variant.ddp,
+        comm_hook=variant.comm_hook,
+        losses=experiment.kind is Kind.TUNE,
+        without_ddp=variant.without_ddp,
+    )
+
+
+def steps_of(experiment: Experiment, variant: Variant, on_accelerator: bool = False) -> int:
+    """Return how many steps the training has to take for a trial to be whole."""
+    return Schedule(trial_settings(Path(), experiment, variant), on_accelerator).num_steps
+
+
+def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[str, str]]:
+    """The command, and the environment variables that stand for a launcher. Raises `CannotRecord`.
+
+    One process needs no launcher, so that scripts which start their own ranks are not in its way. A command that says
+    itself where the number of processes goes, ``{nproc}``, starts them itself.
+    """
+    places = {**variant.places, "nproc": str(variant.nproc)}
+    words = [_filled(word, places) for word in (*experiment.command, *variant.words)]
+    if experiment.is_wrapped:
+        return words, {}
+    if any("{nproc}" in word for word in experiment.command):
+        return launch.script_command(words, experiment.as_module, None), {}
+    if variant.nproc == 1:
+        return launch.script_command(words, experiment.as_module, None), _one_rank()
+    torchrun = ["--standalone", f"--nproc-per-node={variant.nproc}"]
+    return launch.script_command(words, experiment.as_module, torchrun), {}
+
+
+def _filled(word: str, places: dict[str, str]) -> str:
+    for name, value in places.items():
+        word = word.replace("{" + name + "}", value)
+    return word
+
+
+def _one_rank() -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _refuse_another_number(folder: Path, experiment: Experiment, variant: Variant) -> None:
+    """A script that starts ranks of its own would be measured under a false name. Raises `CannotRecord`."""
+    started = read_world_size(folder)
+    if started is not None and started != variant.nproc and not variant.any_number:
+        raise CannotRecord(
+            f"{experiment.command[0]} starts {started} ranks itself, where {variant.nproc} was asked for. Say where "
+            f"the number goes: ddpprof {experiment.kind} … {experiment.command[0]} --its-option {{nproc}}"
+        )
+
+
+def _problem(folder: Path, experiment: Experiment, exit_code: int) -> str | None:
+    if exit_code:
+        return f"exit code {exit_code}: {without_secrets(_last_line(folder / OUTPUT_FILE))}"
+    if not rundir.is_run(folder) or not rundir.ranks_in(folder):
+        settings = trial_settings(folder, experiment, experiment.variants[0])
+        cpu, accelerator = (Schedule(settings, kind).num_skipped + 1 for kind in (False, True))
+        return (
+            f"nothing was recorded: DistributedDataParallel trained fewer than {cpu} steps, or on an "
+            f"accelerator {accelerator}. Let the training take more, or skip fewer (--skip-first)"
+        )
+    if not any('"off"' in (folder / rundir.steps_file(rank)).read_text() for rank in rundir.ranks_in(folder)):
+        return "the training ended before a step was timed: let it take more steps, or time fewer (--skip-first)"
+    return None
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    said = [line.strip() for line in lines if line.strip() and not line.startswith("=")]
+    error = [line for line in said if "Error" in line and not line.startswith(("raise ", "File "))]
+    return (error or said or ["it printed nothing"])[-1]

@@ -1,0 +1,261 @@
+"""What an experiment runs, as ``experiment.json`` in its directory says.
+
+    experiment.json        this plan; it never changes, but for that `ddpprof tune` adds what its profile suggests
+    trial-0-2/             variant 0 in round 2: a run directory
+    trial-0-2/output.txt   what the job printed
+    trial-0-2/trial.json   how it ended
+    profile/               `ddpprof tune`: the job as it is, recorded
+    choice.json            `ddpprof tune`: what was predicted of each variant from it
+    .lock                  the process that runs the trials now
+    network.json           `ddpprof tune`: a copy of the file that --network named
+
+Every round runs each variant once, in order, so that a slow minute of the machine hits all of them: A B A B.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpprof import rundir
+from ddpprof.errors import NotARun
+from ddpprof.files import Location, RemotePath
+from ddpprof.files.small import read_small
+from ddpprof.redaction import HIDDEN, is_secret, words_without_secrets
+from ddpprof.user_key import is_seal_of, seal_of, user_key
+
+EXPERIMENT_FORMAT = 1
+EXPERIMENT_FILE = "experiment.json"
+TRIAL_FILE = "trial.json"
+OUTPUT_FILE = "output.txt"
+PROFILE_DIRECTORY = "profile"
+CHOICE_FILE = "choice.json"
+NETWORK_FILE = "network.json"
+LOCK_FILE = ".lock"
+
+
+class Kind(StrEnum):
+    OVERHEAD = "overhead"
+    SCALE = "scale"
+    SWEEP = "sweep"
+    TUNE = "tune"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run the job."""
+
+    nproc: int
+    label: str = ""
+    """what it differs in, beside the number of processes: ``--batch-size=64``"""
+    size: float | None = None
+    """the value of what is varied first, where it is a number above 0"""
+    is_share: bool = False
+    """`size` is each process's share of a total"""
+    is_work: bool = False
+    """`size` counts work, a batch say: times may be a straight line over it, and rates make sense"""
+    varied: str = ""
+    """the name of what is varied first"""
+    configuration: str = ""
+    """the label without what is varied first"""
+    words: tuple[str, ...] = ()
+    """arguments of the script, after its own"""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """what stands for ``{name}`` in the command"""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """environment variables"""
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+    """arguments of DDP's constructor"""
+    without_ddp: bool = False
+    profiled_steps: int = 0
+    """after the timed ones; before the blocks"""
+    ddp_blocks: int = 0
+    """pairs of blocks, of `Experiment.timed_steps` each: with DDP and without"""
+    any_number: bool = False
+    """nobody asked for a number of processes: the job may start as many as it likes"""
+    comm_hook: str | None = None
+    """of torch's ``default_hooks``"""
+
+    @property
+    def total_size(self) -> float | None:
+        """Of all processes together."""
+        return self.size * self.nproc if self.size is not None and self.is_share else self.size
+
+    @property
+    def processes(self) -> str:
+        """How many, in words."""
+        return "1 process" if self.nproc == 1 else f"{self.nproc} processes"
+
+    @property
+    def title(self) -> str:
+        words = (self.label, "without DDP" if self.without_ddp else "", "" if self.any_number else self.processes)
+        return ", ".join(filter(None, words)) or "with DDP"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    format: int
+    kind: Kind
+    command: tuple[str, ...]
+    """the script and its arguments; any command where `is_wrapped`"""
+    as_module: bool
+    is_wrapped: bool
+    variants: tuple[Variant, ...]
+    rounds: int
+    skip_first: int
+    timed_steps: int
+    """of each trial, or of each block"""
+    most_variants: int = 0
+    """of `ddpprof tune`, once it has chosen"""
+    allow_lossy: bool = False
+    """of `ddpprof tune`: also hooks that round"""
+    is_whole: bool = True
+    """``False``: the command had secrets, which are not kept, so that it must be given again to go on"""
+
+    @property
+    def num_trials(self) -> int:
+        return self.rounds * len(self.variants)
+
+    def trials(self) -> Iterator[Trial]:
+        """In the order in which they are run."""
+        for number in range(self.rounds):
+            for variant in range(len(self.variants)):
+                yield Trial(variant, number)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    variant: int
+    round: int
+
+    @property
+    def name(self) -> str:
+        """Of its directory, in that of the experiment."""
+        return f"trial-{self.variant}-{self.round}"
+
+    def folder(self, directory: Path) -> Path:
+        return directory / self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a trial ended."""
+
+    exit_code: int
+    seconds: float
+    problem: str | None
+    """why it gives no times"""
+
+
+def is_experiment(directory: Location) -> bool:
+    if isinstance(directory, RemotePath):
+        return directory.holds(EXPERIMENT_FILE)
+    return os.path.isfile(directory / EXPERIMENT_FILE)  # noqa: PTH113 (Path.is_file raises for a name that is too long)
+
+
+def as_kept(experiment: Experiment) -> Experiment:
+    """Return the experiment without secrets in its command and variants."""
+    kept = replace(
+        experiment,
+        command=tuple(words_without_secrets(experiment.command)),
+        variants=tuple(map(_variant_as_kept, experiment.variants)),
+    )
+    return kept if kept == experiment else replace(kept, is_whole=False)
+
+
+def _variant_as_kept(variant: Variant) -> Variant:
+    return replace(
+        variant,
+        label=" ".join(words_without_secrets(variant.label.split(" "))),
+        words=tuple(words_without_secrets(variant.words)),
+        places=_values_as_kept(variant.places),
+        variables=_values_as_kept(variant.variables),
+    )
+
+
+def _values_as_kept(values: Mapping[str, str]) -> dict[str, str]:
+    return {name: HIDDEN if is_secret(name, value) else value for name, value in values.items()}
+
+
+def write_plan(directory: Path, experiment: Experiment) -> None:
+    """Write it with this user's seal, and without secrets. Raises ``OSError``."""
+    experiment = as_kept(experiment)
+    key = user_key()
+    seal = None if key is None else seal_of(_sealed(experiment), key)
+    rundir.write_json(directory / EXPERIMENT_FILE, {**msgspec.to_builtins(experiment), "seal": seal})
+
+
+def is_of_this_user(directory: Path, experiment: Experiment) -> bool:
+    """Return whether this user wrote that plan there: others could have any command run."""
+    key = user_key()
+    try:
+        seal = msgspec.json.decode(read_small(directory / EXPERIMENT_FILE), type=_Seal).seal
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return key is not None and seal is not None and is_seal_of(seal, _sealed(experiment), key)
+
+
+class _Seal(msgspec.Struct):
+    seal: str | None = None
+
+
+def _sealed(experiment: Experiment) -> bytes:
+    return msgspec.json.encode(experiment, order="deterministic")
+
+
+def read_plan(directory: Location) -> Experiment:
+    """Raises `NotARun`."""
+    path = directory / EXPERIMENT_FILE
+    try:
+        text = read_small(path)
+        found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
+        if isinstance(found, int) and found > EXPERIMENT_FORMAT:
+            raise NotARun(
+                f"{directory} was written by a newer ddpprof: its format is {found}, this one reads up to "
+                f"{EXPERIMENT_FORMAT}. Update with: pip install --upgrade ddpprof"
+            )
+        experiment = msgspec.json.decode(text, type=Experiment)
+        if (wrong := _what_is_wrong(experiment)) is not None:
+            raise NotARun(f"{path} is not ddpprof's ({wrong}).")
+        return experiment
+    except FileNotFoundError as error:
+        raise NotARun(f"{directory} holds no experiment: it has no {EXPERIMENT_FILE}.") from error
+    except OSError as error:
+        raise NotARun(f"{path} cannot be read: {error.strerror}.") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise NotARun(f"{path} is not ddpprof's ({error}).") from error
+
+
+def _what_is_wrong(experiment: Experiment) -> str | None:
+    if not experiment.variants:
+        return "it has no variants"
+    if not 0 <= experiment.rounds * len(experiment.variants) <= _MOST_TRIALS:
+        return f"it has {experiment.rounds} rounds of {len(experiment.variants)} variants"
+    steps = (experiment.skip_first, experiment.timed_steps)
+    numbers = [number for one in experiment.variants for number in (one.nproc, one.profiled_steps, one.ddp_blocks)]
+    if not all(0 <= number <= _LARGEST_NUMBER for number in (*steps, *numbers)):
+        return "a number of steps or processes in it is none"
+    return None
+
+
+_MOST_TRIALS = 100_000
+_LARGEST_NUMBER = 10**9
+
+
+def write_end(folder: Path, ended: Ended) -> None:
+    """Raises ``OSError``."""
+    rundir.write_json(folder / TRIAL_FILE, msgspec.to_builtins(ended))
+
+
+def read_end(folder: Location) -> Ended | None:
+    """``None`` where the trial has not been run to its end."""
+    try:
+        return msgspec.json.decode(read_small(folder / TRIAL_FILE), type=Ended)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,124 @@
+"""`--vary` and `--set`: from words to changes of the job.
+
+    --batch-size=32,64            an option of the script, added after its own arguments
+    bucket_cap_mb=5,25            an argument of DDP's constructor, replaced while the script calls it
+    NCCL_MAX_CTAS=4,8             in capitals: an environment variable
+    model.width=32,64             any other word: added after the script's own arguments
+
+Where ``{batch-size}`` stands in the command, the value goes there instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import Enum
+from math import isfinite
+from typing import Any
+
+from ddpprof.errors import DdpprofError
+from ddpprof.experiments.plan import Variant
+
+DDP_ARGUMENTS = (
+    "batched_grad_copy",
+    "broadcast_buffers",
+    "bucket_cap_mb",
+    "find_unused_parameters",
+    "forward_sync_buffers",
+    "gradient_as_bucket_view",
+    "init_sync",
+    "skip_all_reduce_unused_params",
+    "static_graph",
+)
+"""Those that can be given as text. A test compares them with the torch that is installed."""
+
+
+class _Place(Enum):
+    COMMAND = "command"
+    DDP = "ddp"
+    ENVIRONMENT = "environment"
+    ARGUMENT = "argument"
+
+
+def vary(variant: Variant, choices: Iterable[str], command: Sequence[str]) -> list[Variant]:
+    """One variant for every combination of values of the choices, each ``name=value,value…``. Raises `DdpprofError`."""
+    values = [[(name, value) for value in listed] for name, listed in map(_split, choices)]
+    return [_changed(variant, combination, command) for combination in itertools.product(*values)]
+
+
+def with_settings(variant: Variant, settings: Iterable[str], command: Sequence[str]) -> Variant:
+    """With one value for each name, which its label does not tell. Raises `DdpprofError`."""
+    for setting in settings:
+        name, values = _split(setting)
+        variant = _with(variant, name, ",".join(values), command)
+    return variant
+
+
+def shared_by(variant: Variant, setting: str, command: Sequence[str]) -> Variant:
+    """With ``name=total`` divided by the number of processes. Raises `DdpprofError`."""
+    name, values = _split(setting)
+    total = values[0]
+    if len(values) > 1 or not total.isdecimal() or int(total) % variant.nproc:
+        raise DdpprofError(f"{setting} cannot be shared by {variant.nproc} processes: give one whole multiple of it")
+    shared = _with(variant, name, str(int(total) // variant.nproc), command)
+    return replace(shared, label=f"{setting} in all")
+
+
+def _split(choice: str) -> tuple[str, list[str]]:
+    name, equals, values = choice.partition("=")
+    if not equals or not name.strip("-") or not all(values.split(",")):
+        raise DdpprofError(f"{choice} is no choice of values. Write it as: --batch-size=32,64 or bucket_cap_mb=5,25")
+    return name, values.split(",")
+
+
+def _changed(variant: Variant, combination: Sequence[tuple[str, str]], command: Sequence[str]) -> Variant:
+    for name, value in combination:
+        variant = _with(variant, name, value, command)
+    words = [f"{name}={value}" for name, value in combination]
+    name, value = combination[0]
+    return replace(variant, label=" ".join(words), configuration=" ".join(words[1:]), varied=name, size=_size(value))
+
+
+def _with(variant: Variant, name: str, value: str, command: Sequence[str]) -> Variant:
+    match _place(name, command):
+        case _Place.COMMAND:
+            return replace(variant, places={**variant.places, name.lstrip("-"): value})
+        case _Place.DDP:
+            return replace(variant, ddp={**variant.ddp, name: _literal(value)})
+        case _Place.ENVIRONMENT:
+            return replace(variant, variables={**variant.variables, name: value})
+        case _:
+            _refuse_misspelt(name)
+            return replace(variant, words=(*variant.words, f"{name}={value}"))
+
+
+def _place(name: str, command: Sequence[str]) -> _Place:
+    if any("{" + name.lstrip("-") + "}" in word for word in command):
+        return _Place.COMMAND
+    if name in DDP_ARGUMENTS:
+        return _Place.DDP
+    return _Place.ENVIRONMENT if name.isupper() and name.isidentifier() else _Place.ARGUMENT
+
+
+def _refuse_misspelt(name: str) -> None:
+    meant = difflib.get_close_matches(name, DDP_ARGUMENTS, n=1, cutoff=0.75)
+    if meant:
+        raise DdpprofError(f"DDP has no argument {name}: {meant[0]}? An option of the script begins with --")
+
+
+def _literal(value: str) -> Any:
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+
+
+def _size(value: str) -> float | None:
+    try:
+        size = float(value)
+    except ValueError:
+        return None
+    return size if isfinite(size) and size > 0 else None

@@ -1,0 +1,146 @@
+"""What a driver raised, said in one line without passwords. Drivers have errors of their own, not always ``OSError``.
+
+They are known by the names of their classes, because a driver may not be installed.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ddpprof.errors import RemoteError, RemoteFileNotFound
+from ddpprof.files.redirects import InwardRedirectError
+from ddpprof.redaction import without_secrets
+
+_HINTS = {
+    "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket FSSPEC_S3_ANON=true",
+    "gs": "try: gcloud auth application-default login; or set GOOGLE_APPLICATION_CREDENTIALS",
+    "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING",
+    "sftp": "load the key into an ssh agent, keep it as ~/.ssh/id_ed25519, or set FSSPEC_SFTP_KEY_FILENAME",
+    "hf": "try: hf auth login; or set HF_TOKEN",
+}
+_SAME = {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "adl": "abfs", "ssh": "sftp"}
+
+_NO_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "DefaultCredentialsError",
+    "ProfileNotFound",
+    "RefreshError",
+    "ClientAuthenticationError",
+}
+_REFUSED_CREDENTIALS = {"AuthenticationException", "BadAuthenticationType", "PasswordRequiredException"}
+_UNREACHABLE = {
+    "gaierror",
+    "ConnectionRefusedError",
+    "ConnectTimeoutError",
+    "EndpointConnectionError",
+    "ClientConnectorError",
+    "ClientConnectorDNSError",
+    "ConnectError",
+    "NoValidConnectionsError",
+    "ServiceRequestError",
+}
+_LOST = {
+    "ClientPayloadError",
+    "ServerDisconnectedError",
+    "ClientOSError",
+    "IncompleteRead",
+    "IncompleteReadError",
+    "ResponseStreamingError",
+    "ConnectionClosedError",
+    "ConnectionResetError",
+    "BrokenPipeError",
+    "RemoteProtocolError",
+    "EOFError",
+}
+_TIMED_OUT = {
+    "TimeoutError",
+    "FSTimeoutError",
+    "ReadTimeoutError",
+    "ServerTimeoutError",
+    "SocketTimeoutError",
+    "TimeoutException",
+}
+
+_LONGEST = 200
+
+_NOT_TRIED_AGAIN_S = 30
+_unreachable: dict[str, tuple[float, str]] = {}
+"""When each server could not be reached, and why. Drivers try for many seconds, and each rank has files there."""
+
+
+@contextmanager
+def explained(url: str) -> Iterator[None]:
+    """Raises `RemoteError` in place of whatever is raised inside, and at once where the server was just not there."""
+    server = "/".join(url.split("/", 3)[:3])
+    when, text = _unreachable.get(server, (-math.inf, ""))
+    if time.monotonic() - when < _NOT_TRIED_AGAIN_S:
+        raise RemoteError(errno.EHOSTUNREACH, text, without_secrets(url))
+    try:
+        yield
+    except Exception as error:
+        number, text = _explain(error, url)
+        if number == errno.EHOSTUNREACH:
+            _unreachable[server] = (time.monotonic(), text)
+        kind = RemoteFileNotFound if number == errno.ENOENT else RemoteError
+        raise kind(number, text, without_secrets(url)) from error
+
+
+def _explain(error: BaseException, url: str) -> tuple[int, str]:
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    inward = next((one for one in causes if isinstance(one, InwardRedirectError)), None)
+    if inward is not None:
+        return errno.EACCES, str(inward)
+    names = {base.__name__ for one in causes for base in type(one).__mro__}
+    said = _said(causes[-1]) or _said(error)
+    status = next((code for one in causes if (code := _status(one)) is not None), None)
+    is_refused = status in (401, 403)
+    asks_for_them = isinstance(error, ValueError) and "credentials" in said  # adlfs
+    if asks_for_them or (names & _NO_CREDENTIALS and not is_refused):
+        return errno.EACCES, f"there are no credentials ({said}): {_hint(url)}"
+    if isinstance(error, FileNotFoundError) and status == 401:  # huggingface_hub
+        return errno.EACCES, f"there is no such repository, or it is private: {_hint(url)}"
+    is_about_keys = "SSHException" in names and "authentication" in said.lower()
+    if names & _REFUSED_CREDENTIALS or status == 401 or is_about_keys:
+        return errno.EACCES, f"the server refuses the credentials ({said}): {_hint(url)}"
+    if names & _UNREACHABLE:
+        return errno.EHOSTUNREACH, f"the server cannot be reached ({said})"
+    if names & _TIMED_OUT:
+        return errno.ETIMEDOUT, "the server did not answer in time"
+    if names & _LOST:
+        return errno.ECONNRESET, f"the connection was lost ({said})"
+    if status is not None and status not in (403, 404):
+        return errno.EIO, f"the server says {said}"
+    if isinstance(error, PermissionError) or status == 403:
+        return errno.EACCES, f"permission denied ({said}): {_hint(url)}"
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return errno.ENOENT, "there is no such file, folder or bucket"
+    return errno.EIO, said or type(error).__name__
+
+
+def _status(error: BaseException) -> int | None:
+    """Of a web server's answer."""
+    known = [getattr(error, name, None) for name in ("status", "status_code", "code")]  # aiohttp, azure, gcsfs
+    known.append(getattr(getattr(error, "response", None), "status_code", None))  # huggingface_hub
+    return next((status for status in known if isinstance(status, int)), None)
+
+
+def _said(error: BaseException) -> str:
+    status, message = _status(error), str(getattr(error, "message", None) or "")
+    if status is not None and message:  # aiohttp's own text repeats the address, azure's goes on with the answer
+        text = f"{status} {message.splitlines()[0]}"
+    else:
+        text = str(getattr(error, "strerror", None) or error)
+    text = " ".join(text.split()).partition(" For more information")[0]
+    return without_secrets(text)[:_LONGEST].rstrip(".")
+
+
+def _hint(url: str) -> str:
+    scheme = url.rpartition("::")[2].partition("://")[0]
+    return _HINTS.get(_SAME.get(scheme, scheme), "give others")

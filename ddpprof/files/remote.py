@@ -1,0 +1,278 @@
+"""A file or folder that fsspec reaches (``s3://``, ``gs://``, ``sftp://``, ``https://``, …), with what ddpprof needs of
+pathlib's methods.
+
+What goes wrong is a `RemoteError`, whatever the driver raised. A path keeps what it was
+told, and hands to its files what its listing said of them: object stores answer every question with a request.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
+
+from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
+from ddpprof.files.explain import explained
+from ddpprof.files.redirects import client_that_stays_out
+from ddpprof.redaction import without_secrets
+
+_WEB = ("http://", "https://")
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "content_md5",
+    "Content-MD5",
+    "blob_id",
+    "mtime",
+    "LastModified",
+    "Last-Modified",
+    "last_modified",
+    "updated",
+)
+"""what stores call that which changes with a file, the surest first"""
+_OF_A_PAGE = "text/html"
+_TALKATIVE = ("paramiko", "gcsfs", "azure")
+"""They write tracebacks of what they raise."""
+_WRITTEN_AT_ONCE_BYTES = 1 << 20
+
+
+def driver_of(url: str) -> None:
+    """Raises `DdpprofError` where there is none."""
+    import fsspec
+
+    for part in url.split("::"):  # simplecache::s3://…
+        scheme = part.partition("://")[0]
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except ImportError as error:
+            package = getattr(error.__cause__, "name", None) or f"fsspec[{scheme}]"
+            raise DdpprofError(f"{scheme}:// needs {package}: pip install {package}") from error
+        except ValueError as error:
+            raise DdpprofError(
+                f"{scheme}:// is no scheme that fsspec knows. It knows s3://, gs://, abfs://, sftp://, https://, hf:// "
+                "and others"
+            ) from error
+
+
+class _Stat(NamedTuple):
+    st_size: int
+
+
+class RemotePath:
+    """Pickles as its URL and what is known of the file, without the listing."""
+
+    def __init__(self, url: str, info: dict[str, Any] | None = None) -> None:
+        self.url = url
+        """with passwords, unlike ``str``"""
+        self._info = info
+        self._listing: dict[str, dict[str, Any]] | None = None
+        self._system: Any = None
+        """where threads may share it: object stores' take a tenth of a second to make"""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemotePath, (self.url, self._info)
+
+    def __str__(self) -> str:
+        return without_secrets(self.url)
+
+    def __repr__(self) -> str:
+        return f"RemotePath({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePath) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __lt__(self, other: RemotePath) -> bool:
+        return self.url < other.url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        before, path, after = self._parts()
+        url = f"{before}{path.rstrip('/')}/{name}{after}"
+        return self._near(url, None if self._listing is None else self._listing.get(name, _NOT_THERE))
+
+    @property
+    def name(self) -> str:
+        last = PurePosixPath(self._parts()[1]).name
+        if not self._is_of_web:
+            return last
+        from urllib.parse import unquote
+
+        return unquote(last)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        before, path, _ = self._parts()
+        return (before, *path.strip("/").split("/"))
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def parent(self) -> RemotePath:
+        before, path, after = self._parts()
+        return self._near(f"{before}{path.rstrip('/').rpartition('/')[0]}{after}")
+
+    def with_name(self, name: str) -> RemotePath:
+        return self.parent / name
+
+    def with_suffix(self, suffix: str) -> RemotePath:
+        return self.with_name(f"{PurePosixPath(self.name).stem}{suffix}")
+
+    def resolve(self) -> RemotePath:
+        return self
+
+    def exists(self) -> bool:
+        return self._kind() is not None
+
+    def is_file(self) -> bool:
+        return self._kind() == "file"
+
+    def is_dir(self) -> bool:
+        return self._kind() == "directory"
+
+    def holds(self, name: str) -> bool:
+        """Whether it is a folder with a file or folder of that name. Its listing answers what is asked next, too."""
+        return self.is_dir() and any(path.name == name for path in self.iterdir())
+
+    def stat(self) -> _Stat:
+        size = self._known().get("size")
+        if not isinstance(size, int):
+            raise RemoteError(errno.ENOTSUP, "the server does not say how large it is", str(self))
+        return _Stat(size)
+
+    def version(self) -> str | None:
+        """Other text once the file has changed; ``None`` where the store does not say."""
+        known = self._known()
+        if not any(known.get(key) for key in _VERSIONS) and self._is_of_web:  # a listing says nothing but names
+            known = self._info = self._ask()
+        key = next((key for key in _VERSIONS if known.get(key)), None)
+        return None if key is None else f"{known.get('size')}-{known[key]}"
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        if self._listing is None:
+            with explained(self.url):
+                fs, path = self._reached()
+                listed = fs.ls(path, detail=True)
+            self._listing = {name: info for info in listed if (name := self._name_in_here(path, str(info["name"])))}
+        return iter([self / name for name in self._listing])
+
+    def open(self, mode: str = "rb") -> io.BufferedReader:
+        assert mode == "rb", "text is for the caller to decode, and writing is all at once"
+        from ddpprof.files.stream import open_stream
+
+        with explained(self.url):
+            fs, path = self._reached()
+            return open_stream(fs, path, self.url)
+
+    def read_bytes(self) -> bytes:
+        with explained(self.url):
+            fs, path = self._reached()
+            return bytes(fs.cat_file(path))
+
+    def write_bytes(self, content: bytes) -> None:
+        """All at once: whoever reads sees the old file or the new one, where the store can do that."""
+        self._write(lambda fs, path: fs.pipe_file(path, content), io.BytesIO(content))
+
+    def write_text(self, text: str, encoding: str) -> None:
+        self.write_bytes(text.encode(encoding))
+
+    def upload(self, source: Path) -> None:
+        """The content of a file of this machine."""
+        with source.open("rb") as content:
+            self._write(lambda fs, path: fs.put_file(str(source), path), content)
+
+    def _write(self, put: Callable[[Any, str], None], content: IO[bytes]) -> None:
+        """`put`: for stores that take a file as a whole."""
+        import shutil
+
+        with explained(self.url):
+            fs, path = self._reached()
+            if fs.async_impl:
+                put(fs, path)
+                return
+            with fs.open(path, "wb") as file:
+                if hasattr(file, "set_pipelined"):
+                    file.set_pipelined(True)  # else paramiko waits for an answer every 32 KiB
+                shutil.copyfileobj(content, file, _WRITTEN_AT_ONCE_BYTES)
+
+    @property
+    def _is_of_web(self) -> bool:
+        return self.url.rpartition("::")[2].startswith(_WEB)
+
+    def _parts(self) -> tuple[str, str, str]:
+        """What stands before the path, the path, and a query behind it."""
+        if self._is_of_web:
+            from urllib.parse import urlsplit, urlunsplit
+
+            parts = urlsplit(self.url)
+            return f"{parts.scheme}://{parts.netloc}", parts.path, urlunsplit(("", "", "", parts.query, ""))
+        scheme, separator, path = self.url.rpartition("://")
+        return f"{scheme}{separator}", path, ""
+
+    def _near(self, url: str, info: dict[str, Any] | None = None) -> RemotePath:
+        path = RemotePath(url, info)
+        path._system = self._system
+        return path
+
+    def _reached(self) -> tuple[Any, str]:
+        """The file system, and the path in it."""
+        if self._system is not None:
+            return self._system, self._system._strip_protocol(self.url)  # noqa: SLF001 (fsspec's own way)
+        from fsspec.core import url_to_fs
+
+        for driver in _TALKATIVE:
+            logging.getLogger(driver).setLevel(logging.CRITICAL)
+        options = {"get_client": client_that_stays_out} if self.url.startswith(_WEB) and "::" not in self.url else {}
+        fs, path = url_to_fs(self.url, **options)
+        if fs.async_impl and "::" not in self.url:
+            self._system = fs
+        return fs, path
+
+    def _kind(self) -> str | None:
+        """``None`` where there is nothing."""
+        try:
+            known = self._known()
+        except FileNotFoundError:
+            return None
+        if self._is_of_web and (known.get("mimetype") == _OF_A_PAGE or self._parts()[1].endswith("/")):
+            return "directory"
+        return "directory" if known.get("type") == "directory" else "file"
+
+    def _known(self) -> dict[str, Any]:
+        """Raises ``FileNotFoundError``, and other ``OSError`` where nobody can say."""
+        if self._info is None:
+            try:
+                self._info = self._ask()
+            except FileNotFoundError:
+                self._info = _NOT_THERE
+        if not self._info:
+            raise RemoteFileNotFound(errno.ENOENT, "there is no such file, folder or bucket", str(self))
+        return self._info
+
+    def _ask(self) -> dict[str, Any]:
+        with explained(self.url):
+            fs, path = self._reached()
+            return dict(fs.info(path))
+
+    def _name_in_here(self, folder: str, name: str) -> str | None:
+        """A page of links names other places too, and a store lists a folder's own key among its files."""
+        if self._is_of_web:
+            folder = "".join(self._parts()[:2])
+        name, folder = name.strip("/"), folder.strip("/")
+        last = name.removeprefix(f"{folder}/")
+        return last if last != name and not any(mark in last for mark in self._other_places) else None
+
+    @property
+    def _other_places(self) -> str:
+        return "/?#" if self._is_of_web else "/"
+
+
+_NOT_THERE: dict[str, Any] = {}
+"""of a file that a listing does not name"""

@@ -1,0 +1,114 @@
+"""The columns of a trace file, and what the identities of its events say of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.load.arguments import CollectiveDetails
+from ddpprof.load.classify import Role
+from ddpprof.load.columns import Columns, IntColumn
+from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Mark, ProcessGroup
+
+Rows = NDArray[np.int64]
+
+_MOST_VALUES = 1 << 22
+"""of a table that holds one number for each"""
+_MOST_POSITIONS = 20_000
+"""that are told apart in a step, for ops of one name"""
+
+
+class TraceFile:
+    """The columns, and what the identities say of each row."""
+
+    def __init__(self, columns: Columns) -> None:
+        identities = columns.identities
+        self.start_ns, self.end_ns = columns.start_ns, columns.end_ns
+        self.lane, self.device = columns.lane, columns.device
+        self.correlation: IntColumn = columns.correlation
+        self.launches, self.last_ns = columns.launches, columns.last_ns
+        self.detail, self.details = columns.detail, columns.details
+        self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
+        self.names: dict[str, int] = {}
+        """in order; the values count from 0"""
+        self.kernels: dict[Kernel, int] = {}
+        self.groups: dict[ProcessGroup, int] = {}
+        self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes
+        index = [self.name_index(identity.name) for identity in identities]
+        self.name = np.array(index, np.int32)[columns.identity]
+        self.role = np.array([identity.role for identity in identities], np.int8)[columns.identity]
+        self.is_op = np.array([identity.is_op for identity in identities], np.bool_)[columns.identity]
+        mark = [UNKNOWN if identity.mark is None else identity.mark for identity in identities]
+        self.mark = np.array(mark, np.int8)[columns.identity]
+        kind = [UNKNOWN if identity.kind is None else identity.kind for identity in identities]
+        self.kind = np.array(kind, np.int8)[columns.identity]
+
+    def forget_launches(self) -> None:
+        """Once it is known what each kernel was launched by."""
+        nothing = np.empty(0, np.int64)
+        self.correlation = nothing
+        self.launches = replace(self.launches, start_ns=nothing, lane=nothing, correlation=nothing)
+
+    def rows(self, *roles: Role) -> Rows:
+        return np.flatnonzero(np.isin(self.role, roles))
+
+    def marked(self, *marks: Mark) -> Rows:
+        return np.flatnonzero(np.isin(self.mark, marks))
+
+    def name_index(self, name: str) -> int:
+        return self.names.setdefault(name, len(self.names))
+
+    def kernel_of(self, rows: Rows, position: Int32Column | None = None) -> Int32Column:
+        """Index into ``kernels`` of each row; on CPU by its position among those of its name in its step."""
+        if position is None:
+            position = np.full(len(rows), UNKNOWN, np.int32)
+        position = np.where(position < _MOST_POSITIONS, position, np.int32(UNKNOWN))
+        parts = (self.name[rows], self.launch_shape[rows], self.input_shape[rows], position)
+        combinations, which = _distinct(parts)
+        names = list(self.names)
+
+        def kernel(name: int, launch: int, inputs: int, place: int) -> Kernel:
+            shape, of_inputs = (None if index == UNKNOWN else self.shapes[index] for index in (launch, inputs))
+            return Kernel(names[name], shape, of_inputs, None if place == UNKNOWN else place)
+
+        index = [self.kernels.setdefault(kernel(*values), len(self.kernels)) for values in combinations]
+        of_rows: Int32Column = np.array(index, np.int32)[which]
+        return of_rows
+
+    def details_of(self, row: int) -> CollectiveDetails:
+        index = int(self.detail[row])
+        return CollectiveDetails() if index == UNKNOWN else self.details[index]
+
+    def num_bytes(self, rows: Rows) -> Int64Column:
+        return np.array([self.details_of(row).num_bytes for row in rows.tolist()], np.int64)
+
+
+def _distinct(columns: Sequence[IntColumn]) -> tuple[list[tuple[int, ...]], Int32Column]:
+    """Each distinct combination, in their order, and which of these each row is."""
+    which = np.zeros(len(columns[0]), np.int32)
+    combinations: list[tuple[int, ...]] = [()] if len(which) else []
+    for column in columns:
+        values, of_rows = _numbered(column)
+        present, which = _numbered(which * np.int64(len(values)) + of_rows)
+        earlier, value = divmod(present, len(values)) if len(values) else (present, present)
+        combinations = [
+            (*combinations[one], other) for one, other in zip(earlier.tolist(), values[value].tolist(), strict=True)
+        ]
+    return combinations, which
+
+
+def _numbered(column: IntColumn) -> tuple[IntColumn, Int32Column]:
+    """The distinct values, in order, and which of them each row is; sorting all rows would be slow."""
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, -1)
+    if high - low >= _MOST_VALUES:
+        values, which = np.unique(column, return_inverse=True)
+        return values, which.astype(np.int32)
+    number = np.zeros(high - low + 1, np.int32)
+    offset = np.subtract(column, low, dtype=np.int64)  # an int8 has no 128
+    number[offset] = 1
+    values = np.flatnonzero(number)
+    number[values] = np.arange(len(values))
+    return values + low, number[offset]

@@ -1,0 +1,158 @@
+"""When is each gradient bucket ready, launched, started, finished, and which parameter kept it waiting?
+
+    ready     its last gradient is accumulated (torch's `get_backward_stats`)
+    launched  the reducer hands its all-reduce to the backend: strictly in index order, so not before its predecessors
+    started, finished   the collective itself, from the trace
+
+Times count from the end of the last DDP forward before the backward pass, where the reducer's own clock starts. A step
+may have several synchronised backward passes through one module; each has all of the module's buckets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpprof.measures.buckets.gradient_reduces import all_reduces_of_backward, launched_by_hooks
+from ddpprof.model import BackwardPass, DdpModule, RecordedStep, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStep:
+    """One bucket in one backward pass of one step of one rank. Nanoseconds since the end of the DDP forward."""
+
+    step: int
+    module: int
+    index: int
+    origin_ns: int
+    """end of the DDP forward, since 1970"""
+    first_ready_ns: int | None
+    """when its first gradient was accumulated"""
+    ready_ns: int | None
+    launched_ns: int | None
+    started_ns: int | None
+    finished_ns: int | None
+    last_parameter: int | None
+    """reducer index of the parameter whose gradient came last"""
+    previous_ready_ns: int | None
+    """when the last but one of its gradients was accumulated"""
+    pass_index: int = 0
+    """which of the step's synchronised backward passes through the module"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A collective that the reducer must have launched."""
+
+    place: int
+    """of the backward pass in the step"""
+    bucket: int | None
+    """``None``: the map of used parameters, reduced after the last bucket"""
+    ready_ns: int
+
+
+def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
+    """Return every bucket of every synchronised backward pass of `step`, which lies in `trace` if it was profiled."""
+    if not fits(modules, step):
+        return ()
+    seen = _from_trace(modules, step, trace) if trace is not None else _from_record(step)
+    passes_so_far: Counter[int] = Counter()
+    rows = []
+    for place, one in enumerate(step.passes):
+        for index, parameters in enumerate(modules[one.module].buckets):
+            times = seen.get((place, index), (None, None, None))
+            rows.append(_bucket_step(step.number, one, passes_so_far[one.module], index, parameters, times))
+        passes_so_far[one.module] += 1
+    return tuple(sorted(rows, key=lambda row: (row.module, row.pass_index, row.index)))
+
+
+_Times = tuple[int | None, int | None, int | None]
+
+
+def _bucket_step(
+    number: int, one: BackwardPass, pass_index: int, index: int, parameters: Sequence[int], times: _Times
+) -> BucketStep:
+    origin, (launched, started, finished) = one.origin_ns, times
+    known = sorted((ns, parameter) for parameter in parameters if (ns := one.ready_ns[parameter]) is not None)
+    return BucketStep(
+        step=number,
+        module=one.module,
+        index=index,
+        origin_ns=origin,
+        first_ready_ns=known[0][0] - origin if known else None,
+        ready_ns=known[-1][0] - origin if known else None,
+        launched_ns=_since(launched, origin),
+        started_ns=_since(started, origin),
+        finished_ns=_since(finished, origin),
+        last_parameter=known[-1][1] if known else None,
+        previous_ready_ns=known[-2][0] - origin if len(known) > 1 else None,
+        pass_index=pass_index,
+    )
+
+
+def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
+    """Whether `step` is of these modules: a rank that was killed may have left steps of some it never described."""
+    return all(_fits_one(modules, one) for one in step.passes)
+
+
+def _fits_one(modules: Sequence[DdpModule], one: BackwardPass) -> bool:
+    if not 0 <= one.module < len(modules):
+        return False
+    num_parameters = len(modules[one.module].parameters)
+    in_buckets = (p for bucket in modules[one.module].buckets for p in bucket)
+    return len(one.ready_ns) == num_parameters and all(0 <= p < num_parameters for p in in_buckets)
+
+
+def _since(time_ns: int | None, origin: int) -> int | None:
+    return None if time_ns is None else time_ns - origin
+
+
+def _from_record(step: RecordedStep) -> dict[tuple[int, int], _Times]:
+    return {
+        (place, bucket.index): (bucket.launched_ns, None, bucket.finished_ns)
+        for place, one in enumerate(step.passes)
+        for bucket in one.buckets
+    }
+
+
+def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], _Times]:
+    comm, epoch = trace.collectives, trace.epoch_ns
+    if epoch is None:
+        return {}
+    return {
+        bucket: (int(comm.launched_ns[row]) + epoch, int(comm.start_ns[row]) + epoch, int(comm.end_ns[row]) + epoch)
+        for bucket, row in bucket_rows(modules, step, trace).items()
+    }
+
+
+def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], int]:
+    """Place of the backward pass in the step, and index of each bucket → the row of its all-reduce.
+
+    They are paired in the order of their launches. Where the backward pass has other all-reduces, as those of
+    SyncBatchNorm, those count that hooks of gradients launch. Nothing is paired where the numbers differ all the same:
+    a comm hook that reduces in several collectives, say.
+    """
+    numbers = [s.number for s in trace.steps]
+    if step.number not in numbers or not fits(modules, step):
+        return {}
+    index, expected = numbers.index(step.number), _expected(modules, step)
+    rows = all_reduces_of_backward(trace, index)
+    if len(rows) != len(expected):
+        rows = launched_by_hooks(trace, rows)
+    if len(rows) != len(expected):
+        return {}
+    pairs = zip(rows.tolist(), expected, strict=True)
+    return {(bucket.place, bucket.bucket): row for row, bucket in pairs if bucket.bucket is not None}
+
+
+def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[_Expected]:
+    expected = []
+    for place, one in enumerate(step.passes):
+        latest, settings = 0, modules[one.module].settings
+        for index, parameters in enumerate(modules[one.module].buckets):
+            latest = max([latest, *(ns for p in parameters if (ns := one.ready_ns[p]) is not None)])
+            expected.append(_Expected(place, index, latest))
+        if settings.get("find_unused_parameters") and not settings.get("static_graph"):
+            expected.append(_Expected(place, None, latest))
+    return sorted(expected, key=lambda e: e.ready_ns)

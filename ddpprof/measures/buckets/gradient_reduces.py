@@ -1,0 +1,79 @@
+"""Which all-reduces carry gradients, and does torch's DDP launch them?
+
+Whoever reduces gradients during the backward pass launches from the hook of the gradient that completed a bucket,
+inside autograd's ``AccumulateGrad`` node: DDP's reducer, Apex's DistributedDataParallel, hooks that a script registers.
+That tells these all-reduces from those of SyncBatchNorm and of tensor parallelism. Where a trace names no such node,
+every all-reduce of the backward pass counts. One of 32-bit integers, by its kernel's name, is no bucket but DDP's map
+of used parameters; where the name does not tell, the map passes for a last bucket.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.intervals import union
+from ddpprof.measures.collectives.script_collectives import SMALL_BYTES
+from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace
+
+_HOOK = "AccumulateGrad"
+_OF_32_BIT_INTEGERS = re.compile(r"_(?:u?int|[iu])32(?:_t)?(?![a-z0-9])", re.IGNORECASE)
+"""ncclKernel_AllReduce_RING_LL_Sum_int32_t(…), ncclDevKernel_AllReduce_Sum_u32_RING_LL(…)"""
+_OF_TORCH = (Mark.FORWARD, Mark.BUCKET_COPY_IN, Mark.BUCKET_COPY_OUT, Mark.DATA_PARALLEL, Mark.SHARDED)
+_OF_SHARDS = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)
+
+
+def gradient_all_reduces(trace: Trace) -> NDArray[np.int64]:
+    """Return the rows of the collectives that carried buckets, in the order of launch."""
+    rows = all_reduces_of_backward(trace)
+    if len(rows):
+        is_integer = np.array([bool(_OF_32_BIT_INTEGERS.search(name)) for name in trace.names], np.bool_)
+        rows = rows[~is_integer[trace.collectives.name[rows]]]
+    return launched_by_hooks(trace, rows)
+
+
+def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np.int64]:
+    """Return the rows of all-reduces that backward passes launched, in that order: of the step with index `step`."""
+    comm = trace.collectives
+    chosen = (
+        (comm.kind == CollectiveKind.ALL_REDUCE)
+        & (comm.phase == Phase.BACKWARD)
+        & (comm.launched_ns != UNKNOWN)
+    )  # fmt: skip
+    rows = np.flatnonzero(chosen if step is None else chosen & (comm.step == step))
+    return rows[np.argsort(comm.launched_ns[rows], kind="stable")]
+
+
+def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return those of `rows` that a gradient's hook launched; all where the trace names no hooks."""
+    marks, hooks = trace.host_spans, _hooks(trace)
+    if not len(hooks):
+        return rows
+    spans = union(marks.start_ns[hooks], marks.end_ns[hooks])
+    return rows[spans.contains(trace.collectives.launched_ns[rows])]
+
+
+def reduces_without_ddp(trace: Trace) -> bool:
+    """Whether hooks of the script's own reduce gradients, as Apex's do.
+
+    Not where DDP or FSDP has left its marks, where the backward pass also moves shards, or where what hooks reduce are
+    a few numbers. Horovod launches from a thread of its own, outside the backward pass.
+    """
+    comm = trace.collectives
+    if np.isin(trace.host_spans.mark, _OF_TORCH).any() or not len(_hooks(trace)):
+        return False
+    if (np.isin(comm.kind, _OF_SHARDS) & (comm.phase == Phase.BACKWARD)).any():
+        return False
+    sizes = comm.num_bytes[gradient_all_reduces(trace)]
+    return bool(((sizes == UNKNOWN) | (sizes > SMALL_BYTES)).any())
+
+
+def _hooks(trace: Trace) -> NDArray[np.int64]:
+    """Rows of the host's spans."""
+    marks = trace.host_spans
+    is_hook = np.array([name.endswith(_HOOK) for name in trace.names], np.bool_)
+    if not len(marks):
+        return np.empty(0, np.int64)
+    return np.flatnonzero((marks.mark == Mark.BACKWARD) & is_hook[marks.name])

@@ -1,0 +1,73 @@
+r"""What do gradients cost that a script all-reduces by hooks of its own, without torch's DDP?
+
+exposed = |gradient comm \ compute|      flattening = |flatten, unflatten| on the training thread
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from ddpprof.intervals import subtract, union
+from ddpprof.measures.buckets.gradient_reduces import gradient_all_reduces, reduces_without_ddp
+from ddpprof.measures.buckets.overlap import spans_of
+from ddpprof.model import UNKNOWN, Mark, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class OwnReduction:
+    """Of one step, or medians over steps."""
+
+    num_all_reduces: int
+    num_bytes: int | None
+    """``None``: the trace does not say"""
+    comm_ns: int
+    exposed_ns: int
+    flatten_ns: int | None
+    """of the training thread, making one tensor of many and back; ``None`` on an accelerator, which it need not keep
+    waiting, and where the trace does not name it"""
+
+
+def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | None:
+    """Of the given steps (indices) of one rank: medians. ``None`` where its gradients are not reduced so."""
+    if not reduces_without_ddp(trace):
+        return None
+    rows = [one for step in steps if (one := _of_step(trace, step)) is not None]
+    if not rows:
+        return None
+    sizes = [row.num_bytes for row in rows if row.num_bytes is not None]
+    flat = [row.flatten_ns for row in rows if row.flatten_ns is not None]
+    return OwnReduction(
+        num_all_reduces=round(median(row.num_all_reduces for row in rows)),
+        num_bytes=round(median(sizes)) if len(sizes) == len(rows) else None,
+        comm_ns=round(median(row.comm_ns for row in rows)),
+        exposed_ns=round(median(row.exposed_ns for row in rows)),
+        flatten_ns=round(median(flat)) if flat else None,
+    )
+
+
+def _of_step(trace: Trace, step: int) -> OwnReduction | None:
+    comm, host = trace.collectives, trace.host_spans
+    rows = gradient_all_reduces(trace)
+    rows = rows[comm.step[rows] == step]
+    if not len(rows):
+        return None
+    sizes = comm.num_bytes[rows]
+    spans = union(comm.start_ns[rows], comm.end_ns[rows])
+    flat = np.flatnonzero((host.step == step) & (host.mark == Mark.FLATTEN))
+    in_host_time = trace.device == "cpu" and len(flat) > 0
+    return OwnReduction(
+        num_all_reduces=len(rows),
+        num_bytes=None if (sizes == UNKNOWN).any() else int(sizes.sum()),
+        comm_ns=spans.total_ns,
+        exposed_ns=subtract(spans, spans_of(trace.compute, None)).total_ns,
+        flatten_ns=union(host.start_ns[flat], host.end_ns[flat]).total_ns if in_host_time else None,
+    )
+
+
+def least_exposed(ranks: Sequence[OwnReduction | None]) -> OwnReduction | None:
+    """Of the rank that exposes least: others wait for a slower one."""
+    return min((one for one in ranks if one is not None), key=lambda one: one.exposed_ns, default=None)

@@ -1,0 +1,51 @@
+r"""How much communication hides behind computation?
+
+overlap = |comm AND compute|      exposed = |comm \ compute|      hidden fraction = overlap / |comm|
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpprof.intervals import Spans, intersect, union
+from ddpprof.model import Collectives, Trace, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Lengths of unions, ns."""
+
+    compute_ns: int
+    comm_ns: int
+    overlap_ns: int
+    copy_ns: int
+
+    @property
+    def exposed_ns(self) -> int:
+        return self.comm_ns - self.overlap_ns
+
+    @property
+    def hidden_fraction(self) -> float | None:
+        return self.overlap_ns / self.comm_ns if self.comm_ns else None
+
+
+def spans_of(table: Work | Collectives, step: int | None) -> Spans:
+    """The union of a table's rows, of one step (an index) or of the whole trace (``None``)."""
+    if step is None:
+        return union(table.start_ns, table.end_ns)
+    rows = np.flatnonzero(table.step == step)
+    return union(table.start_ns[rows], table.end_ns[rows])
+
+
+def measure_overlap(trace: Trace, step: int | None) -> Overlap:
+    """Of one step (an index into ``trace.steps``) or of the whole trace (``None``)."""
+    compute = spans_of(trace.compute, step)
+    comm = spans_of(trace.collectives, step)
+    return Overlap(
+        compute_ns=compute.total_ns,
+        comm_ns=comm.total_ns,
+        overlap_ns=intersect(comm, compute).total_ns,
+        copy_ns=spans_of(trace.copies, step).total_ns,
+    )

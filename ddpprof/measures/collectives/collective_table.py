@@ -1,0 +1,212 @@
+"""Which collectives ran, how often, how big, how fast? Per kind, process group and size class.
+
+    transfer = the shortest duration over the ranks that were read (one that is not could have been shorter)
+    algbw    = bytes / transfer, where the transfer has been given its share of the link (`sharing`)
+    busbw    = algbw · factor of n ranks: 2(n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter,
+               all-to-all, gather and scatter, 1 for broadcast and reduce (nccl-tests, PERFORMANCE.md)
+
+A size class reaches from a power of two to the next. Medians are over the class's collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.measures.collectives.match_candidates import RankCollectives, common_groups
+from ddpprof.measures.collectives.matching import MatchedCollectives
+from ddpprof.measures.collectives.time_alone import shared_durations_ns
+from ddpprof.measures.ranks.arrivals import Arrivals
+from ddpprof.model import UNKNOWN, CollectiveKind, Int64Column, ProcessGroup
+
+_ALL_BUT_OWN = (
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.ALL_TO_ALL,
+    CollectiveKind.GATHER,
+    CollectiveKind.SCATTER,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSummary:
+    """The collectives of one kind, process group and size class, over all steps."""
+
+    kind: str
+    """`CollectiveKind`, in small letters"""
+    group: str | None
+    """name of the process group; ``None``: the trace does not say"""
+    num_ranks: int | None
+    """of the group; of the whole job where the trace does not say the group"""
+    at_least_bytes: int | None
+    """``None``: size unknown"""
+    below_bytes: int | None
+    num_calls: int
+    """of the rank that has most of them"""
+    num_bytes: int | None
+    """of all its calls"""
+    num_ranks_read: int
+    """over how many ranks the shortest duration was taken. 1: nothing was matched, so that durations hold waiting"""
+    transfer_ns: int
+    """median; an upper bound where not all ranks were read"""
+    shared_transfer_ns: int
+    """median of transfers less what went to other collectives at the same time"""
+    waiting_ns: int | None
+    """of the rank that waits longest, median over collectives"""
+    algbw_bytes_per_s: float | None
+    """median of bytes / shared transfer; ``None`` where one of the two is unknown"""
+    busbw_bytes_per_s: float | None
+    """that of the links; ``None`` likewise, and where nccl-tests defines none"""
+
+
+def bus_factor(kind: CollectiveKind, num_ranks: int | None) -> float | None:
+    """What turns the algorithm's bandwidth into that of the links. ``None`` where nccl-tests defines none."""
+    if num_ranks is None or num_ranks < 2:
+        return None
+    if kind is CollectiveKind.ALL_REDUCE:
+        return 2 * (num_ranks - 1) / num_ranks
+    if kind in _ALL_BUT_OWN:
+        return (num_ranks - 1) / num_ranks
+    return 1.0 if kind in (CollectiveKind.BROADCAST, CollectiveKind.REDUCE) else None
+
+
+def summarise_collectives(
+    ranks: Sequence[RankCollectives],
+    matched: MatchedCollectives,
+    arrivals: Arrivals,
+    world_size: int | None,
+    sizes: Mapping[int, Mapping[int, int]] | None = None,
+) -> tuple[CollectiveSummary, ...]:
+    """`sizes`: per rank, bytes of rows whose size the trace does not say. Ordered by kind, process group and size."""
+    if not ranks:
+        return ()
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
+    groups, of_rows = common_groups(ranks)
+    sized = sizes_of_rows(ranks, matched, sizes or {})
+    rows = [_rows(*of_rank) for of_rank in zip(ranks, of_rows, sized, strict=True)]
+    lines = _lines(matched, arrivals, rows)
+    classes = np.unique(np.concatenate([of_rank.key for of_rank in rows]), axis=0)
+    return tuple(_summarise(key, groups[int(key[1])], world_size, lines, rows) for key in classes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Collectives: every one of one rank, or one line for each that was matched."""
+
+    key: Int64Column
+    """[n, 3]: kind, process group, size class"""
+    num_bytes: Int64Column
+    duration_ns: Int64Column
+    shared_ns: Int64Column
+
+    def take(self, chosen: NDArray[np.bool_]) -> _Rows:
+        return _Rows(self.key[chosen], self.num_bytes[chosen], self.duration_ns[chosen], self.shared_ns[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The matched collectives."""
+
+    transfer: _Rows
+    """on the rank with the shortest duration"""
+    waiting_ns: Int64Column
+    """[n, num_ranks], or `UNKNOWN`"""
+
+
+def _rows(one: RankCollectives, groups: NDArray[np.int32], num_bytes: Int64Column) -> _Rows:
+    comm = one.collectives
+    key = np.stack((comm.kind.astype(np.int64), groups.astype(np.int64), _size_class(num_bytes)), axis=1)
+    return _Rows(key, num_bytes, comm.end_ns - comm.start_ns, shared_durations_ns(comm))
+
+
+def _size_class(num_bytes: Int64Column) -> Int64Column:
+    """-1 where the size is unknown, 0 for none, c for sizes from 2^(c-1) to below 2^c."""
+    exponent = np.frexp(np.maximum(num_bytes, 0).astype(np.float64))[1]
+    return np.where(num_bytes == UNKNOWN, -1, exponent).astype(np.int64)
+
+
+def sizes_of_rows(
+    ranks: Sequence[RankCollectives], matched: MatchedCollectives, given: Mapping[int, Mapping[int, int]]
+) -> list[Int64Column]:
+    """Per rank, ascending, the size of each row: the trace's, else the given, else another rank's of the collective.
+
+    Where ranks have different sizes, in an all-to-all say, it is the largest for all.
+    """
+    sized = []
+    for rank in ranks:
+        size = rank.collectives.num_bytes.copy()
+        for row, num_bytes in given.get(rank.rank, {}).items():
+            size[row] = num_bytes if size[row] == UNKNOWN else size[row]
+        sized.append(size)
+    by_number = {rank.rank: size for rank, size in zip(ranks, sized, strict=True)}
+    columns = [(matched.rows[:, column], by_number[number]) for column, number in enumerate(matched.ranks)]
+    largest = np.full(len(matched), UNKNOWN, np.int64)
+    for rows, size in columns:
+        largest = np.maximum(largest, np.where(rows != UNKNOWN, size[rows], UNKNOWN) if len(size) else UNKNOWN)
+    for rows, size in columns:
+        known = rows != UNKNOWN
+        size[rows[known]] = largest[known]
+    return sized
+
+
+def _lines(matched: MatchedCollectives, arrivals: Arrivals, rows: Sequence[_Rows]) -> _Lines:
+    """`rows`: of each rank, in the order of the match's."""
+    fastest = (arrivals.waiting_ns == 0).argmax(axis=1) if len(matched) else np.empty(0, np.int64)
+    picked = []
+    for column, of_rank in enumerate(rows):
+        line = np.flatnonzero(fastest == column)
+        row = matched.rows[line, column]
+        picked.append(
+            (line, of_rank.key[row], of_rank.num_bytes[row], of_rank.duration_ns[row], of_rank.shared_ns[row])
+        )
+    line, key, num_bytes, duration, shared = (np.concatenate(parts) for parts in zip(*picked, strict=True))
+    order = np.argsort(line)
+    return _Lines(_Rows(key[order], num_bytes[order], duration[order], shared[order]), arrivals.waiting_ns)
+
+
+def _summarise(
+    key: Int64Column, group: ProcessGroup, world_size: int | None, lines: _Lines, rows: Sequence[_Rows]
+) -> CollectiveSummary:
+    kind, _, size_class = key.tolist()
+    of_rank = [one.take((one.key == key).all(axis=1)) for one in rows]
+    most = max(of_rank, key=lambda one: len(one.key))
+    mine = (lines.transfer.key == key).all(axis=1)
+    waiting = lines.waiting_ns[mine]
+    fastest = lines.transfer.take(mine) if mine.any() else _joined(of_rank)
+    num_ranks = group.size if group.size is not None else world_size
+    algbw = _bandwidth(fastest) if mine.any() and size_class >= 0 else None
+    factor = bus_factor(CollectiveKind(kind), num_ranks)
+    return CollectiveSummary(
+        kind=CollectiveKind(kind).name.lower(),
+        group=group.name,
+        num_ranks=num_ranks,
+        at_least_bytes=None if size_class < 0 else 1 << size_class >> 1,
+        below_bytes=None if size_class < 0 else 1 << size_class,
+        num_calls=len(most.key),
+        num_bytes=None if size_class < 0 else int(most.num_bytes.sum()),
+        num_ranks_read=int((waiting != UNKNOWN).sum(axis=1).max()) if mine.any() else 1,
+        transfer_ns=round(float(np.median(fastest.duration_ns))),
+        shared_transfer_ns=round(float(np.median(fastest.shared_ns))),
+        waiting_ns=round(float(np.median(waiting.max(axis=1)))) if mine.any() else None,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=algbw * factor if algbw is not None and factor is not None else None,
+    )
+
+
+def _joined(rows: Sequence[_Rows]) -> _Rows:
+    return _Rows(
+        np.concatenate([one.key for one in rows]),
+        np.concatenate([one.num_bytes for one in rows]),
+        np.concatenate([one.duration_ns for one in rows]),
+        np.concatenate([one.shared_ns for one in rows]),
+    )
+
+
+def _bandwidth(rows: _Rows) -> float | None:
+    timed = rows.shared_ns > 0
+    if not timed.any():
+        return None
+    return float(np.median(rows.num_bytes[timed] / rows.shared_ns[timed])) * 1e9

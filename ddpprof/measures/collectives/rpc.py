@@ -1,0 +1,106 @@
+"""What do calls through ``torch.distributed.rpc`` cost? Per rank that calls: whom, what, how often, how long.
+
+    latency   from the call to the answer, as the caller sees it
+    waited    |synchronous calls|: the caller stands still
+    in flight |all calls|
+
+None of it is DDP's communication, and the trace counts none of it as such. Steps of light recording count where there
+are any: the profiler slows both ends of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpprof.intervals import union
+from ddpprof.measures.statistics.medians import median_known
+from ddpprof.model import Record, RecordedStep, RpcCall, StepMode
+
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RpcCalls:
+    """The calls of one function on one callee, per step: medians over steps. Bytes are those of tensors."""
+
+    callee: str
+    function: str
+    kind: str
+    num_calls: int
+    latency_ns: int | None
+    """of one call; ``None`` where none was answered within its step"""
+    request_bytes: int
+    """of all calls"""
+    reply_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankRpc:
+    """Times are ns per step: medians."""
+
+    rank: int
+    num_sync_calls: int
+    waited_ns: int
+    longest_wait_ns: int
+    """of one synchronous call"""
+    in_flight_ns: int
+    num_left_out: int
+    """calls per step that were only counted"""
+    calls: tuple[RpcCalls, ...]
+    """most time first"""
+
+
+def measure_rpc(record: Record) -> RankRpc | None:
+    """``None`` where no step has a call."""
+    light = [step for step in record.steps if step.mode is StepMode.LIGHT]
+    steps = light or [step for step in record.steps if step.mode is StepMode.PROFILED]
+    if not any(step.rpc for step in steps):
+        return None
+    sync = [[call for call in step.rpc if call.kind == "sync"] for step in steps]
+    return RankRpc(
+        rank=record.rank,
+        num_sync_calls=median_known(len(calls) for calls in sync) or 0,
+        waited_ns=median_known(_length(calls) for calls in sync) or 0,
+        longest_wait_ns=median_known(max((_length([call]) for call in calls), default=0) for calls in sync) or 0,
+        in_flight_ns=median_known(_length(step.rpc) for step in steps) or 0,
+        num_left_out=median_known(step.rpc_left_out for step in steps) or 0,
+        calls=_groups(steps),
+    )
+
+
+def _length(calls: Sequence[RpcCall]) -> int:
+    """Of the union of those that were answered."""
+    times = [(call.start_ns, call.end_ns) for call in calls if call.end_ns is not None]
+    spans = np.array(times, np.int64).reshape(-1, 2)
+    return union(spans[:, 0], spans[:, 1]).total_ns
+
+
+def _groups(steps: Sequence[RecordedStep]) -> tuple[RpcCalls, ...]:
+    by_step: list[dict[Key, list[RpcCall]]] = []
+    for step in steps:
+        groups: dict[Key, list[RpcCall]] = {}
+        for call in step.rpc:
+            groups.setdefault((call.callee, call.function, call.kind), []).append(call)
+        by_step.append(groups)
+    keys = dict.fromkeys(key for groups in by_step for key in groups)
+    made = [_group(key, [groups.get(key, []) for groups in by_step]) for key in keys]
+    usual = [one for one in made if one.num_calls]
+    return tuple(sorted(usual, key=lambda one: one.num_calls * (one.latency_ns or 0), reverse=True))
+
+
+def _group(key: Key, steps: Sequence[Sequence[RpcCall]]) -> RpcCalls:
+    callee, function, kind = key
+    answered = [call.end_ns - call.start_ns for calls in steps for call in calls if call.end_ns is not None]
+    replies = [[call.reply_bytes for call in calls if call.reply_bytes is not None] for calls in steps]
+    return RpcCalls(
+        callee=callee,
+        function=function,
+        kind=kind,
+        num_calls=median_known(len(calls) for calls in steps) or 0,
+        latency_ns=median_known(answered),
+        request_bytes=median_known(sum(call.request_bytes for call in calls) for calls in steps) or 0,
+        reply_bytes=median_known(sum(sizes) for sizes in replies) if any(replies) else None,
+    )

@@ -1,0 +1,267 @@
+r"""Which collectives does the script itself ask for, beside DDP, and what do they cost in each step?
+
+    outside DDP = communication that was launched neither in a backward pass nor by DDP's own forward
+    exposed     = |outside \ (compute OR DDP's communication)|
+
+DDP's own forward broadcasts buffers and, under ``join()``, asks who still trains; SyncBatchNorm's collectives are part
+of the model. A collective whose launch the trace does not show is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.intervals import Spans, merge, subtract, union
+from ddpprof.model import UNKNOWN, CollectiveKind, Collectives, Int64Column, Mark, Phase, RecordedStep, Trace
+
+SMALL_BYTES = 64 * 1024
+"""Up to it latency is what a collective costs, and a metric is what it carries."""
+
+_NEARLY_ALL = 0.9
+
+
+class Place(StrEnum):
+    """By what came before it: a step may begin anywhere in this circle."""
+
+    FORWARD = "forward"
+    AFTER_FORWARD = "before the backward"
+    AFTER_BACKWARD = "between backward and optimizer"
+    OPTIMIZER = "optimizer"
+    AFTER_OPTIMIZER = "after the optimizer"
+
+
+class Purpose(StrEnum):
+    PARAMETERS = "parameters"
+    """as many all-reduces as the model has parameters, or as many bytes"""
+    FEW_NUMBERS = "few numbers"
+    """at most `SMALL_BYTES` each"""
+    BARRIER = "barrier"
+    OTHER = "other"
+    """larger, or of unknown size"""
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideCalls:
+    """The collectives of one purpose, place and kind in one step of one rank."""
+
+    purpose: Purpose
+    place: Place
+    kind: str
+    """`CollectiveKind`, in small letters"""
+    num_calls: int
+    num_bytes: int | None
+    """of all calls; ``None``: the trace does not say, or it is a barrier"""
+    time_ns: int
+    """length of their union, with waiting for other ranks"""
+    exposed_ns: int
+
+    @property
+    def key(self) -> tuple[Purpose, Place, str]:
+        return self.purpose, self.place, self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Rows of ``Trace.collectives`` that are outside DDP."""
+
+    rows: NDArray[np.int64]
+    place: list[Place]
+    kind: list[CollectiveKind]
+    num_bytes: list[int]
+
+
+def measure_outside(
+    trace: Trace, step: int, parameters: Sequence[Sequence[int]], recorded: RecordedStep | None = None
+) -> tuple[OutsideCalls, ...] | None:
+    """Of the step with index `step`, in ddpprof's record `recorded`.
+
+    `parameters`: the sizes of each DDP module's, where they are known.
+
+    ``None`` where no DDP forward is in the trace: nothing is then beside it.
+    """
+    host, comm = trace.host_spans, trace.collectives
+    if not (host.mark == Mark.FORWARD).any():
+        return None
+    calls = _calls(trace, step, _ddps_own(trace, recorded))
+    purposes = _purposes(calls, parameters, _gradient_bytes(comm, step))
+    groups: dict[tuple[Purpose, Place, CollectiveKind], list[int]] = {}
+    for index, key in enumerate(zip(purposes, calls.place, calls.kind, strict=True)):
+        groups.setdefault(key, []).append(index)
+    busy = _busy(trace, calls.rows)
+    made = []
+    for (purpose, place, kind), members in groups.items():
+        rows, sizes = calls.rows[members], [calls.num_bytes[index] for index in members]
+        spans = union(comm.start_ns[rows], comm.end_ns[rows])
+        num_bytes = None if UNKNOWN in sizes or purpose is Purpose.BARRIER else sum(sizes)
+        exposed = subtract(spans, busy).total_ns
+        made.append(
+            OutsideCalls(purpose, place, kind.name.lower(), len(rows), num_bytes, spans.total_ns, exposed)
+        )  # fmt: skip
+    return tuple(made)
+
+
+def _ddps_own(trace: Trace, recorded: RecordedStep | None) -> Spans:
+    """When DDP itself worked around the forwards of its modules."""
+    forwards = recorded.forwards if recorded is not None and trace.epoch_ns is not None else ()
+    times = [times for f in forwards for times in ((f.start_ns, f.inner_start_ns), (f.inner_end_ns, f.end_ns))]
+    spans = np.array(times, np.int64).reshape(-1, 2) - (trace.epoch_ns or 0)
+    return union(spans[:, 0], spans[:, 1])
+
+
+def _calls(trace: Trace, step: int, ddps_own: Spans) -> _Calls:
+    host, comm = trace.host_spans, trace.collectives
+    own = host.mark == Mark.SYNC_BATCH_NORM
+    of_model = union(host.start_ns[own], host.end_ns[own]).contains(comm.launched_ns)
+    of_ddp = ddps_own.contains(comm.launched_ns) | (comm.kind == CollectiveKind.BROADCAST)
+    is_ddps = (comm.phase == Phase.FORWARD) & (of_ddp | of_model)
+    in_backward = np.isin(comm.phase, (Phase.BACKWARD, Phase.FINALIZE))
+    known = comm.launched_ns != UNKNOWN
+    rows = np.flatnonzero((comm.step == step) & known & ~in_backward & ~is_ddps)
+    barriers = _barriers(trace).contains(comm.launched_ns[rows])
+    kinds = np.where(barriers, CollectiveKind.BARRIER, comm.kind[rows])
+    return _Calls(
+        rows,
+        _places(trace, comm.launched_ns[rows]),
+        [CollectiveKind(kind) for kind in kinds.tolist()],
+        comm.num_bytes[rows].tolist(),
+    )
+
+
+def _barriers(trace: Trace) -> Spans:
+    """NCCL's barrier is an all-reduce of one number: only the call tells."""
+    host = trace.host_spans
+    names = [index for index, name in enumerate(trace.names) if name == "c10d::barrier"]
+    rows = (host.mark == Mark.COLLECTIVE_CALL) & np.isin(host.name, names)
+    return union(host.start_ns[rows], host.end_ns[rows])
+
+
+def _places(trace: Trace, launched_ns: Int64Column) -> list[Place]:
+    """Return the place of each launch: by the last beginning or end of a mark of the host before it.
+
+    An optimizer's step may hold forward and backward, where a closure computes them, or that of another optimizer.
+    Before the first mark of all lies what follows an optimizer's step: there steps end.
+    """
+    host = trace.host_spans
+    rows = np.flatnonzero(np.isin(host.mark, list(_PLACES)))
+    times = np.concatenate((host.start_ns[rows], host.end_ns[rows]))
+    order = np.argsort(times, kind="stable")
+    last = np.searchsorted(times[order], launched_ns, side="right") - 1
+    optimizers = host.mark == Mark.OPTIMIZER
+    in_optimizer = union(host.start_ns[optimizers], host.end_ns[optimizers]).contains(launched_ns)
+    places = []
+    for index, is_inside in zip(last.tolist(), in_optimizer.tolist(), strict=True):
+        has_ended, row = divmod(int(order[index]), len(rows)) if index >= 0 else (0, 0)
+        place = Place.AFTER_OPTIMIZER if index < 0 else _PLACES[Mark(host.mark[rows[row]])][has_ended]
+        places.append(Place.OPTIMIZER if is_inside and place is Place.AFTER_OPTIMIZER else place)
+    return places
+
+
+_PLACES = {
+    Mark.FORWARD: (Place.FORWARD, Place.AFTER_FORWARD),
+    Mark.BACKWARD: (Place.AFTER_BACKWARD, Place.AFTER_BACKWARD),
+    Mark.OPTIMIZER: (Place.OPTIMIZER, Place.AFTER_OPTIMIZER),
+}
+
+
+def _gradient_bytes(comm: Collectives, step: int) -> int | None:
+    """What DDP reduces in the step, where the trace has sizes."""
+    rows = (comm.step == step) & (comm.phase == Phase.BACKWARD) & (comm.kind == CollectiveKind.ALL_REDUCE)
+    sizes = comm.num_bytes[rows]
+    return int(sizes.sum()) if len(sizes) and (sizes != UNKNOWN).all() else None
+
+
+def _purposes(calls: _Calls, parameters: Sequence[Sequence[int]], gradient_bytes: int | None) -> list[Purpose]:
+    purposes = [_purpose(kind, size) for kind, size in zip(calls.kind, calls.num_bytes, strict=True)]
+    for place in (Place.AFTER_BACKWARD, Place.OPTIMIZER, Place.AFTER_OPTIMIZER):
+        here = [i for i, k in enumerate(calls.kind) if k is CollectiveKind.ALL_REDUCE and calls.place[i] is place]
+        sizes = [calls.num_bytes[i] for i in here]
+        for index in _that_carry(parameters, sizes, gradient_bytes):
+            purposes[here[index]] = Purpose.PARAMETERS
+    return purposes
+
+
+def _purpose(kind: CollectiveKind, num_bytes: int) -> Purpose:
+    if kind is CollectiveKind.BARRIER:
+        return Purpose.BARRIER
+    return Purpose.FEW_NUMBERS if UNKNOWN < num_bytes <= SMALL_BYTES else Purpose.OTHER
+
+
+def _that_carry(parameters: Sequence[Sequence[int]], sizes: list[int], gradient_bytes: int | None) -> Iterable[int]:
+    """Of the all-reduces at one place, the indices of those that carry a module's parameters, or their gradients."""
+    if UNKNOWN in sizes:
+        enough = any(len(sizes) >= len(module) > 1 for module in parameters)
+        return range(len(sizes)) if enough else ()
+    if not parameters:
+        return range(len(sizes)) if gradient_bytes and sum(sizes) >= _NEARLY_ALL * gradient_bytes else ()
+    for module in parameters:
+        flat = [index for index, size in enumerate(sizes) if size == sum(module) > SMALL_BYTES]
+        if flat:
+            return flat
+        left, found = Counter(module), []
+        for index, size in enumerate(sizes):
+            if left[size]:
+                left[size] -= 1
+                found.append(index)
+        if len(found) == len(module) > 1:
+            return found
+    return ()
+
+
+def _busy(trace: Trace, rows: NDArray[np.int64]) -> Spans:
+    """Computation and DDP's communication around the given collectives."""
+    comm, compute = trace.collectives, trace.compute
+    if not len(rows):
+        return union(np.empty(0, np.int64), np.empty(0, np.int64))
+    begin, end = comm.start_ns[rows].min(), comm.end_ns[rows].max()
+    near = np.flatnonzero((compute.end_ns > begin) & (compute.start_ns < end))
+    ddps = np.setdiff1d(np.flatnonzero((comm.end_ns > begin) & (comm.start_ns < end)), rows)
+    return merge(
+        union(compute.start_ns[near], compute.end_ns[near]), union(comm.start_ns[ddps], comm.end_ns[ddps])
+    )  # fmt: skip
+
+
+def summarise_outside(
+    ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]],
+) -> tuple[OutsideCalls, ...] | None:
+    """Per step: medians over the steps of each rank, of the rank that exposes least. Others wait for a slower one.
+
+    What most steps do not have is left out. ``None`` where it was measured in no step.
+    """
+    summaries = [summary for steps in ranks if (summary := _medians(steps)) is not None]
+    if not summaries:
+        return None
+    least: dict[tuple[Purpose, Place, str], OutsideCalls] = {}
+    for one in (one for summary in summaries for one in summary):
+        if one.key not in least or one.exposed_ns < least[one.key].exposed_ns:
+            least[one.key] = one
+    everywhere = [one for key, one in least.items() if all(key in {other.key for other in s} for s in summaries)]
+    return tuple(sorted(everywhere, key=lambda one: one.exposed_ns, reverse=True))
+
+
+def _medians(steps: Sequence[tuple[OutsideCalls, ...] | None]) -> tuple[OutsideCalls, ...] | None:
+    known = [{one.key: one for one in step} for step in steps if step is not None]
+    if not known:
+        return None
+    made = []
+    for key in dict.fromkeys(key for step in known for key in step):
+        rows = [step[key] for step in known if key in step]
+        if 2 * len(rows) <= len(known):
+            continue
+        sizes = [row.num_bytes for row in rows if row.num_bytes is not None]
+        made.append(
+            replace(
+                rows[0],
+                num_calls=round(median(row.num_calls for row in rows)),
+                num_bytes=round(median(sizes)) if len(sizes) == len(rows) else None,
+                time_ns=round(median(row.time_ns for row in rows)),
+                exposed_ns=round(median(row.exposed_ns for row in rows)),
+            )
+        )
+    return tuple(made)

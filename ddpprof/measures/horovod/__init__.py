@@ -1,0 +1,1 @@
+"""Measures the steps and reductions of a Horovod timeline."""

@@ -1,0 +1,279 @@
+"""What does a Horovod timeline tell of a step: how long until all gradients are reduced, and with what does it pass?
+
+    reduction = first gradient announced → last one reduced
+              = collectives + copies + other work + waiting for ranks + nothing to do      each without those before it
+    trailing  = the part of it after rank 0 has announced its last gradient: its backward pass is over by then
+
+Waiting for ranks is negotiation during which Horovod works on no tensor; it ends with a cycle, so one ready rank alone
+waits up to `HOROVOD_CYCLE_TIME` too. What computation hides is not known: a timeline has none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpprof.intervals import Spans, clip, merge, subtract, union
+from ddpprof.measures.collectives.collective_table import bus_factor
+from ddpprof.measures.horovod.steps import (
+    StepOps,
+    activities_of,
+    announced_ns,
+    by_group,
+    comm_spans,
+    find_horovod_steps,
+    negotiation_of,
+    op_spans,
+)
+from ddpprof.measures.statistics.medians import median_known
+from ddpprof.model import CollectiveKind
+from ddpprof.model.horovod import ActivityKind, HorovodTimeline, TensorOp
+
+_COPIES = (ActivityKind.COPY_IN, ActivityKind.COPY_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionParts:
+    """ns; they add up to the span that they divide."""
+
+    collective_ns: int
+    copy_ns: int
+    """in and out of the fusion buffer, and between host and device"""
+    other_work_ns: int
+    """queued on the device, set-up, allocation, Horovod's own bookkeeping"""
+    waiting_ns: int
+    """for ranks, and for the next cycle"""
+    nothing_ns: int
+    """no tensor is announced: rank 0 computes"""
+
+    @property
+    def total_ns(self) -> int:
+        return self.collective_ns + self.copy_ns + self.other_work_ns + self.waiting_ns + self.nothing_ns
+
+
+@dataclass(frozen=True, slots=True)
+class HorovodStep:
+    step: int
+    duration_ns: int | None
+    """to the next step's beginning"""
+    num_tensors: int
+    num_collectives: int
+    num_alone: int
+    """tensors with a collective of their own"""
+    alone_ns: int
+    """the time of these collectives, one after the other"""
+    longest_alone_ns: int
+    num_bytes: int | None
+    """reduced; ``None`` where the timeline does not say of every tensor"""
+    reduction: ReductionParts
+    trailing: ReductionParts
+
+
+@dataclass(frozen=True, slots=True)
+class HorovodTensor:
+    """One gradient: medians over steps, ns."""
+
+    tensor: str
+    kind: str
+    num_bytes: int | None
+    num_steps: int
+    announced_ns: int | None
+    """after the step's first"""
+    negotiation_ns: int | None
+    """from its announcement until all ranks had it; in it, Horovod may have been busy with other tensors"""
+    waiting_ns: int | None
+    """of it, while Horovod worked on no tensor"""
+    queue_ns: int
+    """from the end of the negotiation to its collective, without copies"""
+    copy_ns: int
+    collective_ns: int
+    """that it shares with those that are fused with it"""
+    num_fused: int
+    """tensors in its collective, itself included"""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedGroup:
+    """Tensors that shared a collective, in at least one step. Times are medians over its steps, ns."""
+
+    tensors: tuple[str, ...]
+    num_steps: int
+    num_bytes: int | None
+    started_ns: int
+    """after the step's first tensor was announced"""
+    copy_ns: int
+    collective_ns: int
+    algbw_bytes_per_s: float | None
+    busbw_bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BetweenSteps:
+    """Collectives that no step holds, or not in every step: of one kind."""
+
+    kind: str
+    num_calls: int
+    collective_ns: int
+    """of all together"""
+
+
+@dataclass(frozen=True, slots=True)
+class HorovodSummary:
+    backend: str | None
+    cycle_ns: int | None
+    """median from one cycle to the next; ``None``: not marked"""
+    steps: tuple[HorovodStep, ...]
+    tensors: tuple[HorovodTensor, ...]
+    """by their first announcement"""
+    groups: tuple[FusedGroup, ...]
+    """most frequent first"""
+    others: tuple[BetweenSteps, ...]
+    num_reductions: int
+    """of tensors, in steps"""
+    num_with_ranks: int
+    """of them, those for which the timeline says when each rank had the tensor"""
+
+
+def summarise_horovod(timeline: HorovodTimeline) -> HorovodSummary:
+    steps = find_horovod_steps(timeline)
+    in_steps = {id(op) for step in steps for op in step.ops}
+    worked = op_spans(timeline.ops, lambda op: [(op.start_ns, op.end_ns)])
+    cycles = np.diff(np.array(timeline.cycles_ns, np.int64))
+    return HorovodSummary(
+        backend=timeline.backend,
+        cycle_ns=round(float(np.median(cycles))) if len(cycles) else None,
+        steps=tuple(_measure_step(number, step, worked) for number, step in enumerate(steps)),
+        tensors=_tensors(steps, worked),
+        groups=_groups(steps, timeline.world_size),
+        others=_others([op for op in timeline.ops if id(op) not in in_steps]),
+        num_reductions=len(in_steps),
+        num_with_ranks=sum(bool(op.ready_ns) for step in steps for op in step.ops),
+    )
+
+
+def _own_announcement_ns(op: TensorOp) -> int:
+    """When rank 0 had it."""
+    return op.ready_ns.get(0, announced_ns(op))
+
+
+def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
+    ops = step.ops
+    groups = list(by_group(ops).values())
+    alone = [comm_spans(group).total_ns for group in groups if len(group) == 1]
+    end = max(op.end_ns for op in ops)
+    sizes = [op.num_bytes for op in ops]
+    last = max(map(_own_announcement_ns, ops))
+    return HorovodStep(
+        step=number,
+        duration_ns=None if step.end_ns is None else step.end_ns - step.start_ns,
+        num_tensors=len(ops),
+        num_collectives=len(groups),
+        num_alone=len(alone),
+        alone_ns=sum(alone),
+        longest_alone_ns=max(alone, default=0),
+        num_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+        reduction=_parts(ops, worked, step.start_ns, end),
+        trailing=_parts(ops, worked, min(last, end), end),
+    )
+
+
+def _parts(ops: Sequence[TensorOp], worked: Spans, start: int, end: int) -> ReductionParts:
+    """Of the span from `start` to `end`, each part without the instants of those before it."""
+    taken = clip(union(np.empty(0, np.int64), np.empty(0, np.int64)), start, end)
+    lengths: list[int] = []
+    for kind in (
+        comm_spans(ops),
+        op_spans(ops, lambda op: activities_of(op, *_COPIES)),
+        worked,
+        op_spans(ops, negotiation_of),
+    ):
+        part = subtract(clip(kind, start, end), taken)
+        lengths.append(part.total_ns)
+        taken = merge(taken, part)
+    collective, copies, other, waiting = lengths
+    return ReductionParts(collective, copies, other, waiting, end - start - sum(lengths))
+
+
+def _tensors(steps: Sequence[StepOps], worked: Spans) -> tuple[HorovodTensor, ...]:
+    found: dict[str, list[tuple[StepOps, TensorOp, int]]] = {}
+    for step in steps:
+        members = Counter(op.group for op in step.ops)
+        for op in step.ops:
+            found.setdefault(op.tensor, []).append((step, op, members[op.group]))
+    return tuple(_tensor(name, rows, worked) for name, rows in found.items())
+
+
+def _tensor(name: str, rows: Sequence[tuple[StepOps, TensorOp, int]], worked: Spans) -> HorovodTensor:
+    ops = [op for _, op, _ in rows]
+    negotiations = [span for op in ops for span in negotiation_of(op)]
+    return HorovodTensor(
+        tensor=name,
+        kind=ops[0].kind.name.lower(),
+        num_bytes=next((op.num_bytes for op in ops if op.num_bytes is not None), None),
+        num_steps=len(rows),
+        announced_ns=median_known([announced_ns(op) - step.start_ns for step, op, _ in rows if negotiation_of(op)]),
+        negotiation_ns=median_known([end - start for start, end in negotiations]),
+        waiting_ns=median_known([_length([span]) - clip(worked, *span).total_ns for span in negotiations]),
+        queue_ns=median_known([_queue_ns(op) for op in ops]) or 0,
+        copy_ns=median_known([_length(activities_of(op, *_COPIES)) for op in ops]) or 0,
+        collective_ns=median_known([_length(activities_of(op, ActivityKind.COLLECTIVE)) for op in ops]) or 0,
+        num_fused=median_known([members for _, _, members in rows]) or 1,
+    )
+
+
+def _queue_ns(op: TensorOp) -> int:
+    begins = [start for start, _ in activities_of(op, ActivityKind.COLLECTIVE)]
+    ready = op.start_ns if op.negotiated_ns is None else op.negotiated_ns
+    if not begins:
+        return 0
+    copies = [(start, end) for start, end in activities_of(op, *_COPIES) if end <= min(begins)]
+    return max(0, min(begins) - ready - _length(copies))
+
+
+def _groups(steps: Sequence[StepOps], world_size: int | None) -> tuple[FusedGroup, ...]:
+    found: dict[tuple[str, ...], list[tuple[int, list[TensorOp]]]] = {}
+    for step in steps:
+        for ops in by_group(step.ops).values():
+            found.setdefault(tuple(op.tensor for op in ops), []).append((step.start_ns, ops))
+    groups = [_group(tensors, rows, world_size) for tensors, rows in found.items()]
+    return tuple(sorted(groups, key=lambda group: (-group.num_steps, group.started_ns)))
+
+
+def _group(tensors: tuple[str, ...], rows: Sequence[tuple[int, list[TensorOp]]], world_size: int | None) -> FusedGroup:
+    spans = [comm_spans(ops) for _, ops in rows]
+    sizes = [op.num_bytes for op in rows[0][1]]
+    num_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
+    collective_ns = median_known([one.total_ns for one in spans]) or 0
+    algbw = num_bytes / collective_ns * 1e9 if num_bytes is not None and collective_ns else None
+    factor = bus_factor(rows[0][1][0].kind, world_size)
+    return FusedGroup(
+        tensors=tensors,
+        num_steps=len(rows),
+        num_bytes=num_bytes,
+        started_ns=median_known([min(op.start_ns for op in ops) - start for start, ops in rows]) or 0,
+        copy_ns=median_known([op_spans(ops, lambda op: activities_of(op, *_COPIES)).total_ns for _, ops in rows]) or 0,
+        collective_ns=collective_ns,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=algbw * factor if algbw is not None and factor is not None else None,
+    )
+
+
+def _others(ops: Sequence[TensorOp]) -> tuple[BetweenSteps, ...]:
+    found: dict[CollectiveKind, list[TensorOp]] = {}
+    for op in ops:
+        found.setdefault(op.kind, []).append(op)
+    return tuple(
+        BetweenSteps(
+            kind.name.lower(),
+            len(by_group(of)),
+            comm_spans(of).total_ns,
+        )
+        for kind, of in sorted(found.items())
+    )
+
+
+def _length(spans: Iterable[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in spans)

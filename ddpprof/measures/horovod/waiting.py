@@ -1,0 +1,68 @@
+"""Which rank do the others wait for, by the ticks of a Horovod timeline?
+
+    waiting of rank r for a tensor = when the last rank had it - when r had it
+
+Rank 0 learns of the others once per cycle: what it learns in one cycle came at once, and nobody was the last. Where
+cycles are not marked, ticks closer than `_ONE_CYCLE_NS` are of one. Ticks exist only where a tensor was not answered
+from Horovod's cache.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from ddpprof.intervals import union
+from ddpprof.measures.horovod.steps import StepOps
+from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.model.horovod import TensorOp
+
+_ONE_CYCLE_NS = 500_000
+"""half of Horovod's default cycle"""
+
+
+def summarise_tick_waiting(
+    steps: Sequence[StepOps], cycles_ns: Sequence[int], world_size: int | None
+) -> tuple[RankWaiting, ...]:
+    """Of every rank, over the tensors for which all ranks have ticks; empty where there are none."""
+    waits: dict[int, list[tuple[int, int, int]]] = {}
+    last: Counter[int] = Counter()
+    for number, step in enumerate(steps):
+        for op in step.ops:
+            if world_size is None or world_size < 2 or len(op.ready_ns) < world_size:
+                continue
+            came_last = last_rank(op, cycles_ns)
+            if came_last is not None:
+                last[came_last] += 1
+            end = max(op.ready_ns.values())
+            for rank, time in op.ready_ns.items():
+                waits.setdefault(rank, []).append((number, time, time if came_last is None else end))
+    return tuple(_waiting(rank, rows, last[rank]) for rank, rows in sorted(waits.items()))
+
+
+def last_rank(op: TensorOp, cycles_ns: Sequence[int]) -> int | None:
+    """The rank that came in a later cycle than all others."""
+    *_, before, last = sorted(op.ready_ns.items(), key=lambda one: one[1])
+    if cycles_ns:
+        return last[0] if bisect(cycles_ns, last[1]) > bisect(cycles_ns, before[1]) else None
+    return last[0] if last[1] - before[1] >= _ONE_CYCLE_NS else None
+
+
+def _waiting(rank: int, rows: Sequence[tuple[int, int, int]], num_last: int) -> RankWaiting:
+    steps = {step for step, _, _ in rows}
+    per_step = []
+    for step in steps:
+        spans = np.array([row[1:] for row in rows if row[0] == step], np.int64)
+        per_step.append(union(spans[:, 0], spans[:, 1]).total_ns)
+    return RankWaiting(
+        rank=rank,
+        num_collectives=len(rows),
+        num_last=num_last,
+        median_waiting_ns=round(median(end - start for _, start, end in rows)),
+        waiting_per_step_ns=round(median(per_step)),
+        total_waiting_ns=sum(end - start for _, start, end in rows),
+    )

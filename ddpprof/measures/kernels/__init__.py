@@ -1,0 +1,1 @@
+"""Measures single kernels and whole devices."""

@@ -1,0 +1,81 @@
+"""How much does each accelerator of one process work? Lengths of unions per device and step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+import numpy as np
+
+from ddpprof.intervals import Spans, merge, union
+from ddpprof.model import UNKNOWN, Collectives, Int32Column, Trace, Work
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoad:
+    """One device in one step, or the medians over steps."""
+
+    device: int
+    compute_ns: int
+    comm_ns: int
+    copy_ns: int
+    busy_ns: int
+    """with any of the three"""
+
+
+def measure_devices(trace: Trace, step: int) -> tuple[DeviceLoad, ...]:
+    """By device; empty where the trace does not name several."""
+    devices = _devices(trace)
+    return tuple(_load(trace, step, device) for device in devices) if len(devices) > 1 else ()
+
+
+def _devices(trace: Trace) -> list[int]:
+    columns = (trace.compute.device, trace.collectives.device, trace.copies.device)
+    return sorted({device for column in columns for device in _distinct(column)} - {UNKNOWN})
+
+
+def _distinct(column: Int32Column) -> list[int]:
+    """Nearly always one: to sort a long trace's for each step would take longer than all else."""
+    found: list[int] = (column[:1] if (column == column[:1]).all() else np.unique(column)).tolist()
+    return found
+
+
+def _load(trace: Trace, step: int, device: int) -> DeviceLoad:
+    compute, comm, copies = (
+        _spans(table, step, device) for table in (trace.compute, trace.collectives, trace.copies)
+    )  # fmt: skip
+    busy = merge(merge(compute, comm), copies)
+    return DeviceLoad(device, compute.total_ns, comm.total_ns, copies.total_ns, busy.total_ns)
+
+
+def _spans(table: Work | Collectives, step: int, device: int) -> Spans:
+    rows = np.flatnonzero((table.step == step) & (table.device == device))
+    return union(table.start_ns[rows], table.end_ns[rows])
+
+
+def median_load(steps: Sequence[Sequence[DeviceLoad]]) -> tuple[DeviceLoad, ...]:
+    """By device, over the steps."""
+    by_device: dict[int, list[DeviceLoad]] = {}
+    for load in (load for step in steps for load in step):
+        by_device.setdefault(load.device, []).append(load)
+
+    def middle(values: list[int]) -> int:
+        return round(median(values))
+
+    return tuple(
+        DeviceLoad(
+            device,
+            middle([load.compute_ns for load in loads]),
+            middle([load.comm_ns for load in loads]),
+            middle([load.copy_ns for load in loads]),
+            middle([load.busy_ns for load in loads]),
+        )
+        for device, loads in sorted(by_device.items())
+    )
+
+
+def imbalance_ns(loads: Sequence[DeviceLoad]) -> int:
+    """What the device that computes most computes more than they do on average: shared out, it would be saved."""
+    compute = [load.compute_ns for load in loads]
+    return round(max(compute) - mean(compute)) if compute else 0

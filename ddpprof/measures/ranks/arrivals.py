@@ -1,0 +1,134 @@
+"""Who comes late to a collective, and who waits for whom?
+
+transfer     = the shortest duration over the ranks: that of a rank for which all others are there already
+waiting      = a rank's duration - transfer
+arrival skew = last start - first start, on the common clock
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.intervals import Spans, intersect, union
+from ddpprof.measures.collectives.match_candidates import RankCollectives
+from ddpprof.measures.collectives.matching import MatchedCollectives
+from ddpprof.measures.ranks.clock import CommonClock, common_ns
+from ddpprof.model import UNKNOWN, Int64Column
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """One line per matched collective: those of ``MatchedCollectives``, in its order."""
+
+    ranks: tuple[int, ...]
+    transfer_ns: Int64Column
+    """[n]; over the ranks that were read, so the true one may be shorter"""
+    waiting_ns: Int64Column
+    """[n, num_ranks], or `UNKNOWN` where the rank does not have it"""
+    start_ns: Int64Column
+    """[n, num_ranks], by each rank's own clock; 0 where the rank does not have it"""
+    skew_ns: Int64Column | None
+    """[n]; ``None`` without a common clock of all ranks"""
+    last_rank: NDArray[np.int32] | None
+    """[n], or `UNKNOWN` where several came at once; ``None`` likewise"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankWaiting:
+    """One rank over all collectives and steps."""
+
+    rank: int
+    num_collectives: int
+    num_last: int | None
+    """to how many of them it came last; ``None`` without a common clock"""
+    median_waiting_ns: int
+    """in one collective"""
+    waiting_per_step_ns: int | None
+    """how long it waits in a step, median over steps; collectives at once count once; ``None`` without steps"""
+    total_waiting_ns: int
+    exposed_waiting_ns: int | None = None
+    """of its waiting in a step, that under which it computes nothing: mean over steps; ``None``: not known"""
+
+
+def measure_arrivals(
+    ranks: Sequence[RankCollectives], matched: MatchedCollectives, clock: CommonClock | None
+) -> Arrivals:
+    known = matched.rows != UNKNOWN
+    duration = matched.gather(ranks, lambda one: one.collectives.end_ns - one.collectives.start_ns)
+    transfer = np.where(known, duration, _NEVER).min(axis=1, initial=_NEVER)
+    skew, last = _skew(ranks, matched, clock) if clock is not None else (None, None)
+    return Arrivals(
+        ranks=matched.ranks,
+        transfer_ns=transfer,
+        waiting_ns=np.where(known, duration - transfer[:, None], UNKNOWN),
+        start_ns=matched.gather(ranks, lambda one: one.collectives.start_ns),
+        skew_ns=skew,
+        last_rank=last,
+    )
+
+
+def summarise_waiting(
+    matched: MatchedCollectives, arrivals: Arrivals, exposed: Mapping[int, Spans] | None = None
+) -> tuple[RankWaiting, ...]:
+    """Of every rank that has a matched collective. `exposed`: its exposed communication, by its own clock."""
+    found = []
+    for column, rank in enumerate(arrivals.ranks):
+        mine = np.flatnonzero(arrivals.waiting_ns[:, column] != UNKNOWN)
+        if len(mine):
+            waiting, step = arrivals.waiting_ns[mine, column], matched.step[mine]
+            start, last = arrivals.start_ns[mine, column], arrivals.last_rank
+            found.append(
+                RankWaiting(
+                    rank=rank,
+                    num_collectives=len(mine),
+                    num_last=int((last[mine] == rank).sum()) if last is not None else None,
+                    median_waiting_ns=round(float(np.median(waiting))),
+                    waiting_per_step_ns=_per_step(start, waiting, step),
+                    total_waiting_ns=int(waiting.sum()),
+                    exposed_waiting_ns=_exposed(start, waiting, step, exposed[rank]) if exposed else None,
+                )
+            )
+    return tuple(found)
+
+
+def _skew(
+    ranks: Sequence[RankCollectives], matched: MatchedCollectives, clock: CommonClock
+) -> tuple[Int64Column | None, NDArray[np.int32] | None]:
+    known = matched.rows != UNKNOWN
+    start = matched.gather(ranks, lambda one: one.collectives.start_ns + (one.epoch_ns or 0))
+    for column, number in enumerate(matched.ranks):
+        of_rank = clock.find(number)
+        if of_rank is not None:
+            start[:, column] = common_ns(clock.at_ns, of_rank, start[:, column])
+        elif known[:, column].any():
+            return None, None
+    last = np.where(known, start, -_NEVER)
+    skew = last.max(axis=1, initial=-_NEVER) - np.where(known, start, _NEVER).min(axis=1, initial=_NEVER)
+    if not len(matched):
+        return skew, np.empty(0, np.int32)
+    is_alone = (last == last.max(axis=1, keepdims=True)).sum(axis=1) == 1
+    numbers = np.array(matched.ranks, np.int32)[last.argmax(axis=1)]
+    return skew, np.where(is_alone, numbers, UNKNOWN).astype(np.int32)
+
+
+def _per_step(start: Int64Column, waiting: Int64Column, step: Int64Column) -> int | None:
+    numbers = np.unique(step[step != UNKNOWN]).tolist()
+    if not numbers:
+        return None
+    in_step = [np.flatnonzero(step == number) for number in numbers]
+    return round(median(union(start[rows], start[rows] + waiting[rows]).total_ns for rows in in_step))
+
+
+def _exposed(start: Int64Column, waiting: Int64Column, step: Int64Column, exposed: Spans) -> int | None:
+    in_step = np.flatnonzero(step != UNKNOWN)
+    if not len(in_step):
+        return None
+    waits = union(start[in_step], start[in_step] + waiting[in_step])
+    return round(intersect(waits, exposed).total_ns / len(np.unique(step[in_step])))

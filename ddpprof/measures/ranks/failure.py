@@ -1,0 +1,121 @@
+"""Did the job fail, which rank was first, and what followed from it?
+
+A rank says how it ended: ``"finished"``, ``"failed: …"``. One that is killed cannot; then whoever started it may have
+seen its exit code. Among the ranks that failed by themselves the first one by time is the cause; those that lost a
+peer, timed out waiting for one, or ended without a word are consequences.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ddpprof.model import ProcessExit, Record
+
+_OF_A_LOST_PEER = re.compile(
+    r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
+    r"timed out|Timed out|SignalException",
+)
+"""errors with which a rank ends because another one did"""
+_OF_A_LOST_CONNECTION = re.compile(r"closed by peer|Connection reset|Broken pipe")
+_OF_A_MISSING_PEER = re.compile(r"Timed out waiting \d+ ?ms for (?:recv|send)|Watchdog caught collective|DDP.*timeout")
+"""errors with which a rank ends because another one did not take part in a collective"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    rank: int
+    host: str
+    ended: str | None
+    """``"finished"``, ``"interrupted"``, ``"failed: …"`` or ``None`` where the process never got to say"""
+    is_consequence: bool
+    """it failed because it lost another rank"""
+    num_steps: int | None = None
+    """that it had finished"""
+    unix_ns: int | None = None
+    """when it ended; of a rank that did not say how, when that was seen, or else when its last step had ended"""
+    exit_code: int | None = None
+    """as whoever started it saw it; negative: the signal that ended it"""
+    pid: int | None = None
+
+    @property
+    def failed(self) -> bool:
+        """It ended by itself, and not as it should."""
+        if self.ended is not None:
+            return self.ended.startswith("failed")
+        return self.exit_code not in (None, 0, -signal.SIGTERM)  # with which launchers end the others
+
+    @property
+    def lost_a_connection(self) -> bool:
+        """Its error says that another rank's process was gone."""
+        return self.ended is not None and _OF_A_LOST_CONNECTION.search(self.ended) is not None
+
+    @property
+    def waited_for_a_peer(self) -> bool:
+        """Its error says that another rank did not take part in a collective in time."""
+        return self.ended is not None and _OF_A_MISSING_PEER.search(self.ended) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A job that failed."""
+
+    first: RankEnd | None
+    """the rank that failed first; ``None`` where all that failed lost another one, and it is not known which"""
+    others: tuple[RankEnd, ...]
+    """ranks that failed, too, by time where it is known, then those that ended without a word"""
+    finished: tuple[RankEnd, ...]
+    """ranks that came to their end as they should"""
+
+
+def rank_end(record: Record) -> RankEnd:
+    """Return what the rank itself says of its end."""
+    lost = bool(record.ended and record.ended.startswith("failed") and _OF_A_LOST_PEER.search(record.ended))
+    when = record.ended_unix_ns if record.ended is not None else record.last_step_unix_ns
+    return RankEnd(record.rank, record.host, record.ended, lost, record.num_steps, when, pid=record.pid)
+
+
+def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:
+    """Return the same with the exit codes that were seen."""
+
+    def seen(end: RankEnd) -> RankEnd:
+        of_rank = (one for one in exits if one.rank == end.rank or (one.host, one.pid) == (end.host, end.pid))
+        found = next((one for one in of_rank if one.exit_code), None)
+        if found is None:
+            return end
+        when = end.unix_ns if end.ended is not None or found.unix_ns is None else found.unix_ns
+        return replace(end, exit_code=found.exit_code, unix_ns=when)
+
+    return tuple(map(seen, ends))
+
+
+def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failure | None:
+    """Return how the job failed; ``None`` where it did not, was interrupted, or may still run."""
+    job = next((one for one in reversed(exits) if one.is_job), None)
+    if job is not None and (job.interrupted or job.exit_code == 0):
+        return None  # what failed was caught, or torchrun has started it again
+    if any(end.ended == "interrupted" for end in ends):
+        return None
+    seen = with_exits(ends, exits)
+    failed = sorted((end for end in seen if end.failed), key=_when)
+    silent = [end for end in seen if end.ended is None and not end.failed]
+    if not failed and not (silent and job is not None):
+        return None
+    finished = tuple(end for end in seen if end.ended in ("finished", "stopped"))
+    own = [end for end in failed if not end.is_consequence]
+    first = own[0] if own else None if finished else _only_one_that_was_lost(failed, silent)
+    return Failure(first, tuple(end for end in (*failed, *silent) if end is not first), finished)
+
+
+def _only_one_that_was_lost(failed: Sequence[RankEnd], silent: Sequence[RankEnd]) -> RankEnd | None:
+    """Return the rank with which all others lost their connection: one that said nothing, and that nobody ended."""
+    unseen = [end for end in silent if end.exit_code is None]
+    if len(unseen) == len(silent) == 1 and failed and all(end.lost_a_connection for end in failed):
+        return unseen[0]
+    return None
+
+
+def _when(end: RankEnd) -> int:
+    return end.unix_ns if end.unix_ns is not None else 1 << 62

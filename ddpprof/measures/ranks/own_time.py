@@ -1,0 +1,204 @@
+"""How much time does a rank take for itself before it comes to the collective where the others wait for it?
+
+    own time of step k = from the end of step k-1's gradient communication, where all ranks are together,
+                         to the launch of step k's last gradient collective,
+                         less what the rank waited for communication in between
+
+It needs no common clock, and shows a late rank that the wall time of steps hides, because there all ranks wait for it.
+Waiting inside is taken out because it is somebody else's lateness: in the forward all ranks wait for the buffers of
+rank 0. A step after a gap in the trace counts from its own start, and so without the optimizer of the step before.
+
+On CPU the training thread waits in collectives outside of the backward pass, from their call to their end, while it
+computes nothing; and for gradients while it is in none of the parts below. On an accelerator the device waits while
+nothing but communication runs; but if that is for gradients, which nobody waits for before the optimizer, only while
+the next kernel has been launched and does not start. A gap because the host was late belongs to the work that ends it.
+
+    data        waiting for the DataLoader; on an accelerator as far as that leaves it nothing to do
+    forward     DistributedDataParallel.forward
+    optimizer   Optimizer.step of the step before
+    backward    the rest after the first forward: the loss too, and whatever else the script does there
+    other       the rest before it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.intervals import Spans, clip, intersect, merge, subtract, union
+from ddpprof.measures.step.blocks import BLOCK_ROWS, blocks_of
+from ddpprof.model import UNKNOWN, CollectiveKind, Int64Column, Mark, Phase, Step, Trace, Work
+
+_NOTHING = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """One rank in one step, ns. The parts add up to its own time."""
+
+    step: int
+    is_traced: bool
+    """from a trace; the light recorder's parts are cut a little differently, so the two do not compare"""
+    step_ns: int
+    arrival_ns: int
+    """when all gradients of the step are there; since 1970 by the rank's clock, where the trace knows its epoch"""
+    data_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    other_ns: int
+
+    @property
+    def own_ns(self) -> int:
+        return self.data_ns + self.forward_ns + self.backward_ns + self.optimizer_ns + self.other_ns
+
+
+def measure_progress(trace: Trace) -> tuple[StepProgress, ...]:
+    """Of every step of the trace that has gradient communication."""
+    parts = _device_parts(trace) if trace.device == "gpu" else _host_parts(trace)
+    gradients = {index: rows for index in range(len(trace.steps)) if len(rows := _gradient_rows(trace, index))}
+    arrivals = _arrivals(trace, gradients)
+    found = []
+    before: tuple[Step, int] | None = None
+    for index, step in enumerate(trace.steps):
+        if index not in gradients:
+            before = None
+            continue
+        follows = before is not None and (before[0].number + 1, before[0].cycle) == (step.number, step.cycle)
+        begin = before[1] if before is not None and follows else step.start_ns
+        arrival = arrivals[index]
+        before = (step, int(trace.collectives.end_ns[gradients[index]].max()))
+        if arrival > begin:
+            own = parts.between(begin, arrival)
+            found.append(StepProgress(step.number, True, step.duration_ns, arrival + (trace.epoch_ns or 0), *own))
+    return tuple(found)
+
+
+def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
+    """What the backward pass launched; where that is unknown, as under a comm hook, what the forward did not."""
+    comm = trace.collectives
+    here = (comm.step == step) & (comm.kind != CollectiveKind.SEND_RECV)
+    rows = np.flatnonzero(here & (comm.phase == Phase.BACKWARD))
+    if len(rows) or trace.device == "cpu":
+        return rows
+    return np.flatnonzero(here & (comm.phase != Phase.FORWARD))
+
+
+def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[int, int]:
+    """Step → when the rank is ready for its last gradient collective: the host launched it, the device computed.
+
+    The collective's own start may be later: it may stand behind others of its stream or thread. Those that a comm hook
+    goes on with after the backward pass wait for other ranks, and do not count. `gradients`: rows of each step.
+    """
+    comm, marks = trace.collectives, trace.host_spans
+    backward = np.flatnonzero(marks.mark == Mark.BACKWARD)
+    launched = np.where(comm.launched_ns != UNKNOWN, comm.launched_ns, comm.start_ns)
+    last = np.empty(len(gradients), np.int64)
+    for place, (step, rows) in enumerate(gradients.items()):
+        ends = marks.end_ns[backward[marks.step[backward] == step]]
+        in_backward = launched[rows] <= ends.max() if len(ends) else launched[rows] >= 0
+        candidates = rows[in_backward] if in_backward.any() else rows
+        last[place] = candidates[np.argmax(launched[candidates])]
+    ready = launched[last]
+    if trace.device == "gpu":
+        ready = np.maximum(ready, _computed_by(trace.compute, ready))
+    arrivals = np.minimum(ready, np.maximum(comm.start_ns[last], launched[last]))
+    return dict(zip(gradients, arrivals.tolist(), strict=True))
+
+
+def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
+    """For each time, when the last of the work that was launched until then ended; else long ago."""
+    order = np.argsort(times_ns)
+    ends = np.full(len(times_ns) + 1, np.iinfo(np.int64).min)  # the last is of what was launched after all times
+    for first in range(0, len(work), BLOCK_ROWS):
+        some = slice(first, first + BLOCK_ROWS)
+        np.maximum.at(ends, np.searchsorted(times_ns[order], work.launched_ns[some]), work.end_ns[some])
+    computed = np.empty_like(times_ns)
+    computed[order] = np.maximum.accumulate(ends[:-1])
+    return computed
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Of the whole trace; where two overlap, the earlier counts."""
+
+    waiting: Spans
+    data: Spans
+    forward: Spans
+    optimizer: Spans
+
+    def between(self, begin: int, end: int) -> tuple[int, int, int, int, int]:
+        """Own time as data, forward, backward, optimizer and other."""
+        forward = _within(self.forward, begin, end)
+        left = subtract(Spans(np.array([begin]), np.array([end])), _within(self.waiting, begin, end))
+        lengths = []
+        for part in (_within(self.data, begin, end), forward, _within(self.optimizer, begin, end)):
+            rest = subtract(left, part)
+            lengths.append(left.total_ns - rest.total_ns)
+            left = rest
+        first_forward = int(forward.start_ns[0]) if len(forward) else end
+        other = clip(left, begin, first_forward).total_ns
+        return lengths[0], lengths[1], left.total_ns - other, lengths[2], other
+
+
+def _within(spans: Spans, begin: int, end: int) -> Spans:
+    """`clip` that looks only at the spans in question: a trace has many steps."""
+    first = np.searchsorted(spans.end_ns, begin, side="right")
+    last = np.searchsorted(spans.start_ns, end, side="left")
+    return clip(Spans(spans.start_ns[first:last], spans.end_ns[first:last]), begin, end)
+
+
+def _host_parts(trace: Trace) -> _Parts:
+    comm = trace.collectives
+    computes = union(trace.compute.start_ns, trace.compute.end_ns)
+    data, forward, optimizer, backward = (
+        _marked(trace, mark) for mark in (Mark.DATA, Mark.FORWARD, Mark.OPTIMIZER, Mark.BACKWARD)
+    )
+    gradients = comm.phase == Phase.BACKWARD
+    waits_for_gradients = union(comm.start_ns[gradients], comm.end_ns[gradients])
+    for busy in (computes, data, forward, optimizer, backward):
+        waits_for_gradients = subtract(waits_for_gradients, busy)
+    called = np.where(comm.launched_ns != UNKNOWN, comm.launched_ns, comm.start_ns)
+    waits_in_calls = subtract(union(called[~gradients], comm.end_ns[~gradients]), computes)
+    return _Parts(merge(waits_in_calls, waits_for_gradients), data, forward, optimizer)
+
+
+def _device_parts(trace: Trace) -> _Parts:
+    comm = trace.collectives
+    is_gradient = comm.phase == Phase.BACKWARD
+    gradients = union(comm.start_ns[is_gradient], comm.end_ns[is_gradient])
+    waits_for_others = union(comm.start_ns[~is_gradient], comm.end_ns[~is_gradient])
+    data = _marked(trace, Mark.DATA)
+    waits_for_gradients, forward, optimizer = [_NOTHING], [_NOTHING], [_NOTHING]
+    reached_before: int | None = None
+    for block in blocks_of(trace.compute, trace.copies):
+        start, end, launched, phase = block.start_ns, block.end_ns, block.launched_ns, block.phase
+        busy = union(start, end)
+        data, waits_for_others = subtract(data, busy), subtract(waits_for_others, busy)
+        # Each row reaches back to the end of what came before it: there it was launched late, or waited.
+        first = int(start[0]) if reached_before is None else reached_before
+        reached = np.maximum(np.maximum.accumulate(end), first)
+        begin = np.append(first, reached[:-1])
+        held_up = union(np.where(launched == UNKNOWN, begin, np.maximum(begin, launched)), start)
+        waits_for_gradients.append(intersect(gradients, held_up))
+        for parts, which in ((forward, Phase.FORWARD), (optimizer, Phase.OPTIMIZER)):
+            parts.append(union(begin[phase == which], reached[phase == which]))
+        reached_before = int(reached[-1])
+    return _Parts(
+        waiting=_joined([*waits_for_gradients, waits_for_others]),
+        data=data,
+        forward=_joined(forward),
+        optimizer=_joined(optimizer),
+    )
+
+
+def _joined(parts: Sequence[Spans]) -> Spans:
+    return union(np.concatenate([part.start_ns for part in parts]), np.concatenate([part.end_ns for part in parts]))
+
+
+def _marked(trace: Trace, mark: Mark) -> Spans:
+    rows = trace.host_spans.mark == mark
+    return union(trace.host_spans.start_ns[rows], trace.host_spans.end_ns[rows])

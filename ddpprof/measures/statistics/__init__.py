@@ -1,0 +1,1 @@
+"""Intervals, ratios and models of measured times, whatever the times are of."""

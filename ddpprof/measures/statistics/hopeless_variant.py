@@ -1,0 +1,37 @@
+"""Is a variant so far behind another that more rounds are not worth their steps?
+
+    losing   the 95 % interval of the shift between their steps, of the rounds that both have, lies beyond a margin
+    margin   2 % of the other's step, or by how much starts of one and the same job differ, if that is more
+
+The steps of one start tell nothing of how starts differ, so that a slow minute of the machine would look like a slow
+variant; and what is closer than 2 % is as good. Without an interval, as on an accelerator, of which a start gives one
+time, the margin is 10 % at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from ddpprof.measures.statistics.shift import shift_between
+from ddpprof.measures.step.step_times import Steps
+
+_MARGIN = 0.02
+_MARGIN_WITHOUT_INTERVAL = 0.1
+
+
+def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -> bool:
+    """By round; an empty one has not been run. `spread`: as `start_spread` finds it."""
+    both = [(own, other) for own, other in zip(rounds, others, strict=False) if own and other]
+    own_ns, other_ns = ([ns for pair in both for ns in pair[side]] for side in (0, 1))
+    shift = shift_between(other_ns, own_ns)
+    if shift is None:
+        return False
+    least, surely = (_MARGIN_WITHOUT_INTERVAL, shift.shift) if shift.low is None else (_MARGIN, shift.low)
+    return surely > max(least, spread) * median(other_ns)
+
+
+def start_spread(starts: Sequence[Steps]) -> float:
+    """Of one and the same job: the slowest by the fastest, less 1."""
+    medians = [median(steps) for steps in starts if steps]
+    return max(medians) / min(medians) - 1 if medians else 0.0

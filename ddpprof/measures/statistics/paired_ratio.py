@@ -1,0 +1,105 @@
+"""How many times as long does one variant's step take as another's? From pairs of blocks that were run in turn.
+
+    ratio    = median over all pairs of (median of a's steps / median of b's steps)
+    interval = 95 %. Of one pair a round: Student's t of the pairs' logarithms. Of more: the ratio's bootstrap, which
+               draws rounds with replacement, in each its pairs, in these the steps; its ends are moved away from the
+               ratio, as Student's t is wider than the normal distribution for so few rounds, which a bootstrap alone
+               takes for better known than they are
+
+What slows the machine for a while hits both of a pair, and drops out of its ratio. What differs from one start of a
+process to the next is in the spread over rounds. (Davison and Hinkley, Bootstrap Methods and their Application, 3.8.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from statistics import NormalDist, fmean, median, stdev
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.measures.statistics.p_values import student_tail
+
+CONFIDENCE = 0.95
+_DRAWS = 2000
+ENOUGH_ROUNDS = 3
+
+Steps = Sequence[float]
+Pair = tuple[Steps, Steps]
+"""Step times of a and of b, one after the other, ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    ratio: float
+    low: float | None
+    high: float | None
+    """ends of the interval; ``None`` from fewer than three rounds, which do not show how much they differ"""
+    num_pairs: int
+
+    @property
+    def is_beyond_noise(self) -> bool | None:
+        """Whether the two differ at all."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low > 1 or self.high < 1
+
+
+def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Ratio | None:
+    """Of the pairs of each round, that is of each start of the job; ``None`` where there are none.
+
+    `comparisons`: intervals that are to hold together, this one among them.
+    """
+    rounds = [known for pairs in rounds if (known := [(a, b) for a, b in pairs if a and b])]
+    pairs = [pair for of_round in rounds for pair in of_round]
+    if not pairs:
+        return None
+    ratio = median(median(a) / median(b) for a, b in pairs)
+    if len(rounds) < ENOUGH_ROUNDS:
+        return Ratio(ratio, None, None, len(pairs))
+    tail = (1 - CONFIDENCE) / 2 / comparisons
+    low, high = _by_student(pairs, tail) if len(pairs) == len(rounds) else _by_bootstrap(rounds, ratio, tail)
+    return Ratio(ratio, min(low, ratio), max(high, ratio), len(pairs))
+
+
+def _by_student(pairs: Sequence[Pair], tail: float) -> tuple[float, float]:
+    logs = [log(median(a) / median(b)) for a, b in pairs]
+    half = student_quantile(tail, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
+    return exp(fmean(logs) - half), exp(fmean(logs) + half)
+
+
+def _by_bootstrap(rounds: Sequence[Sequence[Pair]], ratio: float, tail: float) -> tuple[float, float]:
+    wider = student_quantile(tail, len(rounds) - 1) / NormalDist().inv_cdf(1 - tail)
+    low, high = (ratio * (end / ratio) ** wider for end in np.quantile(_redrawn(rounds), [tail, 1 - tail]))
+    return float(low), float(high)
+
+
+def student_quantile(tail: float, degrees: int) -> float:
+    """The t beyond which Student's distribution has `tail`, by halving."""
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, degrees) > tail else (low, middle)
+    return high
+
+
+def _redrawn(rounds: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
+    """[_DRAWS] ratios."""
+    random = np.random.default_rng(0)
+    most = max(map(len, rounds))
+    sizes = np.array([len(pairs) for pairs in rounds])
+    drawn = np.ones((_DRAWS, len(rounds), most))
+    for index, pairs in enumerate(rounds):
+        for place, (a, b) in enumerate(pairs):
+            drawn[:, index, place] = _medians(a, random) / _medians(b, random)
+    chosen = random.integers(0, len(rounds), (_DRAWS, len(rounds), 1))
+    pair = (random.random((_DRAWS, len(rounds), most)) * sizes[chosen]).astype(np.int64)
+    return np.asarray(np.median(drawn[np.arange(_DRAWS)[:, None, None], chosen, pair], axis=(1, 2)), np.float64)
+
+
+def _medians(steps: Steps, random: np.random.Generator) -> NDArray[np.float64]:
+    """Of as many steps, drawn with replacement: [_DRAWS]."""
+    values = np.asarray(steps, np.float64)
+    return np.asarray(np.median(values[random.integers(0, len(values), (_DRAWS, len(values)))], axis=1), np.float64)

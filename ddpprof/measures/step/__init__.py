@@ -1,0 +1,1 @@
+"""Splits the time of a step into its parts."""

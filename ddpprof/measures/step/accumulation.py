@@ -1,0 +1,70 @@
+"""Does a step reduce gradients several times although only their sum is used?
+
+    A module accumulates if the optimizer does not step between two of its synchronised backward passes, and the later
+    pass adds to the gradients of the earlier one. The reductions of all passes but the last could be left out.
+
+Two backward passes of a GAN's discriminator, with an optimizer between them, or the passes that an optimizer asks for
+through its closure, are no accumulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from ddpprof.model import BackwardPass, RecordedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """Backward passes of one module that add up, in the usual step."""
+
+    module: int
+    num_passes: int
+    """synchronised ones in a step"""
+    num_superfluous: int
+    """of these, the ones whose gradients the next pass adds to and reduces again"""
+    num_steps: int
+    """that were looked at"""
+
+
+def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, ...]:
+    """Return the modules that reduce more than once for an optimizer step in at least half of `steps`."""
+    looked_at = [step for step in steps if step.passes]
+    found = []
+    for module in sorted({one.module for step in looked_at for one in step.passes}):
+        passes = [[one for one in step.passes if one.module == module] for step in looked_at]
+        superfluous = [sum(_superfluous(step, of)) for step, of in zip(looked_at, passes, strict=True)]
+        if usual := round(median(superfluous)):
+            found.append(Accumulation(module, round(median(map(len, passes))), usual, len(looked_at)))
+    return tuple(found)
+
+
+def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
+    """Return how many batches a step accumulates: 1 where every forward's gradients reach the optimizer at once.
+
+    Counted are forwards under ``no_sync``, and backward passes to which the next one adds.
+    """
+    per_step = []
+    for step in steps:
+        if step.forwards:
+            modules = {forward.module for forward in step.forwards}
+            per_step.append(max(_accumulated(step, module) for module in modules))
+    return 1 + round(median(per_step)) if per_step else 1
+
+
+def _accumulated(step: RecordedStep, module: int) -> int:
+    without_sync = sum(
+        forward.has_gradients and not forward.synchronises for forward in step.forwards if forward.module == module
+    )
+    return without_sync + sum(_superfluous(step, [one for one in step.passes if one.module == module]))
+
+
+def _superfluous(step: RecordedStep, passes: Sequence[BackwardPass]) -> Iterator[bool]:
+    """Yield for each pass but the last whether the next one adds to its gradients before the optimizer steps."""
+    for one, following in pairwise(passes):
+        begun = one.last_ready_ns
+        stepped = begun is None or any(begun <= start < following.origin_ns for start, _ in step.optimizers)
+        yield following.adds_up and not stepped

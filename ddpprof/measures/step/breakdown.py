@@ -1,0 +1,133 @@
+"""Where does a step's time go? Seven parts that add up to the step.
+
+Compute counts first, by its phase; then communication that no compute hides; then copies; then waiting for data, on an
+accelerator the time in which it has nothing to do while the host waits; what is left is idle (`idle.py` says why).
+Copying buckets into ``.grad`` after the last backward node counts as backward.
+
+On CPU the step is the host's ``ProfilerStep#k``. On an accelerator, where kernels run after their launch, it reaches
+from its first kernel to the next step's first; where the profiler stopped after it, to the end of its last. All work
+in it counts, also what another step launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.intervals import Spans, intersect, merge, subtract, union
+from ddpprof.measures.buckets.overlap import spans_of
+from ddpprof.model import Collectives, Mark, Phase, Step, Trace, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    forward_ns: int
+    backward_ns: int
+    exposed_comm_ns: int
+    optimizer_ns: int
+    data_ns: int
+    other_ns: int
+    idle_ns: int
+
+    @property
+    def step_ns(self) -> int:
+        return (
+            self.forward_ns
+            + self.backward_ns
+            + self.exposed_comm_ns
+            + self.optimizer_ns
+            + self.data_ns
+            + self.other_ns
+            + self.idle_ns
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepSplit:
+    """When each part of a step was; no instant is in two."""
+
+    parts: tuple[tuple[Spans, ...], ...]
+    """of each field of `Breakdown`, in order"""
+
+    @property
+    def breakdown(self) -> Breakdown:
+        return Breakdown(*(sum(spans.total_ns for spans in part) for part in self.parts))
+
+    @property
+    def idle(self) -> Spans:
+        return self.parts[-1][0]
+
+
+def measure_breakdown(trace: Trace, step: int) -> Breakdown | None:
+    """``None`` where the step has no work at all."""
+    split = split_step(trace, step)
+    return None if split is None else split.breakdown
+
+
+def split_step(trace: Trace, step: int) -> StepSplit | None:
+    """``None`` where the step has no work at all."""
+    window = _window(trace, step)
+    if window is None:
+        return None
+    left: Spans = window
+
+    def take(spans: Spans) -> Spans:
+        nonlocal left
+        taken = intersect(left, spans)
+        left = subtract(left, spans)
+        return taken
+
+    compute, marks = trace.compute, trace.host_spans
+    here = _rows_inside(compute, window)
+    in_phase = {phase: _spans(compute, here[compute.phase[here] == phase]) for phase in Phase}
+    backward = (take(in_phase[Phase.BACKWARD]), take(in_phase[Phase.FINALIZE]))
+    forward, optimizer = take(in_phase[Phase.FORWARD]), take(in_phase[Phase.OPTIMIZER])
+    other = take(in_phase[Phase.OTHER])
+    exposed, copies = (take(_spans(table, _rows_inside(table, window))) for table in (trace.collectives, trace.copies))
+    waits = marks.mark == Mark.DATA
+    data = take(union(marks.start_ns[waits], marks.end_ns[waits]))
+    return StepSplit(((forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,)))
+
+
+def _rows_inside(table: Work | Collectives, window: Spans) -> NDArray[np.int64]:
+    """Those that reach into the window."""
+    return np.flatnonzero((table.end_ns > window.start_ns[0]) & (table.start_ns < window.end_ns[0]))
+
+
+def _spans(table: Work | Collectives, rows: NDArray[np.int64]) -> Spans:
+    return union(table.start_ns[rows], table.end_ns[rows])
+
+
+def _window(trace: Trace, step: int) -> Spans | None:
+    """One span: the step, ``None`` where it has no work."""
+    if trace.device == "cpu":
+        return _span(trace.steps[step].start_ns, trace.steps[step].end_ns)
+    here = _device_work(trace, step)
+    if not len(here):
+        return None
+    end = int(here.end_ns[-1])
+    if _is_followed(trace.steps, step):
+        after = _device_work(trace, step + 1)
+        end = int(after.start_ns[0]) if len(after) else end
+    start = int(here.start_ns[0])
+    return _span(start, max(end, start + 1))
+
+
+def _is_followed(steps: Sequence[Step], step: int) -> bool:
+    """Whether the trace goes on with the next step: not where it ends, the profiler paused or a mark is lost."""
+    if step + 1 == len(steps):
+        return False
+    here, after = steps[step], steps[step + 1]
+    return (after.cycle, after.number) == (here.cycle, here.number + 1)
+
+
+def _span(start_ns: int, end_ns: int) -> Spans:
+    return Spans(np.array([start_ns], np.int64), np.array([end_ns], np.int64))
+
+
+def _device_work(trace: Trace, step: int) -> Spans:
+    work = merge(spans_of(trace.compute, step), spans_of(trace.collectives, step))
+    return merge(work, spans_of(trace.copies, step))

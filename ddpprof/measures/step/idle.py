@@ -1,0 +1,138 @@
+"""Why has an accelerator nothing to do? The idle time of a step by cause; a gap has the cause of what ends it.
+
+    launch-bound         what ends the gap was launched too late to begin when the gap did: the host is behind
+    communication wait   it was launched in time, and is communication, or follows at once on communication
+    other                it was launched in time and follows on other work, or its launch is unknown
+
+Too late is: less than the accelerator's latency before the gap. The latency is the shortest time from any launch to its
+start. Time in which the host waits for its DataLoader is not idle but a part of its own, ``Breakdown.data_ns``.
+
+On CPU the question has no answer: the host is the device, so what it does between two ops is what it does instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.intervals import Spans
+from ddpprof.measures.step.blocks import Block, blocks_of
+from ddpprof.model import UNKNOWN, Int64Column, Trace
+
+_NEVER = np.iinfo(np.int64).max
+_COMM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Of one step, ns."""
+
+    launch_bound_ns: int
+    comm_wait_ns: int
+    other_ns: int
+
+    @property
+    def idle_ns(self) -> int:
+        """``Breakdown.idle_ns`` of the same step."""
+        return self.launch_bound_ns + self.comm_wait_ns + self.other_ns
+
+
+class Cause(IntEnum):
+    OTHER = 0
+    LAUNCH_BOUND = 1
+    COMM_WAIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The busy spans of an accelerator, and why it idled after each."""
+
+    busy: Spans
+    cause: NDArray[np.int8]
+    """[number of busy spans]: `Cause`"""
+
+
+def find_gaps(trace: Trace) -> Gaps | None:
+    """Of the whole trace. ``None`` on CPU."""
+    if trace.device == "cpu":
+        return None
+    finder = _CauseFinder(_latency(trace), _comm_ends(trace))
+    starts, ends, causes = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int8)]
+    busy_until = np.iinfo(np.int64).min
+    for block in blocks_of(trace.compute, trace.copies, trace.collectives):
+        work = _work(block)
+        if not len(work.start_ns):
+            continue
+        latest_end = np.maximum(np.maximum.accumulate(work.end_ns), busy_until)
+        before = np.append(busy_until, latest_end[:-1])
+        ender = np.flatnonzero(work.start_ns > before)  # of several that start at once, the first
+        starts.append(work.start_ns[ender])
+        ends.append(before[ender])
+        causes.append(finder.causes(before[ender], work.launched_ns[ender], work.is_comm[ender]))
+        busy_until = int(latest_end[-1])
+    # Each end and cause is of the busy span before; nothing ends the last gap.
+    busy = Spans(np.concatenate(starts), np.append(np.concatenate(ends), busy_until)[1:])
+    return Gaps(busy, np.append(np.concatenate(causes), np.int8(Cause.OTHER))[1:])
+
+
+def measure_idle(idle: Spans, gaps: Gaps) -> Idle:
+    """`idle`: of one step, from `split_step` of the same trace."""
+    length = idle.end_ns - idle.start_ns
+    before = np.searchsorted(gaps.busy.start_ns, idle.start_ns, side="right") - 1  # a step begins with work
+    cause = gaps.cause[before]
+    launch_bound, comm_wait = (int(length[cause == which].sum()) for which in (Cause.LAUNCH_BOUND, Cause.COMM_WAIT))
+    return Idle(launch_bound, comm_wait, int(length.sum()) - launch_bound - comm_wait)
+
+
+@dataclass(frozen=True, slots=True)
+class _CauseFinder:
+    latency_ns: int
+    comm_ends_ns: Int64Column
+    """ascending"""
+
+    def causes(
+        self, gap_start_ns: Int64Column, launched_ns: Int64Column, is_comm: NDArray[np.bool_]
+    ) -> NDArray[np.int8]:
+        """Of gaps, by when what ends them was launched and whether it is communication."""
+        is_known = launched_ns != _NEVER
+        is_late = is_known & (np.where(is_known, launched_ns, 0) + self.latency_ns > gap_start_ns)
+        place = np.searchsorted(self.comm_ends_ns, gap_start_ns)
+        follows_comm = np.append(self.comm_ends_ns, _NEVER)[place] == gap_start_ns
+        waits = is_known & ~is_late & (follows_comm | is_comm)
+        return np.where(is_late, Cause.LAUNCH_BOUND, np.where(waits, Cause.COMM_WAIT, Cause.OTHER)).astype(np.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """By start, then by launch; an unknown launch counts as the last. Work of no length ends no gap."""
+
+    start_ns: Int64Column
+    end_ns: Int64Column
+    launched_ns: Int64Column
+    is_comm: NDArray[np.bool_]
+
+
+def _work(block: Block) -> _Work:
+    """`block`: of compute, copies and communication."""
+    launched = np.where(block.launched_ns == UNKNOWN, _NEVER, block.launched_ns)
+    is_comm = block.table == _COMM
+    order = np.lexsort((is_comm, launched, block.start_ns))
+    order = order[block.end_ns[order] > block.start_ns[order]]
+    return _Work(block.start_ns[order], block.end_ns[order], launched[order], is_comm[order])
+
+
+def _comm_ends(trace: Trace) -> Int64Column:
+    comm = trace.collectives
+    return np.sort(comm.end_ns[comm.end_ns > comm.start_ns])
+
+
+def _latency(trace: Trace) -> int:
+    """Communication is left out: threads of the host may do it."""
+    delays = [
+        int((table.start_ns - table.launched_ns).min(where=table.launched_ns != UNKNOWN, initial=_NEVER))
+        for table in (trace.compute, trace.copies)
+    ]
+    return max(0, min(delays)) if min(delays) != _NEVER else 0

@@ -1,0 +1,125 @@
+"""What happened when, in one step of one rank?
+
+All times are moved by one number of nanoseconds per step, so that lengths stay what the other measures say: parts of
+the step bar, overlap, exposed and trailing communication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import reduce
+from typing import TypeVar
+
+import numpy as np
+
+from ddpprof.intervals import Spans, intersect, merge, shift, subtract
+from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.overlap import spans_of
+from ddpprof.measures.buckets.trailing import trailing_spans
+from ddpprof.measures.step.breakdown import split_step
+from ddpprof.model import UNKNOWN, Collectives, Trace, Work
+
+_Table = TypeVar("_Table", Work, Collectives)
+_TIMES = ("start_ns", "end_ns", "launched_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpan:
+    """One gradient bucket; ``None`` is what was not observed."""
+
+    module: int
+    index: int
+    num_bytes: int | None
+    ready_ns: int | None
+    launched_ns: int | None
+    started_ns: int | None
+    finished_ns: int | None
+    pass_index: int = 0
+    """which of the step's synchronised backward passes through the module"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTimeline:
+    step: int
+    start_ns: int
+    end_ns: int
+    """the step as its bar draws it: on an accelerator from its first kernel on, see `breakdown.py`"""
+    parts: tuple[Spans, ...] | None
+    """of each field of `Breakdown`, in order; no instant is in two. ``None``: the step has no work of the device"""
+    compute: Work
+    copies: Work
+    collectives: Collectives
+    overlap: Spans
+    exposed: Spans
+    trailing: Spans | None
+    """``None`` without a backward pass"""
+    buckets: tuple[BucketSpan, ...]
+
+
+def step_timeline(trace: Trace, step: int) -> StepTimeline:
+    """By the trace's own times, and without buckets. `step`: index into ``trace.steps``."""
+    compute, comm = spans_of(trace.compute, step), spans_of(trace.collectives, step)
+    split, whole = split_step(trace, step), trace.steps[step]
+    parts = None if split is None else tuple(reduce(merge, part) for part in split.parts)
+    begun = [int(spans.start_ns[0]) for spans in parts or () if len(spans)]
+    ended = [int(spans.end_ns[-1]) for spans in parts or () if len(spans)]
+    return StepTimeline(
+        step=whole.number,
+        start_ns=min(begun, default=whole.start_ns),
+        end_ns=max(ended, default=whole.end_ns),
+        parts=parts,
+        compute=_rows(trace.compute, step),
+        copies=_rows(trace.copies, step),
+        collectives=_rows(trace.collectives, step),
+        overlap=intersect(comm, compute),
+        exposed=subtract(comm, compute),
+        trailing=trailing_spans(trace, step),
+        buckets=(),
+    )
+
+
+def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, ...]) -> StepTimeline:
+    """All of it that much later, with its buckets."""
+    return StepTimeline(
+        step=step.step,
+        start_ns=step.start_ns + moved_ns,
+        end_ns=step.end_ns + moved_ns,
+        parts=None if step.parts is None else tuple(shift(part, moved_ns) for part in step.parts),
+        compute=_moved(step.compute, moved_ns),
+        copies=_moved(step.copies, moved_ns),
+        collectives=_moved(step.collectives, moved_ns),
+        overlap=shift(step.overlap, moved_ns),
+        exposed=shift(step.exposed, moved_ns),
+        trailing=None if step.trailing is None else shift(step.trailing, moved_ns),
+        buckets=buckets,
+    )
+
+
+def _rows(table: _Table, step: int) -> _Table:
+    rows = np.flatnonzero(table.step == step)
+    return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
+
+
+def _moved(table: _Table, moved_ns: int) -> _Table:
+    columns = {column.name: getattr(table, column.name) for column in fields(table)}
+    for name in _TIMES:
+        columns[name] = np.where(columns[name] == UNKNOWN, UNKNOWN, columns[name] + moved_ns)
+    return type(table)(**columns)
+
+
+def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> BucketSpan:
+    """`moved_ns`: to add to its times, which are nanoseconds since 1970 where the trace says."""
+
+    def common(since_origin_ns: int | None) -> int | None:
+        return None if since_origin_ns is None else one.origin_ns + since_origin_ns + moved_ns
+
+    return BucketSpan(
+        module=one.module,
+        index=one.index,
+        num_bytes=num_bytes,
+        ready_ns=common(one.ready_ns),
+        launched_ns=common(one.launched_ns),
+        started_ns=common(one.started_ns),
+        finished_ns=common(one.finished_ns),
+        pass_index=one.pass_index,
+    )

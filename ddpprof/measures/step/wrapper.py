@@ -1,0 +1,112 @@
+"""What does DDP itself cost the training thread? Host time per step, by part; waiting for communication is excluded.
+
+    pre-forward       buffer sync (host side), join bookkeeping, `prepare_for_backward`, less its communication
+    unused search     walk through the autograd graph for unused parameters
+    copy in           gradients scaled and copied into buckets
+    launch            handing all-reduces to the backend
+    copy out          buckets copied back into `.grad`
+    finalise          the rest between each pass's last backward node and its last copy out, less the time in which a
+                      collective that was handed over has not ended: it may still wait in the backend's queue
+
+The forward's own parts come from ddpprof's record: a trace that ddpprof did not record lacks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpprof.intervals import Spans, merge, subtract, union
+from ddpprof.measures.buckets.backward_passes import BackwardCompute, backward_passes
+from ddpprof.measures.buckets.overlap import spans_of
+from ddpprof.model import UNKNOWN, Int64Column, Mark, RecordedStep, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperCost:
+    """ns of the training thread in one step; ``None``: not observed."""
+
+    pre_forward_ns: int | None
+    unused_search_ns: int
+    copy_in_ns: int
+    launch_ns: int
+    copy_out_ns: int
+    finalise_ns: int | None
+
+    @property
+    def total_ns(self) -> int:
+        return (
+            (self.pre_forward_ns or 0)
+            + self.unused_search_ns
+            + self.copy_in_ns
+            + self.launch_ns
+            + self.copy_out_ns
+            + (self.finalise_ns or 0)
+        )
+
+
+def measure_wrapper_cost(trace: Trace, step: int, recorded: RecordedStep | None) -> WrapperCost:
+    """Of the step with index `step`; `recorded` is the same step in ddpprof's record, if there is one."""
+    comm = spans_of(trace.collectives, None) if trace.device == "cpu" else union(np.empty(0, int), np.empty(0, int))
+    copy_in, copy_out = _marked(trace, step, Mark.BUCKET_COPY_IN), _marked(trace, step, Mark.BUCKET_COPY_OUT)
+    search = _marked(trace, step, Mark.UNUSED_SEARCH)
+    calls = _reducer_calls(trace, step)
+    return WrapperCost(
+        pre_forward_ns=_pre_forward(trace, recorded, comm),
+        unused_search_ns=search.total_ns,
+        copy_in_ns=copy_in.total_ns,
+        launch_ns=subtract(calls, copy_in).total_ns,
+        copy_out_ns=copy_out.total_ns,
+        finalise_ns=_finalise(trace, step, copy_out),
+    )
+
+
+def _marked(trace: Trace, step: int, mark: Mark) -> Spans:
+    host = trace.host_spans
+    rows = np.flatnonzero((host.step == step) & (host.mark == mark))
+    return union(host.start_ns[rows], host.end_ns[rows])
+
+
+def _reducer_calls(trace: Trace, step: int) -> Spans:
+    """Collectives that the host handed over inside the backward pass."""
+    calls, backward = _marked(trace, step, Mark.COLLECTIVE_CALL), _marked(trace, step, Mark.BACKWARD)
+    inside = backward.contains(calls.start_ns)
+    return union(calls.start_ns[inside], calls.end_ns[inside])
+
+
+def _pre_forward(trace: Trace, recorded: RecordedStep | None, comm: Spans) -> int | None:
+    if recorded is None or not recorded.forwards or trace.epoch_ns is None:
+        return None
+    before = [(f.start_ns - trace.epoch_ns, f.inner_start_ns - trace.epoch_ns) for f in recorded.forwards]
+    after = [(f.inner_end_ns - trace.epoch_ns, f.end_ns - trace.epoch_ns) for f in recorded.forwards]
+    times = np.array(before + after, dtype=np.int64)
+    host = union(times[:, 0], times[:, 1])
+    search = trace.host_spans.mark == Mark.UNUSED_SEARCH
+    host = subtract(host, union(trace.host_spans.start_ns[search], trace.host_spans.end_ns[search]))
+    return subtract(host, comm).total_ns
+
+
+def _finalise(trace: Trace, step: int, copy_out: Spans) -> int | None:
+    if not len(copy_out) or trace.device != "cpu":
+        return None
+    passes = backward_passes(trace, step)
+    if not passes:
+        return None
+    windows = [
+        (one.end_ns, max(one.end_ns, int(ends.max())))
+        for one, ends in zip(passes, _copies_by_pass(passes, copy_out), strict=True)
+        if len(ends)
+    ]
+    between = np.array(windows, np.int64).reshape(-1, 2)
+    comm = trace.collectives
+    handed_over = np.where(comm.launched_ns == UNKNOWN, comm.start_ns, np.minimum(comm.launched_ns, comm.start_ns))
+    under_way = union(handed_over, comm.end_ns)
+    return subtract(union(between[:, 0], between[:, 1]), merge(copy_out, under_way)).total_ns
+
+
+def _copies_by_pass(passes: Sequence[BackwardCompute], copy_out: Spans) -> list[Int64Column]:
+    """Return the ends of the copies out of the buckets that follow each pass."""
+    after = np.searchsorted([one.start_ns for one in passes], copy_out.end_ns)
+    return [copy_out.end_ns[after == place] for place in range(1, len(passes) + 1)]

@@ -1,0 +1,157 @@
+"""Into which buckets does DDP put the gradients?
+
+    a bucket is closed by the gradient that makes it as large as its cap, or larger
+
+There is one open bucket per kind of gradient, and each kind goes through the list of caps on its own; the last cap
+stands for all further buckets. This is torch 2.13's ``compute_bucket_assignment_by_size`` and what
+``DistributedDataParallel`` and its reducer call it with (torch/csrc/distributed/c10d/reducer.cpp), where
+``DDP_SET_LAST_BUCKET_CAP`` is not set.
+
+DDP constructs with buckets in the reverse of the model's order. Unless it searches for unused parameters in every
+iteration, it then builds them anew, in the order in which rank 0's gradients became ready: at the second forward,
+with a static graph at the third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ddpprof.model.record import DdpModule, Parameter
+
+MIB = 1 << 20
+DEFAULT_CAP_MIB = 25
+"""torch's ``_DEFAULT_BUCKET_CAP_MB``, which counts in MiB"""
+DEFAULT_FIRST_CAP_MIB = 1
+
+Buckets = tuple[tuple[int, ...], ...]
+"""per bucket, in the order in which they are launched, the indices of its parameters"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Of one parameter."""
+
+    num_bytes: int
+    kind: str = ""
+    """dtype and device; a bucket holds gradients of one kind"""
+    is_sparse: bool = False
+    """expected to be: it gets a bucket of its own"""
+    item_bytes: int = 4
+    """of one number"""
+    shape: tuple[int, ...] = ()
+    """empty where it is not known"""
+
+
+def gradient_of(parameter: Parameter) -> Gradient:
+    items = prod(parameter.shape) if parameter.dtype is not None else 0
+    return Gradient(
+        parameter.num_bytes,
+        parameter.dtype or "",
+        is_sparse=parameter.is_sparse,
+        item_bytes=parameter.num_bytes // items if items else 4,
+        shape=parameter.shape,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    first_bytes: int = DEFAULT_FIRST_CAP_MIB * MIB
+    others_bytes: int = DEFAULT_CAP_MIB * MIB
+    per_bucket_bytes: tuple[int, ...] = ()
+    """instead of the two above"""
+
+    @classmethod
+    def of(cls, bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] = ()) -> Caps:
+        """As DDP takes its arguments: a list goes before a cap, and only the default has a small first bucket."""
+        if bucket_cap_mb_list:
+            return cls(per_bucket_bytes=tuple(int(cap * MIB) for cap in bucket_cap_mb_list))
+        if bucket_cap_mb is None:
+            return cls()
+        return cls(int(bucket_cap_mb * MIB), int(bucket_cap_mb * MIB))
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        return self.per_bucket_bytes or (self.first_bytes, self.others_bytes)
+
+
+def same_buckets(one: Buckets, other: Buckets) -> bool:
+    """Whatever their order: recorded ones do not tell in which order gradients of several kinds came."""
+    return sorted(map(sorted, one)) == sorted(map(sorted, other))
+
+
+def is_rebuilt(module: DdpModule) -> bool:
+    """Whether DDP fills its buckets anew, in the order in which gradients came in the first backward pass."""
+    return bool(module.settings.get("static_graph")) or not module.settings.get("find_unused_parameters")
+
+
+def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
+    """Return the buckets that DDP would make of the module's gradients under these caps, in the order of launch."""
+    return final_buckets(
+        tuple(map(gradient_of, module.parameters)),
+        caps,
+        [index for bucket in module.buckets for index in bucket],
+        find_unused_parameters=bool(module.settings.get("find_unused_parameters")),
+        static_graph=bool(module.settings.get("static_graph")),
+    )
+
+
+def final_buckets(
+    gradients: Sequence[Gradient],
+    caps: Caps,
+    ready_order: Sequence[int],
+    *,
+    find_unused_parameters: bool = False,
+    static_graph: bool = False,
+) -> Buckets:
+    """Those in force once DDP has rebuilt them, or the initial ones where it never does.
+
+    `ready_order`: indices of gradients in the order in which rank 0 had them; those missing are unused.
+    """
+    if find_unused_parameters and not static_graph:
+        return initial_buckets(gradients, caps, find_unused_parameters=True)
+    return rebuilt_buckets(gradients, caps, ready_order)
+
+
+def initial_buckets(
+    gradients: Sequence[Gradient], caps: Caps, *, find_unused_parameters: bool = False, static_graph: bool = False
+) -> Buckets:
+    """With which DDP is constructed: not cut at all, unless caps are given in a list, or these buckets are to stay."""
+    stay = find_unused_parameters and not static_graph
+    limits = caps.limits if stay or caps.per_bucket_bytes else ()
+    buckets = _cut(gradients, range(len(gradients)), limits)
+    return tuple(sorted(buckets, key=min, reverse=True))
+
+
+def rebuilt_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int]) -> Buckets:
+    """After the first backward pass. Gradients that were never ready, as a static graph allows, come last."""
+    seen = set(ready_order)
+    unused = [index for index in range(len(gradients)) if index not in seen]
+    return tuple(_cut(gradients, [*ready_order, *unused], caps.limits))
+
+
+def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[int]) -> list[tuple[int, ...]]:
+    """Buckets in the order in which they were closed; then those that never were.
+
+    Torch goes through the latter in the order of a hash table: the last kind first. Where three or more kinds are left
+    and two of them meet in the table, as complex128 and float8_e5m2 do, torch's order is another.
+    """
+    closed: list[tuple[int, ...]] = []
+    filled: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    num_closed: dict[str, int] = {}
+    for index in order:
+        gradient = gradients[index]
+        if gradient.is_sparse:
+            closed.append((index,))
+            continue
+        kind = gradient.kind
+        filled.setdefault(kind, []).append(index)
+        sizes[kind] = sizes.get(kind, 0) + gradient.num_bytes
+        cap_index = min(num_closed.get(kind, 0), len(limits) - 1)
+        if limits and sizes[kind] >= limits[cap_index]:
+            closed.append(tuple(filled[kind]))
+            filled[kind], sizes[kind] = [], 0
+            num_closed[kind] = num_closed.get(kind, 0) + 1
+    return [*closed, *(tuple(open_bucket) for open_bucket in reversed(filled.values()) if open_bucket)]

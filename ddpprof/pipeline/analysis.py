@@ -1,0 +1,202 @@
+"""From a path to its report and timeline, whatever its size: map over ranks, reduce, and keep what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from ddpprof.errors import DdpprofError
+from ddpprof.files import Location
+from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.run import RankFiles, complete, find_parts
+from ddpprof.model import DdpModule, Record, RecordedStep
+from ddpprof.pipeline.cache import Cache, cache_of
+from ddpprof.pipeline.entry import read_about, read_drawing, read_summary
+from ddpprof.pipeline.numbers import Numbers
+from ddpprof.pipeline.pool import run_on_cores
+from ddpprof.pipeline.progress import Watch
+from ddpprof.pipeline.selection import select_ranks
+from ddpprof.pipeline.task import RankTask
+from ddpprof.report import Report
+from ddpprof.report.across_ranks import RecordedSteps
+from ddpprof.report.build import Reduced, reduce_summary
+from ddpprof.report.predicted_gains import ranks_to_replay
+from ddpprof.report.rank_summary import RunSummary, merge_summaries
+from ddpprof.report.ranks import steps_to_replay
+from ddpprof.report.run_profile import Known
+from ddpprof.report.timeline import Drawing, Timeline, draw_timeline
+
+_MERGED_AT_ONCE = 32
+"""Each summary is large while its kernels are not merged with others'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is read, and by whom."""
+
+    ranks: Numbers | None = None
+    """``None``: all"""
+    steps: Container[int] | None = None
+    sample: int | None = None
+    """at most so many ranks"""
+    use_cache: bool = True
+    jobs: int | None = None
+    """processes; ``None``: as many as cores and memory allow"""
+    scheduler: str | None = None
+    """address of a Dask scheduler; ``None``: this machine's cores"""
+    limits: Limits = DEFAULT_LIMITS
+    further_parts: tuple[Location, ...] = ()
+    """of the same run, where its hosts share no file system"""
+
+
+ALL = Choice()
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """Valid while the context that made it is open: timelines are drawn from what lies on disk."""
+
+    _reduced: Reduced
+    _cache: Cache
+    _ranks: tuple[RankFiles, ...]
+    modules: tuple[DdpModule, ...]
+
+    @property
+    def report(self) -> Report:
+        return self._reduced.report
+
+    def to_replay(self, also: Collection[int] = ()) -> Known:
+        """What predictions start from: of a job of thousands of ranks of enough of them, and of `also`."""
+        late = self.report.across.stragglers if self.report.across is not None else None
+        ranks = [one.rank for one in self.report.ranks]
+        chosen = {*ranks_to_replay(ranks, late.stragglers if late is not None else ()), *also}
+        recorded = _recorded_by(self._ranks, None)(sorted(chosen & {one.rank for one in self._ranks} - {None}))
+        passes = {rank: found for rank, found in self._reduced.passes.items() if rank in chosen}
+        return Known(self.report, self.modules, recorded, passes)
+
+    def drawings(self, ranks: Container[int] | None = None) -> Iterator[Drawing]:
+        """Of the ranks with these numbers, or of all: the profiled steps that the report measures, each by itself."""
+        for one in self._ranks:
+            if ranks is None or one.rank is None or one.rank in ranks:
+                drawing = read_drawing(self._cache.path(one))
+                if drawing is not None and (ranks is None or drawing.about.rank in ranks):
+                    yield drawing
+
+    def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
+        """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
+        return draw_timeline(list(self.drawings(ranks)), self.report, self._reduced.buckets, steps)
+
+
+@contextmanager
+def analysed(path: Location, choice: Choice = ALL, watch: Watch = lambda _step: None) -> Iterator[Analysis]:
+    """Raises `NotARun`, `BadTrace` where the path is one bad trace, and `DdpprofError`."""
+    files = find_parts([path, *choice.further_parts], choice.limits)
+    selection = select_ranks(files.ranks, choice.ranks, choice.sample)
+    modules = _modules(files.ranks)
+    with cache_of(path, files.ranks, modules, choice.steps, keep=choice.use_cache) as cache:
+        with _interruption_told(selection.ranks, cache):
+            summary, failed = _map(selection.ranks, modules, choice, cache, watch)
+        ranks = tuple(one for one in selection.ranks if one.rank not in failed)
+        missing = [text for _, texts in sorted({**summary.missing, **failed}.items()) for text in texts]
+        run = complete(files, summary.ranks, missing, selection.left_out)
+        run = replace(run, missing=(*selection.notes, *_on_steps(choice.steps, summary, ranks, cache), *run.missing))
+        reduced = reduce_summary(run, modules, summary, _recorded_by(ranks, choice.steps))
+        yield Analysis(reduced, cache, ranks, modules)
+
+
+@contextmanager
+def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[None]:
+    """Raises ``KeyboardInterrupt`` that says what is kept."""
+    before = {one.rank: cache.written_ns(one) for one in ranks}
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        num_new = sum(cache.written_ns(one) not in (None, before[one.rank]) for one in ranks)
+        if not cache.is_kept or len(ranks) < 2 or not num_new:
+            raise
+        raise KeyboardInterrupt(
+            f"interrupted. {num_new} of {len(ranks)} ranks were read now and are kept: the same command goes on from "
+            "there."
+        ) from interrupt
+
+
+def _map(
+    ranks: Sequence[RankFiles], modules: tuple[DdpModule, ...], choice: Choice, cache: Cache, watch: Watch
+) -> tuple[RunSummary, dict[int, tuple[str, ...]]]:
+    """All that the ranks have an entry for, made where there was none, and rank → why there is none."""
+    known: list[RankFiles] = []
+    tasks = []
+    for one in ranks:
+        if cache.holds(one):
+            known.append(one)
+        else:
+            tasks.append(RankTask(one, modules, choice.steps, choice.limits))
+    cache.tidy()
+    if choice.scheduler is not None and tasks:
+        from ddpprof.pipeline.cluster import run_on_cluster
+
+        made, failed = run_on_cluster(tasks, cache, choice.scheduler, watch)
+    else:
+        made, failed = None, run_on_cores(tasks, cache, choice.jobs, watch)
+    if made is None:
+        known += [task.files for index, task in enumerate(tasks) if index not in failed]
+    if failed and len(failed) == len(ranks):
+        raise DdpprofError(f"no rank could be read: {failed[0]}.")
+    without = {(rank := tasks[index].files.rank or 0): (f"rank {rank}: {why}",) for index, why in failed.items()}
+    return _merged(known, cache, made or RunSummary()), {**without}
+
+
+def _merged(ranks: Sequence[RankFiles], cache: Cache, merged: RunSummary) -> RunSummary:
+    for first in range(0, len(ranks), _MERGED_AT_ONCE):
+        some = [read_summary(cache.path(one)) for one in ranks[first : first + _MERGED_AT_ONCE]]
+        merged = merge_summaries([merged, *some])
+    return merged
+
+
+def _modules(ranks: Sequence[RankFiles]) -> tuple[DdpModule, ...]:
+    """DDP builds the same modules and buckets on every rank: those of the first rank that says so."""
+    for one in ranks:
+        record = _record(one)
+        if record is not None and record.modules:
+            return record.modules
+    return ()
+
+
+def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> RecordedSteps:
+    by_number = {one.rank: one for one in ranks}
+
+    def recorded(numbers: Sequence[int]) -> Mapping[int, Sequence[RecordedStep]]:
+        records = {number: _record(by_number[number]) for number in numbers}
+        return {
+            number: [step for step in steps_to_replay(record) if steps is None or step.number in steps]
+            for number, record in records.items()
+            if record is not None
+        }
+
+    return recorded
+
+
+def _record(files: RankFiles) -> Record | None:
+    """``None`` also where it cannot be read: its rank says so."""
+    if files.directory is None or files.rank is None:
+        return None
+    try:
+        return load_record(files.directory, files.rank)
+    except BadRecordError:
+        return None
+
+
+def _on_steps(
+    steps: Container[int] | None, summary: RunSummary, ranks: Sequence[RankFiles], cache: Cache
+) -> tuple[str, ...]:
+    """Raises `DdpprofError` where no rank has such a step."""
+    if steps is None:
+        return ()
+    numbers = {step.step for one in summary.ranks for step in one.report.steps}
+    numbers |= {step.step for one in summary.ranks for step in one.report.light_steps}
+    if not numbers:
+        there = Numbers.of(number for one in ranks for number in read_about(cache.path(one)).steps)
+        raise DdpprofError(f"no such step: {f'there are {there}' if there else 'no rank has any'}.")
+    return (f"only {len(numbers)} step{'s were' if len(numbers) > 1 else ' was'} measured, as asked",)

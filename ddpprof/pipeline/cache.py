@@ -1,0 +1,240 @@
+"""Where entries are kept: in the run directory, in the user's cache folder, or for one command only.
+
+An entry counts only if this user wrote it: one that came with a run, or that was changed, is made anew.
+It holds while its files are what they were. A file of the same size and time of change is; another is looked
+at: with the same content it is, too, as after a copy or a checkout. Entries of other code, of other modules or of
+other steps have other names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import zlib
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import ddpprof
+from ddpprof import own_files
+from ddpprof.errors import DdpprofError
+from ddpprof.files import Location, RemotePath, identity, spelled
+from ddpprof.files.small import open_file
+from ddpprof.load.run import RankFiles
+from ddpprof.model import DdpModule
+from ddpprof.pipeline.codec import encode
+from ddpprof.pipeline.entry import About, BadEntryError, SeenFile, copy_entry, read_about
+from ddpprof.rundir import (
+    CACHE_DIRECTORY,
+    CACHE_IGNORE_ALL,
+    CACHE_IGNORED_BY_GIT,
+    facts_file,
+    is_cached,
+    last_step_file,
+    steps_file,
+)
+from ddpprof.scratch import scratch_folder
+from ddpprof.user_key import SEAL_BYTES, is_of_this_user, is_sealed_file, seal_file, user_folder, user_key
+
+_UNUSED_S = 30 * 24 * 3600
+"""Folders of the user's cache that nobody has looked at for so long go."""
+
+_CHUNK_BYTES = 1 << 20
+_MOST_LOOKED_AT_BYTES = 16 << 30
+_LARGEST_ENTRY_BYTES = 4 << 30
+
+
+class Cache:
+    """Entries of one run in one folder."""
+
+    def __init__(
+        self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None, key: bytes, *, is_kept: bool
+    ) -> None:
+        """`key`: with which entries are sealed."""
+        self.folder = folder
+        self._key = key
+        self.is_kept = is_kept
+        """by the next command"""
+        chosen = hashlib.blake2b(encode(tuple(modules)) + repr(steps).encode(), digest_size=4).hexdigest()
+        self._kind = f"{code_version()}-{chosen}"
+
+    def path(self, files: RankFiles) -> Path:
+        """Where the rank's entry is, or is to be written."""
+        name = f"rank-{files.rank}" if files.rank is not None else "trace"
+        return self.folder / f"{name}.{self._kind}.zip"
+
+    def written_ns(self, files: RankFiles) -> int | None:
+        """When the rank's entry was written; ``None`` where there is none."""
+        try:
+            return self.path(files).stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def holds(self, files: RankFiles) -> bool:
+        """Whether there is an entry of the rank, of its files as they are now."""
+        path = self.path(files)
+        if not is_sealed_file(path, self._key, _LARGEST_ENTRY_BYTES):
+            return False
+        try:
+            about = read_about(path)
+        except BadEntryError:
+            return False
+        now = seen_files(files, with_content=False)
+        if not about.is_whole or now.keys() != about.files.keys():
+            return False
+        paths = _paths(files)
+        moved = [name for name, seen in now.items() if seen.stamp != about.files[name].stamp]
+        if not all(_has_content(paths[name], about.files[name].content) for name in moved):
+            return False
+        if moved:
+            kept = {name: replace(seen, stamp=now[name].stamp) for name, seen in about.files.items()}
+            self._keep_stamps(files, replace(about, files=kept))
+        return True
+
+    def _keep_stamps(self, files: RankFiles, about: About) -> None:
+        """So that the next command need not look at the content again."""
+
+        def make(part: Path) -> None:
+            with part.open("wb") as out:
+                copy_entry(self.path(files), out, about)
+
+        with suppress(DdpprofError):
+            self.write(files, make)
+
+    def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
+        """`make` writes beside, and what it wrote takes the place of an older entry. Raises `DdpprofError`."""
+        try:
+            if own_files.is_folder(path := self.path(files)):
+                own_files.remove_folder(path)  # none of ours has the name of an entry
+            with own_files.whole_file(path) as part:
+                make(part)
+                seal_file(part, self._key)
+        except OSError as error:
+            why = error.strerror or error
+            raise DdpprofError(
+                f"cannot write {self.folder}: {why}. Make room, or try --no-cache: then to $TMPDIR"
+            ) from error
+
+    def tidy(self) -> None:
+        """Delete what other code wrote, and what processes that are dead did not write to its end."""
+        own_files.remove_left_parts(self.folder)
+        with suppress(OSError):
+            for path in [path for path in self.folder.iterdir() if is_cached(path.name)]:
+                if own_files.name_of_part(path.name) is None and f".{code_version()}-" not in path.name:
+                    own_files.remove_file(path)
+
+
+@contextmanager
+def cache_of(
+    path: Location,
+    ranks: Sequence[RankFiles],
+    modules: Sequence[DdpModule],
+    steps: Container[int] | None,
+    *,
+    keep: bool,
+) -> Iterator[Cache]:
+    """That of the run at `path`. `keep`: else nothing is looked up, and what is written goes at the end."""
+    recorded_in = ranks[0].directory if ranks else None
+    key = user_key() if keep and ranks else None
+    folder = _folder(path, recorded_in) if key is not None else None
+    if key is not None and folder is not None:
+        yield Cache(folder, modules, steps, key, is_kept=True)
+        return
+    with scratch_folder() as scratch:
+        yield Cache(scratch, modules, steps, os.urandom(SEAL_BYTES), is_kept=False)
+
+
+def _folder(path: Location, recorded_in: Location | None) -> Path | None:
+    """``None`` where nothing can be written anywhere."""
+    candidates = [recorded_in / CACHE_DIRECTORY] if isinstance(recorded_in, Path) else []
+    if (users := _users_folder()) is not None:
+        candidates.append(users / hashlib.blake2b(os.fsencode(_absolute(path)), digest_size=12).hexdigest())
+    for folder in candidates:
+        try:
+            own_files.make_folder(folder)
+            if not is_of_this_user(folder.stat()):
+                continue
+            _mark_as_used(folder / CACHE_IGNORED_BY_GIT)
+        except OSError:
+            continue
+        return folder
+    return None
+
+
+def _mark_as_used(mark: Path) -> None:
+    """Raises ``OSError`` where nothing can be written."""
+    if not mark.is_symlink() and mark.is_file():
+        os.utime(mark, follow_symlinks=False)
+    else:
+        own_files.write_whole(mark, CACHE_IGNORE_ALL.encode())
+
+
+def _absolute(path: Location) -> str:
+    return spelled(path if isinstance(path, RemotePath) else path.absolute())
+
+
+def _users_folder() -> Path | None:
+    """Made if need be; ``None`` where the user has no home. What nobody has used for long goes."""
+    folder = user_folder()
+    if folder is not None:
+        with suppress(OSError):
+            for mark in folder.glob(f"*/{CACHE_IGNORED_BY_GIT}"):
+                if mark.stat().st_mtime < time.time() - _UNUSED_S:
+                    own_files.remove_folder(mark.parent)
+    return folder
+
+
+@cache
+def code_version() -> str:
+    """Of all that an entry depends on: a checkout changes between releases."""
+    digest = hashlib.blake2b(ddpprof.__version__.encode(), digest_size=6)
+    root = Path(ddpprof.__file__).parent
+    for part in _DEPENDS_ON:
+        for file in sorted((root / part).rglob("*.py")) if (root / part).is_dir() else [root / part]:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+_DEPENDS_ON = ("intervals.py", "load", "measures", "model", "pipeline", "report")
+
+
+def seen_files(files: RankFiles, *, with_content: bool = True) -> dict[str, SeenFile]:
+    """Those that are there now, by their names."""
+    found = {}
+    for name, path in _paths(files).items():
+        stamp = identity(path)
+        if stamp is not None:
+            content = _content(path) if with_content and isinstance(path, Path) else None
+            found[name] = SeenFile(stamp, content)
+    return found
+
+
+def _paths(files: RankFiles) -> dict[str, Location]:
+    recorded = (
+        []
+        if files.directory is None or files.rank is None
+        else [files.directory / name(files.rank) for name in (facts_file, steps_file, last_step_file)]
+    )
+    # A name need not be UTF-8.
+    return {os.fsencode(path.name).decode("utf-8", "backslashreplace"): path for path in (*files.traces, *recorded)}
+
+
+def _has_content(path: Location, content: str | None) -> bool:
+    return content is not None and isinstance(path, Path) and _content(path) == content
+
+
+def _content(path: Path) -> str | None:
+    """``None`` where it cannot be read, or is so large that reading the rank anew may be as fast."""
+    num_bytes, checksum = 0, 0
+    try:
+        with os.fdopen(open_file(path), "rb") as file:
+            if os.fstat(file.fileno()).st_size > _MOST_LOOKED_AT_BYTES:
+                return None
+            while chunk := file.read(_CHUNK_BYTES):
+                num_bytes, checksum = num_bytes + len(chunk), zlib.crc32(chunk, checksum)
+    except OSError:
+        return None
+    return f"{num_bytes}-{checksum:08x}"

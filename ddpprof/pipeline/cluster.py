@@ -1,0 +1,218 @@
+"""The map on a Dask cluster: its workers read the files, merge the summaries in a tree, and send back what is kept.
+
+Dask runs what a lost worker did, or had, again on others. How the cluster came up is its own affair: Dask deploys on
+Slurm, Kubernetes, SSH and others.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ddpprof.errors import DdpprofError
+from ddpprof.files import Location
+from ddpprof.model import DdpModule
+from ddpprof.pipeline.cache import Cache, code_version
+from ddpprof.pipeline.codec import decode, encode
+from ddpprof.pipeline.entry import read_summary
+from ddpprof.pipeline.progress import Progress, Watch, num_bytes
+from ddpprof.pipeline.task import RankTask, run_task
+from ddpprof.report.rank_summary import RunSummary, merge_summaries
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+_MERGED_AT_ONCE = 16
+_CONNECT_S = 20
+_CLOSE_S = 5
+_WORKERS_COME_S = 60
+_LOOK_EVERY_S = 0.1
+
+
+def run_on_cluster(
+    tasks: Sequence[RankTask], cache: Cache, address: str, watch: Watch
+) -> tuple[RunSummary | None, dict[int, str]]:
+    """Write an entry for each rank. Returns the summary of them all, and why tasks failed, by index.
+
+    The summary is ``None`` where the cluster went before it was merged: all entries are there.
+    """
+    client = _connected(address)
+    try:
+        _await_workers(client, address)
+        # Sent once, and known to the scheduler, so that no lost worker takes it away.
+        modules = client.submit(_same, tasks[0].modules) if tasks else None
+        leaves = {
+            client.submit(_entry, replace(_for_others(task), modules=()), modules, pure=False): index
+            for index, task in enumerate(tasks)
+        }
+        failed = _keep(client, leaves, tasks, cache, watch)
+        done = [leaf for leaf, index in leaves.items() if index not in failed]
+        return _tree(client, done), failed
+    except DdpprofError:
+        raise
+    except Exception as error:
+        raise DdpprofError(
+            f"lost the Dask scheduler at {address} ({type(error).__name__}). What was read is kept."
+        ) from error
+    finally:
+        client.close(timeout=_CLOSE_S)
+
+
+def _await_workers(client: Client, address: str) -> None:
+    """Raises `DdpprofError` where none comes."""
+    try:
+        client.wait_for_workers(1, timeout=_WORKERS_COME_S)
+    except TimeoutError as error:
+        raise DdpprofError(f"no worker has come to the Dask scheduler at {address} in {_WORKERS_COME_S} s.") from error
+    try:
+        versions = set(client.run(code_version).values())
+    except Exception as error:
+        why = str(error).partition("\n")[0]
+        raise DdpprofError(f"the Dask workers of {address} have no such ddpprof ({why}). Install it there.") from error
+    if versions - {code_version()}:
+        raise DdpprofError(f"the Dask workers of {address} have another version of ddpprof. Install the same there.")
+
+
+def _connected(address: str) -> Client:
+    """Raises `DdpprofError`."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise DdpprofError("--scheduler needs Dask. Install it with: pip install 'ddpprof[cluster]'") from error
+    address = _checked(address)
+    for part in ("client", "core", "comm"):  # they would tell of every lost connection
+        logging.getLogger(f"distributed.{part}").setLevel(logging.CRITICAL)
+    try:
+        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
+        raise DdpprofError(f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}.") from error
+    return client
+
+
+def _checked(text: str) -> str:
+    """The address, also from a scheduler file. Dask itself goes on trying for long. Raises `DdpprofError`."""
+    address = text
+    if text.endswith(".json"):
+        try:
+            address = msgspec.json.decode(Path(text).read_bytes(), type=_SchedulerFile).address
+        except (OSError, msgspec.MsgspecError) as error:
+            raise DdpprofError(f"{text} is no scheduler file of Dask: {error}.") from error
+    try:
+        parts = urlsplit(address)
+        where = (parts.hostname, parts.port)
+    except ValueError:
+        where = (None, None)
+    if where[0] is None or where[1] is None or "://" not in address:
+        raise DdpprofError(f"{address} is no address of a Dask scheduler; write, say, tcp://10.0.0.1:8786")
+    try:
+        socket.create_connection((where[0], where[1]), _CONNECT_S).close()
+    except OSError as error:
+        raise DdpprofError(f"no Dask scheduler answers at {address}: {error.strerror or error}.") from error
+    return address
+
+
+class _SchedulerFile(msgspec.Struct):
+    address: str
+
+
+def _keep(
+    client: Client, leaves: dict[Future[bytes], int], tasks: Sequence[RankTask], cache: Cache, watch: Watch
+) -> dict[int, str]:
+    """Write entries as they come. Returns why others do not come."""
+    from distributed import KilledWorker
+
+    progress = Progress(watch, [task.files for task in tasks], [num_bytes(task.files) for task in tasks])
+    failed = {}
+    for leaf in _as_they_come(client, leaves):
+        index = leaves[leaf]
+        progress.begin(index)
+        try:
+            entry: bytes = leaf.result()
+        except (DdpprofError, CancelledError):  # the client gives up all that it asked for when it loses the scheduler
+            raise
+        except KilledWorker:
+            failed[index] = "the workers that read it were killed again and again: too little memory?"
+        except Exception as error:
+            if client.status != "running":
+                raise
+            failed[index] = f"a worker could not read it: {type(error).__name__}: {error!s}".partition("\n")[0]
+        else:
+            cache.write(tasks[index].files, partial(_write, entry))
+        progress.end(index)
+    return failed
+
+
+def _as_they_come(client: Client, leaves: Iterable[Future[bytes]]) -> Iterator[Future[bytes]]:
+    """Raises `DdpprofError` where all workers go and none comes."""
+    left, with_workers = list(leaves), time.monotonic()
+    while left:
+        done = [leaf for leaf in left if leaf.done()]
+        yield from done
+        left = [leaf for leaf in left if leaf not in done]
+        if client.nthreads():
+            with_workers = time.monotonic()
+        elif time.monotonic() > with_workers + _WORKERS_COME_S:
+            raise DdpprofError(
+                f"all workers of the Dask scheduler are gone for {_WORKERS_COME_S} s. What was read is kept."
+            )
+        if not done:
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _write(entry: bytes, part: Path) -> None:
+    part.write_bytes(entry)
+
+
+def _tree(client: Client, leaves: Sequence[Future[bytes]]) -> RunSummary | None:
+    """``None`` where it cannot be done any more."""
+    level = [client.submit(_summary_of, leaf, pure=False) for leaf in leaves]
+    while len(level) > 1:
+        groups = [level[first : first + _MERGED_AT_ONCE] for first in range(0, len(level), _MERGED_AT_ONCE)]
+        level = [client.submit(_merge, group, pure=False) for group in groups]
+    if not level:
+        return RunSummary()
+    try:
+        (root,) = _as_they_come(client, level)
+        return decode(root.result(), RunSummary)
+    except Exception:  # noqa: BLE001 (whatever happened to the workers, this process can merge what is there)
+        return None
+
+
+def _for_others(task: RankTask) -> RankTask:
+    """As another process on another machine finds the files."""
+
+    def absolute(path: Location) -> Location:
+        return path.absolute() if isinstance(path, Path) else path
+
+    files = task.files
+    directory = absolute(files.directory) if files.directory is not None else None
+    return replace(task, files=replace(files, traces=tuple(map(absolute, files.traces)), directory=directory))
+
+
+def _same(modules: tuple[DdpModule, ...]) -> tuple[DdpModule, ...]:
+    return modules
+
+
+def _entry(task: RankTask, modules: tuple[DdpModule, ...]) -> bytes:
+    out = io.BytesIO()
+    run_task(replace(task, modules=modules), out)
+    return out.getvalue()
+
+
+def _summary_of(entry: bytes) -> bytes:
+    return encode(read_summary(io.BytesIO(entry)))
+
+
+def _merge(summaries: Sequence[bytes]) -> bytes:
+    return encode(merge_summaries([decode(one, RunSummary) for one in summaries]))

@@ -1,0 +1,158 @@
+"""The map on this machine: one process for each core, as far as memory goes; of few ranks each is read by several."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, MutableSequence, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
+
+from ddpprof import own_files
+from ddpprof.child_processes import safe_path
+from ddpprof.load.helper_process import begin_reading_process
+from ddpprof.load.inflate import telling
+from ddpprof.pipeline.cache import Cache
+from ddpprof.pipeline.memory import available_bytes
+from ddpprof.pipeline.progress import FileBytes, Progress, Watch, num_bytes
+from ddpprof.pipeline.task import RankTask, run_task
+from ddpprof.signals import children_without_ctrl_c
+
+_BASE_BYTES = 150_000_000
+"""that a process needs for itself, and for what is measured"""
+_BYTES_PER_BYTE = 1.5
+"""of memory for each byte of a compressed trace: 6 % of its JSON, which is 12 times as large, with a margin"""
+_TELL_EVERY_S = 0.2
+_WORTH_A_POOL_BYTES = 4_000_000
+"""Less is read before a process has started."""
+_MOST_PER_RANK = 4
+"""With more, inflating would be most of what each does."""
+
+
+def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watch: Watch) -> dict[int, str]:
+    """Write an entry for each rank. `jobs`: processes, ``None``: as many as fit. Returns why tasks failed, by index."""
+    sizes = [num_bytes(task.files) for task in tasks]
+    num_processes, per_rank = _divided(jobs or _that_fit(max(sizes, default=0)), len(tasks))
+    progress = Progress(watch, [task.files for task in tasks], sizes)
+    is_known = all(size or not task.files.traces for size, task in zip(sizes, tasks, strict=True))
+    is_little = is_known and sum(sizes) < _WORTH_A_POOL_BYTES
+    if num_processes < 2 or (jobs is None and is_little):
+        return _run_here(tasks, cache, per_rank, progress)
+    failed: dict[int, str] = {}
+    left = list(range(len(tasks)))
+    while left:
+        with safe_path():
+            suspects, left = _run(left, tasks, cache, num_processes, per_rank, progress)
+            # The system kills a process that takes too much memory, and the pool does not say whose task it was.
+            failed |= {index: _KILLED for index in suspects if _run([index], tasks, cache, 1, 1, progress)[0]}
+        num_processes = max(1, num_processes // 2)
+    return failed
+
+
+_KILLED = "the process that read it was killed: too little memory? Try again with --jobs 1 on a larger machine"
+_NO_MEMORY = "too little memory: try again with --jobs 1 on a larger machine"
+
+
+def _run_here(tasks: Sequence[RankTask], cache: Cache, num_processes: int, progress: Progress) -> dict[int, str]:
+    failed = {}
+    for index, task in enumerate(tasks):
+        progress.begin(index)
+        try:
+            make_entry(task, cache, partial(progress.read, index), num_processes)
+        except MemoryError:
+            failed[index] = _NO_MEMORY
+        progress.end(index)
+    return failed
+
+
+def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None], num_processes: int) -> None:
+    """`told`: learns how many bytes have been read. `num_processes`: of the rank. Raises `DdpprofError`."""
+
+    def make(part: Path) -> None:
+        with part.open("wb") as out, telling(FileBytes(told)):
+            run_task(task, out, num_processes)
+
+    cache.write(task.files, make)
+
+
+def _run(
+    chosen: Sequence[int],
+    tasks: Sequence[RankTask],
+    cache: Cache,
+    num_processes: int,
+    per_rank: int,
+    progress: Progress,
+) -> tuple[list[int], list[int]]:
+    """Returns those that may have killed a process, or found too little memory, and those that were not begun then."""
+    # spawn: a fork of a process with threads may hang.
+    context = multiprocessing.get_context("spawn")
+    read_bytes = context.RawArray("q", len(tasks))
+    pool = ProcessPoolExecutor(num_processes, context, _begin_process, (read_bytes,))
+    running: dict[Future[None], int] = {}
+    waiting = list(reversed(chosen))
+    unfinished: list[int] = []
+    is_broken = False
+    try:
+        while waiting or running:
+            while waiting and len(running) < num_processes and not is_broken:
+                index = waiting.pop()
+                progress.begin(index)
+                try:
+                    with children_without_ctrl_c():
+                        running[pool.submit(_make_entry, index, tasks[index], cache, per_rank)] = index
+                except BrokenProcessPool:
+                    waiting.append(index)
+                    is_broken = True
+            if not running:
+                break
+            for index in running.values():
+                progress.read(index, read_bytes[index])
+            for future in wait(running, _TELL_EVERY_S, FIRST_COMPLETED).done:
+                index = running.pop(future)
+                try:
+                    future.result()
+                    progress.end(index)
+                except BrokenProcessPool:
+                    unfinished.append(index)
+                    is_broken = True
+                except MemoryError:
+                    unfinished.append(index)
+        pool.shutdown()
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    finally:
+        own_files.remove_left_parts(cache.folder)
+    return unfinished, list(reversed(waiting))
+
+
+def _begin_process(read_bytes: MutableSequence[int]) -> None:
+    global _read_bytes  # noqa: PLW0603 (shared memory is handed over once, when the process starts)
+    _read_bytes = read_bytes
+    begin_reading_process()
+
+
+_read_bytes: MutableSequence[int] = []
+"""by index of the task; shared by all processes"""
+
+
+def _make_entry(index: int, task: RankTask, cache: Cache, num_processes: int) -> None:
+    make_entry(task, cache, partial(_read_bytes.__setitem__, index), num_processes)
+
+
+def _that_fit(largest_bytes: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = available_bytes()
+    if memory is None:
+        return cores
+    return max(1, min(cores, int(memory / (_BASE_BYTES + _BYTES_PER_BYTE * largest_bytes))))
+
+
+def _divided(num_processes: int, num_ranks: int) -> tuple[int, int]:
+    """How many ranks are read at a time, and by how many processes each."""
+    at_a_time = max(1, min(num_processes, num_ranks))
+    return at_a_time, min(_MOST_PER_RANK, num_processes // at_a_time)

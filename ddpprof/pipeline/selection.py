@@ -1,0 +1,82 @@
+"""Which ranks are read, where not all are; the report says which are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ddpprof.errors import DdpprofError
+from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.run import RankFiles
+from ddpprof.measures.ranks.own_time import StepProgress
+from ddpprof.measures.ranks.own_time_light import measure_recorded_progress
+from ddpprof.measures.ranks.stragglers import find_stragglers
+from ddpprof.model import StepMode
+from ddpprof.pipeline.numbers import Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    ranks: tuple[RankFiles, ...]
+    left_out: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+    """what is not read, in words for the report"""
+
+
+def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
+    """`ranks`: numbers, ``None``: all; of these at most `sample`. Raises `DdpprofError` where none is left."""
+    if ranks is not None and any(one.rank is None for one in files):
+        raise DdpprofError("--ranks chooses among the ranks of a run, or of a folder, and this is one trace.")
+    wanted = [one for one in files if ranks is None or one.rank in ranks]
+    there = Numbers.of(one.rank for one in files if one.rank is not None)
+    if files and not wanted:
+        raise DdpprofError(f"no such rank: the run has {there}.")
+    lacking = ranks.without(one.rank for one in files if one.rank is not None) if ranks and there else Numbers(())
+    notes = (f"{_ranks(lacking)} asked for, but the run has {there}",) if lacking else ()
+    late: list[int] = []
+    if sample is not None and sample < len(wanted):
+        late = _suspects(wanted)[: max(1, sample // 2)]
+        wanted = _sampled(wanted, late, sample)
+    if len(wanted) == len(files):
+        return Selection(tuple(files), notes=notes)
+    how = "" if sample is None else f", of which {_named(late)} by the light record" if late else ", evenly chosen"
+    left_out = frozenset(one.rank for one in files if one not in wanted and one.rank is not None)
+    note = f"only {len(wanted)} of {len(files)} ranks {'was' if len(wanted) == 1 else 'were'} read, as asked{how}"
+    return Selection(tuple(wanted), left_out, (note, *notes))
+
+
+def _ranks(numbers: Numbers) -> str:
+    return f"ranks {numbers} were" if numbers.are_several else f"rank {numbers} was"
+
+
+def _named(late: Sequence[int]) -> str:
+    return f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} {'are' if len(late) > 1 else 'is'} late"
+
+
+def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> list[RankFiles]:
+    """The late ones, and others at even distances, the first and the last among them."""
+    others = [one for one in files if one.rank not in late]
+    number = sample - len(late)
+    last = len(others) - 1
+    even = {round(place * last / max(1, number - 1)) for place in range(number)}
+    chosen = {*late, *(others[place].rank for place in even)}
+    return [one for one in files if one.rank in chosen]
+
+
+def _suspects(files: Iterable[RankFiles]) -> list[int]:
+    """Those that the others wait for by what the light recorder saw of them, the latest first."""
+    progress = {one.rank: _progress(one) for one in files if one.rank is not None}
+    found = find_stragglers({rank: rows for rank, rows in progress.items() if rows})
+    return [one.rank for one in found.stragglers] if found is not None else []
+
+
+def _progress(files: RankFiles) -> list[StepProgress]:
+    """On an accelerator the host's times only hint at it."""
+    if files.directory is None or files.rank is None:
+        return []
+    try:
+        record = load_record(files.directory, files.rank)
+    except BadRecordError:
+        return []
+    steps = [step for step in record.steps if step.mode is StepMode.LIGHT] if record is not None else []
+    return [row for step in steps if (row := measure_recorded_progress(step)) is not None]

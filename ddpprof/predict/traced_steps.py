@@ -1,0 +1,111 @@
+"""What traces tell of the steps that predictions start from: buckets, and with the record of the same steps gradients.
+
+A bucket is there when its kernel starts, unless the one before it has just ended: then it may have waited for that
+one. It was then there as long after its launch by the host as the buckets around it were, for so far is the host ahead.
+A gradient is there between the buckets as it was for the host, which the record tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, median
+
+import numpy as np
+
+from ddpprof.measures.buckets.traced_buckets import TracedPass, TracedPasses, usual_passes
+from ddpprof.model import RecordedStep
+from ddpprof.model.bucket_assignment import Buckets
+from ddpprof.predict.light_steps import ObservedStep, one_part_for_each_pass
+
+_QUEUED_NS = 20_000
+"""A kernel that starts so soon after another ends was waiting for it."""
+
+
+HostTimes = Mapping[int, Mapping[int, RecordedStep]]
+"""of each rank, its profiled steps by number"""
+
+
+def observe_gradients(
+    ranks: Mapping[int, TracedPasses], recorded: HostTimes, buckets: Buckets
+) -> tuple[ObservedStep, ...]:
+    """Of steps that traces and records have; none where the traces show other buckets than `buckets`."""
+    steps = []
+    for (number, index), passes in _common_passes(ranks).items():
+        hosts = [_part_of_pass(recorded.get(rank, {}).get(number), index) for rank in passes]
+        known = [host for host in hosts if host is not None]
+        if len(known) < len(hosts) or any(len(one.times_ns) != len(buckets) for one in passes.values()):
+            continue
+        on_device = [_gradients(one, host, buckets) for one, host in zip(passes.values(), known, strict=True)]
+        ready = tuple(
+            max((ns for ns in times if ns is not None), default=None) for times in zip(*on_device, strict=True)
+        )
+        steps.append(replace(_observe(list(passes.values())), ready_ns=ready))
+    return tuple(steps)
+
+
+def _part_of_pass(step: RecordedStep | None, index: int) -> RecordedStep | None:
+    parts = one_part_for_each_pass(step) if step is not None else ()
+    return parts[index] if index < len(parts) else None
+
+
+def _gradients(one: TracedPass, host: RecordedStep, buckets: Buckets) -> list[float | None]:
+    """By lines from the end of the forward to the first bucket, and on to the next."""
+    recorded = host.passes[0]
+    launched = [None if ns is None else float(ns - recorded.origin_ns) for ns in recorded.ready_ns]
+    of_host, of_device = [0.0], [float(-one.step_start_ns)]
+    for bucket, there_ns in zip(buckets, _computed(one), strict=True):
+        last = max((ns for index in bucket if (ns := launched[index]) is not None), default=of_host[-1])
+        if last > of_host[-1]:
+            of_host.append(last)
+            of_device.append(max(of_device[-1], there_ns))
+    return [None if ns is None else float(np.interp(ns, of_host, of_device)) for ns in launched]
+
+
+def observe_passes(ranks: Mapping[int, TracedPasses]) -> tuple[ObservedStep, ...]:
+    """Return the passes that every rank has with the usual buckets, and whose end of computation is known."""
+    return tuple(_observe(list(passes.values())) for passes in _common_passes(ranks).values())
+
+
+def _common_passes(ranks: Mapping[int, TracedPasses]) -> dict[tuple[int, int], dict[int, TracedPass]]:
+    """Number of the step and place of the pass in it → rank → its pass."""
+    if not any(of_rank.passes for of_rank in ranks.values()):
+        return {}
+    by_rank = {
+        rank: {
+            (one.number, one.index): one for one in passes if one.backward_end_ns is not None and not one.spans_forwards
+        }
+        for rank, passes in usual_passes(ranks).items()
+    }
+    common = sorted(set.intersection(*map(set, by_rank.values())))
+    return {key: {rank: passes[key] for rank, passes in by_rank.items()} for key in common}
+
+
+def _observe(ranks: Sequence[TracedPass]) -> ObservedStep:
+    computed = zip(*map(_computed, ranks), strict=True)
+    ends = zip(*([end - one.step_start_ns for _, _, end in one.times_ns] for one in ranks), strict=True)
+    reduced = [max(one.backward_end_ns or 0, *(end for _, _, end in one.times_ns)) for one in ranks]
+    return ObservedStep(
+        measured_ns=fmean(one.step_end_ns - one.step_start_ns for one in ranks),
+        backward_ns=max(-one.step_start_ns for one in ranks),
+        ready_ns=tuple(float(max(times)) for times in computed),
+        finished_ns={index: float(min(times)) for index, times in enumerate(ends)},
+        reduced_ns=max(ns - one.step_start_ns for ns, one in zip(reduced, ranks, strict=True)),
+        backward_end_ns=max((one.backward_end_ns or 0) - one.step_start_ns for one in ranks),
+        step=ranks[0].number,
+    )
+
+
+def _computed(one: TracedPass) -> list[int]:
+    """When each bucket was there, since the step began."""
+    free = [index for index in range(len(one.times_ns)) if not _was_queued(one, index)]
+    behind = median(one.times_ns[index][1] - one.times_ns[index][0] for index in free)
+    times = []
+    for index, (launched, started, _) in enumerate(one.times_ns):
+        there = started if index in free else min(started, round(launched + behind))
+        times.append(there - one.step_start_ns)
+    return times
+
+
+def _was_queued(one: TracedPass, index: int) -> bool:
+    return index > 0 and one.times_ns[index][1] - one.times_ns[index - 1][2] < _QUEUED_NS

@@ -1,0 +1,61 @@
+"""Where training runs, on whose behalf, and what it saves."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpprof.record.framework import framework_at_work
+
+_MAX_CHECKPOINTS_KEPT = 64
+
+
+class JobEnvironment:
+    def __init__(self) -> None:
+        self._framework: str | None = None
+        self._checkpoints: list[str] = []
+        self._device = "cpu"
+        self._backend = ""
+        self._group_size: int | None = None
+
+    def look_who_calls(self) -> None:
+        """Note which framework, if any, makes or calls the DDP module."""
+        self._framework = self._framework or framework_at_work()
+
+    def describe(self, ddp: DistributedDataParallel) -> None:
+        self.look_who_calls()
+        self._device = ddp.device_type
+        self._backend = backend_for(ddp.process_group, ddp.device_type)
+        self._group_size = dist.get_world_size(ddp.process_group)
+
+    def saves(self, target: Any) -> None:
+        if isinstance(target, str | os.PathLike) and len(self._checkpoints) < _MAX_CHECKPOINTS_KEPT:
+            path = os.path.abspath(os.fspath(target))
+            if path not in self._checkpoints:
+                self._checkpoints.append(path)
+
+    def facts(self) -> dict[str, Any]:
+        """Return fields of the `Record`."""
+        return {
+            "device": self._device,
+            "backend": self._backend,
+            "group_size": self._group_size,
+            "framework": self._framework,
+            "num_threads": torch.get_num_threads(),
+            "checkpoints": tuple(self._checkpoints),
+        }
+
+
+def backend_for(group: Any, device_type: str) -> str:
+    """Return the backend that the group uses on such a device; one group may have several, by device.
+
+    A group that nobody told its backend says that it is ``"undefined"``.
+    """
+    try:
+        return str(group._get_backend(torch.device(device_type)).name())
+    except (RuntimeError, AttributeError):  # one that torch does not know, or no backend at all for the device
+        return str(dist.get_backend(group))

@@ -1,0 +1,59 @@
+"""What is measured across ranks: one collective on all of them, their clocks, who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ddpprof.measures.collectives.collective_table import summarise_collectives
+from ddpprof.measures.collectives.matching import match_collectives
+from ddpprof.measures.ranks.arrivals import measure_arrivals, summarise_waiting
+from ddpprof.measures.ranks.clock import find_common_clock
+from ddpprof.measures.ranks.late_gradients import find_late_gradients
+from ddpprof.measures.ranks.stragglers import Part, Stragglers, find_stragglers
+from ddpprof.model import DdpModule, RecordedStep
+from ddpprof.report.rank_summary import RankSummary
+from ddpprof.report.tree import AcrossRanks, ClockReport, LateGradients
+
+RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
+"""The steps of ranks as recorded, but for baseline steps: far more than a summary holds, and needed of few."""
+
+_MOST_OTHERS = 63
+"""ranks that a straggler's gradients are compared with, evenly chosen: their medians hardly differ from those of all"""
+
+
+def across_ranks(
+    ranks: Sequence[RankSummary], modules: Sequence[DdpModule], world_size: int | None, recorded: RecordedSteps
+) -> tuple[AcrossRanks, tuple[str, ...]]:
+    """What the ranks tell together, and what does not fit, in words."""
+    traced = {one.rank: one.trace for one in ranks if one.trace is not None}
+    known = [trace.collectives for trace in traced.values()]
+    matched = match_collectives(known)
+    clock = find_common_clock(known, matched)
+    arrivals = measure_arrivals(known, matched, clock)
+    stragglers = find_stragglers({one.rank: one.progress for one in ranks})
+    sizes = {rank: trace.bucket_bytes for rank, trace in traced.items()}
+    return (
+        AcrossRanks(
+            num_matched=len(matched),
+            clock=None if clock is None else ClockReport(clock.at_ns, clock.ranks, clock.hosts()),
+            waiting=summarise_waiting(matched, arrivals, {rank: trace.exposed for rank, trace in traced.items()}),
+            collectives=summarise_collectives(known, matched, arrivals, world_size, sizes),
+            stragglers=stragglers,
+            late_gradients=_late_gradients(ranks, modules, stragglers, recorded),
+        ),
+        matched.mismatches,
+    )
+
+
+def _late_gradients(
+    ranks: Sequence[RankSummary], modules: Sequence[DdpModule], stragglers: Stragglers | None, recorded: RecordedSteps
+) -> tuple[LateGradients, ...]:
+    found = stragglers.stragglers if stragglers is not None else ()
+    late = [one.rank for one in found if one.part in (Part.BACKWARD, None)]
+    if not late:
+        return ()
+    others = [one.rank for one in ranks if one.record is not None and one.rank not in late]
+    every = max(1, -(-len(others) // _MOST_OTHERS))
+    steps = recorded([*late, *others[::every]])
+    gradients = {rank: find_late_gradients(modules, steps, rank) for rank in late}
+    return tuple(LateGradients(rank, found) for rank, found in gradients.items() if found)

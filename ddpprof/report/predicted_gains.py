@@ -1,0 +1,163 @@
+"""What would the changes that findings advise give back? As `ddpprof whatif` answers, for each on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import hypot
+
+from ddpprof.errors import DdpprofError
+from ddpprof.findings.predictions import ACCUMULATED, NewBuckets, Predicted, Predictions
+from ddpprof.measures.ranks.stragglers import Part, Straggler
+from ddpprof.measures.statistics.medians import error_of_median
+from ddpprof.model import StepMode
+from ddpprof.predict.predict import Prediction, gain, predict
+from ddpprof.predict.profile import Profile
+from ddpprof.predict.search import best_caps
+from ddpprof.predict.setting import Compression, Setting, sent_share
+from ddpprof.report.run_profile import LEAST_STEPS, Known, Recorded, profile_run
+from ddpprof.report.tree import Report
+
+_MOST_RANKS = 16
+_MOST_BUCKETS = 64
+_MOST_REPLAYED = 64
+"""buckets of all steps together: a report is there at once"""
+
+
+def ranks_to_replay(ranks: Sequence[int], stragglers: Sequence[Straggler]) -> list[int]:
+    """Of a job of thousands, enough to know when gradients come on the rank that has them last."""
+    late = {one.rank for one in stragglers}
+    every = max(1, -(-len(ranks) // _MOST_RANKS))
+    return sorted(late.intersection(ranks) | set(ranks[::every]))
+
+
+def predict_changes(run: Known, stragglers: Sequence[Straggler]) -> Predictions:
+    """None at all where the run cannot be replayed: what it lacks for that, only who asks for it wants to know."""
+    num_buckets = sum(len(module.buckets) for module in run.modules)
+    if (run.report.job.world_size or 1) < 2 or num_buckets > _MOST_BUCKETS:
+        return Predictions()
+    run = replace(run, recorded=_some_steps(run.recorded, max(LEAST_STEPS, _MOST_REPLAYED // max(1, num_buckets))))
+    profile = _profile(run)
+    if profile is None:
+        return Predictions()
+    changes = _Changes(profile, predict(profile, Setting()), _copying_error_ns(run.report))
+    return changes.predictions(_without_straggler(run, changes, stragglers))
+
+
+def _some_steps(recorded: Recorded, most: int) -> Recorded:
+    """Of light recording, evenly chosen; all others."""
+    light = sorted({step.number for steps in recorded.values() for step in steps if step.mode is StepMode.LIGHT})
+    left_out = set(light) - set(light[:: max(1, -(-len(light) // most))])
+    return {rank: [step for step in steps if step.number not in left_out] for rank, steps in recorded.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    profile: Profile
+    now: Prediction
+    """without any"""
+    copying_error_ns: float
+
+    def predictions(self, without_straggler: Predicted | None) -> Predictions:
+        training = self.profile.training
+        return Predictions(
+            best_buckets=self._best_buckets() if training.knows_parameters else None,
+            compression=self._compression(),
+            bucket_views=self._bucket_views()
+            if training.knows_parameters and not training.gradient_as_bucket_view
+            else None,
+            static_graph=None if training.is_rebuilt else self._of(Setting(static_graph=True)),
+            no_sync=self._no_sync(),
+            double_batch=self._per_batch(Setting(batch_scale=2), 2),
+            accumulation=self._accumulation(),
+            double_link=self._double_link(),
+            without_straggler=without_straggler,
+        )
+
+    def _per_batch(self, setting: Setting, num_batches: float) -> Predicted:
+        """Return what `setting`, whose step does the work of `num_batches` recorded ones, saves of a recorded one."""
+        after, now_ns = predict(self.profile, setting), self.now.step_ns
+        gains = (now_ns - ns / num_batches for ns in (after.step_ns, after.high_ns, after.low_ns))
+        return Predicted(*map(round, gains))
+
+    def _accumulation(self) -> Predicted | None:
+        """``None`` where the job accumulates already."""
+        if self.profile.accumulation > 1 or self.profile.num_reduced > 1:
+            return None
+        return self._per_batch(Setting(accumulation=ACCUMULATED), ACCUMULATED)
+
+    def _double_link(self) -> Predicted | None:
+        """``None`` where a hook decides what is sent, or the run does not tell the link's rate."""
+        link, ranks = self.profile.network.link, self.profile.training.world_size
+        if ranks < 2 or not link.alone.ns_per_byte or self.profile.training.comm_hook is not None:
+            return None
+        faster = replace(link, alone=link.alone.scaled(1, 1 / 2), busy=link.busy.scaled(1, 1 / 2))
+        return _predicted(self.now, predict(self.profile, Setting(), replace(self.profile.network, link=faster)))
+
+    def _no_sync(self) -> Predicted | None:
+        num_reduced = self.profile.num_reduced
+        if num_reduced == 1:
+            return None
+        return self._of(Setting(accumulation=num_reduced * self.profile.accumulation))
+
+    def _of(self, setting: Setting) -> Predicted:
+        return _predicted(self.now, predict(self.profile, setting))
+
+    def _bucket_views(self) -> Predicted:
+        views = predict(self.profile, Setting(gradient_as_bucket_view=True))
+        return _predicted(self.now, views, self.copying_error_ns)
+
+    def _best_buckets(self) -> NewBuckets:
+        best = best_caps(self.profile, Setting())
+        buckets, sizes = best.setting.buckets, best.prediction.bucket_bytes
+        if buckets is None:
+            return NewBuckets("", sizes)
+        return NewBuckets(buckets.argument, sizes, _predicted(self.now, best.prediction))
+
+    def _compression(self) -> Predicted | None:
+        """``None`` where gradients are not known to become smaller."""
+        training = self.profile.training
+        hook = Compression.by_half(training.backend)
+        halves = training.knows_parameters and sent_share(training.gradients, hook, rank=1) < 1
+        return self._of(Setting(compression=hook)) if halves and training.comm_hook is None else None
+
+
+def _copying_error_ns(report: Report) -> float:
+    """Of the median of what traces show: twice its standard error, or as much as one step has."""
+    copied = [step.wrapper.copy_out_ns for rank in report.ranks for step in rank.measured_steps]
+    if len(copied) < LEAST_STEPS:
+        return float(max(copied, default=0))
+    return 2 * error_of_median(copied)
+
+
+def _without_straggler(run: Known, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
+    """As if its gradients came when the others have theirs, over the same network.
+
+    Only of one that is late in its backward pass, where the others' communication may hide it. What a rank loses
+    elsewhere all lose, and in a forward that synchronises, as of buffers, the others' gradients are as late as its own.
+    """
+    if not stragglers or stragglers[0].part is not Part.BACKWARD:
+        return None
+    profile, others = changes.profile, _profile(run, without=[stragglers[0].rank])
+    if others is None:
+        return None
+    try:
+        like_others = predict(profile.without_others(others), Setting())
+    except DdpprofError:
+        return None
+    return _predicted(changes.now, like_others, noise_ns=2 * profile.step_error_ns)
+
+
+def _profile(run: Known, without: Sequence[int] = ()) -> Profile | None:
+    try:
+        return profile_run(run.without(without) if without else run).profile
+    except DdpprofError:
+        return None
+
+
+def _predicted(was: Prediction, now: Prediction, noise_ns: float = 0.0) -> Predicted:
+    """`noise_ns`: of what was measured, where it is not the same in both."""
+    one = gain(was, now)
+    low_ns = one.gain_ns - hypot(one.gain_ns - one.low_ns, noise_ns)
+    high_ns = one.gain_ns + hypot(one.high_ns - one.gain_ns, noise_ns)
+    return Predicted(round(one.gain_ns), round(low_ns), round(high_ns))

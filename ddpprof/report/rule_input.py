@@ -1,0 +1,110 @@
+"""What the rules of `findings` look at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from ddpprof.findings import Observed
+from ddpprof.measures.buckets.bucket_table import BucketSummary
+from ddpprof.measures.collectives.rpc import RankRpc
+from ddpprof.measures.collectives.script_collectives import OutsideCalls
+from ddpprof.measures.kernels.devices import imbalance_ns
+from ddpprof.measures.ranks.memory import RankMemory
+from ddpprof.measures.ranks.replicas import find_drifts
+from ddpprof.measures.ranks.same_samples import find_same_samples
+from ddpprof.measures.statistics.medians import error_of_median, mean_known, median_known
+from ddpprof.measures.statistics.paired_ratio import student_quantile
+from ddpprof.model import DdpModule, Run
+from ddpprof.report.rank_summary import RankSummary, RecordSummary
+from ddpprof.report.tree import AcrossRanks, DataParallelReport, RankReport, SlowdownReport, StepReport
+
+
+def observe(
+    run: Run,
+    modules: tuple[DdpModule, ...],
+    backend: str | None,
+    ranks: Sequence[RankSummary],
+    buckets: tuple[BucketSummary, ...],
+    slowdown: SlowdownReport | None,
+    across: AcrossRanks,
+    outside: tuple[OutsideCalls, ...] | None,
+    data_parallel: DataParallelReport | None,
+    memory: tuple[RankMemory, ...],
+    rpc: tuple[RankRpc, ...],
+    usual: Collection[int],
+) -> Observed:
+    """Return what the rules look at. `usual`: numbers of the steps to average over."""
+
+    def least(value: Callable[[StepReport], int | None]) -> int | None:
+        """Return the mean over steps, of the rank where it is least: others' surplus is waiting for a slower rank."""
+        of_ranks = [[value(step) for step in one.measured_steps if step.step in usual] for one in reports]
+        return _least(mean_known(values) for values in of_ranks)
+
+    reports = [rank.report for rank in ranks]
+    records = {rank.rank: rank.record for rank in ranks if rank.record is not None}
+    light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
+    data = least(lambda s: s.parts.data_ns if s.parts else None)
+    return Observed(
+        world_size=run.world_size,
+        backend=backend,
+        step_ns=least(lambda s: s.parts.step_ns if s.parts else s.duration_ns) or light_ns,
+        step_noise_ns=_step_noise_ns(reports),
+        modules=modules,
+        buckets=buckets,
+        accumulation=next((record.accumulation for record in records.values()), ()),
+        comm_ns=least(lambda s: s.comm_ns),
+        exposed_ns=least(lambda s: s.exposed_ns),
+        trailing_ns=least(lambda s: s.trailing_ns),
+        data_ns=data if data is not None else _least(record.data_ns for record in records.values()),
+        buffer_sync_ns=_least(record.buffer_sync_ns for record in records.values()),
+        num_micro_steps=next((record.num_micro_steps for record in records.values()), 1),
+        num_forwards=next((record.num_forwards for record in records.values()), 1),
+        num_buffer_syncs=next((record.num_buffer_syncs for record in records.values()), 1),
+        unused_search_ns=least(lambda s: s.wrapper.unused_search_ns or None),  # 0: the trace does not have it
+        copy_out_ns=least(lambda s: s.wrapper.copy_out_ns),
+        slowdown_lost_ns=slowdown.lost_ns if slowdown else None,
+        slowdown_ratio=slowdown.ratio if slowdown else None,
+        slowdown_known_share=slowdown.known_share if slowdown else None,
+        slowdown_control=slowdown.control if slowdown else None,
+        launch_bound_ns=least(lambda s: s.idle.launch_bound_ns if s.idle else None),
+        stragglers=across.stragglers.stragglers if across.stragglers else (),
+        late_gradients={late.rank: late.gradients for late in across.late_gradients},
+        outside=outside or (),
+        memory=memory,
+        rpc=rpc,
+        data_parallel=data_parallel.step if data_parallel else None,
+        data_parallel_devices=tuple(len(m.device_ids) for m in data_parallel.modules) if data_parallel else (),
+        device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
+        loaders={rank: record.loaders for rank, record in records.items()},
+        same_samples=find_same_samples({rank: record.loaders for rank, record in records.items()}),
+        drifts=find_drifts({rank: record.replicas for rank, record in records.items()}),
+        group_size=_least(record.group_size for record in records.values()),
+        device=next((record.device for record in records.values()), None),
+        framework=next((record.framework for record in records.values() if record.framework), None),
+        cores_per_rank=_cores_per_rank([*records.values()], run.world_size),
+        num_threads=max((record.num_threads for record in records.values() if record.num_threads), default=None),
+        checkpoints={rank: (record.host, record.checkpoints) for rank, record in records.items()},
+    )
+
+
+def _step_noise_ns(ranks: Sequence[RankReport]) -> int | None:
+    """Half of the 95 % interval of the median step, of the rank where it is least."""
+    noises = []
+    for rank in ranks:
+        steps_ns = [step.duration_ns for step in rank.measured_steps] or [step.duration_ns for step in rank.light_steps]
+        few = len(steps_ns) < 2
+        noises.append(None if few else round(student_quantile(0.025, len(steps_ns) - 1) * error_of_median(steps_ns)))
+    return _least(noises)
+
+
+def _cores_per_rank(records: Sequence[RecordSummary], world_size: int | None) -> float | None:
+    """Return how many cores a rank has to itself, on the host where they are fewest; all ranks must be known."""
+    if len(records) != world_size:
+        return None
+    ranks = Counter(record.host for record in records)
+    return min((record.num_cores / ranks[record.host] for record in records if record.num_cores), default=None)
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)

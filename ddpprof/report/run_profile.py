@@ -1,0 +1,289 @@
+"""From a run to the `Profile` that predictions start from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from ddpprof.errors import DdpprofError
+from ddpprof.measures.buckets.buckets import fits
+from ddpprof.measures.buckets.traced_buckets import TracedPasses, usual_passes, usual_sizes
+from ddpprof.model import DdpModule, RecordedStep, StepMode
+from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Caps, Gradient, buckets_under, gradient_of, same_buckets
+from ddpprof.predict.light_steps import ObservedStep, backward_alone_ns, observe_steps
+from ddpprof.predict.network import Network, network_of_steps
+from ddpprof.predict.profile import Profile, profile_of
+from ddpprof.predict.replay import NOTHING, Cost, Link
+from ddpprof.predict.traced_steps import HostTimes, observe_gradients, observe_passes
+from ddpprof.predict.training import Training
+from ddpprof.report.tree import Report
+
+LEAST_STEPS = 2
+_TIMED = (StepMode.OFF, StepMode.LIGHT)
+
+_SAME_LINK = 0.15
+"""A measured network whose rate differs less from the run's own is taken to be the run's."""
+
+Recorded = Mapping[int, Sequence[RecordedStep]]
+"""of each rank that was read"""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    profile: Profile
+    target: Network | None
+    """to train on, where it is another than the run's"""
+
+
+@dataclass(frozen=True, slots=True)
+class Benches:
+    """Networks that were measured."""
+
+    to_train_on: Network | None = None
+    """the run's, if it is as fast"""
+    of_run: Network | None = None
+
+
+NO_BENCHES = Benches()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Of a run."""
+
+    report: Report
+    modules: tuple[DdpModule, ...]
+    recorded: Recorded
+    passes: Mapping[int, TracedPasses]
+    """by rank, as traces show them"""
+
+    def without(self, ranks: Collection[int]) -> Known:
+        """Raises `DdpprofError`."""
+        recorded = {rank: steps for rank, steps in self.recorded.items() if rank not in ranks}
+        passes = {rank: found for rank, found in self.passes.items() if rank not in ranks}
+        missing = set(ranks) - self.recorded.keys() - self.passes.keys()
+        if missing or not (recorded or passes):
+            which = f"has no rank {min(missing)}" if missing else "has no other rank"
+            raise DdpprofError(f"the run {which} to leave out.")
+        return replace(self, recorded=recorded, passes=passes)
+
+    def of_known_modules(self) -> Known:
+        recorded = {rank: [step for step in steps if fits(self.modules, step)] for rank, steps in self.recorded.items()}
+        return replace(self, recorded=recorded)
+
+
+def profile_run(run: Known, benches: Benches = NO_BENCHES, without: Collection[int] = ()) -> Profiled:
+    """From the record where it tells when buckets were there, which it does on CPU; else from the traces.
+
+    `without`: ranks that are taken to be like the others. Raises `DdpprofError` that says what to record.
+    """
+    run = run.of_known_modules()
+    of_all = _profile_run(run, benches)
+    if not without:
+        return of_all
+    kept = _profile_run(run.without(without), benches)
+    return replace(of_all, profile=of_all.profile.without_others(kept.profile))
+
+
+def _profile_run(run: Known, benches: Benches) -> Profiled:
+    if run.modules and run.recorded and run.report.job.device == "cpu":
+        return _of_record(run, benches)
+    return _of_traces(run, benches)
+
+
+def _of_traces(run: Known, benches: Benches) -> Profiled:
+    steps = observe_passes(run.passes)
+    sizes = [] if not steps else usual_sizes(usual_passes(run.passes))
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) < len(sizes):
+        raise DdpprofError(
+            f"the traces show no step with gradient all-reduces of known size after a DDP forward. "
+            f"Record again with: {run.report.job.trace_command()}"
+        )
+    if run.report.job.world_size is None:
+        raise DdpprofError("how many ranks trained the traces do not say.")
+    training = _of_whole_buckets(run.report, known)
+    of_gradients: tuple[ObservedStep, ...] = ()
+    if len(run.modules) == 1:
+        of_module, host = training_of(run.report, run.modules[0]), _profiled_by_number(run.recorded)
+        of_gradients = observe_gradients(run.passes, host, of_module.buckets)
+        training = of_module if of_gradients else training
+    steps = of_gradients or steps
+    _refuse_sparse(training)
+    own, target = _networks(network_of_steps(steps, training), benches, training)
+    taken = _slowed_ns_per_byte(run.report, training)
+    if own.link.taken == NOTHING:
+        own = replace(own, link=replace(own.link, taken=Cost(0.0, taken)))
+    profile = profile_of(training, steps, _whole_steps_ns(steps), own, copied_ns=0.0)
+    return Profiled(profile, _taking_as_much(target, profile))
+
+
+def _whole_steps_ns(parts: Sequence[ObservedStep]) -> list[float]:
+    """Return the length of each step that was observed in one part for each backward pass."""
+    lengths: dict[int, float] = {}
+    for part in parts:
+        lengths[part.step] = lengths.get(part.step, 0.0) + part.measured_ns
+    return list(lengths.values())
+
+
+def _of_whole_buckets(report: Report, sizes: Sequence[int]) -> Training:
+    return Training(
+        gradients=tuple(map(Gradient, sizes)),
+        buckets=tuple((index,) for index in range(len(sizes))),
+        caps=Caps.of(),
+        world_size=report.job.world_size or 1,
+        backend=report.job.backend or "",
+        on_cpu=report.job.device == "cpu",
+        knows_parameters=False,
+    )
+
+
+def _profiled_by_number(recorded: Recorded) -> HostTimes:
+    return {
+        rank: {step.number: step for step in steps if step.mode is StepMode.PROFILED}
+        for rank, steps in recorded.items()
+    }
+
+
+def _slowed_ns_per_byte(report: Report, training: Training) -> float:
+    """What communication takes of computation beside it, as kernels beside it and alone tell; 0 where they do not."""
+    slowdown = report.slowdown
+    if slowdown is None or not slowdown.lost_ns or slowdown.lost_ns < 0 or not slowdown.known_share:
+        return 0.0
+    steps = [step for rank in report.ranks for step in rank.measured_steps if step.comm_ns]
+    hidden = median(step.overlap_ns / step.comm_ns for step in steps) if steps else 0.0
+    return slowdown.lost_ns / slowdown.known_share / (training.gradient_bytes * hidden) if hidden else 0.0
+
+
+def _of_record(run: Known, benches: Benches) -> Profiled:
+    report, modules, recorded = run.report, run.modules, run.recorded
+    if len(modules) > 1:
+        raise DdpprofError(
+            f"the run trains {len(modules)} DDP modules in turn, and a step of several cannot be replayed."
+        )
+    steps = observe_steps(recorded, one_clock=len(report.job.hosts) == 1)
+    if len(steps) < LEAST_STEPS:
+        raise DdpprofError(
+            f"{len(steps)} steps tell when gradients were there, and a prediction needs {LEAST_STEPS}: steps of light "
+            "recording, with a forward for each synchronised backward pass. "
+            f"Record again with: {report.job.trace_command()}, and let the training take some more steps."
+        )
+    training = training_of(report, modules[0])
+    _refuse_sparse(training)
+    own, target = _networks(network_of_steps(steps, training), benches, training)
+    alone_ns = backward_alone_ns(recorded)
+    profile = profile_of(training, steps, _measured_ns(recorded), own, _copied_ns(report), alone_ns)
+    searched_ns = _searched_ns(report) / profile.num_reduced
+    return Profiled(replace(profile, searched_ns=searched_ns), _taking_as_much(target, profile))
+
+
+def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
+    """What all-reduces take of the computation is hardly the link's: where it was not measured there, as in the run."""
+    if target is None or target.link.taken != NOTHING:
+        return target
+    return _with_taken_of(profile.network, target)
+
+
+def _refuse_sparse(training: Training) -> None:
+    if any(gradient.is_sparse for gradient in training.gradients):
+        raise DdpprofError("some gradients are sparse, and the run does not tell how much of them was sent.")
+
+
+def refuse_unknown_hook(training: Training, option: str) -> None:
+    """Raises `DdpprofError` where a hook decides what is sent."""
+    if training.comm_hook is not None and "allreduce_hook" not in training.comm_hook:
+        raise DdpprofError(
+            f"what {training.comm_hook} sends the run does not tell, so {option} does not say how long it takes."
+        )
+
+
+def _networks(own: Network | None, benches: Benches, training: Training) -> tuple[Network, Network | None]:
+    """The run's, and the one to train on where it is another."""
+    bench, of_run = benches.to_train_on, benches.of_run
+    for given, option in ((bench, "--network"), (of_run, "--run-network")):
+        if given is not None:
+            refuse_unknown_hook(training, option)
+    if of_run is not None and of_run.world_size != training.world_size:
+        raise DdpprofError(
+            f"--run-network was measured among {of_run.world_size} ranks, and the run has {training.world_size}."
+        )
+    if of_run is not None:
+        return of_run, None if bench is None or _is_same(bench, of_run) else bench
+    if training.world_size < 2:
+        if bench is None:
+            raise DdpprofError("the run has one rank, which sends nothing: give --network FILE, from ddpprof netbench.")
+        return replace(bench, link=Link(NOTHING, at_once=bench.link.at_once), world_size=1), bench
+    if own is None:
+        if bench is None:
+            raise DdpprofError(
+                "when its buckets were there the run does not tell, as on an accelerator, whose work only traces show: "
+                "measure the network with ddpprof netbench -o FILE.json, and give it as --network FILE.json"
+            )
+        if bench.world_size != training.world_size:
+            raise DdpprofError(
+                f"--network was measured among {bench.world_size} ranks, and the run, which does not tell of its own "
+                f"network, has {training.world_size}."
+            )
+        return bench, None
+    if bench is None:
+        return own, None
+    if _is_same(bench, own):
+        return bench, None
+    return _with_taken_of(bench, own), bench
+
+
+def _with_taken_of(known: Network, other: Network) -> Network:
+    return replace(other, link=replace(other.link, taken=known.link.taken_at(other.link.alone.ns_per_byte)))
+
+
+def _is_same(one: Network, other: Network) -> bool:
+    ratio = one.link.alone.ns_per_byte / other.link.alone.ns_per_byte
+    return one.world_size == other.world_size and abs(ratio - 1) < _SAME_LINK
+
+
+def training_of(report: Report, module: DdpModule) -> Training:
+    settings = module.settings
+    return Training(
+        gradients=tuple(map(gradient_of, module.parameters)),
+        buckets=module.buckets,
+        caps=_caps(module),
+        world_size=report.job.world_size or 1,
+        backend=report.job.backend or "",
+        on_cpu=report.job.device == "cpu",
+        find_unused_parameters=bool(settings.get("find_unused_parameters")),
+        static_graph=bool(settings.get("static_graph")),
+        gradient_as_bucket_view=bool(settings.get("gradient_as_bucket_view")),
+        comm_hook=module.comm_hook,
+    )
+
+
+def _caps(module: DdpModule) -> Caps:
+    """As asked for; 25 may also be the default, which has a small first bucket, if that makes the recorded buckets."""
+    cap, caps_mb = module.settings.get("bucket_cap_mb"), module.settings.get("bucket_cap_mb_list")
+    of_cap = Caps.of(float(cap) if isinstance(cap, int | float) else None, caps_mb if isinstance(caps_mb, list) else ())
+    if of_cap != Caps.of(DEFAULT_CAP_MIB):
+        return of_cap
+    return Caps.of() if same_buckets(buckets_under(module, Caps.of()), module.buckets) else of_cap
+
+
+def _measured_ns(recorded: Recorded) -> list[float]:
+    """Steps that were not profiled: the mean of the ranks, which go on at one pace."""
+    by_number: dict[int, list[int]] = {}
+    for step in (step for steps in recorded.values() for step in steps if step.mode in _TIMED):
+        by_number.setdefault(step.number, []).append(step.end_ns - step.start_ns)
+    return [fmean(times) for _, times in sorted(by_number.items())]
+
+
+def _copied_ns(report: Report) -> float | None:
+    """What DDP copies out of its buckets in a step; ``None`` where no trace tells."""
+    return _median(step.wrapper.copy_out_ns for rank in report.ranks for step in rank.measured_steps)
+
+
+def _searched_ns(report: Report) -> float:
+    return _median(step.wrapper.unused_search_ns for rank in report.ranks for step in rank.measured_steps) or 0.0
+
+
+def _median(values: Iterable[int]) -> float | None:
+    known = [value for value in values if value]
+    return float(median(known)) if known else None

@@ -1,0 +1,11 @@
+"""Traces and jobs of others, which are not part of the project. Tests that need them skip where they are missing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SHARED = Path(os.environ.get("DDPPROF_SHARED", Path(__file__).parents[2] / "shared"))
+TRACES = SHARED / "traces"
+REFERENCE = SHARED / "reference"
+JOBS = SHARED / "jobs"

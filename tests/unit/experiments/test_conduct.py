@@ -1,0 +1,153 @@
+"""What is started for a trial, and which trials are still to be run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from experiments import PLAN
+
+from ddpprof.errors import CannotRecord, RunExists
+from ddpprof.experiments.conduct import conduct, job_of, open_experiment, remaining, steps_of, trial_settings
+from ddpprof.experiments.plan import Ended, Kind, Trial, Variant, read_plan, write_end, write_plan
+
+TUNING = replace(PLAN, kind=Kind.TUNE, variants=(Variant(2),), most_variants=5)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "train.py").touch()
+    return str(tmp_path / "train.py")
+
+
+def test_one_process_is_started_without_a_launcher(script: str) -> None:
+    command, variables = job_of(replace(PLAN, command=(script, "--lr", "1")), Variant(1, words=("--batch=8",)))
+    assert command[1:] == [script, "--lr", "1", "--batch=8"]
+    assert {variables[name] for name in ("RANK", "LOCAL_RANK")} == {"0"}
+    assert {variables[name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {"1"}
+
+
+def test_several_are_started_by_torchrun(script: str) -> None:
+    command, variables = job_of(replace(PLAN, command=(script,)), Variant(3))
+    assert command[1:] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", script]
+    assert variables == {}
+
+
+def test_a_module_is_started_as_one() -> None:
+    command, _ = job_of(replace(PLAN, command=("package.train",), as_module=True), Variant(1))
+    assert command[1:] == ["-m", "package.train"]
+
+
+def test_a_script_that_is_told_the_number_starts_its_own(script: str) -> None:
+    command, variables = job_of(replace(PLAN, command=(script, "--ranks={nproc}")), Variant(4))
+    assert command[1:] == [script, "--ranks=4"]
+    assert variables == {}
+
+
+def test_any_other_command_is_run_as_it_is() -> None:
+    wrapped = replace(PLAN, command=("mpirun", "-n", "{nproc}", "train", "b={batch}"), is_wrapped=True)
+    command, variables = job_of(wrapped, Variant(2, places={"batch": "8"}, words=("x=1",)))
+    assert (command, variables) == (["mpirun", "-n", "2", "train", "b=8", "x=1"], {})
+
+
+def test_a_script_that_is_not_there_is_said() -> None:
+    with pytest.raises(CannotRecord, match="there is no script"):
+        job_of(replace(PLAN, command=("absent.py",)), Variant(1))
+
+
+def test_a_trial_ends_itself_and_saves_nothing(tmp_path: Path) -> None:
+    settings = trial_settings(tmp_path, PLAN, Variant(1, ddp={"bucket_cap_mb": 5}, profiled_steps=3))
+    assert (settings.trial, settings.stop_after, settings.ddp) == (True, True, {"bucket_cap_mb": 5})
+    assert (settings.timed_steps, settings.steps, settings.profiler) == (20, 3, True)
+
+
+def test_blocks_take_the_place_of_timed_steps(tmp_path: Path) -> None:
+    settings = trial_settings(tmp_path, PLAN, Variant(1, ddp_blocks=4))
+    assert (settings.timed_steps, settings.ddp_blocks, settings.block_steps, settings.profiler) == (0, 4, 20, False)
+
+
+def test_only_what_has_no_times_is_run_again(tmp_path: Path) -> None:
+    open_experiment(tmp_path, PLAN, force=False)
+    for trial, problem in ((Trial(0, 0), None), (Trial(1, 0), "exit code 1")):
+        trial.folder(tmp_path).mkdir()
+        write_end(trial.folder(tmp_path), Ended(0, 1.0, problem))
+    open_experiment(tmp_path, PLAN, force=False)
+    assert remaining(tmp_path, PLAN) == [Trial(1, 0), Trial(0, 1), Trial(1, 1)]
+
+
+def test_another_plan_replaces_an_experiment_only_where_that_is_wanted(tmp_path: Path) -> None:
+    open_experiment(tmp_path, PLAN, force=False)
+    folder = Trial(0, 0).folder(tmp_path)
+    folder.mkdir()
+    (tmp_path / "mine.txt").touch()
+    other = replace(PLAN, rounds=3)
+    with pytest.raises(RunExists, match="--force"):
+        open_experiment(tmp_path, other, force=False)
+    open_experiment(tmp_path, other, force=True)
+    assert read_plan(tmp_path) == other
+    assert not folder.exists()
+    assert (tmp_path / "mine.txt").exists()
+
+
+def test_a_folder_of_the_user_does_not_become_a_trial(tmp_path: Path) -> None:
+    Trial(0, 0).folder(tmp_path).mkdir()
+    with pytest.raises(RunExists, match="stands where a trial would be written"):
+        open_experiment(tmp_path, PLAN, force=True)
+    assert not (tmp_path / "experiment.json").exists()
+
+
+@pytest.mark.parametrize("name", ["trial-3-0", "profile", "choice.json"])
+def test_nor_one_that_only_the_profile_of_a_tuning_will_suggest(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(RunExists, match="stands where a trial would be written"):
+        open_experiment(tmp_path, TUNING, force=True)
+
+
+def test_a_tuning_that_has_chosen_goes_on_where_it_is_asked_for_again(tmp_path: Path) -> None:
+    open_experiment(tmp_path, TUNING, force=False)
+    chosen = replace(TUNING, variants=(*TUNING.variants, Variant(2, "bucket_cap_mb=5")))
+    write_plan(tmp_path, chosen)
+    for trial in chosen.trials():
+        trial.folder(tmp_path).mkdir()
+    open_experiment(tmp_path, TUNING, force=False)
+    assert read_plan(tmp_path) == chosen
+    with pytest.raises(RunExists, match="--force"):
+        open_experiment(tmp_path, replace(TUNING, most_variants=9), force=False)
+    open_experiment(tmp_path, TUNING, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"]
+
+
+def test_a_run_is_not_replaced_by_an_experiment(tmp_path: Path) -> None:
+    (tmp_path / "run.json").touch()
+    with pytest.raises(RunExists, match="holds a run"):
+        open_experiment(tmp_path, PLAN, force=True)
+
+
+def test_a_script_that_starts_ranks_of_its_own_is_not_measured_under_another_number(
+    tmp_path: Path, script: str
+) -> None:
+    Path(script).write_text(
+        "import json, os, pathlib\n"
+        "out = pathlib.Path(json.loads(os.environ['DDPPROF_SETTINGS'])['out'])\n"
+        "(out / 'run.json').write_text('{\"world_size\": 2}')\n"
+    )
+    asked = replace(PLAN, kind=Kind.SCALE, command=(script,), variants=(Variant(1),), rounds=1)
+    with pytest.raises(CannotRecord, match="starts 2 ranks itself, where 1 was asked for"):
+        list(conduct(tmp_path / "o", asked, list(asked.trials())))
+    not_asked = replace(asked, variants=(Variant(1, any_number=True),))
+    ((_, ended),) = conduct(tmp_path / "o", not_asked, list(not_asked.trials()))
+    assert ended is not None
+    assert ended.problem is not None
+    assert "trained fewer than 6 steps, or on an accelerator 12" in ended.problem
+
+
+def test_how_many_steps_a_trial_takes() -> None:
+    assert steps_of(PLAN, Variant(1)) == 5 + 20
+    assert steps_of(PLAN, Variant(1, profiled_steps=5)) == 5 + 20 + 1 + 5
+    assert steps_of(PLAN, Variant(1, profiled_steps=5, ddp_blocks=2)) == 5 + 1 + 5 + 2 * 2 * (3 + 20)
+
+
+def test_more_steps_are_skipped_where_torch_waits_for_an_accelerator() -> None:
+    blocks = Variant(1, profiled_steps=5, ddp_blocks=2)
+    assert steps_of(PLAN, blocks, on_accelerator=True) == 11 + 1 + 5 + 2 * 2 * (11 + 20)

@@ -1,0 +1,81 @@
+"""The plan of an experiment, on disk and off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from experiments import PLAN
+
+from ddpprof.errors import NotARun
+from ddpprof.experiments.plan import (
+    EXPERIMENT_FILE,
+    TRIAL_FILE,
+    Ended,
+    Trial,
+    Variant,
+    read_end,
+    read_plan,
+    write_end,
+    write_plan,
+)
+
+
+def test_a_plan_comes_back_as_it_went(tmp_path: Path) -> None:
+    write_plan(tmp_path, PLAN)
+    assert read_plan(tmp_path) == PLAN
+
+
+def test_rounds_run_every_variant_in_turn() -> None:
+    assert [(trial.variant, trial.round) for trial in PLAN.trials()] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert PLAN.num_trials == 4
+
+
+def test_every_trial_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    assert len({trial.folder(tmp_path) for trial in PLAN.trials()}) == 4
+
+
+@pytest.mark.parametrize(
+    ("variant", "title"),
+    [
+        (Variant(1), "1 process"),
+        (Variant(2, "--batch=8"), "--batch=8, 2 processes"),
+        (Variant(1, without_ddp=True), "without DDP, 1 process"),
+    ],
+)
+def test_titles(variant: Variant, title: str) -> None:
+    assert variant.title == title
+
+
+def test_shares_add_up_over_the_processes() -> None:
+    assert Variant(4, size=8.0, is_share=True).total_size == 32.0
+    assert Variant(4, size=8.0).total_size == 8.0
+    assert Variant(4).total_size is None
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        pytest.param(None, "holds no experiment", id="absent"),
+        pytest.param("{", "is not ddpprof's", id="cut-off"),
+        pytest.param(json.dumps({"format": 1}), "is not ddpprof's", id="without-a-plan"),
+        pytest.param(json.dumps({"format": 2}), "newer ddpprof", id="newer"),
+        pytest.param("[1]", "is not ddpprof's", id="no-object"),
+    ],
+)
+def test_what_is_no_plan_is_said(tmp_path: Path, text: str | None, complaint: str) -> None:
+    if text is not None:
+        (tmp_path / EXPERIMENT_FILE).write_text(text)
+    with pytest.raises(NotARun, match=complaint):
+        read_plan(tmp_path)
+
+
+def test_how_a_trial_ended_comes_back(tmp_path: Path) -> None:
+    folder = Trial(0, 1).folder(tmp_path)
+    assert read_end(folder) is None
+    folder.mkdir()
+    write_end(folder, Ended(1, 2.5, "exit code 1: boom"))
+    assert read_end(folder) == Ended(1, 2.5, "exit code 1: boom")
+    (folder / TRIAL_FILE).write_text('{"exit_')
+    assert read_end(folder) is None

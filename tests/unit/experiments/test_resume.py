@@ -1,0 +1,128 @@
+"""Going on with an experiment: whose it is, who works on it, and what a killed one left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from experiments import PLAN, planned
+from processes import wait_until
+
+from ddpprof.cli import main
+from ddpprof.errors import CannotRecord, RunExists
+from ddpprof.experiments.conduct import open_experiment, working_on
+from ddpprof.experiments.plan import Experiment, Kind, Variant, is_of_this_user, write_plan
+from ddpprof.record import launch
+from ddpprof.record.settings import Settings
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An experiment of another user, whose command leaves a file."""
+    command = ("sh", "-c", f"touch {tmp_path / 'it-ran'}; exit 3")
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "their-cache"))
+        write_plan(folder, _plan(command))
+    return folder
+
+
+def _plan(command: tuple[str, ...]) -> Experiment:
+    variant = Variant(1, variables={"LD_PRELOAD": "theirs.so"}, any_number=True)
+    return replace(planned(Kind.SWEEP, variant, rounds=1), command=command, is_wrapped=True)
+
+
+def test_an_experiment_of_another_user_is_shown_and_not_run(
+    theirs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "--resume", str(theirs)]) == 2
+    said = capfd.readouterr().err
+    assert not (tmp_path / "it-ran").exists()
+    assert f"touch {tmp_path / 'it-ran'}" in said
+    assert "LD_PRELOAD=theirs.so" in said
+    assert "--trust" in said
+
+
+def test_an_experiment_that_is_trusted_is_run(theirs: Path, tmp_path: Path) -> None:
+    code = "import sys; from ddpprof.cli import main; main(['sweep', '--resume', sys.argv[1], '--trust'])"
+    subprocess.run([sys.executable, "-c", code, str(theirs)], timeout=60, check=False, capture_output=True)
+    assert (tmp_path / "it-ran").exists()
+
+
+def test_a_plan_that_somebody_changed_is_no_longer_this_users(tmp_path: Path) -> None:
+    write_plan(tmp_path, PLAN)
+    assert is_of_this_user(tmp_path, PLAN)
+    assert not is_of_this_user(tmp_path, replace(PLAN, command=("other.py",)))
+
+
+def test_secrets_of_a_command_are_not_kept_and_it_is_gone_on_with_when_given_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    variant = Variant(1, label="--token=S1", words=("--token=S2",), variables={"HF_TOKEN": "S3", "MODE": "plain"})
+    given = replace(planned(Kind.SWEEP, variant, rounds=1), command=("train.py", "--api-key", "S4"))
+    open_experiment(tmp_path, given, force=False)
+    kept = (tmp_path / "experiment.json").read_text()
+    assert not any(f"S{number}" in kept for number in range(1, 5))
+    assert "plain" in kept
+    assert main(["sweep", "--resume", str(tmp_path)]) == 2
+    assert f"ddpprof sweep --out {tmp_path}" in capfd.readouterr().err
+    open_experiment(tmp_path, given, force=False)
+    with pytest.raises(RunExists, match="another experiment"):
+        open_experiment(tmp_path, replace(given, rounds=2), force=False)
+
+
+def test_the_same_experiment_of_another_user_is_not_gone_on_with(theirs: Path, tmp_path: Path) -> None:
+    same = _plan(("sh", "-c", f"touch {tmp_path / 'it-ran'}; exit 3"))
+    with pytest.raises(RunExists, match="another user"):
+        open_experiment(theirs, same, force=False)
+
+
+def test_one_process_at_a_time_works_on_an_experiment(tmp_path: Path) -> None:
+    refused = pytest.raises(CannotRecord, match=f"process {os.getpid()} of ")
+    with working_on(tmp_path), refused, working_on(tmp_path):
+        pytest.fail("two of them")
+    with working_on(tmp_path):
+        pass
+
+
+def test_what_still_records_into_a_folder_ends_before_it_is_used_again(tmp_path: Path) -> None:
+    def recording(out: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "600"], env={**os.environ, **Settings(str(out)).to_environment()})
+
+    left, other = recording(tmp_path / "trial-0-0"), recording(tmp_path / "trial-1-0")
+    try:
+        wait_until(lambda: len(launch._recording_into(tmp_path / "trial-1-0")) == 1, "started")
+        launch.end_jobs_into(tmp_path / "trial-0-0")
+        assert left.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for process in (left, other):
+            process.kill()
+            process.wait()
+
+
+def test_the_job_of_a_trial_ends_when_ddpprof_is_killed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    code = (
+        "import os, sys; from ddpprof.record import launch; "
+        "launch.run_to_its_end(['sh', '-c', 'echo $$ > ' + sys.argv[1] + '; exec sleep 600'], os.environ)"
+    )
+    ours = subprocess.Popen([sys.executable, "-c", code, str(pid_file)])
+    wait_until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), "started")
+    job = int(pid_file.read_text())
+    ours.kill()
+    ours.wait()
+    wait_until(lambda: not Path(f"/proc/{job}").exists() or _is_zombie(job), "ended", 20)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

@@ -1,0 +1,316 @@
+"""However many processes decode a file, and whichever decodes what, the same is read, or refused in the same words."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import multiprocessing
+import sys
+import threading
+import time
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_traces import Event, device_traces, host_traces, renamed, traces
+from shared import TRACES
+
+from ddpprof.errors import BadTrace
+from ddpprof.load import kineto
+from ddpprof.load import parallel as sharing
+from ddpprof.load.batches import Batches, Division, OddLayoutError
+from ddpprof.load.columns import Columns
+from ddpprof.load.decoding import EventReader
+from ddpprof.load.inflate import UnreadableError, telling
+from ddpprof.load.kineto import Header, read_trace
+from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.merge import Collected
+
+SHARED_TRACES = sorted(TRACES.glob("*rank*.json.gz"))
+SMALL = Division(batch_bytes=300, batches_per_group=2, first_groups=1, worth_sharing_bytes=0, bytes_per_helper=1)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert (one.dtype, one.tolist()) == (other.dtype, other.tolist())
+    elif isinstance(one, tuple):
+        assert len(one) == len(other)
+        for mine, its in zip(one, other, strict=True):
+            assert_same(mine, its)
+    elif is_dataclass(one):
+        for field in fields(one):
+            assert_same(getattr(one, field.name), getattr(other, field.name))
+    else:
+        assert one == other
+
+
+class InTurn:
+    """Helpers in this process: of each group it is said who decodes it, 0 being the one that asks."""
+
+    def __init__(self, owners: Sequence[set[int]], text: bytes, division: Division) -> None:
+        self._owners, self._text, self._division = owners, text, division
+
+    def share(self, reader: EventReader, batches: Batches) -> list[Collected]:
+        first = self._division.first_groups
+
+        def is_of(number: int) -> Callable[[int], bool]:
+            return lambda group: (
+                number == 0 if group < first or not self._owners else number in self._owners[group % len(self._owners)]
+            )
+
+        reader.add_batches(batches, is_of(0))
+        parts = []
+        for number in range(1, 1 + max(map(max, self._owners), default=0)):
+            helper = EventReader(DEFAULT_LIMITS, self._division, reader.known)
+            begin = self._text[self._text.index(b"[") + 1 :][: self._division.batch_bytes]
+            stream = io.BytesIO(self._text[self._text.index(b"[") + 1 + len(begin) :])
+            helper.add_batches(Batches(stream, begin, DEFAULT_LIMITS, self._division.batch_bytes), is_of(number))
+            parts.append(helper.collector.collected())
+        return parts
+
+
+def read_in_turn(events: Sequence[str], owners: Sequence[set[int]], division: Division) -> tuple[Header, Columns]:
+    text = ("[" + ", ".join(events) + "]").encode()
+
+    class Stream(io.BytesIO):
+        """Whose first piece ends where that of the helpers does."""
+
+        begun = False
+
+        def read(self, num_bytes: int | None = -1, /) -> bytes:
+            extra, self.begun = 0 if self.begun else 1, True
+            return super().read((num_bytes or 0) + extra)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kineto, "DIVISION", division)
+        helpers: Any = InTurn(owners, text, division)
+        return kineto._read_in_batches(Stream(text), DEFAULT_LIMITS, helpers)
+
+
+DIVISIONS = st.builds(
+    Division, batch_bytes=st.sampled_from([150, 400, 1500]), batches_per_group=st.integers(1, 3),
+    first_groups=st.integers(0, 3),
+)  # fmt: skip
+OWNERS = st.lists(st.sets(st.integers(0, 2), min_size=1), min_size=1, max_size=7)
+
+
+def by_name(lane: Any) -> Any:
+    return f"thread {lane}"
+
+
+@settings(max_examples=150)
+@given(
+    st.one_of(traces, st.tuples(host_traces, device_traces).map(lambda both: [*both[0], *both[1]])),
+    OWNERS, DIVISIONS, st.booleans(), st.sampled_from([0, 1_712_195_495_601_442_533]), st.booleans(),
+)  # fmt: skip
+def test_whoever_decodes_which_group_the_same_is_read(
+    events: list[Event], owners: list[set[int]], division: Division, has_names: bool, later_ns: int, only_late: bool
+) -> None:
+    if has_names:
+        events = renamed(events, by_name)
+    moved = events[len(events) // 2 :] if only_late else events
+    texts = [event.text() for event in [*events[: len(events) - len(moved)], *(one.moved(later_ns) for one in moved)]]
+    try:
+        expected = read_in_turn(texts, [], division)
+    except OddLayoutError:  # its kernel has "ph" in its arguments: such a file is not shared
+        return
+    assert_same(read_in_turn(texts, owners, division), expected)
+
+
+def test_ops_that_stand_for_no_compute_end_nothing_where_a_helper_sees_no_device() -> None:
+    ops = [Event("cpu_op", "aten::mul", 1000 * i, 1000 * i + 500, 1) for i in range(1, 40)]
+    texts = [event.text() for event in [*kernels(3), *ops]]
+    alone, shared = (read_in_turn(texts, owners, SMALL) for owners in ([], [{1}]))
+    assert_same(shared, alone)
+    assert alone[1].last_ns < ops[0].end
+
+
+@pytest.mark.skipif(not SHARED_TRACES, reason="the traces of others are not part of the project: no ../shared")
+@pytest.mark.parametrize("path", SHARED_TRACES, ids=lambda path: path.name.partition(".")[0])
+def test_real_traces_are_read_the_same(path: Path) -> None:
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"][:20_000]
+    texts = [json.dumps({"ph": event["ph"], **event}) for event in events]
+    division = Division(batch_bytes=50_000, batches_per_group=2, first_groups=3)
+    expected = read_in_turn(texts, [], division)
+    assert_same(read_in_turn(texts, [{1}, {0}, {2}, {0}, {1, 2}], division), expected)
+
+
+def written(folder: Path, events: Sequence[Event | str]) -> Path:
+    path = folder / "trace.json.gz"
+    texts = [event if isinstance(event, str) else event.text() for event in events]
+    keys = '{"distributedInfo": {"rank": 3}, "traceEvents": ['
+    path.write_bytes(gzip.compress((keys + ", ".join(texts) + '], "host_name": "node"}').encode()))
+    return path
+
+
+def kernels(number: int) -> list[Event]:
+    """With the calls that launch them, which stand before all of them."""
+    launches = [
+        Event("cuda_runtime", "cudaLaunchKernel", 100 * i, 100 * i + 9, 1, {"correlation": i + 1})
+        for i in range(number)
+    ]
+    work = [
+        Event("kernel", f"gemm_{i % 7}", 100 * i + 20, 100 * i + 80, 7,
+              {"stream": 7, "correlation": i + 1, "grid": [i % 3, 1, 1], "block": [64, 1, 1]})
+        for i in range(number)
+    ]  # fmt: skip
+    return [Event("user_annotation", "ProfilerStep#1", 0, 100 * number, 1), *launches, *work]
+
+
+def ops(number: int) -> list[Event]:
+    return [
+        Event("cpu_op", f"aten::op{i % 5}", 100 * i, 100 * i + (90 if i % 3 else 350), f"thread {i % 2}")
+        for i in range(number)
+    ]
+
+
+@pytest.fixture
+def odd_groups_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process waits until another one has taken them: it would be through before that one has started."""
+    monkeypatch.setattr(kineto, "DIVISION", SMALL)
+    monkeypatch.setattr(sharing, "_takes", take_even)
+
+
+def take_even(next_group: MutableSequence[int], group: int) -> bool:
+    while group % 2 and next_group[0] <= group and multiprocessing.active_children():
+        time.sleep(0.001)
+    if next_group[0] > group:
+        return False
+    next_group[0] = group + 1
+    return True
+
+
+@pytest.mark.usefixtures("odd_groups_are_taken")
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("events", "num_processes"),
+    [
+        pytest.param(kernels(40), 2, id="device"),
+        pytest.param(kernels(40), 3, id="device-by-three"),
+        pytest.param(ops(80), 2, id="host"),
+        pytest.param([one.moved(1_712_195_495_601_442_533) for one in kernels(40)], 2, id="absolute-times"),
+    ],
+)
+def test_processes_read_what_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event], num_processes: int, start_method: str
+) -> None:
+    monkeypatch.setattr(sharing, "_context", lambda: multiprocessing.get_context(start_method))
+    path = written(tmp_path, events)
+    told: list[int] = []
+    with telling(told.append):
+        shared = read_trace(path, num_processes=num_processes)
+    assert_same(shared, read_trace(path))
+    assert told
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_has_threads_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread has locked at that moment stays locked in the child."""
+
+    def start_method() -> str:
+        return sharing._context().get_start_method()
+
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert start_method() == ("fork" if sys.platform == "linux" else "spawn")
+    with monkeypatch.context() as patch:
+        waiting = threading.Thread(name="ddpprof-waits-for-parent")  # in a process of the pool
+        patch.setattr(threading, "enumerate", lambda: [threading.current_thread(), waiting])
+        assert start_method() == ("fork" if sys.platform == "linux" else "spawn")
+        patch.setattr(threading, "enumerate", lambda: [threading.current_thread(), threading.Thread()])
+        assert start_method() == "spawn"
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert start_method() == "spawn"
+
+
+GOOD = [event.text() for event in kernels(40)]
+AGE_OF_EARTH = Event("kernel", "a", 0, 1, 7).text().replace('"ts": 0.000', '"ts": 1e25')
+
+
+@pytest.mark.usefixtures("odd_groups_are_taken")
+@pytest.mark.parametrize(
+    ("events", "limits"),
+    [
+        pytest.param([*GOOD[:15], AGE_OF_EARTH, *GOOD[15:]], Limits(), id="early"),
+        pytest.param([*GOOD[:45], AGE_OF_EARTH, *GOOD[45:]], Limits(), id="in-the-middle"),
+        pytest.param([*GOOD[:47], GOOD[47].replace('"gemm', "5"), *GOOD[48:55], AGE_OF_EARTH], Limits(), id="two"),
+        pytest.param([*GOOD[:49], GOOD[49].replace('"ts": ', '"ts": "soon'), *GOOD[50:]], Limits(), id="no-json"),
+        pytest.param([*GOOD[:51], GOOD[51].replace('"ph": "X"', '"ph": 5'), *GOOD[52:]], Limits(), id="wrong-type"),
+        pytest.param(GOOD, Limits(events=60), id="too-many-events"),
+        pytest.param([*GOOD[:70], AGE_OF_EARTH], Limits(events=60), id="too-many-events-before-a-bad-one"),
+        pytest.param([*GOOD[:50], AGE_OF_EARTH, *GOOD[50:]], Limits(events=60), id="too-many-events-after-a-bad-one"),
+        pytest.param(GOOD, Limits(inflated_bytes=7_000), id="too-large"),
+    ],
+)
+def test_processes_refuse_what_one_does(tmp_path: Path, events: list[str], limits: Limits) -> None:
+    path = written(tmp_path, events)
+    said = []
+    for num_processes in (1, 2):
+        with pytest.raises(BadTrace) as caught:
+            read_trace(path, limits, num_processes)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.usefixtures("odd_groups_are_taken")
+def test_a_file_that_is_cut_off_is_refused_the_same(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(BadTrace) as alone:
+        read_trace(path)
+    with pytest.raises(BadTrace) as shared:
+        read_trace(path, num_processes=2)
+    assert str(shared.value) == str(alone.value)
+
+
+def test_what_a_killed_process_had_is_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, kernels(40))
+    monkeypatch.setattr(kineto, "DIVISION", SMALL)
+    expected = read_trace(path)
+    num_killed = []
+
+    def take_even_and_kill(next_group: MutableSequence[int], group: int) -> bool:
+        takes = take_even(next_group, group)
+        if not takes:
+            for process in multiprocessing.active_children():
+                process.kill()
+                process.join()
+                num_killed.append(1)
+        return takes
+
+    monkeypatch.setattr(sharing, "_takes", take_even_and_kill)
+    assert_same(read_trace(path, num_processes=2), expected)
+    assert num_killed
+
+
+def test_a_process_that_starts_late_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto, "DIVISION", SMALL)
+    path = written(tmp_path, kernels(40))
+    assert_same(read_trace(path, num_processes=2), read_trace(path))
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("megabytes", "helpers"), [(99, 0), (100, 1), (799, 1), (800, 2), (5000, 12)])
+def test_the_larger_a_file_the_more_may_help(megabytes: int, helpers: int) -> None:
+    """The memory of each is within 6 % of the JSON."""
+    assert sharing._worth_starting(megabytes * 10**6, Division()) == helpers
+
+
+def test_a_small_file_is_read_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise UnreadableError("was shared")
+
+    monkeypatch.setattr(sharing.Helpers, "start", refuse)
+    read_trace(written(tmp_path, kernels(40)), num_processes=2)
+    monkeypatch.setattr(kineto, "DIVISION", SMALL)
+    with pytest.raises(BadTrace, match="was shared"):
+        read_trace(written(tmp_path, kernels(40)), num_processes=2)

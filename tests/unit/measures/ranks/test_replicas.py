@@ -1,0 +1,69 @@
+"""Copies of a model: which differ, and which differ by rounding alone."""
+
+import pytest
+from tables import backward_pass, forward, recorded
+
+from ddpprof.measures.ranks.replicas import Drift, find_drifts, is_always_reduced
+from ddpprof.model import RecordedStep, Replica
+
+BEFORE, MOVED = (3.0, 4.0), (3.0, 4.5)
+
+
+def copy(after: tuple[float, ...], before: tuple[float, ...] = BEFORE, **changes: object) -> Replica:
+    given = {"module": 0, "steps": (3, 16), "resolution": 1e-7, "num_unreduced_passes": 0, **changes}
+    return Replica(before=before, after=after, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "drift"),
+    [
+        pytest.param(copy(MOVED), copy(MOVED), None, id="equal"),
+        pytest.param(copy(MOVED), copy((3.0, 4.51)), None, id="by-a-fiftieth-of-the-way"),
+        pytest.param(copy(MOVED), copy((3.0, 4.25)), Drift(0, (0, 1), 13, 0.5, False, 0), id="by-half-of-the-way"),
+        pytest.param(copy(BEFORE), copy(BEFORE), None, id="none-moved"),
+        pytest.param(copy(BEFORE), copy(MOVED), Drift(0, (0, 1), 13, 1.0, False, 0), id="one-moved"),
+        pytest.param(copy((3.0, 4.0 + 1e-7)), copy(BEFORE), None, id="rounding-beside-a-tiny-move"),
+        pytest.param(
+            copy(MOVED, resolution=8e-3), copy((3.0, 4.25), resolution=8e-3), None, id="rounding-of-half-precision"
+        ),
+        pytest.param(
+            copy(MOVED, num_unreduced_passes=5), copy(BEFORE), Drift(0, (0, 1), 13, 1.0, False, 5), id="with-a-cause"
+        ),
+        pytest.param(
+            copy(MOVED), copy((6.0, 8.5), before=(6.0, 8.0)), Drift(0, (0, 1), 13, 0.0, True, 0),
+            id="loaded-on-one-rank",
+        ),
+        pytest.param(copy(MOVED), copy(BEFORE, steps=(3, 12)), None, id="one-ended-earlier"),
+        pytest.param(copy(MOVED), copy((0.0,), before=(1.0,)), None, id="not-the-same-parameters"),
+    ],
+)  # fmt: skip
+def test_copies_that_differ(mine: Replica, others: Replica, drift: Drift | None) -> None:
+    assert find_drifts({0: (mine,), 1: (others,)}) == (() if drift is None else (drift,))
+
+
+def test_every_module_on_its_own() -> None:
+    other = copy(MOVED, module=1)
+    drifts = find_drifts({0: (copy(MOVED), other), 1: (copy(MOVED), copy(BEFORE, module=1)), 2: (other,)})
+    assert [(drift.module, drift.ranks) for drift in drifts] == [(1, (0, 1, 2))]
+    assert find_drifts({0: (other,)}) == find_drifts({}) == ()
+
+
+REDUCED = recorded(forwards=(forward(),), passes=(backward_pass([1]),), optimizers=((20, 21),))
+KEPT = recorded(forwards=(forward(synchronises=False),), optimizers=((20, 21),))
+EVALUATED = recorded(forwards=(forward(has_gradients=False),), optimizers=((20, 21),))
+ACCUMULATED = recorded(forwards=(forward(synchronises=False),))
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_reduced"),
+    [
+        pytest.param([REDUCED, REDUCED], True, id="every-step"),
+        pytest.param([REDUCED, KEPT], False, id="local-steps"),
+        pytest.param([REDUCED, EVALUATED, ACCUMULATED], True, id="steps-that-do-not-train-it"),
+        pytest.param([EVALUATED], False, id="not-trained"),
+        pytest.param([], False, id="nothing-recorded"),
+    ],
+)
+def test_only_what_is_always_reduced_is_compared(steps: list[RecordedStep], is_reduced: bool) -> None:
+    assert is_always_reduced(0, steps) is is_reduced
+    assert not is_always_reduced(1, steps)

@@ -1,0 +1,248 @@
+"""From a path to a report: by summaries, in one process or several, read or kept, it is always the same."""
+
+import gzip
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fleets import make_fleet, make_traces, write_rank
+
+from ddpprof.cli.arguments import numbers
+from ddpprof.errors import BadTrace, DdpprofError, NotARun
+from ddpprof.load.limits import Limits
+from ddpprof.load.run import load_run
+from ddpprof.pipeline.analysis import ALL, Choice, analysed
+from ddpprof.pipeline.progress import Step
+from ddpprof.render.json import render_json
+from ddpprof.report import build_report
+from ddpprof.report.timeline import build_timeline
+from ddpprof.rundir import remove_run
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    return make_fleet(tmp_path / "fleet", 5)
+
+
+@pytest.fixture
+def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def report_of(path: Path, choice: Choice = ALL) -> str:
+    with analysed(path, choice) as analysis:
+        return render_json(analysis.report)
+
+
+def in_memory(path: Path) -> str:
+    return render_json(build_report(load_run(path)))
+
+
+def read_by(path: Path, choice: Choice = ALL) -> list[str]:
+    """The files that were read, in order."""
+    seen: list[Step] = []
+    with analysed(path, choice, seen.append):
+        return list(dict.fromkeys(step.path.name for step in seen))
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_any_number_of_processes_gives_the_report_of_a_run_in_memory(fleet: Path, jobs: int) -> None:
+    assert report_of(fleet, Choice(jobs=jobs)) == in_memory(fleet)
+
+
+def test_what_is_kept_gives_the_same_report_and_reads_nothing(fleet: Path) -> None:
+    first = report_of(fleet)
+    assert read_by(fleet) == []
+    assert report_of(fleet) == first
+
+
+def test_one_more_rank_reads_one_file(fleet: Path) -> None:
+    report_of(fleet)
+    write_rank(fleet, 5, 6)
+    assert read_by(fleet) == ["rank-5.trace.json.gz"]
+    assert report_of(fleet) == in_memory(fleet)
+
+
+def test_a_changed_file_is_read_again_a_touched_one_is_not(fleet: Path) -> None:
+    report_of(fleet)
+    os.utime(fleet / "rank-1.trace.json.gz", ns=(1, 1))
+    assert read_by(fleet) == []
+    steps = fleet / "rank-3.steps.jsonl"
+    steps.write_bytes(steps.read_bytes().split(b"\n", 1)[1])
+    assert read_by(fleet) == ["rank-3.trace.json.gz"]
+    assert report_of(fleet) == in_memory(fleet)
+
+
+def test_of_a_copied_run_the_content_is_looked_at_once(
+    fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = report_of(fleet)
+    copied = tmp_path / "copied" / "fleet"
+    shutil.copytree(fleet, copied, copy_function=shutil.copyfile)
+    assert read_by(copied) == []
+    monkeypatch.setattr("ddpprof.pipeline.cache._content", lambda path: pytest.fail(f"{path} is read again"))
+    assert report_of(copied) == before
+
+
+def test_what_others_keep_in_a_folder_of_that_name_stays(fleet: Path) -> None:
+    folder = fleet / "summaries"
+    folder.mkdir()
+    theirs = {"metrics.zip": "1", "rank-0.zip": "2", ".step.part": "3", ".gitignore": "metrics.zip"}
+    for name, content in theirs.items():
+        (folder / name).write_text(content)
+        os.utime(folder / name, (0, 0))
+    ours = folder / f"rank-0.{'0' * 12}-{'0' * 8}.zip"
+    ours.write_text("of other code")
+    report_of(fleet)
+    assert not ours.exists()
+    remove_run(fleet)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == theirs
+
+
+def test_without_the_cache_nothing_is_kept_and_nothing_used(fleet: Path) -> None:
+    report_of(fleet, Choice(use_cache=False))
+    assert not (fleet / "summaries").exists()
+    report_of(fleet)
+    assert len(read_by(fleet, Choice(use_cache=False))) == 5
+
+
+def test_a_run_that_cannot_be_written_uses_the_users_cache(fleet: Path, cache_home: Path) -> None:
+    (fleet / "summaries").write_text("in the way, also of root")
+    report_of(fleet)
+    assert len(list(cache_home.rglob("rank-*.zip"))) == 5
+    assert read_by(fleet) == []
+
+
+def test_traces_without_a_run_use_the_users_cache(tmp_path: Path, cache_home: Path) -> None:
+    traces = make_traces(tmp_path / "traces", 3)
+    expected = in_memory(traces)
+    assert report_of(traces) == expected
+    assert {path.suffix for path in traces.iterdir()} == {".gz"}, "a folder of the user's is left alone"
+    assert read_by(traces) == []
+    assert report_of(traces) == expected
+    one = traces / "rank-2.json.gz"
+    assert report_of(one) == in_memory(one)
+    assert read_by(one) == []
+
+
+def test_damaged_and_foreign_entries_are_made_anew(fleet: Path) -> None:
+    expected = report_of(fleet)
+    entries = sorted((fleet / "summaries").glob("*.zip"))
+    entries[0].write_bytes(entries[0].read_bytes()[:100])
+    entries[1].write_bytes(b"")
+    old = entries[2].rename(entries[2].with_name("rank-2.000000000000-00000000.zip"))
+    assert read_by(fleet) == [f"rank-{rank}.trace.json.gz" for rank in range(3)]
+    assert not old.exists(), "of other code"
+    assert report_of(fleet) == expected
+
+
+def test_a_trace_that_cannot_be_read_is_named_and_tried_again(fleet: Path) -> None:
+    trace = fleet / "rank-2.trace.json.gz"
+    whole = trace.read_bytes()
+    trace.write_bytes(whole[:5000])
+    assert report_of(fleet) == in_memory(fleet)
+    assert "rank 2:" in report_of(fleet)
+    assert read_by(fleet) == ["rank-2.trace.json.gz"]
+    trace.write_bytes(whole)
+    assert report_of(fleet) == in_memory(fleet)
+
+
+def test_one_bad_trace_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b"no"))
+    with pytest.raises(BadTrace, match="is not JSON"):
+        report_of(path)
+    with pytest.raises(NotARun, match="does not exist"):
+        report_of(tmp_path / "none")
+
+
+def test_timelines_are_those_of_a_run_in_memory(fleet: Path) -> None:
+    run = load_run(fleet)
+    expected = build_timeline(run, build_report(run), numbers("11-12"), (1, 4))
+    for _ in range(2):
+        with analysed(fleet) as analysis:
+            made = analysis.timeline(numbers("11-12"), (1, 4))
+        assert made.clock_error_ns == expected.clock_error_ns
+        assert [rank.rank for rank in made.ranks] == [1, 4]
+        for one, other in zip(made.ranks, expected.ranks, strict=True):
+            assert [step.step for step in one.steps] == [step.step for step in other.steps] != []
+            assert [step.buckets for step in one.steps] == [step.buckets for step in other.steps]
+            for step, same in zip(one.steps, other.steps, strict=True):
+                assert step.exposed == same.exposed
+                assert step.compute.start_ns.tolist() == same.compute.start_ns.tolist()
+
+
+def test_chosen_ranks_are_read_alone_and_the_report_says_so(fleet: Path) -> None:
+    with analysed(fleet, Choice(ranks=numbers("1,3-9"))) as analysis:
+        report = analysis.report
+    assert [rank.rank for rank in report.ranks] == [1, 3, 4]
+    assert report.missing[:2] == (
+        "only 3 of 5 ranks were read, as asked", "ranks 5-9 were asked for, but the run has 0-4"
+    )  # fmt: skip
+    assert not any("left no" in text for text in report.missing)
+    assert read_by(fleet, Choice(ranks=numbers("0,1"))) == ["rank-0.trace.json.gz"]
+    with pytest.raises(DdpprofError, match="no such rank: the run has 0-4"):
+        report_of(fleet, Choice(ranks=numbers("7")))
+
+
+def test_chosen_steps_are_measured_alone(fleet: Path) -> None:
+    with analysed(fleet) as analysis:
+        everything = analysis.report
+    wanted = everything.ranks[0].steps[1].step
+    with analysed(fleet, Choice(steps=numbers(str(wanted)))) as analysis:
+        report = analysis.report
+        assert [step.step for rank in analysis.timeline().ranks for step in rank.steps] == [wanted] * 5
+    assert report.missing[0] == "only 1 step was measured, as asked"
+    for rank, same in zip(report.ranks, everything.ranks, strict=True):
+        (step,) = rank.steps
+        # DDP publishes the times of a step in the next one, which was not asked for.
+        assert step == replace(same.steps[1], torch_times=step.torch_times)
+    assert report_of(fleet) == render_json(everything), "entries of some steps are not those of all"
+    with pytest.raises(DdpprofError, match="no such step: there are 4, 6, 8, 10, 12-14"):
+        report_of(fleet, Choice(steps=numbers("999")))
+
+
+def test_of_many_ranks_some_are_replayed_and_those_that_are_asked_for(tmp_path: Path) -> None:
+    with analysed(make_fleet(tmp_path / "fleet", 40)) as analysis:
+        some, also = analysis.to_replay(), analysis.to_replay([7])
+    assert set(some.recorded) == set(some.passes) == set(range(0, 40, 3))
+    assert set(also.recorded) == set(also.passes) == {7, *range(0, 40, 3)}
+
+
+def test_progress_counts_ranks_and_bytes(fleet: Path) -> None:
+    seen: list[Step] = []
+    with analysed(fleet, Choice(jobs=2), seen.append):
+        pass
+    size = sum(path.stat().st_size for path in fleet.glob("*.trace.json.gz"))
+    assert {(step.num_ranks, step.all_bytes) for step in seen} == {(5, size)}
+    assert (seen[0].num_done, seen[0].done_bytes) == (0, 0)
+    assert (seen[-1].num_done, seen[-1].done_bytes) == (5, size)
+
+
+def test_progress_goes_on_within_a_file(fleet: Path) -> None:
+    seen: list[Step] = []
+    with analysed(fleet, Choice(jobs=1), seen.append):
+        pass
+    assert any(step.done_bytes > 0 for step in seen if step.num_done == 0)
+    assert [step.done_bytes for step in seen] == sorted(step.done_bytes for step in seen)
+
+
+def test_limits_refuse_what_is_larger_and_name_their_option(fleet: Path) -> None:
+    with analysed(fleet, Choice(jobs=2, limits=Limits.chosen(None, 10))) as analysis:
+        missing = analysis.report.missing
+    assert sum("--max-events" in text for text in missing) == 5
+    assert report_of(fleet) == in_memory(fleet), "what was refused is read once it may be"
+
+
+def test_names_need_not_be_utf_8(tmp_path: Path, cache_home: Path) -> None:
+    traces = make_traces(tmp_path / "traces-\udcff", 2)
+    (traces / "rank-1.json.gz").rename(traces / "rank-1-\udcff.json.gz")
+    (traces / "no-trace-\udcff.json").write_text("{}")
+    made = report_of(traces)
+    assert made == in_memory(traces)
+    assert "no-trace-?.json is no profiler trace" in made
+    assert read_by(traces) == []
+    assert read_by(traces / "rank-1-\udcff.json.gz") == ["rank-1-\udcff.json.gz"]

@@ -1,0 +1,61 @@
+"""A rank ends when its torchrun is killed, and no other process does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import children, is_gone, wait_until
+
+from ddpprof.record import exits, launch
+from ddpprof.record.inject._ddpprof_ends_with_agent import place
+from ddpprof.record.settings import Settings
+
+PARENT = """
+import os, subprocess, sys, time
+os.environ["DDPPROF_AGENT"] = f"{os.getpid()} {sys.argv[1]}"
+subprocess.Popen([sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"])
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_rank", "where"), [(True, "here"), (False, "here"), (True, "elsewhere")], ids=["rank", "other", "container"]
+)
+def test_only_ranks_end_with_who_started_them(tmp_path: Path, is_rank: bool, where: str) -> None:
+    environment = launch._environment(Settings(str(tmp_path)), None)
+    environment |= {"TORCHELASTIC_RUN_ID": "1"} if is_rank else {}
+    said = place() if where == "here" else "pid:[1] another-machine"
+    agent = subprocess.Popen([sys.executable, "-c", PARENT, said], env=environment, stdout=subprocess.PIPE)
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == b"begun\n"
+    (rank,) = children(agent.pid)
+    agent.kill()
+    agent.wait()
+    agent.stdout.close()
+    if is_rank and where == "here":
+        wait_until(lambda: is_gone(rank), "ended", 20)
+    else:
+        assert not is_gone(rank)
+        os.kill(rank, 9)
+
+
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_only_torchrun_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rank: bool) -> None:
+    class ProcessFailure:
+        def __post_init__(self) -> None:
+            pass
+
+    class Errors:
+        pass
+
+    Errors.ProcessFailure = ProcessFailure  # type: ignore[attr-defined]
+    monkeypatch.setenv(exits.AGENT, "")
+    monkeypatch.setenv("DDPPROF_SETTINGS", Settings(str(tmp_path)).to_environment()["DDPPROF_SETTINGS"])
+    if is_rank:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    exits.install(Errors)  # type: ignore[arg-type]
+    assert os.environ[exits.AGENT] == ("" if is_rank else f"{os.getpid()} {place()}")

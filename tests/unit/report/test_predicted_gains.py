@@ -1,0 +1,140 @@
+"""What changes are predicted to give back: see `predictions` and `replayed_runs` for the run."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+from predictions import MIB, UNIT
+from replayed_runs import MODULE, known, light
+from tables import ddp_module, record, run
+
+from ddpprof.findings.predictions import Predictions
+from ddpprof.measures.ranks.stragglers import Part, Straggler
+from ddpprof.model import BackwardPass, DdpModule, Rank, RecordedStep
+from ddpprof.report import Report, build_report
+from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
+
+
+def late(rank: int, part: Part | None = Part.BACKWARD) -> Straggler:
+    return Straggler(rank, UNIT, part, UNIT, num_last=9, num_steps=10, since_step=None, p_value=1e-6)
+
+
+def test_each_change_alone() -> None:
+    """Of 20, two are after the last gradient, in which the second bucket of two is sent; half the bytes take one."""
+    found = predict_changes(known(), ())
+    assert found.compression is not None
+    assert found.compression.gain_ns == pytest.approx(UNIT, rel=1e-3)
+    assert found.compression.low_ns <= found.compression.gain_ns <= found.compression.high_ns
+    assert found.best_buckets is not None
+    assert (found.best_buckets.argument, found.best_buckets.predicted) == ("", None), "parameters cannot be divided"
+    assert found.best_buckets.bucket_bytes == (2 * MIB, 2 * MIB)
+    assert found.bucket_views is not None
+    assert (found.static_graph, found.without_straggler) == (None, None)
+
+
+def test_the_best_buckets_that_are_found() -> None:
+    """One bucket of all is sent from 14 to 18; of two the first is there at 14, and the second at 16."""
+    whole = ddp_module((2 * MIB, 2 * MIB), [[1, 0]], bucket_cap_mb=25.0)
+    steps = [light(number, num_buckets=1) for number in (1, 2)]
+    best = predict_changes(known(steps, [whole]), ()).best_buckets
+    assert best is not None
+    assert (best.argument, best.bucket_bytes) == ("bucket_cap_mb=None", (2 * MIB, 2 * MIB))
+    assert best.predicted is not None
+    assert best.predicted.gain_ns == pytest.approx(2 * UNIT, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        pytest.param({"gradient_as_bucket_view": True}, "bucket_views", id="views-already"),
+        pytest.param({"comm_hook": "fp16_compress_hook"}, "compression", id="a-hook-already"),
+        pytest.param({}, "static_graph", id="nothing-is-searched"),
+    ],
+)
+def test_what_the_run_has_already_is_no_change(module: dict[str, Any], absent: str) -> None:
+    made = ddp_module((2 * MIB, 2 * MIB), [[1], [0]], bucket_cap_mb=2.0, **module)
+    assert getattr(predict_changes(known(modules=[made]), ()), absent) is None
+
+
+def test_a_static_graph_where_ddp_searches() -> None:
+    searching = ddp_module((2 * MIB, 2 * MIB), [[1], [0]], bucket_cap_mb=2.0, find_unused_parameters=True)
+    found = predict_changes(known(modules=[searching]), ()).static_graph
+    assert found is not None
+    assert found.gain_ns == 0, "buckets are in the order of gradients already"
+
+
+def _timed_as(step: RecordedStep, other: RecordedStep) -> tuple[BackwardPass, ...]:
+    """The step's backward pass, with the buckets of the other's."""
+    return (structs.replace(step.passes[0], buckets=other.passes[0].buckets),)
+
+
+def straggling(part: Part | None) -> Predictions:
+    """Rank 1 has its gradients 4 later than the others, and all their buckets as well."""
+    steps, later = [light(1), light(2)], [light(1, late=4), light(2, late=4)]
+    ready = [structs.replace(step, passes=_timed_as(step, after), optimizers=after.optimizers, end_ns=after.end_ns)
+             for step, after in zip(steps, later, strict=True)]  # fmt: skip
+    run = known(steps, num_ranks=3)
+    return predict_changes(replace(run, recorded={0: ready, 1: later, 2: ready}), [late(1, part)])
+
+
+def test_without_the_straggler_gradients_come_when_the_others_have_them() -> None:
+    found = straggling(Part.BACKWARD).without_straggler
+    assert found is not None
+    assert found.gain_ns == pytest.approx(4 * UNIT, rel=1e-3)
+
+
+@pytest.mark.parametrize("part", [Part.DATA, Part.FORWARD, Part.OPTIMIZER, Part.OTHER, None])
+def test_what_all_ranks_lose_elsewhere_is_not_predicted(part: Part | None) -> None:
+    assert straggling(part).without_straggler is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "modules", "num_ranks"),
+    [
+        pytest.param((light(1),), (MODULE,), 2, id="one-light-step"),
+        pytest.param((light(1), light(2)), (MODULE,), 1, id="one-rank"),
+        pytest.param((light(1), light(2)), (MODULE, MODULE), 2, id="two-modules"),
+        pytest.param(
+            (light(1), light(2)), (ddp_module([MIB] * 65, [[index] for index in range(65)]),), 2, id="many-buckets"
+        ),
+    ],
+)
+def test_where_it_cannot_be_told_nothing_is_predicted(
+    steps: Sequence[RecordedStep], modules: Sequence[DdpModule], num_ranks: int
+) -> None:
+    assert predict_changes(known(steps, modules, num_ranks), ()) == Predictions()
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "stragglers", "ranks"),
+    [
+        (2, [], [0, 1]),
+        (16, [], list(range(16))),
+        (17, [], list(range(0, 17, 2))),
+        (1000, [], list(range(0, 1000, 63))),
+        (1000, [64, 999], sorted([*range(0, 1000, 63), 64, 999])),
+        (4, [9], [0, 1, 2, 3]),
+    ],
+)
+def test_of_many_ranks_a_few_are_read_and_those_that_are_late(
+    num_ranks: int, stragglers: list[int], ranks: list[int]
+) -> None:
+    assert ranks_to_replay(range(num_ranks), [late(rank) for rank in stragglers]) == ranks
+
+
+def test_of_many_steps_a_few_are_replayed() -> None:
+    few, many = known([light(1), light(2)]), known([light(number) for number in range(1, 400)])
+    assert predict_changes(many, ()).compression == predict_changes(few, ()).compression
+
+
+def reported(**settings: Any) -> Report:
+    steps = [light(1), light(2)]
+    module = ddp_module((2 * MIB, 2 * MIB), [[1], [0]], bucket_cap_mb=2.0, **settings)
+    return build_report(run(*(Rank(rank, None, record(rank, [module], steps)) for rank in range(2))))
+
+
+def test_a_report_s_findings_carry_it() -> None:
+    (finding,) = reported(find_unused_parameters=True, unused=(), num_lacking_passes=0).findings
+    assert (finding.rule, finding.predicted is not None) == ("find-unused-for-nothing", True)
