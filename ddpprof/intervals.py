@@ -100,6 +100,37 @@ def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
     return union(np.maximum(spans.start_ns, start_ns), np.minimum(spans.end_ns, end_ns))
 
 
+def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.int64]:
+    """Return the spans that no other span of their thread holds, by thread and start. Empty spans are left out."""
+    order = np.lexsort((-end_ns, start_ns, thread))
+    order = order[end_ns[order] > start_ns[order]]
+    kept = []
+    for rows in by_thread(order, thread):
+        latest_end = np.maximum.accumulate(end_ns[rows])
+        kept.append(rows[np.concatenate(([True], end_ns[rows][1:] > latest_end[:-1]))])
+    return np.concatenate(kept) if kept else np.empty(0, np.int64)
+
+
+def held_by_earlier(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.bool_]:
+    """Whether a span lies in an earlier one of its thread. Where holders always come first, that finds all of them."""
+    held = np.zeros(len(start_ns), np.bool_)
+    for number in np.unique(thread).tolist():
+        rows = np.flatnonzero(thread == number)
+        start, end = start_ns[rows], end_ns[rows]
+        ends_last = np.ones(len(rows), np.bool_)
+        ends_last[1:] = end[1:] > np.maximum.accumulate(end)[:-1]
+        holder = np.maximum.accumulate(np.where(ends_last, np.arange(len(rows)), 0))
+        held[rows] = ~ends_last & (start >= start[holder])
+    return held
+
+
+def by_thread(rows: NDArray[np.int64], thread: Int64Column) -> list[NDArray[np.int64]]:
+    """Split rows that are sorted by thread where the thread changes."""
+    if not len(rows):
+        return []
+    return np.split(rows, np.flatnonzero(np.diff(thread[rows])) + 1)
+
+
 def _near(spans: Spans, other: Spans) -> Spans:
     """At least those that share an instant with the other set: sorting all of a long trace takes time and memory."""
     if len(spans) <= _MANY_TIMES * len(other):

@@ -10,13 +10,13 @@ from functools import partial
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location, spelled
-from ddpprof.load.cycles import join_cycles
 from ddpprof.load.free_memory import give_back_holes
 from ddpprof.load.horovod import is_horovod_timeline
-from ddpprof.load.kineto import Header, read_header, read_trace
+from ddpprof.load.kineto.read import Header, read_header, read_trace
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
-from ddpprof.load.tables import build_trace
-from ddpprof.load.trace_rows import TraceFile
+from ddpprof.load.tables.build import build_trace
+from ddpprof.load.tables.cycles import join_cycles
+from ddpprof.load.tables.trace_rows import TraceRows
 from ddpprof.model import Trace
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
@@ -53,7 +53,7 @@ def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: i
     """The tables of one trace file. `num_processes`: that may decode it. Raises `BadTrace`."""
     header, columns = read_trace(path, limits, num_processes)
     give_back_holes()
-    file = TraceFile(columns)
+    file = TraceRows(columns)
     del columns  # so that the file can forget, while tables are built, what it has been asked for
     return replace(build_trace(header, file), files=(spelled(path),))
 

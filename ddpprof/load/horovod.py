@@ -21,9 +21,9 @@ import msgspec
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location
-from ddpprof.load.inflate import UnreadableError, opened
+from ddpprof.load.kineto.stream import UnreadableError, opened
 from ddpprof.load.limits import DEFAULT_LIMITS
-from ddpprof.load.repair_json import mend
+from ddpprof.load.repair_json import repair_json
 from ddpprof.model import CollectiveKind
 from ddpprof.model.horovod import Activity, ActivityKind, HorovodTimeline, TensorOp
 
@@ -126,7 +126,7 @@ def _events(text: bytes) -> tuple[list[_Event], bool]:
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):
-        text = mend(text)
+        text = repair_json(text)
     try:
         return _decode(text.rstrip(b" \t\r\n,").removesuffix(b"]") + b"]"), False
     except msgspec.ValidationError:

@@ -21,11 +21,11 @@ import numpy as np
 from ddpprof import own_files
 from ddpprof.files import Location
 from ddpprof.intervals import union
-from ddpprof.load.classify import Identity, Role, classify, step_number
-from ddpprof.load.hostwork import cut_out
-from ddpprof.load.inflate import opened
-from ddpprof.load.repair_json import mend
-from ddpprof.load.times import EXACT_FLOAT_US, nanoseconds
+from ddpprof.load.kineto.classify import Identity, Role, classify, step_number
+from ddpprof.load.kineto.events import EXACT_FLOAT_US, nanoseconds
+from ddpprof.load.kineto.stream import opened
+from ddpprof.load.repair_json import repair_json
+from ddpprof.load.tables.host import cut_out
 from ddpprof.model import Int64Column, Mark, Trace
 from ddpprof.model.plugin import PluginCollective, PluginView
 
@@ -76,7 +76,7 @@ def _decode(text: bytes, number: type[float | Decimal]) -> Any:
     try:
         return decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return decoder.decode(mend(text))
+        return decoder.decode(repair_json(text))
 
 
 class _Copy:

@@ -1,4 +1,4 @@
-"""What Kineto writes and no JSON decoder takes: ``nan``, ``inf``, control characters, lone backslashes, bad UTF-8."""
+"""Makes JSON of what Kineto writes and no decoder takes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _BACKSLASH = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _CONTROL_TO_BLANK = bytes(32 if byte < 32 else byte for byte in range(256))
 
 
-def mend(text: bytes) -> bytes:
-    """The text with such numbers as ``null`` and such characters escaped, replaced or blank."""
-    mended = _NOT_A_NUMBER.sub(rb"\1null", text)
-    mended = _BACKSLASH.sub(lambda match: match[0] if len(match[0]) > 1 else rb"\\", mended)
+def repair_json(text: bytes) -> bytes:
+    """Replace ``nan`` and ``inf`` by ``null``; escape lone backslashes; replace control characters and bad UTF-8."""
+    repaired = _NOT_A_NUMBER.sub(rb"\1null", text)
+    repaired = _BACKSLASH.sub(lambda match: match[0] if len(match[0]) > 1 else rb"\\", repaired)
     # Between tokens a control character is a blank already, so only the insides of strings change.
-    return mended.translate(_CONTROL_TO_BLANK).decode("utf-8", "replace").encode()
+    return repaired.translate(_CONTROL_TO_BLANK).decode("utf-8", "replace").encode()

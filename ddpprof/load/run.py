@@ -1,7 +1,7 @@
 """A run directory, a folder of traces, or one trace file → `Run`.
 
-`find_ranks` says what is where and reads next to nothing; `load_rank` reads one rank, and needs nothing from others, so
-that processes and machines can share the work; `complete` says what all of them are together.
+`find_ranks` says what is where and reads next to nothing. `load_rank` reads one rank and needs nothing from others, so
+that processes and machines can share the work. `complete` says what all of them are together.
 """
 
 from __future__ import annotations
@@ -13,28 +13,19 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ddpprof.errors import BadTrace, NotARun
+from ddpprof.errors import NotARun
 from ddpprof.files import Location, is_remote, location
 from ddpprof.files.small import read_small
 from ddpprof.load.attempts import load_attempts, shown_attempt
 from ddpprof.load.exits import load_exits
-from ddpprof.load.folder import assumed_rank, find_traces, load_trace, load_traces, rank_of_name
+from ddpprof.load.folder import find_traces
 from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.limits import DEFAULT_LIMITS, MAX_FILES_OPTION, Limits
-from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.model import Rank, Record, Run, StepMode, Trace
-from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, facts_file, is_run, ranks_in, runs_in, steps_file, trace_path
+from ddpprof.load.rank import RankFiles, load_rank, some_file
+from ddpprof.model import Run
+from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, runs_in, trace_path
 
 _MOST_NAMED = 8
-
-
-_WITH_KERNELS = ("cuda", "xpu")
-"""devices whose kernels torch.profiler shows"""
-_NO_KERNELS = (
-    "its trace shows no kernel, although the rank trains on {device}, and is left out: host times say nothing of "
-    "computation. Another profiler (nsys, ncu, DCGM) may have held the device, or only administrators may profile it "
-    "(NVIDIA's driver: NVreg_RestrictProfilingToAdminUsers=0)"
-)
 
 
 class _RunFile(msgspec.Struct):
@@ -48,21 +39,6 @@ class _RunFile(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class RankFiles:
-    """Where one rank left what it left."""
-
-    rank: int | None
-    """``None``: one trace, which says it or not"""
-    traces: tuple[Location, ...]
-    """in the order of their names; several are the profiler's cycles"""
-    directory: Location | None = None
-    """that of the run, where ddpprof recorded"""
-    expects_trace: bool = True
-    run_id: str | None = None
-    """the run's, which its ranks should have, too"""
-
-
-@dataclass(frozen=True, slots=True)
 class RunFiles:
     """What is where of a run."""
 
@@ -71,16 +47,6 @@ class RunFiles:
     ranks: tuple[RankFiles, ...]
     is_part: bool = False
     """of a run whose hosts share no file system, and not that of rank 0"""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedRank:
-    """What could be read of one rank, and what could not."""
-
-    rank: Rank | None
-    missing: tuple[str, ...]
-    is_whole: bool = True
-    """``False``: there is a file that could not be read"""
 
 
 class KnownRank(Protocol):
@@ -147,31 +113,6 @@ def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> Ru
     return RunFiles(run, tuple(ranks[rank] for rank in sorted(ranks, key=lambda rank: rank or 0)))
 
 
-def some_file(files: RankFiles) -> Location:
-    """For those who want to know what is being read."""
-    path = files.traces[0] if files.traces else files.directory
-    assert path is not None
-    return path
-
-
-def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> LoadedRank:
-    """`num_processes`: that may decode its traces.
-
-    Raises `BadTrace` where the rank is one bad trace that was asked for by its name.
-    """
-    if files.directory is not None:
-        return _recorded_rank(files, files.directory, limits, num_processes)
-    if files.rank is not None:
-        loaded = load_traces(files.rank, files.traces, limits, num_processes)
-        rank = Rank(files.rank, loaded.trace, None) if loaded.trace is not None else None
-        return LoadedRank(rank, loaded.missing, loaded.is_whole)
-    (path,) = files.traces
-    trace = load_trace(path, limits, num_processes)
-    number = trace.rank if trace.rank is not None else rank_of_name(path.name, num_files=1)
-    missing = (assumed_rank(path.name, 0),) if number is None else ()
-    return LoadedRank(Rank(number or 0, trace, None), missing)
-
-
 def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str], left_out: Iterable[int] = ()) -> Run:
     """The run, without its ranks. `missing`: what could not be read of the ranks. Raises `NotARun`.
 
@@ -202,62 +143,6 @@ def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
         for rank, size in sizes
         if size != usual
     ]
-
-
-def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_processes: int) -> LoadedRank:
-    assert files.rank is not None
-    rank, missing, is_whole = files.rank, [], True
-    record, trace = None, None
-    try:
-        record = load_record(directory, rank)
-        if record is None:
-            missing.append(f"rank {rank}: {facts_file(rank)} is missing, which says what DDP was told, and did")
-    except BadRecordError as error:
-        missing.append(f"rank {rank}: {error}")
-        is_whole = False
-    if record is not None and None not in (record.run_id, files.run_id) and record.run_id != files.run_id:
-        missing.append(f"rank {rank} is of another run: the run_id of {facts_file(rank)} is not that of {RUN_FILE}")
-    if files.traces:
-        try:
-            trace = load_trace(files.traces[0], limits, num_processes)
-        except BadTrace as error:
-            missing.append(f"rank {rank}: {error}")
-            is_whole = False
-    elif files.expects_trace and (record is None or record.profiles):
-        missing.append(f"rank {rank} left no trace: {_why_no_trace(record)}")
-    if trace is not None and record is not None and record.device in _WITH_KERNELS and trace.device == "cpu":
-        missing.append(f"rank {rank}: {_NO_KERNELS.format(device=record.device)}")
-        trace = None
-    if trace is not None and record is not None and record.no_trace is not None:
-        missing.append(f"rank {rank}'s trace ends early: {record.no_trace}")
-    if trace is not None and record is not None and (unknown := _unknown_steps(trace, record)):
-        missing.append(
-            f"rank {rank}: {steps_file(rank)} ends too early. Steps {', '.join(map(str, unknown))} are in the trace "
-            "alone, and left out"
-        )
-    loaded = Rank(rank, trace, record) if trace is not None or record is not None else None
-    return LoadedRank(loaded, tuple(missing), is_whole)
-
-
-def _unknown_steps(trace: Trace, record: Record) -> list[int]:
-    """That the record should know: it has any, and the job did not just end in the middle of the last one."""
-    known = {step.number for step in record.steps}
-    unknown = [step.number for step in trace.steps if step.number not in known]
-    return unknown if known and unknown != [step.number for step in trace.steps[-1:]] else []
-
-
-def _why_no_trace(record: Record | None) -> str:
-    if record is not None and record.no_trace is not None:
-        return record.no_trace
-    if record is None or record.ended is None:
-        return "it was killed before the profiled steps ended"
-    if record.ended == "finished":
-        num_profiled = sum(step.mode is StepMode.PROFILED for step in record.steps)
-        if not num_profiled:
-            return "training finished before the profiled steps did"
-        profiled = f"{num_profiled} steps were" if num_profiled > 1 else "one step was"
-        return f"the file is missing, though {profiled} profiled"
-    return "it was interrupted" if record.ended == "interrupted" else f"it {record.ended}"
 
 
 def _files_of_attempts(directory: Location, attempts: Mapping[int, Location]) -> RunFiles:

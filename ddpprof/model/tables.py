@@ -38,7 +38,7 @@ class Phase(IntEnum):
 
 
 class Mark(IntEnum):
-    """What a host span stands for. See ``load/classify.py`` for the names that map to each."""
+    """What a host span stands for. See ``load/kineto/classify.py`` for the names that map to each."""
 
     FORWARD = 0
     """``DistributedDataParallel.forward``"""

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.rank import RankFiles
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.load.run import RankFiles, complete, find_parts
+from ddpprof.load.run import complete, find_parts
 from ddpprof.model import DdpModule, Record, RecordedStep
 from ddpprof.pipeline.cache import Cache, cache_of
 from ddpprof.pipeline.entry import read_about, read_drawing, read_summary

@@ -23,7 +23,7 @@ from ddpprof import own_files
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, RemotePath, identity, spelled
 from ddpprof.files.small import open_file
-from ddpprof.load.run import RankFiles
+from ddpprof.load.rank import RankFiles
 from ddpprof.model import DdpModule
 from ddpprof.pipeline.codec import encode
 from ddpprof.pipeline.entry import About, BadEntryError, SeenFile, copy_entry, read_about

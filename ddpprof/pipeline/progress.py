@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof.files import Location
-from ddpprof.load.run import RankFiles, some_file
+from ddpprof.load.rank import RankFiles, some_file
 
 
 @dataclass(frozen=True, slots=True)

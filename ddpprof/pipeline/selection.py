@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddpprof.errors import DdpprofError
+from ddpprof.load.rank import RankFiles
 from ddpprof.load.record import BadRecordError, load_record
-from ddpprof.load.run import RankFiles
 from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.measures.ranks.own_time_light import measure_recorded_progress
 from ddpprof.measures.ranks.stragglers import find_stragglers

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
-from ddpprof.load.run import LoadedRank, RankFiles, load_rank
+from ddpprof.load.rank import LoadedRank, RankFiles, load_rank
 from ddpprof.load.selection import only_steps
 from ddpprof.model import DdpModule, Rank, StepMode
 from ddpprof.pipeline.cache import seen_files

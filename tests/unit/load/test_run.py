@@ -11,7 +11,8 @@ import pytest
 
 from ddpprof.errors import BadTrace, NotARun
 from ddpprof.load.limits import Limits
-from ddpprof.load.run import find_ranks, load_rank, load_run
+from ddpprof.load.rank import load_rank
+from ddpprof.load.run import find_ranks, load_run
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -11,7 +11,7 @@ from tables import collective, run, trace
 
 from ddpprof.findings import Observed
 from ddpprof.findings.own_reduction import own_reduction as rule
-from ddpprof.load.classify import classify
+from ddpprof.load.kineto.classify import classify
 from ddpprof.measures.buckets.gradient_reduces import reduces_without_ddp
 from ddpprof.measures.buckets.hook_reductions import OwnReduction, least_exposed, measure_own_reduction
 from ddpprof.measures.buckets.trailing import measure_trailing

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ddpprof.errors import BadTrace
-from ddpprof.load import collector, inflate
-from ddpprof.load.columns import Columns
 from ddpprof.load.folder import load_trace
-from ddpprof.load.kineto import Header, read_trace
+from ddpprof.load.kineto import collect, stream
+from ddpprof.load.kineto.columns import Columns
+from ddpprof.load.kineto.read import Header, read_trace
 from ddpprof.load.limits import Limits
 
 if sys.version_info >= (3, 14):
@@ -123,7 +123,7 @@ def test_a_bare_list_of_events_is_a_trace(read: Any, end: str) -> None:
 
 
 def test_without_isal_the_same_is_read(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflate, "_open_gzip", gzip.open)
+    monkeypatch.setattr(stream, "_open_gzip", gzip.open)
     assert content(read(LAYOUTS["gzip"])[1])[:-1] == EXPECTED
 
 
@@ -163,7 +163,7 @@ def test_a_negative_duration_counts_as_none(read: Any) -> None:
 
 
 def test_ops_inside_ops_are_dropped_on_the_way(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "_MERGE_ROWS", 2)
+    monkeypatch.setattr(collect, "_MERGE_ROWS", 2)
     inner = [
         {**event, "ts": event["ts"] + 1, "dur": 1, "name": "inner"} for event in EVENTS if event.get("cat") == "cpu_op"
     ]
@@ -286,7 +286,7 @@ def test_a_bomb_is_refused_before_it_fills_memory(read: Any, compress: Any) -> N
 
 
 def test_a_bomb_of_events_is_refused_by_its_ratio(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflate, "_ALWAYS_ALLOWED", 10_000)
+    monkeypatch.setattr(stream, "_ALWAYS_ALLOWED", 10_000)
     text = b'{"traceEvents": [' + (ONE + b",") * 100_000 + ONE + b"]}"
     with pytest.raises(BadTrace, match="inflates to more than 100 times its size"):
         read(gzip.compress(text), inflation=100)
@@ -307,7 +307,7 @@ def test_memory_does_not_grow_with_what_stands_around_the_events(read: Any) -> N
 
 
 def test_names_beyond_those_that_are_told_apart_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "_MOST_NAMES", 3)
+    monkeypatch.setattr(collect, "_MOST_NAMES", 3)
     spans = [
         ("user_annotation", "ProfilerStep#3", 0, 99),
         *(("cpu_op", f"op{n}", 10 * n, 10 * n + 5) for n in range(6)),

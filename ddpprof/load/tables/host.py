@@ -5,32 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.intervals import Spans, union
+from ddpprof.intervals import Spans, by_thread, outermost, union
 from ddpprof.model import UNKNOWN, Int32Column, Int64Column
-
-
-def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.int64]:
-    """The spans that no other span of their thread holds, by thread and start. Empty spans are nobody's."""
-    order = np.lexsort((-end_ns, start_ns, thread))
-    order = order[end_ns[order] > start_ns[order]]
-    kept = []
-    for rows in _by_thread(order, thread):
-        latest_end = np.maximum.accumulate(end_ns[rows])
-        kept.append(rows[np.concatenate(([True], end_ns[rows][1:] > latest_end[:-1]))])
-    return np.concatenate(kept) if kept else np.empty(0, np.int64)
-
-
-def held_by_earlier(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.bool_]:
-    """Whether a span lies in one of its thread that stands before it. Where the holder always does, these are all."""
-    held = np.zeros(len(start_ns), np.bool_)
-    for number in np.unique(thread).tolist():
-        rows = np.flatnonzero(thread == number)
-        start, end = start_ns[rows], end_ns[rows]
-        ends_last = np.ones(len(rows), np.bool_)
-        ends_last[1:] = end[1:] > np.maximum.accumulate(end)[:-1]
-        holder = np.maximum.accumulate(np.where(ends_last, np.arange(len(rows)), 0))
-        held[rows] = ~ends_last & (start >= start[holder])
-    return held
 
 
 def cut_out(
@@ -76,7 +52,7 @@ def compute_pieces(
     Returns starts and ends of the pieces, disjoint within a thread, and the row of the op that each is a piece of.
     """
     starts, ends, rows = [], [], []
-    for ops in _by_thread(outermost(start_ns, end_ns, thread), thread):
+    for ops in by_thread(outermost(start_ns, end_ns, thread), thread):
         calls = is_call & (thread == thread[ops[0]])
         # Ops of one thread are nested or apart. Should two overlap, the later counts from where the earlier ends.
         begun = np.concatenate((start_ns[ops][:1], np.maximum(start_ns[ops][1:], end_ns[ops][:-1])))
@@ -121,10 +97,3 @@ def match_calls(
                 matched[span] = calls[next_call]
                 next_call += 1
     return matched
-
-
-def _by_thread(rows: NDArray[np.int64], thread: Int64Column) -> list[NDArray[np.int64]]:
-    """Rows that are sorted by thread, split where the thread changes."""
-    if not len(rows):
-        return []
-    return np.split(rows, np.flatnonzero(np.diff(thread[rows])) + 1)

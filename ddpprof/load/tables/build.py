@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
-from ddpprof.load.devicework import holder_of, last_begun, launch_of
-from ddpprof.load.hostwork import compute_pieces, match_calls, positions
-from ddpprof.load.kineto import Header
-from ddpprof.load.steps import PhaseFinder, StepFinder, steps_from_forwards
-from ddpprof.load.trace_rows import Rows, TraceFile
+from ddpprof.load.kineto.classify import DEVICE_ROLES, Role, step_number
+from ddpprof.load.kineto.read import Header
+from ddpprof.load.tables.device import holder_of, last_begun, launch_of
+from ddpprof.load.tables.host import compute_pieces, match_calls, positions
+from ddpprof.load.tables.steps import PhaseFinder, StepFinder, steps_from_forwards
+from ddpprof.load.tables.trace_rows import Rows, TraceRows
 from ddpprof.model import (
     NO_STEP,
     UNKNOWN,
@@ -32,7 +32,7 @@ _BLOCK_ROWS = 100_000
 """at once, where much memory is needed for each"""
 
 
-def build_trace(header: Header, file: TraceFile) -> Trace:
+def build_trace(header: Header, file: TraceRows) -> Trace:
     """The tables of one rank's trace."""
     steps, notes = _steps(file)
     found = StepFinder(steps)
@@ -86,7 +86,7 @@ class _Origin:
         return _Origin(self.launched_ns[rows], self.phase[rows], self.step[rows])
 
 
-def _steps(file: TraceFile) -> tuple[list[Step], list[str]]:
+def _steps(file: TraceRows) -> tuple[list[Step], list[str]]:
     rows = file.rows(Role.STEP)
     if len(rows):
         numbers = {index: step_number(name) for name, index in file.names.items()}
@@ -105,7 +105,7 @@ def _steps(file: TraceFile) -> tuple[list[Step], list[str]]:
     return steps, ["the trace has no ProfilerStep marks: steps are counted from one forward to the next"]
 
 
-def _device_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Work:
+def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Work:
     kernels = file.rows(Role.KERNEL)
     communicates = file.detail[kernels] != UNKNOWN
     compute, talk, copies = (
@@ -140,13 +140,13 @@ def _device_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Wo
 class _Queued:
     """Rows of device work, and the launch that queued each: index, or `UNKNOWN`."""
 
-    def __init__(self, file: TraceFile, rows: Rows) -> None:
+    def __init__(self, file: TraceRows, rows: Rows) -> None:
         self.rows = rows
         self.launch = launch_of(file.correlation[rows], file.launches.correlation, file.launches.start_ns)
         self.is_known: NDArray[np.bool_] = self.launch != UNKNOWN
 
 
-def _origin(file: TraceFile, queued: _Queued, steps: StepFinder, phases: PhaseFinder) -> _Origin:
+def _origin(file: TraceRows, queued: _Queued, steps: StepFinder, phases: PhaseFinder) -> _Origin:
     known = queued.is_known
     launched = np.full(len(known), UNKNOWN, np.int64)
     phase = np.full(len(known), Phase.OTHER, np.int8)
@@ -160,7 +160,7 @@ def _origin(file: TraceFile, queued: _Queued, steps: StepFinder, phases: PhaseFi
     return _Origin(launched, phase, step)
 
 
-def _of_company(file: TraceFile, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
+def _of_company(file: TraceRows, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
     """Step and phase of the work with a known launch that began last before each communication kernel.
 
     ROCm's tracer loses the launches of communication (ROCm/roctracer issue 100).
@@ -172,7 +172,7 @@ def _of_company(file: TraceFile, talk: _Queued, *others: tuple[_Queued, _Origin]
     return _Origin(np.full(len(near), UNKNOWN, np.int64), phase[near].astype(np.int8), step[near].astype(np.int32))
 
 
-def _asking(file: TraceFile, talk: _Queued) -> Rows:
+def _asking(file: TraceRows, talk: _Queued) -> Rows:
     """For each communication kernel the ``record_param_comms`` op that launched it, or `UNKNOWN`."""
     ops = file.rows(Role.PARAM_COMMS)
     found = np.full(len(talk.rows), UNKNOWN, np.int64)
@@ -185,7 +185,7 @@ def _asking(file: TraceFile, talk: _Queued) -> Rows:
     return found
 
 
-def _host_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Work:
+def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Work:
     in_training = np.isin(file.mark, (Mark.FORWARD, Mark.BACKWARD)) | (file.role == Role.STEP)
     ops = np.flatnonzero(file.is_op & np.isin(file.lane, np.unique(file.lane[in_training])))
     start, end, row = compute_pieces(
@@ -205,7 +205,7 @@ def _host_work(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> _Work
     return _Work(compute, copies, _host_collectives(file, steps, phases), ())
 
 
-def _host_collectives(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -> Collectives:
+def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> Collectives:
     """Communication by threads of the host; it belongs where the training thread asked for it."""
     spans, calls = file.rows(Role.HOST_COLLECTIVE), file.marked(Mark.COLLECTIVE_CALL)
     call = match_calls(file.start_ns[calls], file.kind[calls], file.start_ns[spans], file.kind[spans])
@@ -225,7 +225,7 @@ def _host_collectives(file: TraceFile, steps: StepFinder, phases: PhaseFinder) -
     return replace(collectives, num_bytes=sizes, end_ns=_awaited_ends(file, collectives))
 
 
-def _awaited_ends(file: TraceFile, collectives: Collectives) -> Int64Column:
+def _awaited_ends(file: TraceRows, collectives: Collectives) -> Int64Column:
     """Ends of the host's collectives, those of the backward pass not after the optimizer's start.
 
     A span ends when its thread runs again after the collective, which on a busy machine is milliseconds late; one that
@@ -239,7 +239,7 @@ def _awaited_ends(file: TraceFile, collectives: Collectives) -> Int64Column:
     return np.where(collectives.phase == Phase.BACKWARD, awaited, collectives.end_ns)
 
 
-def _work(file: TraceFile, rows: Rows, origin: _Origin, kernel: Int32Column | None = None) -> Work:
+def _work(file: TraceRows, rows: Rows, origin: _Origin, kernel: Int32Column | None = None) -> Work:
     kernel = np.full(len(rows), UNKNOWN, np.int32) if kernel is None else kernel
     start = file.start_ns[rows]
     if (np.diff(start) < 0).any():  # one stream's are in order
@@ -252,7 +252,7 @@ def _work(file: TraceFile, rows: Rows, origin: _Origin, kernel: Int32Column | No
     )  # fmt: skip
 
 
-def _collectives(file: TraceFile, rows: Rows, origin: _Origin, asking: Rows | None = None) -> Collectives:
+def _collectives(file: TraceRows, rows: Rows, origin: _Origin, asking: Rows | None = None) -> Collectives:
     """`asking`: the op on whose behalf each runs, or `UNKNOWN`; it says what the row itself does not."""
     order = np.argsort(file.start_ns[rows], kind="stable")
     asking = np.full(len(rows), UNKNOWN, np.int64) if asking is None else asking[order]
@@ -281,7 +281,7 @@ def _collectives(file: TraceFile, rows: Rows, origin: _Origin, asking: Rows | No
     )
 
 
-def _host_spans(file: TraceFile, steps: StepFinder) -> HostSpans:
+def _host_spans(file: TraceRows, steps: StepFinder) -> HostSpans:
     rows = file.rows(Role.MARK)
     rows = rows[np.argsort(file.start_ns[rows], kind="stable")]
     start = file.start_ns[rows]
@@ -289,7 +289,7 @@ def _host_spans(file: TraceFile, steps: StepFinder) -> HostSpans:
     return HostSpans(start, file.end_ns[rows], file.mark[rows], file.name[rows], steps.at(start), thread)
 
 
-def _notes_on_collectives(file: TraceFile, collectives: Collectives) -> list[str]:
+def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str]:
     """A span that is still open when the profiler stops is written as if it ended then."""
     on_host = set(file.name[file.rows(Role.HOST_COLLECTIVE)].tolist())
     if file.window_end_ns is None or not on_host:
@@ -300,7 +300,7 @@ def _notes_on_collectives(file: TraceFile, collectives: Collectives) -> list[str
     return [f"{num_open} collective(s) still ran when the profiler stopped: their ends in the trace are too late"]
 
 
-def _notes_on_device(file: TraceFile, header: Header, on_device: bool) -> list[str]:
+def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[str]:
     if file.num_devices > 1:
         return [
             f"the rank's kernels ran on {file.num_devices} accelerators: but in the table of devices they count as one"

@@ -8,15 +8,29 @@ trace is decoded to next to nothing: flows and Python frames are most of a trace
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from enum import Enum
 from typing import Any, Union, cast
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from ddpprof.load.arguments import NULL, Arguments, decode_one
-from ddpprof.load.classify import family
+from ddpprof.load.kineto.arguments import NULL, Arguments, decode_one
+from ddpprof.load.kineto.classify import family
+from ddpprof.model import Int64Column
 
 _ZERO = msgspec.Raw(b"0")
+
+EXACT_FLOAT_US = 2.0**43
+"""Below it, float64 microseconds determine the nanosecond: half their spacing is 0.49 ns. It is 102 days."""
+
+_LARGEST_US = 4.6e15
+"""Half of what int64 nanoseconds can hold, 146 years: a start and a duration still add up."""
+
+_MOST_DIGITS = 16
+"""of whole microseconds: nanoseconds of more are beyond int64"""
+_DOT = ord(".") - ord("0")
 
 
 class Category(Enum):
@@ -162,3 +176,58 @@ def _entry(event: AnyEvent | AnyExactEvent, span: SpanType) -> msgspec.Struct:
         return span(cat=category, name=event.name, ts=ts, dur=dur, tid=tid, args=args)  # type: ignore[arg-type]
     ts = event.ts if isinstance(event.ts, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(event.ts))
     return MOMENT_TYPES[0](name=event.name, ts=ts)
+
+
+class NeedsExactTimesError(Exception):
+    """These times must be decoded again, as text."""
+
+
+class TimeOutOfRangeError(Exception):
+    """A time that no clock shows."""
+
+
+def nanoseconds(times_us: Sequence[float | Decimal] | NDArray[np.float64], *, exact: bool = False) -> Int64Column:
+    """Raises `NeedsExactTimesError` where they are not exact and float64 cannot hold them, `TimeOutOfRangeError`."""
+    if exact:
+        return np.array([_exact_nanoseconds(Decimal(time)) for time in times_us], np.int64)
+    times = np.array(times_us, np.float64)
+    if len(times) and max(times.max(), -times.min()) >= EXACT_FLOAT_US:
+        raise NeedsExactTimesError
+    whole = np.floor(times)
+    return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+
+
+def nanoseconds_of_texts(times_us: Sequence[msgspec.Raw]) -> Int64Column:
+    """Exact, whatever their size. Raises `TimeOutOfRangeError`, ``msgspec.ValidationError`` for what is no number."""
+    texts = list(map(bytes, times_us))
+    alike = _of_equal_layout(texts)
+    if alike is not None:
+        return alike
+    times = msgspec.json.decode(b"[" + b",".join(texts) + b"]", type=list[Decimal | None])
+    return nanoseconds([time or Decimal(0) for time in times], exact=True)
+
+
+def _of_equal_layout(texts: Sequence[bytes]) -> Int64Column | None:
+    """Where all have their digits, and up to three behind a dot, in the same places, as those of one batch have."""
+    lengths = set(map(len, texts))
+    if len(lengths) != 1:
+        return None
+    digits = (np.frombuffer(b"".join(texts), np.uint8) - np.uint8(ord("0"))).reshape(len(texts), *lengths)
+    places = np.arange(digits.shape[1])
+    dot = texts[0].find(b".")
+    if dot >= 0:
+        if not (digits[:, dot] == _DOT % 256).all():
+            return None
+        places = np.delete(places, dot)
+    num_whole = dot if dot >= 0 else len(places)
+    if (digits[:, places] > 9).any() or num_whole > _MOST_DIGITS or len(places) > num_whole + 3:
+        return None
+    weights = np.array([10 ** (num_whole + 2 - index) for index in range(len(places))], np.int64)
+    times: Int64Column = digits[:, places].astype(np.int64) @ weights
+    return times if times.min() > -1 and times.max() < _LARGEST_US * 1000 else None  # overflow makes them negative
+
+
+def _exact_nanoseconds(time_us: Decimal) -> int:
+    if not abs(time_us) < _LARGEST_US:
+        raise TimeOutOfRangeError
+    return round(time_us * 1000)

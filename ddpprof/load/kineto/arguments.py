@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ddpprof.load.classify import collective_kind, element_bytes
-from ddpprof.load.repair_json import mend
+from ddpprof.load.kineto.classify import collective_kind, element_bytes
+from ddpprof.load.repair_json import repair_json
 from ddpprof.model import UNKNOWN, CollectiveKind, ProcessGroup
 
 NULL = msgspec.Raw(b"null")
@@ -78,7 +78,7 @@ def decode_arguments(kind: type[_A], texts: Sequence[msgspec.Raw]) -> list[_A]:
 def decode_one(kind: type[_A], text: msgspec.Raw) -> _A | None:
     """Also where characters are odd."""
     try:
-        return msgspec.json.decode(mend(bytes(text)), type=kind)
+        return msgspec.json.decode(repair_json(bytes(text)), type=kind)
     except (msgspec.MsgspecError, RecursionError):
         return None
 

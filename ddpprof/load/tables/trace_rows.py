@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.load.arguments import CollectiveDetails
-from ddpprof.load.classify import Role
-from ddpprof.load.columns import Columns, IntColumn
+from ddpprof.load.kineto.arguments import CollectiveDetails
+from ddpprof.load.kineto.classify import Role
+from ddpprof.load.kineto.columns import Columns, IntColumn
 from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Mark, ProcessGroup
 
 Rows = NDArray[np.int64]
@@ -21,7 +21,7 @@ _MOST_POSITIONS = 20_000
 """that are told apart in a step, for ops of one name"""
 
 
-class TraceFile:
+class TraceRows:
     """The columns, and what the identities say of each row."""
 
     def __init__(self, columns: Columns) -> None:

@@ -1,7 +1,7 @@
-"""Several processes decode one large file.
+"""Decodes the events of a trace file: this process, and for a large file several others.
 
-Each inflates all of it, which takes a twentieth of the time that decoding takes, and decodes the groups of batches that
-it gets to first. What the helpers kept comes back when they are through.
+Each process inflates all of the file, which takes a twentieth of the time that decoding takes, and decodes the groups
+of batches that it gets to first. What the others kept comes back when they are through.
 """
 
 from __future__ import annotations
@@ -22,19 +22,125 @@ import msgspec
 
 from ddpprof.child_processes import safe_path
 from ddpprof.files import Location
-from ddpprof.load.batches import Batches, Division, OddLayoutError, split_at_array
-from ddpprof.load.decoding import EventReader, Known, refuse_many
 from ddpprof.load.helper_process import begin_reading_process, has_other_threads, signals_later
-from ddpprof.load.inflate import UnreadableError, expected_bytes, opened
-from ddpprof.load.limits import Limits
-from ddpprof.load.merge import Collected
-from ddpprof.load.times import TimeOutOfRangeError
+from ddpprof.load.kineto.collect import Collector
+from ddpprof.load.kineto.columns import Collected
+from ddpprof.load.kineto.events import (
+    Entries,
+    NeedsExactTimesError,
+    SpanType,
+    TimeOutOfRangeError,
+    decode_entries,
+    span_type,
+)
+from ddpprof.load.kineto.stream import (
+    Batches,
+    Division,
+    OddLayoutError,
+    UnreadableError,
+    expected_bytes,
+    opened,
+    split_at_array,
+)
+from ddpprof.load.limits import MAX_EVENTS_OPTION, Limits
+from ddpprof.load.repair_json import repair_json
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkContext, SpawnContext
 
 _NO_MORE = 1 << 62
 """instead of the next group"""
+
+
+@dataclass(frozen=True, slots=True)
+class FileTraits:
+    """What a file is like, so far as was seen."""
+
+    is_exact: bool = False
+    """float64 cannot hold its times"""
+    has_shapes: bool = False
+    """the inputs of its ops have shapes"""
+
+
+class EventReader:
+    """What the first groups of the file say of it holds for all, what another group says for that group.
+
+    So it does not matter who decodes which.
+    """
+
+    def __init__(self, limits: Limits, division: Division, known: FileTraits | None = None) -> None:
+        self.collector = Collector()
+        self._limits, self._division = limits, division
+        self._known = known
+        """what the first groups said"""
+        self._is_exact = False
+
+    def add_batches(self, batches: Batches, is_mine: Callable[[int], bool]) -> None:
+        """Those of the groups that are."""
+        adds = False
+        for batch in batches:
+            group, place = divmod(batches.num_done, self._division.batches_per_group)
+            if place == 0:
+                adds = is_mine(group)
+                if adds:
+                    self.begin(group)
+            if adds:
+                self._add_batch(b"".join(batch))
+
+    def begin(self, group: int) -> None:
+        self.collector.begin(group)
+        if group >= self._division.first_groups:
+            known = self.known
+            self._is_exact, self.collector.has_shapes = known.is_exact, known.has_shapes
+
+    @property
+    def known(self) -> FileTraits:
+        """What the first groups say; to be asked once they are decoded."""
+        if self._known is None:
+            self._known = FileTraits(self._is_exact, self.collector.has_shapes)
+        return self._known
+
+    def add_array(self, text: bytes | bytearray) -> None:
+        self.add(lambda span: _decode_array(text, span))
+
+    def add(self, decoded: Callable[[SpanType], Entries]) -> None:
+        """Once float64 cannot hold a time, all that follow are decoded exactly."""
+        try:
+            self._add(decoded)
+        except NeedsExactTimesError:
+            self._is_exact = True
+            self._add(decoded)
+        refuse_many(self.collector.num_events, self._limits)
+
+    def _add_batch(self, text: bytes) -> None:
+        """An array whose last event only closes the one that a comma left open."""
+        self.add(lambda span: _decode_array(text, span)[:-1])
+
+    def _add(self, decoded: Callable[[SpanType], Entries]) -> None:
+        span = span_type(exact=self._is_exact, with_arguments=self.collector.has_shapes)
+        self.collector.add(decoded(span), span)
+
+
+def _decode_array(text: bytes | bytearray, span: SpanType) -> Entries:
+    entries: Entries = decode(lambda text: decode_entries(text, span), text)
+    return entries
+
+
+def refuse_many(num_events: int, limits: Limits) -> None:
+    if num_events > limits.events:
+        raise UnreadableError(
+            f"is too large: more than {limits.events:,} events. If it is a trace nevertheless: {MAX_EVENTS_OPTION}"
+        )
+
+
+def decode(decode: Callable[[bytes | bytearray], Any], text: bytes | bytearray) -> Any:
+    """Also what no JSON decoder takes but Kineto writes. Raises ``msgspec.MsgspecError``."""
+    try:
+        return decode(text)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return decode(repair_json(bytes(text)))
 
 
 class HelperLostError(Exception):
@@ -168,7 +274,7 @@ def _decode(
 ) -> None:
     begin_reading_process()
     with connection, suppress(OSError, EOFError), opened(path, limits) as stream:
-        known: Known = connection.recv()
+        known: FileTraits = connection.recv()
         connection.send("begins")
         _, begin = split_at_array(stream, limits, division.batch_bytes)
         reader, batches = EventReader(limits, division, known), Batches(stream, begin, limits, division.batch_bytes)

@@ -1,22 +1,23 @@
 """Makes columns of the events that the tables need, batch by batch: no Python per event where a column can be made.
 
-Of a large file several processes each collect some groups of batches; `collected` makes one of what they have.
+Several processes each collect some groups of batches of a large file; `columns_of` puts together what they have.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import compress, repeat
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.load.arguments import (
+from ddpprof.intervals import held_by_earlier
+from ddpprof.load.kineto.arguments import (
     Arguments,
     CollectiveDetails,
     LaunchArguments,
@@ -25,13 +26,31 @@ from ddpprof.load.arguments import (
     collective_details,
     decode_arguments,
 )
-from ddpprof.load.classify import DEVICE_ROLES, Family, Identity, Role, classify_in, may_queue_work
-from ddpprof.load.columns import Chunks, IntColumn, Remembered, concatenated, integers, narrow
-from ddpprof.load.entries import Entries, SpanType, is_exact
-from ddpprof.load.hostwork import held_by_earlier
-from ddpprof.load.merge import NAMED_LANE, NUM_COLUMNS, Collected, outermost_only
-from ddpprof.load.prefilter import KEPT_FAMILIES, AnySpan, Picked, pick, sees_shapes
-from ddpprof.load.times import NeedsExactTimesError, nanoseconds, nanoseconds_of_texts
+from ddpprof.load.kineto.classify import DEVICE_ROLES, Family, Identity, Role, classify_in, may_queue_work
+from ddpprof.load.kineto.columns import (
+    NAMED_LANE,
+    Chunks,
+    Collected,
+    EventRows,
+    IntColumn,
+    LaunchRows,
+    OpShapeRows,
+    Remembered,
+    concatenated,
+    integers,
+    narrow,
+    outermost_only,
+    taken,
+)
+from ddpprof.load.kineto.event_filter import KEPT_FAMILIES, AnySpan, NeededEvents, needed_events, sees_shapes
+from ddpprof.load.kineto.events import (
+    Entries,
+    NeedsExactTimesError,
+    SpanType,
+    is_exact,
+    nanoseconds,
+    nanoseconds_of_texts,
+)
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
@@ -71,69 +90,77 @@ class Collector:
         self._launch_shapes = Remembered(self._launch_shape)
         self._shape_texts: dict[bytes, int] = {}
         """without blanks: files are laid out differently"""
-        self._rows = Chunks()
-        """start, duration, identity, lane, device, correlation, detail, launch shape, launching op, group"""
+        self._rows = Chunks(EventRows)
         self._num_rows = self._num_merged = 0
-        self._launches = Chunks()
-        """start, lane, correlation, group"""
+        self._launches = Chunks(LaunchRows)
         self.has_shapes = False
-        """the inputs of ops have shapes: so far as was seen"""
-        self._ops_with_shapes = Chunks()
-        """ids of ops, indices of the shapes of their inputs, group"""
+        """inputs of ops have shapes, so far as was seen"""
+        self._ops_with_shapes = Chunks(OpShapeRows)
         self._queues = Remembered(may_queue_work)
         self._devices: set[int] = set()
-        """that ran kernels"""
+        """devices that ran kernels"""
         self._on_device = False
         self._last_ns = self._last_op_ns = -(1 << 63)
         self._window_end: tuple[int, int] | None = None
 
     def begin(self, group: int) -> None:
-        """What is added from now on is of that group, which is after those before it in the file."""
+        """Count what is added from now on as of that group, which is later in the file than those before it."""
         self._group = group
 
     def add(self, entries: Entries, span: SpanType) -> None:
         """Keep what the tables need. Raises `NeedsExactTimesError` before it keeps anything, `TimeOutOfRangeError`."""
         self.has_shapes = self.has_shapes or sees_shapes(entries, span)
-        picked = pick(entries, span, self._ids, self._identities, self.has_shapes)
-        host, device = picked.host, picked.device
-        launches = [call for call in picked.launches if self._queues[call.name]]
-        times = _Times([*host, *device, *launches], is_exact(span))
-        if picked.window_end is not None:
-            self._window_end = self._group, int(nanoseconds_of_texts([picked.window_end])[0])
+        needed = needed_events(entries, span, self._ids, self._identities, self.has_shapes)
+        host, device = needed.host, needed.device
+        launches = [call for call in needed.launches if self._queues[call.name]]
+        times = _times([*host, *device, *launches], is_exact(span))
+        if needed.window_end is not None:
+            self._window_end = self._group, int(nanoseconds_of_texts([needed.window_end])[0])
         self.num_events += len(entries)
         self.events_of_group[self._group] += len(entries)
         if len(times) > len(host):
             self._last_ns = max(self._last_ns, int(times.end_ns[len(host) :].max()))
         if host:
-            self._add_host(host, times.part(0, len(host)), np.array(picked.host_ids, np.int32))
+            self._add_host(host, times.taken(slice(len(host))), np.array(needed.host_ids, np.int32))
         if device:
-            self._add_device(device, times.part(len(host), len(device)), np.array(picked.device_ids, np.int32))
-        self._launches_of_group[self._group] += len(picked.launches)
+            of_device = times.taken(slice(len(host), len(host) + len(device)))
+            self._add_device(device, of_device, np.array(needed.device_ids, np.int32))
+        self._launches_of_group[self._group] += len(needed.launches)
         if launches:
             self._add_launches(launches, times.start_ns[len(host) + len(device) :])
-        if picked.ops:
-            self._add_shapes(picked)
+        if needed.ops:
+            self._add_shapes(needed)
         if self._num_rows > _MERGE_ROWS + 2 * self._num_merged and not self._on_device:
             self._merge()
 
     def collected(self) -> Collected:
-        """Everything that was kept. The collector is empty then."""
+        """Return everything that was kept; the collector must not be used any more."""
         if not self._on_device:
             self._merge()
         return Collected(
-            self._identities, list(self._named_lanes), list(self._shape_texts), self._details,
-            self._rows, self._launches, self._ops_with_shapes,
-            self.events_of_group, self._launches_of_group, self._devices,
-            self._last_ns, self._last_op_ns, self._window_end,
-        )  # fmt: skip
+            identities=self._identities,
+            lane_names=list(self._named_lanes),
+            shapes=list(self._shape_texts),
+            details=self._details,
+            events=self._rows,
+            launches=self._launches,
+            ops_with_shapes=self._ops_with_shapes,
+            num_events=self.events_of_group,
+            num_launches=self._launches_of_group,
+            devices=self._devices,
+            last_ns=self._last_ns,
+            last_op_ns=self._last_op_ns,
+            window_end=self._window_end,
+        )
 
     def _add_launches(self, launches: Sequence[AnySpan], start: Int64Column) -> None:
         correlation = integers(list(map(_correlation, _arguments(LaunchArguments, launches))))
         rows = np.flatnonzero(correlation)  # the others queued nothing
         lane = self._lanes_of([launches[row].tid for row in rows.tolist()])
-        self._launches.add([start[rows], narrow(lane), narrow(correlation[rows]), self._groups(len(rows))])
+        group = self._groups(len(rows))
+        self._launches.add(LaunchRows(start[rows], narrow(lane), narrow(correlation[rows]), group))
 
-    def _add_host(self, spans: Sequence[AnySpan], times: _Part, ids: NDArray[np.int32]) -> None:
+    def _add_host(self, spans: Sequence[AnySpan], times: _Times, ids: NDArray[np.int32]) -> None:
         lane = self._lanes_of(map(_tid, spans))
         facts = self._facts()
         kept = ~facts.is_only_op[ids]
@@ -150,9 +177,13 @@ class Collector:
             asked = [spans[row] for row in rows[collectives].tolist()]
             detail[collectives] = self._add_details(_arguments(Arguments, asked))
         unknown, none = np.full(len(rows), UNKNOWN, np.int8), np.zeros(len(rows), np.int8)
-        self._add_rows(times.start_ns[rows], times.end_ns[rows], ids, lane[rows], unknown, none, detail, unknown, none)
+        self._add_rows(
+            times.taken(rows),
+            identity=ids, lane=lane[rows], device=unknown, correlation=none, detail=detail,
+            launch_shape=unknown, op=none,
+        )  # fmt: skip
 
-    def _add_device(self, spans: Sequence[AnySpan], times: _Part, ids: NDArray[np.int32]) -> None:
+    def _add_device(self, spans: Sequence[AnySpan], times: _Times, ids: NDArray[np.int32]) -> None:
         arguments = _arguments(Arguments, spans)
         lane = self._lanes_of(_known(map(_stream, arguments), map(_tid, spans)))
         facts = self._facts()
@@ -170,11 +201,21 @@ class Collector:
             op[op == correlation] = 0  # Kineto could not link these, and the number may be another op's (kineto #843)
             self._devices.update(self._devices_of(list(map(_device, kernels))).tolist())
         device = self._devices_of(_known(map(_device, arguments), map(_in_device, arguments)))
-        self._add_rows(times.start_ns, times.end_ns, ids, lane, device, correlation, detail, shape, op)
+        self._add_rows(
+            times,
+            identity=ids, lane=lane, device=device, correlation=correlation, detail=detail, launch_shape=shape, op=op,
+        )  # fmt: skip
 
-    def _add_rows(self, start: Int64Column, end: Int64Column, *columns: IntColumn) -> None:
-        self._rows.add([start.copy(), narrow(end - start), *map(narrow, columns), self._groups(len(start))])
-        self._num_rows += len(start)
+    def _add_rows(self, times: _Times, **columns: IntColumn) -> None:
+        self._rows.add(
+            EventRows(
+                start_ns=times.start_ns.copy(),
+                duration_ns=narrow(times.end_ns - times.start_ns),
+                group=self._groups(len(times)),
+                **{name: narrow(column) for name, column in columns.items()},
+            )
+        )
+        self._num_rows += len(times)
 
     def _groups(self, num_rows: int) -> IntColumn:
         return np.full(num_rows, self._group, np.min_scalar_type(-1 - self._group))
@@ -184,15 +225,14 @@ class Collector:
         self._details.extend(map(collective_details, arguments))
         return np.arange(begin, len(self._details))
 
-    def _add_shapes(self, picked: Picked) -> None:
+    def _add_shapes(self, needed: NeededEvents) -> None:
         is_op = np.append(self._facts().is_op, [True, False])  # the last two: `_UNNEEDED_OP`, `_UNNEEDED`
-        chosen = is_op[np.array(picked.op_ids, np.int32)].tolist()
-        ops = _arguments(OpArguments, list(compress(picked.ops, chosen)))
+        chosen = is_op[np.array(needed.op_ids, np.int32)].tolist()
+        ops = _arguments(OpArguments, list(compress(needed.ops, chosen)))
         shape = np.fromiter(map(self._shapes.__getitem__, _texts(map(_input_dims, ops))), np.int64, len(ops))
         known = shape != UNKNOWN
-        ids_of_ops = _op_ids(ops)
-        ids_of_ops, shape = narrow(ids_of_ops[known]), narrow(shape[known])
-        self._ops_with_shapes.add([ids_of_ops, shape, self._groups(len(shape))])
+        rows = OpShapeRows(narrow(_op_ids(ops)[known]), narrow(shape[known]), self._groups(int(np.count_nonzero(known))))
+        self._ops_with_shapes.add(rows)
 
     def _facts(self) -> _Facts:
         if len(self._known_facts.is_op) < len(self._identities):
@@ -209,9 +249,9 @@ class Collector:
 
     def _merge(self) -> None:
         """Make one chunk of all, without the ops inside other ops."""
-        columns = outermost_only(concatenated(self._rows, NUM_COLUMNS), self._identities)
-        self._rows = Chunks([columns])
-        self._num_rows = self._num_merged = len(columns[0])
+        rows = outermost_only(concatenated(EventRows, self._rows), self._identities)
+        self._rows = Chunks(EventRows, [rows])
+        self._num_rows = self._num_merged = len(rows.start_ns)
 
     def _identify_in(self, which: Family) -> Any:
         return lambda name: self._identify(which, name)
@@ -243,9 +283,7 @@ class Collector:
         is_only_op = self._facts().is_only_op
         of_ops = self._ids[Family.OP]
         of_ops.update({name: _UNNEEDED_OP for name, number in of_ops.items() if number >= 0 and is_only_op[number]})
-        for chunk in self._rows:
-            needed = ~is_only_op[chunk[2]]
-            chunk[:] = [column[needed] for column in chunk]
+        self._rows[:] = [taken(chunk, ~is_only_op[chunk.identity]) for chunk in self._rows]
 
     def _lanes_of(self, names: Iterable[object]) -> NDArray[np.int64]:
         return _numbers(self._lanes, list(names), self._lane)
@@ -261,31 +299,32 @@ class Collector:
         return self._named_lanes.setdefault(str(name), NAMED_LANE - len(self._named_lanes))
 
 
+@dataclass(frozen=True, slots=True)
 class _Times:
-    def __init__(self, spans: Sequence[AnySpan], exact: bool) -> None:
-        durations = np.fromiter(map(_dur, spans), np.float64, len(spans))
-        if exact:
-            self.start_ns = nanoseconds_of_texts(list(map(_ts, spans)))
-        else:
-            self.start_ns = nanoseconds(np.fromiter(map(_ts, spans), np.float64, len(spans)))
-        try:
-            duration_ns = nanoseconds(durations)
-        except NeedsExactTimesError:
-            if not exact:
-                raise
-            duration_ns = nanoseconds(durations.tolist(), exact=True)
-        self.end_ns = self.start_ns + np.maximum(duration_ns, 0)
+    start_ns: Int64Column
+    end_ns: Int64Column
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def part(self, begin: int, number: int) -> _Part:
-        return _Part(self.start_ns[begin : begin + number], self.end_ns[begin : begin + number])
+    def taken(self, rows: slice | NDArray[np.int64]) -> _Times:
+        return _Times(self.start_ns[rows], self.end_ns[rows])
 
 
-class _Part(NamedTuple):
-    start_ns: Int64Column
-    end_ns: Int64Column
+def _times(spans: Sequence[AnySpan], exact: bool) -> _Times:
+    """Raises `NeedsExactTimesError`, `TimeOutOfRangeError`."""
+    durations = np.fromiter(map(_dur, spans), np.float64, len(spans))
+    if exact:
+        start_ns = nanoseconds_of_texts(list(map(_ts, spans)))
+    else:
+        start_ns = nanoseconds(np.fromiter(map(_ts, spans), np.float64, len(spans)))
+    try:
+        duration_ns = nanoseconds(durations)
+    except NeedsExactTimesError:
+        if not exact:
+            raise
+        duration_ns = nanoseconds(durations.tolist(), exact=True)
+    return _Times(start_ns, start_ns + np.maximum(duration_ns, 0))
 
 
 class _Facts:

@@ -1,4 +1,4 @@
-"""Reads a Kineto trace file: streamed in batches where its layout allows it, whole where not. Both give the same."""
+"""Reads a Kineto trace file: in batches where its layout allows that, else whole. Both give the same."""
 
 from __future__ import annotations
 
@@ -13,16 +13,30 @@ import msgspec
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location
-from ddpprof.load.arguments import decode_or_none
-from ddpprof.load.batches import BLANKS, BYTE_ORDER_MARK, Batches, Division, OddLayoutError, split_at_array
-from ddpprof.load.columns import Columns
-from ddpprof.load.decoding import EventReader, decode, refuse_many
-from ddpprof.load.entries import AnyEvent, AnyExactEvent, Entries, SpanType, as_entries, is_exact
-from ddpprof.load.inflate import Stream, UnreadableError, opened
+from ddpprof.load.kineto.arguments import decode_or_none
+from ddpprof.load.kineto.columns import Columns, columns_of
+from ddpprof.load.kineto.decode import EventReader, HelperLostError, Helpers, decode, helping, refuse_many
+from ddpprof.load.kineto.events import (
+    AnyEvent,
+    AnyExactEvent,
+    Entries,
+    SpanType,
+    TimeOutOfRangeError,
+    as_entries,
+    is_exact,
+)
+from ddpprof.load.kineto.stream import (
+    BLANKS,
+    BYTE_ORDER_MARK,
+    Batches,
+    Division,
+    OddLayoutError,
+    Stream,
+    UnreadableError,
+    opened,
+    split_at_array,
+)
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
-from ddpprof.load.merge import columns_of
-from ddpprof.load.parallel import HelperLostError, Helpers, helping
-from ddpprof.load.times import TimeOutOfRangeError
 
 DIVISION = Division()
 

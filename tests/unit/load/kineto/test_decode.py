@@ -23,15 +23,12 @@ from random_traces import Event, device_traces, host_traces, renamed, traces
 from shared import TRACES
 
 from ddpprof.errors import BadTrace
-from ddpprof.load import kineto
-from ddpprof.load import parallel as sharing
-from ddpprof.load.batches import Batches, Division, OddLayoutError
-from ddpprof.load.columns import Columns
-from ddpprof.load.decoding import EventReader
-from ddpprof.load.inflate import UnreadableError, telling
-from ddpprof.load.kineto import Header, read_trace
+from ddpprof.load.kineto import decode, read
+from ddpprof.load.kineto.columns import Collected, Columns
+from ddpprof.load.kineto.decode import EventReader
+from ddpprof.load.kineto.read import Header, read_trace
+from ddpprof.load.kineto.stream import Batches, Division, OddLayoutError, UnreadableError, telling
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
-from ddpprof.load.merge import Collected
 
 SHARED_TRACES = sorted(TRACES.glob("*rank*.json.gz"))
 SMALL = Division(batch_bytes=300, batches_per_group=2, first_groups=1, worth_sharing_bytes=0, bytes_per_helper=1)
@@ -90,9 +87,9 @@ def read_in_turn(events: Sequence[str], owners: Sequence[set[int]], division: Di
             return super().read((num_bytes or 0) + extra)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kineto, "DIVISION", division)
+        patch.setattr(read, "DIVISION", division)
         helpers: Any = InTurn(owners, text, division)
-        return kineto._read_in_batches(Stream(text), DEFAULT_LIMITS, helpers)
+        return read._read_in_batches(Stream(text), DEFAULT_LIMITS, helpers)
 
 
 DIVISIONS = st.builds(
@@ -175,8 +172,8 @@ def ops(number: int) -> list[Event]:
 @pytest.fixture
 def odd_groups_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process waits until another one has taken them: it would be through before that one has started."""
-    monkeypatch.setattr(kineto, "DIVISION", SMALL)
-    monkeypatch.setattr(sharing, "_takes", take_even)
+    monkeypatch.setattr(read, "DIVISION", SMALL)
+    monkeypatch.setattr(decode, "_takes", take_even)
 
 
 def take_even(next_group: MutableSequence[int], group: int) -> bool:
@@ -202,7 +199,7 @@ def take_even(next_group: MutableSequence[int], group: int) -> bool:
 def test_processes_read_what_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event], num_processes: int, start_method: str
 ) -> None:
-    monkeypatch.setattr(sharing, "_context", lambda: multiprocessing.get_context(start_method))
+    monkeypatch.setattr(decode, "_context", lambda: multiprocessing.get_context(start_method))
     path = written(tmp_path, events)
     told: list[int] = []
     with telling(told.append):
@@ -216,7 +213,7 @@ def test_a_process_that_has_threads_is_not_forked(monkeypatch: pytest.MonkeyPatc
     """What another thread has locked at that moment stays locked in the child."""
 
     def start_method() -> str:
-        return sharing._context().get_start_method()
+        return decode._context().get_start_method()
 
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
@@ -274,7 +271,7 @@ def test_a_file_that_is_cut_off_is_refused_the_same(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_had_is_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, kernels(40))
-    monkeypatch.setattr(kineto, "DIVISION", SMALL)
+    monkeypatch.setattr(read, "DIVISION", SMALL)
     expected = read_trace(path)
     num_killed = []
 
@@ -287,13 +284,13 @@ def test_what_a_killed_process_had_is_decoded_again(tmp_path: Path, monkeypatch:
                 num_killed.append(1)
         return takes
 
-    monkeypatch.setattr(sharing, "_takes", take_even_and_kill)
+    monkeypatch.setattr(decode, "_takes", take_even_and_kill)
     assert_same(read_trace(path, num_processes=2), expected)
     assert num_killed
 
 
 def test_a_process_that_starts_late_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "DIVISION", SMALL)
+    monkeypatch.setattr(read, "DIVISION", SMALL)
     path = written(tmp_path, kernels(40))
     assert_same(read_trace(path, num_processes=2), read_trace(path))
     assert multiprocessing.active_children() == []
@@ -302,15 +299,15 @@ def test_a_process_that_starts_late_is_not_waited_for(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(("megabytes", "helpers"), [(99, 0), (100, 1), (799, 1), (800, 2), (5000, 12)])
 def test_the_larger_a_file_the_more_may_help(megabytes: int, helpers: int) -> None:
     """The memory of each is within 6 % of the JSON."""
-    assert sharing._worth_starting(megabytes * 10**6, Division()) == helpers
+    assert decode._worth_starting(megabytes * 10**6, Division()) == helpers
 
 
 def test_a_small_file_is_read_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise UnreadableError("was shared")
 
-    monkeypatch.setattr(sharing.Helpers, "start", refuse)
+    monkeypatch.setattr(decode.Helpers, "start", refuse)
     read_trace(written(tmp_path, kernels(40)), num_processes=2)
-    monkeypatch.setattr(kineto, "DIVISION", SMALL)
+    monkeypatch.setattr(read, "DIVISION", SMALL)
     with pytest.raises(BadTrace, match="was shared"):
         read_trace(written(tmp_path, kernels(40)), num_processes=2)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ddpprof.load.classify import Family, Identity, Role
-from ddpprof.load.columns import Remembered
-from ddpprof.load.entries import FAMILIES, MOMENT_TYPES, Category, Entries, ExactSpan, Span
+from ddpprof.load.kineto.classify import Family, Identity, Role
+from ddpprof.load.kineto.columns import Remembered
+from ddpprof.load.kineto.events import FAMILIES, MOMENT_TYPES, Category, Entries, ExactSpan, Span
 
 AnySpan = Span | ExactSpan
 KEPT_FAMILIES = (Family.OP, Family.ANNOTATION, Family.KERNEL, Family.COPY)
@@ -28,7 +28,7 @@ _LOOKED_AT, _MANY = 8, 1000
 _MOMENT_TYPES = frozenset(MOMENT_TYPES)
 
 
-class Picked:
+class NeededEvents:
     """Events that the tables may need, in the file's order, and the identities of those that have one."""
 
     def __init__(self) -> None:
@@ -39,26 +39,29 @@ class Picked:
         self.launches: list[AnySpan] = []
         self.ops: list[AnySpan] = []
         self.op_ids: list[int] = []
-        """all ops of the host, where shapes are recorded"""
+        """of all ops of the host, where shapes are recorded"""
         self.window_end: msgspec.Raw | None = None
 
     def of_family(self, which: Family) -> tuple[list[AnySpan], list[int]]:
         return (self.host, self.host_ids) if which in _HOST_FAMILIES else (self.device, self.device_ids)
 
 
-def pick(
+def needed_events(
     entries: Entries,
     span: type[AnySpan],
     ids: Mapping[Family, Remembered],
     identities: Sequence[Identity],
     has_shapes: bool,
-) -> Picked:
-    """`ids`: by name, index into `identities`, or a negative number: not needed."""
-    picked = Picked()
+) -> NeededEvents:
+    """Choose the events that the tables may need.
+
+    `ids`: for each family and name the index into `identities`, or a negative number for a name that is not needed.
+    """
+    needed = NeededEvents()
     host, host_ids, ops, all_op_ids, launches = (
-        picked.host, picked.host_ids, picked.ops, picked.op_ids, picked.launches
+        needed.host, needed.host_ids, needed.ops, needed.op_ids, needed.launches
     )  # fmt: skip
-    kept = {category: (ids[which], *picked.of_family(which)) for category, which in _KEPT}
+    kept = {category: (ids[which], *needed.of_family(which)) for category, which in _KEPT}
     op, op_of_2021 = Category.OP, Category.OP_OF_2021
     unneeded = (Category.FRAME, Category.OTHER)
     op_ids = ids[Family.OP]
@@ -68,7 +71,7 @@ def pick(
         kind = type(entry)
         if kind is not span:
             if kind in _MOMENT_TYPES and entry.name == "Record Window End":
-                picked.window_end = entry.ts
+                needed.window_end = entry.ts
             continue
         category = entry.cat
         if category is op or category is op_of_2021:
@@ -94,7 +97,7 @@ def pick(
                 numbers.append(identity)
         elif category not in unneeded:
             launches.append(entry)
-    return picked
+    return needed
 
 
 def sees_shapes(entries: Entries, span: type[AnySpan]) -> bool:

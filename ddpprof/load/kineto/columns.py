@@ -1,0 +1,391 @@
+"""The events of one trace file as columns: while they are collected, by one process or several, and afterwards.
+
+Which process decoded which events leaves no mark: rows are in the file's order, and names, shapes and details are
+numbered in the order in which rows use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpprof.intervals import outermost
+from ddpprof.load.kineto.arguments import CollectiveDetails, as_int
+from ddpprof.load.kineto.classify import DEVICE_ROLES, Identity, Role
+from ddpprof.model import UNKNOWN, Int64Column
+
+IntColumn = NDArray[np.signedinteger[Any]]
+
+NAMED_LANE = -(1 << 62)
+"""A lane without a number counts down from here, until it is known which of these lanes rows use."""
+
+_NARROW = [(dtype, np.iinfo(dtype)) for dtype in (np.int8, np.int16, np.int32)]
+_NOTHING: IntColumn = np.empty(0, np.int8)
+_MOST_KEYS = 400_000
+"""In a trace that nobody recorded, every event may have a name of its own."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class EventRows:
+    """Events that the tables need, one row each. Every column is as wide as its numbers need."""
+
+    start_ns: IntColumn
+    duration_ns: IntColumn
+    identity: IntColumn
+    lane: IntColumn
+    device: IntColumn
+    correlation: IntColumn
+    detail: IntColumn
+    launch_shape: IntColumn
+    op: IntColumn
+    """id of the op that launched a kernel, or 0"""
+    group: IntColumn
+    """of batches"""
+
+
+@dataclass(slots=True)
+class LaunchRows:
+    """The host's calls that queued device work, one row each."""
+
+    start_ns: IntColumn
+    lane: IntColumn
+    correlation: IntColumn
+    group: IntColumn
+
+
+@dataclass(slots=True)
+class OpShapeRows:
+    """Ops of the host whose inputs have shapes, one row each."""
+
+    op: IntColumn
+    """id of the op"""
+    shape: IntColumn
+    group: IntColumn
+
+
+_RowsT = TypeVar("_RowsT", bound=EventRows | LaunchRows | OpShapeRows)
+
+
+class Chunks(list[_RowsT], Generic[_RowsT]):
+    """Rows in the order in which they were added.
+
+    Rows of single batches are joined as they come, because many small arrays leave the heap full of holes.
+    """
+
+    _MANY = 64
+
+    def __init__(self, kind: type[_RowsT], chunks: Sequence[_RowsT] = ()) -> None:
+        super().__init__(chunks)
+        self.kind = kind
+        self._num_small = 0
+
+    def add(self, chunk: _RowsT) -> None:
+        self.append(chunk)
+        self._num_small += 1
+        if self._num_small == self._MANY:
+            self[-self._MANY :] = [concatenated(self.kind, self[-self._MANY :])]
+            self._num_small = 0
+
+
+@dataclass(slots=True)
+class Collected:
+    """What one process kept of the groups of batches that it decoded."""
+
+    identities: Sequence[Identity]
+    lane_names: Sequence[str]
+    """names of `NAMED_LANE` and of the lanes below it"""
+    shapes: Sequence[bytes]
+    details: Sequence[CollectiveDetails]
+    events: list[EventRows]
+    launches: list[LaunchRows]
+    ops_with_shapes: list[OpShapeRows]
+    num_events: dict[int, int]
+    """by group; every group is in it"""
+    num_launches: dict[int, int]
+    """by group"""
+    devices: set[int]
+    """devices that ran kernels"""
+    last_ns: int
+    """latest end of an event, apart from ops that only stand for compute"""
+    last_op_ns: int
+    """latest end of such an op, until a device is seen"""
+    window_end: tuple[int, int] | None
+    """group, and the time"""
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The host's calls that queued the device work among the rows."""
+
+    start_ns: Int64Column
+    lane: IntColumn
+    correlation: IntColumn
+    num_all: int
+    """number of calls, with those that queued other work or none"""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """One row per event that the tables need, launches apart. Events of the host, and of the device, are in order."""
+
+    identities: tuple[Identity, ...]
+    start_ns: Int64Column
+    end_ns: Int64Column
+    identity: IntColumn
+    """index into ``identities``"""
+    lane: IntColumn
+    """stream of a device, thread of the host"""
+    device: IntColumn
+    """accelerator that did the work, or `UNKNOWN`"""
+    correlation: IntColumn
+    """number that device work and its launch have in common, or 0"""
+    detail: IntColumn
+    """index into ``details``, or `UNKNOWN`"""
+    details: tuple[CollectiveDetails, ...]
+    launch_shape: IntColumn
+    """grid and block of a kernel: index into ``shapes``, or `UNKNOWN`"""
+    input_shape: IntColumn
+    """shapes of the inputs of the op that launched a kernel: index into ``shapes``, or `UNKNOWN`"""
+    shapes: tuple[str, ...]
+    launches: Launches
+    last_ns: int
+    """end of the last of these events"""
+    window_end_ns: int | None
+    """time at which the profiler stopped"""
+    num_devices: int
+    """number of accelerators that ran kernels, as far as the events say"""
+    num_events: int
+
+
+def columns_of(parts: Sequence[Collected]) -> Columns:
+    """Make one table of what several processes collected, whose parts are empty afterwards."""
+    numbers = _Numbers()
+    for index, part in enumerate(parts):
+        _drop_groups(part, {group for earlier in parts[:index] for group in earlier.num_events})
+        numbers.renumber(part)
+    identities = list(numbers.identities)
+    last_ns = max(part.last_ns for part in parts)
+    rows = _in_order(EventRows, [chunk for part in parts for chunk in part.events])
+    if any(identity.role in DEVICE_ROLES for identity in identities):
+        rows = taken(rows, ~_is_only_op(identities)[rows.identity])
+    else:
+        last_ns = max(last_ns, *(part.last_op_ns for part in parts))
+    rows = outermost_only(rows, identities)
+    launches = _launches_of(parts, rows.correlation)
+    input_shape = _input_shapes(parts, rows.op)
+    start_ns = rows.start_ns.astype(np.int64, copy=False)
+    end_ns = start_ns + rows.duration_ns
+    device, correlation = narrow(rows.device), narrow(rows.correlation)
+    used_identities, identity = _by_first_use(rows.identity)
+    used_details, detail = _by_first_use(rows.detail)
+    used_shapes, shape = _by_first_use(np.concatenate((rows.launch_shape, input_shape)))
+    lane, launch_lane = np.split(_numbered_lanes(np.concatenate((rows.lane, launches.lane))), [len(start_ns)])
+    shapes = list(numbers.shapes)
+    return Columns(
+        identities=tuple(identities[number] for number in used_identities),
+        start_ns=start_ns,
+        end_ns=end_ns,
+        identity=identity,
+        lane=narrow(lane),
+        device=device,
+        correlation=correlation,
+        detail=detail,
+        details=tuple(numbers.details[number] for number in used_details),
+        launch_shape=shape[: len(start_ns)],
+        input_shape=shape[len(start_ns) :],
+        shapes=tuple(shapes[number].decode("utf-8", "replace") for number in used_shapes),
+        launches=Launches(
+            launches.start_ns.astype(np.int64, copy=False), narrow(launch_lane), narrow(launches.correlation),
+            num_all=sum(sum(part.num_launches.values()) for part in parts),
+        ),
+        last_ns=last_ns,
+        window_end_ns=max((part.window_end for part in parts if part.window_end is not None), default=(0, None))[1],
+        num_devices=len(set[int]().union(*(part.devices for part in parts)) - {UNKNOWN}),
+        num_events=sum(sum(part.num_events.values()) for part in parts),
+    )  # fmt: skip
+
+
+def narrow(column: IntColumn) -> IntColumn:
+    """Return the same numbers in as few bytes as they need: most columns of most batches need one or two."""
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    return next((column.astype(dtype) for dtype, of in _NARROW if of.min <= low and high <= of.max), column)
+
+
+def concatenated(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
+    """Return all rows in one. The chunks are emptied column by column, so that memory never holds all of them twice."""
+    return kind(*(np.concatenate([_NOTHING, *_emptied(chunks, column.name)]) for column in fields(kind)))
+
+
+def _emptied(chunks: Sequence[_RowsT], column: str) -> list[IntColumn]:
+    columns = [getattr(chunk, column) for chunk in chunks]
+    for chunk in chunks:
+        setattr(chunk, column, _NOTHING)
+    return columns
+
+
+def taken(rows: _RowsT, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> _RowsT:
+    """Return the chosen rows."""
+    return type(rows)(*(getattr(rows, column.name)[chosen] for column in fields(rows)))
+
+
+def outermost_only(rows: EventRows, identities: Sequence[Identity]) -> EventRows:
+    """Leave out the ops inside other ops: only the outermost stand for compute."""
+    needed = ~_is_only_op(identities)[rows.identity]
+    if needed.all():
+        return rows
+    ops = np.flatnonzero(np.array([identity.is_op for identity in identities], np.bool_)[rows.identity])
+    start_ns = rows.start_ns[ops]
+    needed[ops[outermost(start_ns, start_ns + rows.duration_ns[ops], rows.lane[ops])]] = True
+    return taken(rows, needed)
+
+
+def integers(values: Sequence[object]) -> Int64Column:
+    """Return the values as integers, with 0 for what is none; in nearly all files all are integers."""
+    if set(map(type, values)) == {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            pass
+    return np.array([as_int(value) or 0 for value in values], np.int64)
+
+
+class Remembered(dict[Any, int]):
+    """The number that a function finds for each key."""
+
+    def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
+        """`shared`: numbers that many keys have. They and negative ones are found anew once too many are known."""
+        super().__init__()
+        self._find = find
+        self._shared = shared
+
+    def __missing__(self, key: Any) -> int:
+        number = self._find(key)
+        if len(self) < _MOST_KEYS or not (number < 0 or number in self._shared):
+            self[key] = number
+        return number
+
+
+class _Numbers:
+    """The things that rows refer to, numbered alike for all parts."""
+
+    def __init__(self) -> None:
+        self.identities: dict[Identity, int] = {}
+        self.shapes: dict[bytes, int] = {}
+        self.details: list[CollectiveDetails] = []
+        self._lanes: dict[str, int] = {}
+
+    def renumber(self, part: Collected) -> None:
+        """Make the rows of a part refer to the numbers of all."""
+        identity = _numbers_in(self.identities, part.identities)
+        shape = np.append(_numbers_in(self.shapes, part.shapes), UNKNOWN)  # which `UNKNOWN` finds
+        lane = NAMED_LANE - _numbers_in(self._lanes, part.lane_names)
+        first_detail = len(self.details)
+        self.details += part.details
+        for rows in part.events:
+            rows.identity = narrow(identity[rows.identity])
+            detail = rows.detail.astype(np.int64)
+            rows.detail = narrow(np.where(detail == UNKNOWN, UNKNOWN, first_detail + detail))
+            rows.launch_shape = narrow(shape[rows.launch_shape])
+            _rename_lanes(rows.lane, lane)
+        for launches in part.launches:
+            _rename_lanes(launches.lane, lane)
+        for ops in part.ops_with_shapes:
+            ops.shape = narrow(shape[ops.shape])
+
+
+def _numbers_in(known: dict[_T, int], found: Iterable[_T]) -> NDArray[np.int64]:
+    return np.array([known.setdefault(one, len(known)) for one in found], np.int64)
+
+
+def _rename_lanes(lane: IntColumn, named: NDArray[np.int64]) -> None:
+    rows = np.flatnonzero(lane <= NAMED_LANE)
+    if len(rows):
+        lane[rows] = named[NAMED_LANE - lane[rows]]
+
+
+def _numbered_lanes(lane: IntColumn) -> IntColumn:
+    """Number the lanes that have a name from -1 down."""
+    is_named = lane <= NAMED_LANE
+    if is_named.any():
+        number = _by_first_use(np.where(is_named, NAMED_LANE - lane.astype(np.int64), UNKNOWN))[1]
+        lane = np.where(is_named, -1 - number.astype(np.int64), lane)
+    return lane
+
+
+def _is_only_op(identities: Iterable[Identity]) -> NDArray[np.bool_]:
+    return np.array([identity.role is Role.OP for identity in identities], np.bool_)
+
+
+def _by_first_use(column: IntColumn) -> tuple[list[int], IntColumn]:
+    """Return the numbers in the order in which they first stand in the column, and each row's place among them."""
+    size = int(column.max(initial=UNKNOWN)) + 1
+    first = np.full(size, len(column))
+    rows = np.flatnonzero(column != UNKNOWN)[::-1]
+    first[column[rows]] = rows  # of several the last one stays
+    used = np.flatnonzero(first < len(column))
+    used = used[np.argsort(first[used])]
+    place = np.full(size + 1, UNKNOWN)
+    place[used] = np.arange(len(used))
+    return used.tolist(), narrow(place[column])
+
+
+def _drop_groups(part: Collected, groups: set[int]) -> None:
+    """Drop what another process decoded, too: nothing keeps two from taking a group at the same instant."""
+    twice = np.array(sorted(groups & part.num_events.keys()), np.int64)
+    if not len(twice):
+        return
+    part.events = [taken(rows, ~np.isin(rows.group, twice)) for rows in part.events]
+    part.launches = [taken(rows, ~np.isin(rows.group, twice)) for rows in part.launches]
+    part.ops_with_shapes = [taken(rows, ~np.isin(rows.group, twice)) for rows in part.ops_with_shapes]
+    for group in twice.tolist():
+        del part.num_events[group], part.num_launches[group]
+
+
+def _in_order(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
+    """Return all rows in one, in the file's order."""
+    rows = concatenated(kind, chunks)
+    if (rows.group[1:] < rows.group[:-1]).any():
+        order = np.argsort(rows.group, kind="stable")
+        for column in fields(kind):
+            setattr(rows, column.name, getattr(rows, column.name)[order])
+    return rows
+
+
+def _launches_of(parts: Sequence[Collected], correlation: IntColumn) -> LaunchRows:
+    """Return the launches of the rows with these correlations."""
+    wanted = np.unique(correlation)
+    kept = [
+        taken(launches, _is_in(wanted, launches.correlation)) for part in parts for launches in _drained(part.launches)
+    ]
+    return _in_order(LaunchRows, kept)
+
+
+def _input_shapes(parts: Sequence[Collected], op: IntColumn) -> IntColumn:
+    """Return for each row the shapes of the inputs of the op with that id."""
+    wanted = np.unique(op)
+    kept = [taken(ops, _is_in(wanted, ops.op)) for part in parts for ops in _drained(part.ops_with_shapes)]
+    ops = _in_order(OpShapeRows, kept)
+    if not len(ops.op):
+        return np.full(len(op), UNKNOWN, np.int8)
+    order = np.argsort(ops.op, kind="stable")
+    found = order[np.minimum(np.searchsorted(ops.op, op, sorter=order), len(ops.op) - 1)]
+    return narrow(np.where((ops.op[found] == op) & (op != 0), ops.shape[found], UNKNOWN))
+
+
+def _drained(chunks: list[_RowsT]) -> Iterable[_RowsT]:
+    """Yield the chunks in their order, and let go of each."""
+    chunks.reverse()
+    while chunks:
+        yield chunks.pop()
+
+
+def _is_in(distinct: IntColumn, column: IntColumn) -> NDArray[np.bool_]:
+    """Whether each number is one of these, which are in order."""
+    found: NDArray[np.bool_] = np.append(distinct, 0)[np.searchsorted(distinct, column)] == column
+    return found

@@ -1,0 +1,127 @@
+"""What one rank left → `Rank`: what ddpprof recorded, and the trace beside it, or traces alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpprof.errors import BadTrace
+from ddpprof.files import Location
+from ddpprof.load.folder import assumed_rank, load_trace, load_traces, rank_of_name
+from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.model import Rank, Record, StepMode, Trace
+from ddpprof.rundir import RUN_FILE, facts_file, steps_file
+
+_WITH_KERNELS = ("cuda", "xpu")
+"""devices whose kernels torch.profiler shows"""
+_NO_KERNELS = (
+    "its trace shows no kernel, although the rank trains on {device}, and is left out: host times say nothing of "
+    "computation. Another profiler (nsys, ncu, DCGM) may have held the device, or only administrators may profile it "
+    "(NVIDIA's driver: NVreg_RestrictProfilingToAdminUsers=0)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """Where one rank left what it left."""
+
+    rank: int | None
+    """``None``: one trace, which says it or not"""
+    traces: tuple[Location, ...]
+    """in the order of their names; several are the profiler's cycles"""
+    directory: Location | None = None
+    """that of the run, where ddpprof recorded"""
+    expects_trace: bool = True
+    run_id: str | None = None
+    """the run's, which its ranks should have, too"""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRank:
+    """What could be read of one rank, and what could not."""
+
+    rank: Rank | None
+    missing: tuple[str, ...]
+    is_whole: bool = True
+    """``False``: there is a file that could not be read"""
+
+
+def some_file(files: RankFiles) -> Location:
+    """For those who want to know what is being read."""
+    path = files.traces[0] if files.traces else files.directory
+    assert path is not None
+    return path
+
+
+def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> LoadedRank:
+    """`num_processes`: that may decode its traces.
+
+    Raises `BadTrace` where the rank is one bad trace that was asked for by its name.
+    """
+    if files.directory is not None:
+        return _recorded_rank(files, files.directory, limits, num_processes)
+    if files.rank is not None:
+        loaded = load_traces(files.rank, files.traces, limits, num_processes)
+        rank = Rank(files.rank, loaded.trace, None) if loaded.trace is not None else None
+        return LoadedRank(rank, loaded.missing, loaded.is_whole)
+    (path,) = files.traces
+    trace = load_trace(path, limits, num_processes)
+    number = trace.rank if trace.rank is not None else rank_of_name(path.name, num_files=1)
+    missing = (assumed_rank(path.name, 0),) if number is None else ()
+    return LoadedRank(Rank(number or 0, trace, None), missing)
+
+
+def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_processes: int) -> LoadedRank:
+    assert files.rank is not None
+    rank, missing, is_whole = files.rank, [], True
+    record, trace = None, None
+    try:
+        record = load_record(directory, rank)
+        if record is None:
+            missing.append(f"rank {rank}: {facts_file(rank)} is missing, which says what DDP was told, and did")
+    except BadRecordError as error:
+        missing.append(f"rank {rank}: {error}")
+        is_whole = False
+    if record is not None and None not in (record.run_id, files.run_id) and record.run_id != files.run_id:
+        missing.append(f"rank {rank} is of another run: the run_id of {facts_file(rank)} is not that of {RUN_FILE}")
+    if files.traces:
+        try:
+            trace = load_trace(files.traces[0], limits, num_processes)
+        except BadTrace as error:
+            missing.append(f"rank {rank}: {error}")
+            is_whole = False
+    elif files.expects_trace and (record is None or record.profiles):
+        missing.append(f"rank {rank} left no trace: {_why_no_trace(record)}")
+    if trace is not None and record is not None and record.device in _WITH_KERNELS and trace.device == "cpu":
+        missing.append(f"rank {rank}: {_NO_KERNELS.format(device=record.device)}")
+        trace = None
+    if trace is not None and record is not None and record.no_trace is not None:
+        missing.append(f"rank {rank}'s trace ends early: {record.no_trace}")
+    if trace is not None and record is not None and (unknown := _unknown_steps(trace, record)):
+        missing.append(
+            f"rank {rank}: {steps_file(rank)} ends too early. Steps {', '.join(map(str, unknown))} are in the trace "
+            "alone, and left out"
+        )
+    loaded = Rank(rank, trace, record) if trace is not None or record is not None else None
+    return LoadedRank(loaded, tuple(missing), is_whole)
+
+
+def _unknown_steps(trace: Trace, record: Record) -> list[int]:
+    """That the record should know: it has any, and the job did not just end in the middle of the last one."""
+    known = {step.number for step in record.steps}
+    unknown = [step.number for step in trace.steps if step.number not in known]
+    return unknown if known and unknown != [step.number for step in trace.steps[-1:]] else []
+
+
+def _why_no_trace(record: Record | None) -> str:
+    if record is not None and record.no_trace is not None:
+        return record.no_trace
+    if record is None or record.ended is None:
+        return "it was killed before the profiled steps ended"
+    if record.ended == "finished":
+        num_profiled = sum(step.mode is StepMode.PROFILED for step in record.steps)
+        if not num_profiled:
+            return "training finished before the profiled steps did"
+        profiled = f"{num_profiled} steps were" if num_profiled > 1 else "one step was"
+        return f"the file is missing, though {profiled} profiled"
+    return "it was interrupted" if record.ended == "interrupted" else f"it {record.ended}"
