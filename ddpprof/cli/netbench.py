@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import seconds, sizes_bytes
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import add_torchrun_options
 from ddpprof.errors import DdpprofError
 from ddpprof.files import local
+
+if TYPE_CHECKING:
+    from ddpprof.model.netbench import NetBench
 
 _SIZES = "1K-256M"
 _SECONDS = "1"
@@ -90,19 +92,19 @@ def _run_as_a_rank(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(measured: dict[str, Any], out: Path | None) -> None:
-    from ddpprof.load.netbench import parse_netbench
+def _show(bench: NetBench, out: Path | None) -> None:
+    from dataclasses import asdict
+
     from ddpprof.render.sections.netbench import netbench_sections
     from ddpprof.render.terminal import render_terminal
     from ddpprof.rundir import write_json
 
-    bench = parse_netbench(json.dumps(measured).encode(), "what was measured")
     render_terminal(netbench_sections(bench), sys.stdout)
     if out is None:
         say("\nKeep every iteration with -o FILE.json.")
         return
     try:
-        write_json(out, measured)
+        write_json(out, asdict(bench))
     except OSError as error:
         raise DdpprofError(f"cannot write {out}: {error.strerror}.") from error
     say(f"\nWrote {out}.")

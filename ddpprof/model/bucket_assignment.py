@@ -81,9 +81,17 @@ def same_buckets(one: Buckets, other: Buckets) -> bool:
     return sorted(map(sorted, one)) == sorted(map(sorted, other))
 
 
-def is_rebuilt(module: DdpModule) -> bool:
+def rebuilds_buckets(*, find_unused_parameters: bool, static_graph: bool) -> bool:
     """Whether DDP fills its buckets anew, in the order in which gradients came in the first backward pass."""
-    return bool(module.settings.get("static_graph")) or not module.settings.get("find_unused_parameters")
+    return static_graph or not find_unused_parameters
+
+
+def is_rebuilt(module: DdpModule) -> bool:
+    """Whether `rebuilds_buckets` holds for a recorded module."""
+    return rebuilds_buckets(
+        find_unused_parameters=bool(module.settings.get("find_unused_parameters")),
+        static_graph=bool(module.settings.get("static_graph")),
+    )
 
 
 def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
@@ -92,8 +100,7 @@ def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
         tuple(map(gradient_of, module.parameters)),
         caps,
         [index for bucket in module.buckets for index in bucket],
-        find_unused_parameters=bool(module.settings.get("find_unused_parameters")),
-        static_graph=bool(module.settings.get("static_graph")),
+        rebuilt=is_rebuilt(module),
     )
 
 
@@ -102,24 +109,20 @@ def final_buckets(
     caps: Caps,
     ready_order: Sequence[int],
     *,
-    find_unused_parameters: bool = False,
-    static_graph: bool = False,
+    rebuilt: bool = True,
 ) -> Buckets:
-    """Those in force once DDP has rebuilt them, or the initial ones where it never does.
+    """Return the buckets in force once DDP has rebuilt them, or the initial ones where it never does.
 
     `ready_order`: indices of gradients in the order in which rank 0 had them; those missing are unused.
     """
-    if find_unused_parameters and not static_graph:
-        return initial_buckets(gradients, caps, find_unused_parameters=True)
+    if not rebuilt:
+        return initial_buckets(gradients, caps, rebuilt=False)
     return rebuilt_buckets(gradients, caps, ready_order)
 
 
-def initial_buckets(
-    gradients: Sequence[Gradient], caps: Caps, *, find_unused_parameters: bool = False, static_graph: bool = False
-) -> Buckets:
-    """With which DDP is constructed: not cut at all, unless caps are given in a list, or these buckets are to stay."""
-    stay = find_unused_parameters and not static_graph
-    limits = caps.limits if stay or caps.per_bucket_bytes else ()
+def initial_buckets(gradients: Sequence[Gradient], caps: Caps, *, rebuilt: bool = True) -> Buckets:
+    """Return the buckets that DDP is constructed with: one per kind, unless caps are a list or these buckets stay."""
+    limits = caps.per_bucket_bytes if rebuilt else caps.limits
     buckets = _cut(gradients, range(len(gradients)), limits)
     return tuple(sorted(buckets, key=min, reverse=True))
 

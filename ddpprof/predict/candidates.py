@@ -200,8 +200,7 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
             training.gradients,
             Caps.of(cap_mb),
             order,
-            find_unused_parameters=training.find_unused_parameters,
-            static_graph=training.static_graph,
+            rebuilt=training.is_rebuilt,
         )
         if not same_buckets(buckets, training.buckets):
             candidate = Candidate(_arguments(BucketCaps(cap_mb), knobs.drops_list), num_buckets=len(buckets))

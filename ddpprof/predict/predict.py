@@ -154,8 +154,7 @@ def _training(profile: Profile, setting: Setting) -> Training:
         asked.gradients,
         setting.buckets.caps if setting.buckets is not None else was.caps,
         order,
-        find_unused_parameters=asked.find_unused_parameters,
-        static_graph=asked.static_graph,
+        rebuilt=asked.is_rebuilt,
     )
     as_before = asked.is_rebuilt == was.is_rebuilt and same_buckets(made, was.buckets)
     return asked if as_before else replace(asked, buckets=made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpprof.model.bucket_assignment import Buckets, Caps, Gradient
+from ddpprof.model.bucket_assignment import Buckets, Caps, Gradient, rebuilds_buckets
 from ddpprof.predict.replay import Bucket, Link, Replayed, replay
 
 Times = Sequence[float | None]
@@ -65,8 +65,7 @@ class Training:
 
     @property
     def is_rebuilt(self) -> bool:
-        """Whether DDP fills its buckets anew, in the order in which gradients came."""
-        return self.static_graph or not self.find_unused_parameters
+        return rebuilds_buckets(find_unused_parameters=self.find_unused_parameters, static_graph=self.static_graph)
 
     def launches(self, ready_ns: Times) -> list[float]:
         """Of each bucket: once it and all before it are there. One without gradients goes with the one before."""

@@ -26,10 +26,10 @@ import torch.distributed as dist
 
 from ddpprof import __version__
 from ddpprof.errors import CannotRecord
+from ddpprof.model.netbench import NETBENCH_FORMAT, BesideTimes, CollectiveTimes, ConcurrentTimes, NetBench
 from ddpprof.record.netbench_beside import measure_beside
 from ddpprof.record.netbench_job import STORE_VARIABLE
 
-_FORMAT = 1
 _WARM_UPS = 3
 _FEWEST, _MOST = 3, 200
 _EVERY = 4
@@ -71,34 +71,34 @@ class Plan:
     """for each size"""
 
 
-def measure(plan: Plan) -> dict[str, Any] | None:
-    """What is written as JSON, on the first rank; ``None`` on others. Raises `CannotRecord`."""
+def measure(plan: Plan) -> NetBench | None:
+    """Return what was measured on the first rank, ``None`` on the others. Raises `CannotRecord`."""
     device, backend = _device_and_backend(plan.backend)
     with _process_group(backend, device):
         bench = _Bench(plan, device)
         sizes = list(bench.sizes())
-        measured = [entry["num_bytes"] for entry in sizes]
+        measured = [one.num_bytes for one in sizes]
         concurrent = [bench.concurrent(size) for size in sorted(measured[::-_EVERY])]
         beside = list(bench.beside(sizes))
         hosts = _from_all(socket.gethostname())
         if dist.get_rank() != 0:
             return None
-    return {
-        "format": _FORMAT,
-        "ddpprof": __version__,
-        "torch": torch.__version__,
-        "created_unix_s": time.time(),
-        "collective": plan.collective,
-        "dtype": "float32",
-        "backend": backend,
-        "device": device.type,
-        "world_size": len(hosts),
-        "hosts": hosts,
-        "sizes": sizes,
-        "concurrent": concurrent,
-        "beside": beside,
-        "left_out": bench.sizes_bytes[len(sizes) :],
-    }
+    return NetBench(
+        format=NETBENCH_FORMAT,
+        ddpprof=__version__,
+        torch=torch.__version__,
+        created_unix_s=time.time(),
+        collective=plan.collective,
+        dtype="float32",
+        backend=backend,
+        device=device.type,
+        world_size=len(hosts),
+        hosts=tuple(hosts),
+        sizes=tuple(sizes),
+        concurrent=tuple(concurrent),
+        left_out=tuple(bench.sizes_bytes[len(sizes) :]),
+        beside=tuple(beside),
+    )
 
 
 def _device_and_backend(asked: str | None) -> tuple[torch.device, str]:
@@ -170,9 +170,9 @@ def _from_all(mine: Any) -> list[Any]:
     return everyones
 
 
-def _cpu_ns(iterations: Sequence[_Ranks]) -> list[int]:
-    """Per rank, the median."""
-    return [round(median(times.cpu_ns for times in rank)) for rank in zip(*iterations, strict=True)]
+def _cpu_ns(iterations: Sequence[_Ranks]) -> tuple[int, ...]:
+    """Return the median processor time of an iteration on each rank."""
+    return tuple(round(median(times.cpu_ns for times in rank)) for rank in zip(*iterations, strict=True))
 
 
 class _Bench:
@@ -183,42 +183,41 @@ class _Bench:
         whole = _ELEMENT_BYTES * (dist.get_world_size() if plan.collective in _SHARED_OUT else 1)
         self.sizes_bytes = sorted({max(1, size // whole) * whole for size in plan.sizes_bytes})
 
-    def sizes(self) -> Iterator[dict[str, Any]]:
-        """Every size, as long as one iteration does not take too long."""
+    def sizes(self) -> Iterator[CollectiveTimes]:
+        """Measure every size, as long as one iteration does not take too long."""
         for size in self.sizes_bytes:
             (one,) = self._in_turns([[self._start(size)]])
-            yield {
-                "num_bytes": size,
-                "longest_ns": [longest.wall_ns for longest in map(max, one)],
-                "shortest_ns": [shortest.wall_ns for shortest in map(min, one)],
-                "cpu_ns": _cpu_ns(one),
-            }
+            yield CollectiveTimes(
+                num_bytes=size,
+                longest_ns=tuple(longest.wall_ns for longest in map(max, one)),
+                shortest_ns=tuple(shortest.wall_ns for shortest in map(min, one)),
+                cpu_ns=_cpu_ns(one),
+            )
             if min(map(max, one)).wall_ns > self._may_take_ns:
                 return
 
-    def concurrent(self, num_bytes: int) -> dict[str, Any]:
+    def concurrent(self, num_bytes: int) -> ConcurrentTimes:
         starts = [self._start(num_bytes), self._start(num_bytes)]
         both, alone = self._in_turns([starts, starts[:1]])
-        return {
-            "num_bytes": num_bytes,
-            "both_ns": [longest.wall_ns for longest in map(max, both)],
-            "alone_ns": [longest.wall_ns for longest in map(max, alone)],
-            "cpu_ns": _cpu_ns(both),
-        }
+        return ConcurrentTimes(
+            num_bytes=num_bytes,
+            both_ns=tuple(longest.wall_ns for longest in map(max, both)),
+            alone_ns=tuple(longest.wall_ns for longest in map(max, alone)),
+            cpu_ns=_cpu_ns(both),
+        )
 
     def _start(self, num_bytes: int) -> _Start:
         return _COLLECTIVES[self._collective](num_bytes, self._device)
 
-    def beside(self, sizes: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """All-reduces of the sizes that buckets have: it is DDP that has a computation beside them."""
+    def beside(self, sizes: Sequence[CollectiveTimes]) -> Iterator[BesideTimes]:
+        """Measure all-reduces of the sizes that buckets have beside a computation, as DDP runs them."""
         if self._device.type != "cpu" or self._collective != "all_reduce":
             return
-        for entry in sizes:
-            size = entry["num_bytes"]
+        for one in sizes:
+            size = one.num_bytes
             if _BESIDE[0] <= size <= _BESIDE[1]:
-                alone_ns = median(entry["longest_ns"])
-                taken, lasted = measure_beside(self._start(size), alone_ns, self._may_take_ns, _from_all)
-                yield {"num_bytes": size, "taken_ns": taken, "lasted_ns": lasted}
+                taken, lasted = measure_beside(self._start(size), median(one.longest_ns), self._may_take_ns, _from_all)
+                yield BesideTimes(size, tuple(taken), tuple(lasted))
 
     def _in_turns(self, variants: Sequence[Sequence[_Start]]) -> list[list[_Ranks]]:
         """Per variant and iteration, the times of all ranks. A variant starts its collectives at once."""

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpprof.model.bucket_assignment import Buckets, Caps, Gradient, final_buckets, initial_buckets, rebuilt_buckets
+from ddpprof.model.bucket_assignment import (
+    Buckets,
+    Caps,
+    Gradient,
+    final_buckets,
+    initial_buckets,
+    rebuilds_buckets,
+    rebuilt_buckets,
+)
 
 torch = pytest.importorskip("torch", reason="needs torch")
 dist = pytest.importorskip("torch.distributed", reason="needs torch")
@@ -59,7 +67,7 @@ def test_buckets_of_random_models_are_torchs(seed: int) -> None:
         rebuilt, _ = dist._compute_bucket_assignment_by_size([tensors[i] for i in order], limits, sparse, order)
         assert rebuilt_buckets(gradients, caps, order) == plain(rebuilt)
         kept, _ = dist._compute_bucket_assignment_by_size(tensors, limits, sparse)
-        assert initial_buckets(gradients, caps, find_unused_parameters=True) == plain(kept[::-1])
+        assert initial_buckets(gradients, caps, rebuilt=False) == plain(kept[::-1])
         if not caps.per_bucket_bytes:
             whole, _ = dist._compute_bucket_assignment_by_size(tensors, [sys.maxsize], sparse)
             assert initial_buckets(gradients, caps) == plain(whole[::-1])
@@ -129,15 +137,17 @@ def test_buckets_of_a_reducer_that_trains(arguments: dict, dtypes: int) -> None:
     from ddpprof.record.facts import bucket_layout
 
     searches = arguments.get("find_unused_parameters", False)
-    settings = {"find_unused_parameters": searches, "static_graph": arguments.get("static_graph", False)}
+    static_graph = arguments.get("static_graph", False)
+    rebuilt = rebuilds_buckets(find_unused_parameters=searches, static_graph=static_graph)
     ddp = torch.nn.parallel.DistributedDataParallel(Model(dtypes, unused=searches), **arguments)
     parameters, sparse = ddp._build_params_for_reducer()
     gradients = gradients_of(parameters, sparse)
     caps = Caps.of(arguments.get("bucket_cap_mb"), arguments.get("bucket_cap_mb_list", ()))
-    sizes = [sum(gradients[i].num_bytes for i in bucket) for bucket in initial_buckets(gradients, caps, **settings)]
+    initial = initial_buckets(gradients, caps, rebuilt=rebuilt)
+    sizes = [sum(gradients[i].num_bytes for i in bucket) for bucket in initial]
     assert ddp._get_ddp_logging_data()["bucket_sizes"] == ", ".join(map(str, sizes))
     for _ in range(4):
         ddp(torch.arange(5)).backward()
     ready = ddp._get_ddp_logging_data()["prev_iteration_grad_ready_order_indices"]
-    buckets = final_buckets(gradients, caps, [int(word) for word in ready.split(",")], **settings)
+    buckets = final_buckets(gradients, caps, [int(word) for word in ready.split(",")], rebuilt=rebuilt)
     assert buckets == plain(bucket_layout(ddp, parameters))
