@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from ddpprof.experiments.plan import Experiment, Kind, Trial, Variant
+from ddpprof.experiments.results import ExperimentReport, build_experiment
+from ddpprof.experiments.trials import StepParts, TrialResult, WrapperParts
+from ddpprof.experiments.tuning import Choice, Measured, TuneReport, build_tuning
 from ddpprof.predict.candidates import Candidate, Forecast
-from ddpprof.report.experiments import ExperimentReport, build_experiment
 from ddpprof.report.tree import Job
-from ddpprof.report.trials import StepParts, TrialResult, WrapperParts
-from ddpprof.report.tuning import Choice, Measured, TuneReport, build_tuning
 
 MS = 1_000_000
 

@@ -325,7 +325,7 @@ def _wipe() -> None:
 
 
 def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bool) -> None:
-    from ddpprof.cli.report import read_experiment
+    from ddpprof.experiments.results import read_experiment
     from ddpprof.render.plot import can_plot, plot
     from ddpprof.render.sections.experiments import experiment_sections
     from ddpprof.render.sections.layout import Picture

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.render.sections.layout import Section
     from ddpprof.report import Report
-    from ddpprof.report.experiments import ExperimentReport
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -135,6 +134,7 @@ def _page(report: Report, analysis: Analysis | None) -> str:
 
 
 def _report_on_experiment(options: argparse.Namespace) -> int:
+    from ddpprof.experiments.results import read_experiment
     from ddpprof.render.json import render_json
     from ddpprof.render.plot import can_plot, plot
     from ddpprof.render.sections.experiments import experiment_sections
@@ -156,30 +156,3 @@ def _report_on_experiment(options: argparse.Namespace) -> int:
         shown.append(Picture(picture.name, "step times"))
     show(options, options.path.name, shown)
     return 0
-
-
-def read_experiment(path: Location) -> ExperimentReport:
-    """An experiment's directory, or a table of times that were measured elsewhere. Raises `DdpprofError`."""
-    from ddpprof.cli.tuning_directory import read_tuning
-    from ddpprof.experiments.plan import Kind, is_experiment, read_end, read_plan
-    from ddpprof.load.csv_times import load_times
-    from ddpprof.load.run import load_run
-    from ddpprof.report.experiments import build_experiment, sweep_of_table
-    from ddpprof.report.trials import TrialResult, trial_result
-
-    if not is_experiment(path):
-        return sweep_of_table(load_times(path))
-    experiment, results = read_plan(path), []
-    if experiment.kind is Kind.TUNE:
-        return read_tuning(path).report()
-    for trial in experiment.trials():
-        ended = read_end(path / trial.name)
-        if ended is not None and ended.problem is not None:
-            results.append(TrialResult(trial, problem=ended.problem))
-        elif ended is not None:
-            results.append(trial_result(trial, load_run(path / trial.name)))
-    report = build_experiment(experiment, results)
-    if report is None:
-        problem = next((result.problem for result in results if result.problem), "no variant has been run to its end")
-        raise DdpprofError(f"{path} has nothing to compare yet: {problem}")
-    return report

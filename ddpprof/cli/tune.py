@@ -21,8 +21,8 @@ from ddpprof.files.small import read_small
 from ddpprof.own_files import write_whole
 
 if TYPE_CHECKING:
-    from ddpprof.cli.tuning_directory import Tuning
     from ddpprof.experiments.plan import Ended, Experiment, Trial
+    from ddpprof.experiments.tuning_directory import Tuning
     from ddpprof.predict.candidates import Shortlist
 
 _LEAST_TRIALS = 2
@@ -55,9 +55,9 @@ def _trials(text: str) -> int:
 
 
 def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    from ddpprof.cli.tuning_directory import has_choice
     from ddpprof.experiments.conduct import job_of, open_experiment, working_on
     from ddpprof.experiments.plan import Kind, is_experiment
+    from ddpprof.experiments.tuning_directory import has_choice
 
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
@@ -87,8 +87,8 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         if not has_choice(directory) and not _profile(directory, experiment):
             say(f"\nStopped before anything was tried. Begin again with: ddpprof tune --resume {directory}", flush=True)
             return 130
-        interrupted = _try_all(directory, experiment.command)
-    _show_what_there_is(directory, interrupted)
+        tuning, interrupted = _try_all(directory, experiment.command)
+    _show_what_there_is(tuning, interrupted)
     if interrupted:
         say(f"\nStopped. Go on with: ddpprof tune --resume {directory}", flush=True)
         return 130
@@ -135,10 +135,11 @@ def _keep_network(directory: Path, network: Location | None) -> None:
 
 def _profile(directory: Path, experiment: Experiment) -> bool:
     """Record the job as it is, and choose what to try. False where it was interrupted. Raises `DdpprofError`."""
-    from ddpprof.cli.tuning_directory import write_choice
-    from ddpprof.experiments.conduct import profile_steps, run_profile, steps_of, trained_on_accelerator
+    from ddpprof.experiments.conduct import profile_steps, run_profile, steps_of
     from ddpprof.experiments.plan import PROFILE_DIRECTORY, write_plan
-    from ddpprof.report.tuning import Choice
+    from ddpprof.experiments.tuning import Choice
+    from ddpprof.experiments.tuning_directory import write_choice
+    from ddpprof.load.record import load_record
 
     steps = [profile_steps(experiment, on_accelerator) for on_accelerator in (False, True)]
     say(f"Profile of {steps_in_words(*steps)} in {directory / PROFILE_DIRECTORY}", flush=True)
@@ -150,7 +151,8 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
     listed, unpredicted = _shortlist(directory, experiment)
     if not listed.chosen:
         raise DdpprofError("there is nothing to try: whatever the caps, DDP makes the same buckets of these gradients.")
-    on_accelerator = trained_on_accelerator(directory / PROFILE_DIRECTORY)
+    record = load_record(directory / PROFILE_DIRECTORY, 0)
+    on_accelerator = record is not None and record.device != "cpu"
     choice = Choice(
         candidates=(listed.now, *listed.chosen),
         untried=listed.others,
@@ -168,8 +170,8 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
 
 def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str | None]:
     from ddpprof.experiments.plan import NETWORK_FILE, PROFILE_DIRECTORY
+    from ddpprof.experiments.tuning_candidates import shortlisted
     from ddpprof.pipeline.analysis import analysed
-    from ddpprof.report.tuning_candidates import shortlisted
 
     network = directory / NETWORK_FILE
     bench = measured_network(network if network.is_file() else None)
@@ -177,10 +179,13 @@ def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str 
         return shortlisted(analysis.to_replay(), bench, experiment.most_variants - 1, experiment.allow_lossy)
 
 
-def _try_all(directory: Path, command: tuple[str, ...]) -> bool:
-    """Return whether it was interrupted. `command`: with its secrets, which the plan does not keep."""
-    from ddpprof.cli.tuning_directory import read_tuning
+def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[Tuning, bool]:
+    """Return what was measured, and whether it was interrupted.
+
+    `command`: with its secrets, which the plan does not keep.
+    """
     from ddpprof.experiments.conduct import conduct, remaining
+    from ddpprof.experiments.tuning_directory import read_tuning
     from ddpprof.render.sections.layout import count as number_of
 
     tuning = read_tuning(directory)
@@ -193,15 +198,15 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> bool:
     try:
         for trial, ended in conduct(directory, experiment, trials, given_up):
             if ended is None:
-                return True
-            tuning = read_tuning(directory)
+                return tuning, True
+            tuning = tuning.with_ended(trial)
             _say(tuning, trial, ended)
             for variant in sorted(tuning.stopped() - given_up):
                 given_up.add(variant)
                 _say_stopped(tuning, trial, variant)
     except KeyboardInterrupt:
-        return True
-    return False
+        return tuning, True
+    return tuning, False
 
 
 def _say(tuning: Tuning, trial: Trial, ended: Ended) -> None:
@@ -222,13 +227,12 @@ def _name(tuning: Tuning, variant: int) -> str:
     return tuning.choice.candidates[variant].label or "as it is"
 
 
-def _show_what_there_is(directory: Path, interrupted: bool) -> None:
-    from ddpprof.cli.tuning_directory import read_tuning
+def _show_what_there_is(tuning: Tuning, interrupted: bool) -> None:
     from ddpprof.render.sections.experiments import experiment_sections
     from ddpprof.render.terminal import render_terminal
 
     try:
-        report = read_tuning(directory).report()
+        report = tuning.report()
     except DdpprofError as nothing_yet:
         if not interrupted:
             raise
@@ -237,4 +241,4 @@ def _show_what_there_is(directory: Path, interrupted: bool) -> None:
     say()
     render_terminal(experiment_sections(report), sys.stdout)
     if not interrupted:
-        say(f"\nWrote {directory}. See it again with: ddpprof report {directory}")
+        say(f"\nWrote {tuning.directory}. See it again with: ddpprof report {tuning.directory}")

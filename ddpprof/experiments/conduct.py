@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -170,12 +169,6 @@ def profile_settings(folder: Path, experiment: Experiment) -> Settings:
 def profile_steps(experiment: Experiment, on_accelerator: bool = False) -> int:
     """Return how many steps the profile takes."""
     return Schedule(profile_settings(Path(), experiment), on_accelerator).num_steps
-
-
-def trained_on_accelerator(run: Path) -> bool:
-    """Raises ``OSError`` where rank 0 recorded nothing."""
-    facts = json.loads((run / rundir.facts_file(0)).read_text(encoding="utf-8"))
-    return bool(facts["device"] != "cpu")
 
 
 def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Settings) -> Ended | None:

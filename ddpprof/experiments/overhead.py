@@ -8,9 +8,7 @@ from statistics import median
 
 from ddpprof import __version__
 from ddpprof.experiments.plan import Experiment
-from ddpprof.measures.statistics.paired_ratio import Pair, Ratio, paired_ratio
-from ddpprof.report.tree import Job
-from ddpprof.report.trials import (
+from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
     StepParts,
     TrialResult,
@@ -19,6 +17,8 @@ from ddpprof.report.trials import (
     problems,
     rounds_of,
 )
+from ddpprof.measures.statistics.paired_ratio import Pair, Ratio, paired_ratio
+from ddpprof.report.tree import Job
 
 WITH, WITHOUT = 0, 1
 """the variants of the experiment"""

@@ -1,19 +1,38 @@
-"""From the trials of an experiment to its report."""
+"""From the trials of an experiment to its result."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-from ddpprof.experiments.plan import Experiment, Kind
+from ddpprof.errors import DdpprofError
+from ddpprof.experiments.overhead import OverheadReport, build_overhead
+from ddpprof.experiments.plan import Experiment, Kind, is_experiment, read_plan
+from ddpprof.experiments.scaling import ScalingReport, build_scaling
+from ddpprof.experiments.sweep import SweepPoint, SweepReport, build_sweep, sweep_report
+from ddpprof.experiments.trials import TrialResult, read_trial
+from ddpprof.experiments.tuning import TuneReport
+from ddpprof.experiments.tuning_directory import read_tuning
+from ddpprof.files import Location
+from ddpprof.load.csv_times import load_times
 from ddpprof.model import TimesTable
-from ddpprof.report.overhead import OverheadReport, build_overhead
-from ddpprof.report.scaling import ScalingReport, build_scaling
-from ddpprof.report.sweep import SweepPoint, SweepReport, build_sweep, sweep_report
-from ddpprof.report.trials import TrialResult
-from ddpprof.report.tuning import TuneReport
 
 ExperimentReport = OverheadReport | ScalingReport | SweepReport | TuneReport
+
+
+def read_experiment(path: Location) -> ExperimentReport:
+    """Read an experiment's directory, or a table of times that were measured elsewhere. Raises `DdpprofError`."""
+    if not is_experiment(path):
+        return sweep_of_table(load_times(path))
+    experiment = read_plan(path)
+    if experiment.kind is Kind.TUNE:
+        return read_tuning(path).report()
+    results = [result for trial in experiment.trials() if (result := read_trial(path, trial)) is not None]
+    report = build_experiment(experiment, results)
+    if report is None:
+        problem = next((result.problem for result in results if result.problem), "no variant has been run to its end")
+        raise DdpprofError(f"{path} has nothing to compare yet: {problem}")
+    return report
 
 
 def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> ExperimentReport | None:
@@ -26,7 +45,7 @@ def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> 
         case Kind.SWEEP:
             return build_sweep(experiment, results)
         case Kind.TUNE:
-            raise AssertionError("it takes more than the trials: ddpprof.cli.tuning_directory")
+            raise AssertionError("it takes more than the trials: `tuning_directory`")
 
 
 def sweep_of_table(table: TimesTable) -> SweepReport:

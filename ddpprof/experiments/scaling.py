@@ -16,9 +16,7 @@ from enum import StrEnum
 
 from ddpprof import __version__
 from ddpprof.experiments.plan import Experiment
-from ddpprof.measures.statistics.paired_ratio import Ratio, paired_ratio
-from ddpprof.report.tree import Job
-from ddpprof.report.trials import (
+from ddpprof.experiments.trials import (
     EXPERIMENT_REPORT_FORMAT,
     StepParts,
     TrialResult,
@@ -28,6 +26,8 @@ from ddpprof.report.trials import (
     rounds_of,
     scaled,
 )
+from ddpprof.measures.statistics.paired_ratio import Ratio, paired_ratio
+from ddpprof.report.tree import Job
 
 
 class Scaling(StrEnum):

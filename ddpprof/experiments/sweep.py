@@ -9,9 +9,9 @@ from statistics import median
 
 from ddpprof import __version__
 from ddpprof.experiments.plan import Experiment, Variant
+from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, problems, rounds_of
 from ddpprof.measures.statistics.size_model import Crossover, SizeModel, find_crossover, fit_size_model
 from ddpprof.report.tree import Job
-from ddpprof.report.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, problems, rounds_of
 
 
 @dataclass(frozen=True, slots=True)

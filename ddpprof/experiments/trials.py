@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 from statistics import fmean, median
 from typing import TypeVar
 
-from ddpprof.experiments.plan import Experiment, Trial
+from ddpprof.experiments.plan import Experiment, Trial, read_end
+from ddpprof.files import Location
+from ddpprof.load.run import load_run
 from ddpprof.measures.step.step_times import Steps, timed_blocks, timed_steps
 from ddpprof.model import Run, StepMode
 from ddpprof.report.build import build_report
@@ -66,6 +68,16 @@ class TrialResult:
     wrapper: WrapperParts | None = None
     slowdown_ns: float | None = None
     """lost in a step by computation beside communication, where it is known"""
+
+
+def read_trial(directory: Location, trial: Trial) -> TrialResult | None:
+    """Return what a trial gave, or ``None`` while it has not ended. Raises `NotARun`."""
+    ended = read_end(directory / trial.name)
+    if ended is None:
+        return None
+    if ended.problem is not None:
+        return TrialResult(trial, problem=ended.problem)
+    return trial_result(trial, load_run(directory / trial.name))
 
 
 def trial_result(trial: Trial, run: Run) -> TrialResult:

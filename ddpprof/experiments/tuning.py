@@ -9,6 +9,7 @@ from statistics import median
 
 from ddpprof import __version__
 from ddpprof.experiments.plan import Experiment, Trial
+from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, rounds_of
 from ddpprof.measures.statistics.hopeless_variant import is_losing, start_spread
 from ddpprof.measures.statistics.joint_ratios import joint_ratios
 from ddpprof.measures.statistics.loss_match import Losses, LossMatch, Match, match_losses
@@ -16,7 +17,6 @@ from ddpprof.measures.statistics.paired_ratio import Ratio, paired_ratio
 from ddpprof.measures.step.step_times import Steps
 from ddpprof.predict.candidates import Candidate, Forecast
 from ddpprof.report.tree import Job
-from ddpprof.report.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, rounds_of
 
 NOW = 0
 """the variant that is the job as it is"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -15,9 +15,10 @@ from ddpprof.experiments.plan import (
     PROFILE_DIRECTORY,
     Experiment,
     Trial,
-    read_end,
     read_plan,
 )
+from ddpprof.experiments.trials import TrialResult, read_trial
+from ddpprof.experiments.tuning import Choice, Measured, TuneReport, build_tuning, refused, stopped
 from ddpprof.files import Location
 from ddpprof.files.small import read_small
 from ddpprof.load.losses import load_losses
@@ -26,8 +27,6 @@ from ddpprof.measures.statistics.loss_match import Losses
 from ddpprof.measures.step.step_times import timed_steps
 from ddpprof.report.build import build_report
 from ddpprof.report.tree import Job
-from ddpprof.report.trials import TrialResult, trial_result
-from ddpprof.report.tuning import Choice, Measured, TuneReport, build_tuning, refused, stopped
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,16 @@ class Tuning:
     choice: Choice
     measured: Measured
     job: Job
+
+    def with_ended(self, trial: Trial) -> Tuning:
+        """Return the tuning with a trial that has ended since it was read. Raises `DdpprofError`."""
+        others = [result for result in self.measured.results if result.trial != trial]
+        measured = replace(
+            self.measured,
+            results=[*others, read_trial(self.directory, trial) or TrialResult(trial)],
+            losses={**self.measured.losses, trial: _losses(self.directory / trial.name)},
+        )
+        return replace(self, measured=measured)
 
     def result(self, trial: Trial) -> TrialResult:
         return next(result for result in self.measured.results if result.trial == trial)
@@ -59,30 +68,23 @@ class Tuning:
 
 
 def read_tuning(directory: Location) -> Tuning:
-    """Raises `DdpprofError`."""
+    """Read the profile and all trials that have ended. Raises `DdpprofError`."""
     experiment, choice = read_plan(directory), _read_choice(directory)
     if len(choice.candidates) != len(experiment.variants):
         raise NotARun(
             f"{directory / CHOICE_FILE} has {len(choice.candidates)} settings, and {EXPERIMENT_FILE} beside it "
             f"{len(experiment.variants)}."
         )
-    trials = [trial for trial in experiment.trials() if read_end(directory / trial.name) is not None]
+    results = [result for trial in experiment.trials() if (result := read_trial(directory, trial)) is not None]
     profile = directory / PROFILE_DIRECTORY
     run = load_run(profile)
     measured = Measured(
-        results=[_result(directory, trial) for trial in trials],
-        losses={trial: _losses(directory / trial.name) for trial in trials},
+        results=results,
+        losses={result.trial: _losses(directory / result.trial.name) for result in results},
         profile_losses=_losses(profile),
         profile_ns=timed_steps([rank.record for rank in run.ranks if rank.record is not None]),
     )
     return Tuning(directory, experiment, choice, measured, build_report(run).job)
-
-
-def _result(directory: Location, trial: Trial) -> TrialResult:
-    ended = read_end(directory / trial.name)
-    if ended is None or ended.problem is not None:
-        return TrialResult(trial, problem=ended.problem if ended is not None else None)
-    return trial_result(trial, load_run(directory / trial.name))
 
 
 def _losses(folder: Location) -> Losses:

@@ -12,12 +12,12 @@ from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import Verdict
 from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.errors import NotARun
+from ddpprof.experiments.overhead import OverheadReport
+from ddpprof.experiments.scaling import ScalingReport
+from ddpprof.experiments.sweep import SweepReport
+from ddpprof.experiments.tuning import TuneReport
 from ddpprof.files import Location
 from ddpprof.report import REPORT_FORMAT, Report
-from ddpprof.report.overhead import OverheadReport
-from ddpprof.report.scaling import ScalingReport
-from ddpprof.report.sweep import SweepReport
-from ddpprof.report.tuning import TuneReport
 from ddpprof.report.whatif import WhatIf
 
 _BEGINNING_OF_A_REPORT = re.compile(rb'\s*\{\s*"format"\s*:\s*(\d+)\s*,\s*"ddpprof"\s*:')

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ddpprof.errors import DdpprofError
+from ddpprof.experiments.results import ExperimentReport
+from ddpprof.experiments.scaling import Scaling, ScalingReport
+from ddpprof.experiments.sweep import SweepReport
 from ddpprof.files import Location, RemotePath
 from ddpprof.own_files import write_whole
-from ddpprof.report.experiments import ExperimentReport
-from ddpprof.report.scaling import Scaling, ScalingReport
-from ddpprof.report.sweep import SweepReport
 from ddpprof.report.whatif import WhatIf
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -25,8 +25,8 @@ import pytest
 from jobs import DDPPROF, QUICK, environment, script
 from remotes import CONVNET
 
-from ddpprof.cli.tuning_directory import read_tuning
 from ddpprof.experiments.plan import is_experiment, read_end, read_plan
+from ddpprof.experiments.tuning_directory import read_tuning
 from ddpprof.load.record import load_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import Verdict
 from ddpprof.comparison.repeated import RepeatedReport
+from ddpprof.experiments.overhead import OverheadReport
+from ddpprof.experiments.results import ExperimentReport
+from ddpprof.experiments.scaling import ScalingReport
+from ddpprof.experiments.tuning import TuneReport
 from ddpprof.render.html.blocks import blocks_html
 from ddpprof.render.html.chart import Chart
 from ddpprof.render.html.definitions import definitions
@@ -20,10 +24,6 @@ from ddpprof.render.sections.experiments import experiment_sections
 from ddpprof.render.sections.layout import Line, Section
 from ddpprof.render.sections.repeated import repeated_sections
 from ddpprof.render.sections.whatif import whatif_sections
-from ddpprof.report.experiments import ExperimentReport
-from ddpprof.report.overhead import OverheadReport
-from ddpprof.report.scaling import ScalingReport
-from ddpprof.report.tuning import TuneReport
 from ddpprof.report.whatif import WhatIf
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.experiments.tuning import TuneReport
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout
 from ddpprof.render.sections.tuning import short_label
-from ddpprof.report.tuning import TuneReport
 
 
 def tuning_charts(report: TuneReport) -> Iterable[Chart]:

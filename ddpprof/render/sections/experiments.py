@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.experiments.overhead import OverheadReport
+from ddpprof.experiments.results import ExperimentReport
+from ddpprof.experiments.scaling import ScalingReport
+from ddpprof.experiments.tuning import TuneReport
 from ddpprof.render.sections.layout import Line, Section, clean
 from ddpprof.render.sections.overhead import overhead_sections
 from ddpprof.render.sections.scaling import scaling_sections
 from ddpprof.render.sections.sweep import sweep_sections
 from ddpprof.render.sections.tuning import tuning_sections
-from ddpprof.report.experiments import ExperimentReport
-from ddpprof.report.overhead import OverheadReport
-from ddpprof.report.scaling import ScalingReport
 from ddpprof.report.tree import Job
-from ddpprof.report.tuning import TuneReport
 
 
 def experiment_sections(report: ExperimentReport) -> tuple[Section, ...]:

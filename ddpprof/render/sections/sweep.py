@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ddpprof.experiments.sweep import SweepCrossover, SweepPoint, SweepReport
 from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, ms
-from ddpprof.report.sweep import SweepCrossover, SweepPoint, SweepReport
 
 
 def sweep_sections(report: SweepReport) -> Iterable[Section]:

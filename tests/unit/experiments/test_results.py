@@ -9,13 +9,13 @@ import tables
 from experiments import MS, job, overhead_report, parts, planned, result, scaling_report, sweep_report
 from tables import recorded
 
+from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.plan import Kind, Trial, Variant
+from ddpprof.experiments.results import build_experiment
+from ddpprof.experiments.scaling import Scaling, ScalingReport
+from ddpprof.experiments.sweep import SweepReport
+from ddpprof.experiments.trials import trial_result
 from ddpprof.model import Rank, RecordedStep, StepMode
-from ddpprof.report.experiments import build_experiment
-from ddpprof.report.overhead import OverheadReport
-from ddpprof.report.scaling import Scaling, ScalingReport
-from ddpprof.report.sweep import SweepReport
-from ddpprof.report.trials import trial_result
 
 
 def test_overhead_is_the_ratio_and_its_parts_explain_it() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from experiments import MS, choice, result, steps, tuning, tuning_report
 
+from ddpprof.experiments.tuning import Fate, TuneReport
 from ddpprof.predict.candidates import Candidate
-from ddpprof.report.tuning import Fate, TuneReport
 
 CAP = Candidate({"bucket_cap_mb": 5})
 HOOK = Candidate({}, "fp16_compress_hook")

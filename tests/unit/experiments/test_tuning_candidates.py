@@ -9,8 +9,8 @@ from predictions import network
 from replayed_runs import MODULE, known
 
 from ddpprof.errors import DdpprofError
+from ddpprof.experiments.tuning_candidates import knobs_of, shortlisted
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.report.tuning_candidates import knobs_of, shortlisted
 
 
 def test_a_network_that_was_measured_is_the_job_s_own() -> None:

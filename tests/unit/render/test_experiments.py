@@ -13,15 +13,15 @@ import pytest
 from experiments import choice, overhead_report, scaling_report, steps, sweep_report, tuning, tuning_report
 from reports import GOLDEN, HOSTILE
 
+from ddpprof.experiments.overhead import OverheadReport
+from ddpprof.experiments.results import ExperimentReport
+from ddpprof.experiments.sweep import SweepPoint, SweepReport
 from ddpprof.predict.candidates import Candidate
 from ddpprof.render.json import render_json, schema
 from ddpprof.render.markdown import render_markdown
 from ddpprof.render.plot import can_plot, plot
 from ddpprof.render.sections.experiments import experiment_sections
 from ddpprof.render.terminal import render_terminal
-from ddpprof.report.experiments import ExperimentReport
-from ddpprof.report.overhead import OverheadReport
-from ddpprof.report.sweep import SweepPoint, SweepReport
 
 CHECKOUT = Path(__file__).parents[3]
 REPORTS = {
