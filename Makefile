@@ -27,7 +27,7 @@ RECORDING_IN_TRAINING := $(addprefix $(CHECKOUT)/tests/e2e/,test_pass_through.py
   test_harmless.py test_context_manager.py)
 RECORDING := $(CHECKOUT)/tests/unit/record $(RECORDING_IN_TRAINING)
 
-.PHONY: demo test test-slow test-gpu test-versions lint fuzz soak bench studies clean
+.PHONY: demo test test-slow test-gpu test-versions lint coverage fuzz soak bench studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
@@ -55,6 +55,10 @@ lint: $(TEST)/linted
 fuzz: $(TEST)/wheel ## damage what ddpprof reads at random, and read it: MINUTES=10
 	$(OUTSIDE) $(CHECKOUT)/tests/fuzz.py $(or $(MINUTES),10)
 
+coverage: $(TEST)/wheel ## which lines the quick tests run, children included: COVERAGE=slow adds the slow ones
+	$(RUN_TESTS) $(if $(filter slow,$(COVERAGE)),,-m "not slow") $(TWO_FILES_AT_ONCE) --cov --cov-config=$(CHECKOUT)/pyproject.toml \
+	  --cov-report=term-missing --cov-report=html:$(CHECKOUT)/coverage $(CHECKOUT)/tests $(PYTEST)
+
 soak: $(TEST)/wheel ## kill commands at random moments, 200 times each; test-slow does so 8 times
 	export DDPPROF_SOAK_KILLS=200; $(RUN_TESTS) -s $(CHECKOUT)/tests/e2e/test_soak.py $(PYTEST)
 
@@ -69,7 +73,7 @@ studies: $(TEST)/wheel ## numbers and pictures of analyses/ from its recordings.
 	done
 
 clean:
-	rm -rf $(DEMO) $(TEST) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf coverage $(DEMO) $(TEST) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # The demo runs the checkout itself, so that a change shows at once.
 $(DEMO)/installed: pyproject.toml constraints.txt
