@@ -53,7 +53,7 @@ test-versions: $(TORCHES:%=.venv-torch-%/tested) ## the recording tests with old
 lint: $(TEST)/linted
 
 fuzz: $(TEST)/wheel ## damage what ddpprof reads at random, and read it: MINUTES=10
-	$(OUTSIDE) $(CHECKOUT)/tests/fuzz.py $(or $(MINUTES),10)
+	$(OUTSIDE) $(CHECKOUT)/tests/support/fuzz.py $(or $(MINUTES),10)
 
 coverage: $(TEST)/wheel ## which lines the quick tests run, children included: COVERAGE=slow adds the slow ones
 	$(RUN_TESTS) $(if $(filter slow,$(COVERAGE)),,-m "not slow") $(TWO_FILES_AT_ONCE) --cov --cov-config=$(CHECKOUT)/pyproject.toml \

@@ -231,7 +231,8 @@ class Collector:
         ops = _arguments(OpArguments, list(compress(needed.ops, chosen)))
         shape = np.fromiter(map(self._shapes.__getitem__, _texts(map(_input_dims, ops))), np.int64, len(ops))
         known = shape != UNKNOWN
-        rows = OpShapeRows(narrow(_op_ids(ops)[known]), narrow(shape[known]), self._groups(int(np.count_nonzero(known))))
+        group = self._groups(int(np.count_nonzero(known)))
+        rows = OpShapeRows(narrow(_op_ids(ops)[known]), narrow(shape[known]), group)
         self._ops_with_shapes.add(rows)
 
     def _facts(self) -> _Facts:

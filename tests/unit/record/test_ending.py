@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SUPPORT = Path(__file__).parents[2] / "support"
+ACCELERATOR = Path(__file__).parents[2] / "support" / "accelerator"
 HANGS = """
 import signal, sys
 sys.path.append(sys.argv[1])
@@ -30,7 +30,10 @@ print("goes on", flush=True)
 
 def begin(*words: str) -> subprocess.Popen[str]:
     job = subprocess.Popen(
-        [sys.executable, "-c", HANGS, str(SUPPORT), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HANGS, str(ACCELERATOR), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert job.stdout is not None
     assert job.stdout.readline() == "hangs\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-SHARED = Path(os.environ.get("DDPPROF_SHARED", Path(__file__).parents[2] / "shared"))
+SHARED = Path(os.environ.get("DDPPROF_SHARED", Path(__file__).parents[3] / "shared"))
 TRACES = SHARED / "traces"
 REFERENCE = SHARED / "reference"
 JOBS = SHARED / "jobs"

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-SAMPLE = Path(__file__).parent.parent / "sample_traces" / "convnet-gloo-2ranks"
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
 _RANK = re.compile(rb'("distributedInfo": \{"backend": "gloo", "rank": )\d+(, "world_size": )\d+')
 
 

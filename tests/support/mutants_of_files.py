@@ -1,6 +1,6 @@
 """Every other file that ddpprof reads, damaged at random and opened by the command line, as somebody would who got it.
 
-Deterministic: a mutant is known by its number. To look at some: python tests/mutants_of_files.py FIRST LAST
+Deterministic: a mutant is known by its number. To look at some: python tests/support/mutants_of_files.py FIRST LAST
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from timelines import cycle, fused, negotiation, tensor, text, together
 from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, TRIAL_FILE, Ended, Kind, Variant, write_plan
 from ddpprof.predict.candidates import Candidate, Forecast
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[2]
 SAMPLE = CHECKOUT / "sample_traces" / "convnet-gloo-2ranks"
 OVERHEAD = CHECKOUT / "analyses" / "wrapper_overhead" / "recordings" / "layers"
 ONE_LINE = 1_000

@@ -14,7 +14,7 @@ from ddpprof.report.timeline import build_timeline
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-SAMPLES = Path(__file__).parents[1] / "sample_traces"
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 GLOO_2, GLOO_4 = SAMPLES / "convnet-gloo-2ranks", SAMPLES / "transformer-gloo-4ranks"
 
 Show = Callable[[str], "Page"]

@@ -35,7 +35,7 @@ from ddpprof.report.tree import (
     SlowedKernel,
 )
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 US = 1000
 
 HOSTILE = {

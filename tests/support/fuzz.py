@@ -1,4 +1,4 @@
-"""Damage files at random and open them, for some minutes: python tests/fuzz.py MINUTES
+"""Damage files at random and open them, for some minutes: python tests/support/fuzz.py MINUTES
 
 Numbers of mutants go on from a random one; what is found can be looked at again by its number (`mutants.py`,
 `mutants_of_files.py`). Ends with 1 if anything was found.

@@ -18,7 +18,7 @@ from ddpprof.load.run import load_run
 from ddpprof.render.json import render_json
 from ddpprof.report import build_report
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GLOO_2 = ROOT / "sample_traces" / "convnet-gloo-2ranks"
 NCCL = TRACES / "resnet50_a100_rank0of2.json.gz"
 

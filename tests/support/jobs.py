@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-SCRIPTS = Path(__file__).parent / "e2e" / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 DDPPROF = [sys.executable, "-P", "-m", "ddpprof"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 QUICK = ["--skip-first", "2", "--cost-steps", "4", "--steps", "3"]

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-CONVNET = Path(__file__).parents[1] / "sample_traces" / "convnet-gloo-2ranks"
+CONVNET = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
 TRACE = "rank-1.trace.json.gz"
 
 _PATIENCE_S = 60

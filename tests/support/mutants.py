@@ -1,6 +1,6 @@
 """Files that ddpprof reads, damaged at random: each must give a report or one error, in bounded time and memory.
 
-Deterministic: a mutant is known by its number. To look at one: python tests/mutants.py NUMBER
+Deterministic: a mutant is known by its number. To look at one: python tests/support/mutants.py NUMBER
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def complaints(numbers: range, recorded: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    SAMPLE = Path(__file__).parents[1] / "sample_traces" / "convnet-gloo-2ranks"
+    SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
     first, last = int(sys.argv[1]), int(sys.argv[-1])
     for text in complaints(range(first, last + 1), SAMPLE):
         print(text)
