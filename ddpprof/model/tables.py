@@ -174,6 +174,11 @@ class Collectives(_Table):
     device: Int32Column
     """accelerator on which it ran, or `UNKNOWN`"""
 
+    @property
+    def asked_ns(self) -> Int64Column:
+        """Time at which the host asked for each collective; where the trace does not say, the collective's start."""
+        return np.where(self.launched_ns == UNKNOWN, self.start_ns, self.launched_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class HostSpans(_Table):

@@ -97,13 +97,14 @@ def _observe(ranks: Sequence[TracedPass]) -> ObservedStep:
 
 
 def _computed(one: TracedPass) -> list[int]:
-    """When each bucket was there, since the step began."""
-    free = [index for index in range(len(one.times_ns)) if not _was_queued(one, index)]
-    behind = median(one.times_ns[index][1] - one.times_ns[index][0] for index in free)
+    """Return when each bucket was there, since the step began; at the latest when its all-reduce started."""
+    free = [times for index, times in enumerate(one.times_ns) if not _was_queued(one, index)]
+    delays = [started - launched for launched, started, _ in free if launched is not None]
+    behind = median(delays) if delays else 0
     times = []
     for index, (launched, started, _) in enumerate(one.times_ns):
-        there = started if index in free else min(started, round(launched + behind))
-        times.append(there - one.step_start_ns)
+        was_free = launched is None or not _was_queued(one, index)
+        times.append((started if was_free else min(started, round(launched + behind))) - one.step_start_ns)
     return times
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpprof.measures.buckets.gradient_reduces import all_reduces_of_backward, launched_by_hooks
-from ddpprof.model import BackwardPass, DdpModule, RecordedStep, Trace
+from ddpprof.model import UNKNOWN, BackwardPass, DdpModule, RecordedStep, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,11 @@ def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
     if epoch is None:
         return {}
     return {
-        bucket: (int(comm.launched_ns[row]) + epoch, int(comm.start_ns[row]) + epoch, int(comm.end_ns[row]) + epoch)
+        bucket: (
+            int(comm.launched_ns[row]) + epoch if comm.launched_ns[row] != UNKNOWN else None,
+            int(comm.start_ns[row]) + epoch,
+            int(comm.end_ns[row]) + epoch,
+        )
         for bucket, row in bucket_rows(modules, step, trace).items()
     }
 

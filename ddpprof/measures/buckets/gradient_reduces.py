@@ -35,24 +35,26 @@ def gradient_all_reduces(trace: Trace) -> NDArray[np.int64]:
 
 
 def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np.int64]:
-    """Return the rows of all-reduces that backward passes launched, in that order: of the step with index `step`."""
+    """Return the rows of all-reduces that backward passes launched, in that order: of the step with index `step`.
+
+    Where the trace tells no launch of a collective, as ROCm's does, the order is that of their starts.
+    """
     comm = trace.collectives
-    chosen = (
-        (comm.kind == CollectiveKind.ALL_REDUCE)
-        & (comm.phase == Phase.BACKWARD)
-        & (comm.launched_ns != UNKNOWN)
-    )  # fmt: skip
+    is_known = comm.launched_ns != UNKNOWN
+    chosen = (comm.kind == CollectiveKind.ALL_REDUCE) & (comm.phase == Phase.BACKWARD)
+    if is_known.any():
+        chosen &= is_known
     rows = np.flatnonzero(chosen if step is None else chosen & (comm.step == step))
-    return rows[np.argsort(comm.launched_ns[rows], kind="stable")]
+    return rows[np.argsort(comm.asked_ns[rows], kind="stable")]
 
 
 def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return those of `rows` that a gradient's hook launched; all where the trace names no hooks."""
-    marks, hooks = trace.host_spans, _hooks(trace)
-    if not len(hooks):
+    """Return those of `rows` that a gradient's hook launched; all where the trace names no hooks, or no launches."""
+    marks, hooks, launched_ns = trace.host_spans, _hooks(trace), trace.collectives.launched_ns[rows]
+    if not len(hooks) or (launched_ns == UNKNOWN).all():
         return rows
     spans = union(marks.start_ns[hooks], marks.end_ns[hooks])
-    return rows[spans.contains(trace.collectives.launched_ns[rows])]
+    return rows[spans.contains(launched_ns)]
 
 
 def reduces_without_ddp(trace: Trace) -> bool:

@@ -50,8 +50,8 @@ class TracedPass:
     sizes: _Sizes
     """or `UNKNOWN`"""
     origin_ns: int
-    times_ns: tuple[tuple[int, int, int], ...]
-    """launch, start and end of each, since the origin"""
+    times_ns: tuple[tuple[int | None, int, int], ...]
+    """launch, if it is known, start and end of each, since the origin"""
     spans_forwards: bool
     """a DDP forward ended between its first launch and its last"""
     step_start_ns: int
@@ -114,7 +114,7 @@ def find_passes(trace: Trace) -> TracedPasses:
     found: list[TracedPass] = []
     for step in range(len(trace.steps)):
         rows = gradients[comm.step[gradients] == step]
-        ended = np.searchsorted(origins, comm.launched_ns[rows], side="right")
+        ended = np.searchsorted(origins, comm.asked_ns[rows], side="right")
         if len(rows) and ended[0]:
             found += _passes_of_step(trace, step, rows, ended, origins)
     return TracedPasses(trace.epoch_ns, tuple(found))
@@ -135,6 +135,7 @@ def _passes_of_step(
         last_end = max(int(comm.end_ns[mine].max()), backward_end or 0)
         part_end = whole.end_ns if behind == len(rows) else last_end
         times = np.stack((comm.launched_ns[mine], comm.start_ns[mine], comm.end_ns[mine]), axis=1) - origin
+        launches_are_known = comm.launched_ns[mine] != UNKNOWN
         found.append(
             TracedPass(
                 step=step,
@@ -142,7 +143,10 @@ def _passes_of_step(
                 index=len(found),
                 sizes=tuple(comm.num_bytes[mine].tolist()),
                 origin_ns=origin,
-                times_ns=tuple((launch, start, end) for launch, start, end in times.tolist()),
+                times_ns=tuple(
+                    (launch if is_known else None, start, end)
+                    for is_known, (launch, start, end) in zip(launches_are_known.tolist(), times.tolist(), strict=True)
+                ),
                 spans_forwards=bool(ended[behind - 1] > ended[first]),
                 step_start_ns=part_start - origin,
                 step_end_ns=part_end - origin,

@@ -100,8 +100,7 @@ def _keys(comm: Collectives, in_group: NDArray[np.bool_], step: Int64Column, by_
         rows = rows[np.argsort(comm.sequence[rows], kind="stable")]
         return comm.sequence[rows], rows
     rows = np.flatnonzero(usable & (step != NO_STEP))
-    asked = np.where(comm.launched_ns != UNKNOWN, comm.launched_ns, comm.start_ns)
-    rows = rows[np.lexsort((asked[rows], step[rows]))]
+    rows = rows[np.lexsort((comm.asked_ns[rows], step[rows]))]
     of_step = step[rows]
     first = np.searchsorted(of_step, of_step)
     return of_step * _PLACES + np.arange(len(rows)) - first, rows

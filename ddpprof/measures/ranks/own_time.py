@@ -95,7 +95,7 @@ def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[
     """
     comm, marks = trace.collectives, trace.host_spans
     backward = np.flatnonzero(marks.mark == Mark.BACKWARD)
-    launched = np.where(comm.launched_ns != UNKNOWN, comm.launched_ns, comm.start_ns)
+    launched = comm.asked_ns
     last = np.empty(len(gradients), np.int64)
     for place, (step, rows) in enumerate(gradients.items()):
         ends = marks.end_ns[backward[marks.step[backward] == step]]
@@ -161,7 +161,7 @@ def _host_parts(trace: Trace) -> _Parts:
     waits_for_gradients = union(comm.start_ns[gradients], comm.end_ns[gradients])
     for busy in (computes, data, forward, optimizer, backward):
         waits_for_gradients = subtract(waits_for_gradients, busy)
-    called = np.where(comm.launched_ns != UNKNOWN, comm.launched_ns, comm.start_ns)
+    called = comm.asked_ns
     waits_in_calls = subtract(union(called[~gradients], comm.end_ns[~gradients]), computes)
     return _Parts(merge(waits_in_calls, waits_for_gradients), data, forward, optimizer)
 

@@ -99,7 +99,8 @@ def _several_passes(report: Report, buckets: Sequence[BucketRow]) -> str:
 def _not_found(report: Report, buckets: Sequence[BucketRow]) -> str:
     """Say why profiled steps do not tell when buckets were sent."""
     is_profiled = any(rank.steps for rank in report.ranks)
-    return _UNTOLD if is_profiled and all(bucket.launched_ns is None for bucket in buckets) else ""
+    is_told = any(bucket.launched_ns is not None or bucket.started_ns is not None for bucket in buckets)
+    return _UNTOLD if is_profiled and not is_told else ""
 
 
 def _times(report: Report, b: BucketRow) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import pytest
 from tables import backward_pass, collective, ddp_module, forward, recorded, trace
 
 from ddpprof.measures.buckets.buckets import BucketStep, measure_buckets
-from ddpprof.model import CollectiveKind, DdpModule, Mark, Phase, RecordedStep
+from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Mark, Phase, RecordedStep
 
 TWO = ddp_module((4, 4, 4), [[2, 1], [0]])
 READY = recorded(ready={0: (40, 30, 25)})
@@ -56,6 +56,11 @@ def test_nothing_is_paired_where_the_numbers_differ(comm: list[tuple[int, int]])
 def test_other_communication_is_not_a_bucket(other: dict[str, int]) -> None:
     made = trace(comm=[collective(33, 50, launched=31), other, collective(50, 60, launched=41)])
     assert times(measure_buckets([TWO], READY, made)) == {(0, 0): (21, 23, 40), (0, 1): (31, 40, 50)}
+
+
+def test_where_no_launch_is_known_starts_are_in_order() -> None:
+    made = trace(comm=[collective(50, 60, launched=UNKNOWN), collective(33, 50, launched=UNKNOWN)])
+    assert times(measure_buckets([TWO], READY, made)) == {(0, 0): (None, 23, 40), (0, 1): (None, 40, 50)}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Buckets from traces alone: by order of launch and size, where ddpprof recorded nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,15 @@ def test_launch_decides_whatever_runs_first() -> None:
 )
 def test_other_communication_is_no_bucket(other: dict[str, int]) -> None:
     assert sizes(trace_buckets({0: made({0: TWO}, comm=[other])}, one_clock=True)) == [MIB, 2 * MIB]
+
+
+def test_where_no_launch_is_known_starts_are_in_order() -> None:
+    comm = [{**reduce_at(0, *one), "launched": UNKNOWN} for one in TWO]
+    found = trace_buckets({0: made({0: []}, comm=comm)}, one_clock=True)
+    assert found.buckets == tuple(
+        replace(row(index, num_bytes, 150 + 100 * index - 100), launched_ns=None)
+        for index, (_, num_bytes) in enumerate(TWO)
+    )
 
 
 def test_an_all_reduce_of_another_autograd_node_is_no_bucket() -> None:
