@@ -103,8 +103,10 @@ def _computed(one: TracedPass) -> list[int]:
     behind = median(delays) if delays else 0
     times = []
     for index, (launched, started, _) in enumerate(one.times_ns):
-        was_free = launched is None or not _was_queued(one, index)
-        times.append((started if was_free else min(started, round(launched + behind))) - one.step_start_ns)
+        there = started
+        if launched is not None and _was_queued(one, index):
+            there = min(started, round(launched + behind))
+        times.append(there - one.step_start_ns)
     return times
 
 

@@ -16,6 +16,7 @@ from ddpprof.measures.buckets.traced_buckets import NO_BUCKETS, TracedBuckets, T
 from ddpprof.measures.collectives.script_collectives import summarise_outside
 from ddpprof.measures.ranks.attempts import summarise_attempts
 from ddpprof.measures.ranks.failure import find_failure
+from ddpprof.measures.ranks.gradient_use import as_all_ranks_use
 from ddpprof.measures.step.usual_steps import usual_steps
 from ddpprof.model import DdpModule, RecordedStep, Run
 from ddpprof.report.across_ranks import RecordedSteps, across_ranks
@@ -60,10 +61,11 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     if run.horovod is not None:
         return Reduced(horovod_report(utf8_text(run.name), run, run.horovod), {})
     ranks = summary.ranks
+    records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
+    modules = as_all_ranks_use(modules, [record.gradient_use for record in records if record.gradient_use])
     reports = tuple(one.report for one in ranks)
     buckets, traced = _buckets(ranks, modules)
     across, mismatches = across_ranks(ranks, modules, run.world_size, recorded)
-    records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
     baseline = sum(trace.num_baseline_steps for trace in traces)
     slowdown = slowdown_report(summary.slowdown, baseline) if summary.slowdown is not None else None
     outside = summarise_outside([one.trace.outside if one.trace else () for one in ranks])

@@ -25,6 +25,7 @@ from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices, median
 from ddpprof.measures.kernels.kernels import KernelSummary, summarise_kernels
 from ddpprof.measures.kernels.slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.measures.ranks.failure import RankEnd, rank_end
+from ddpprof.measures.ranks.gradient_use import GradientUse, gradient_use
 from ddpprof.measures.ranks.memory import RankMemory, measure_memory
 from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.measures.ranks.own_time_light import progress_of_rank
@@ -69,6 +70,8 @@ class RecordSummary:
     """with gradients, in a step"""
     num_buffer_syncs: int = 1
     """of these, before which buffers were broadcast"""
+    gradient_use: tuple[GradientUse, ...] = ()
+    """for each DDP module"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,7 @@ def _record_summary(record: Record) -> RecordSummary:
             lambda step: sum(forward.has_gradients and forward.buffer_sync_ns > 0 for forward in step.forwards)
         )
         or 0,
+        gradient_use=gradient_use(record.modules),
     )
 
 

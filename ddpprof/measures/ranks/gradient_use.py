@@ -1,0 +1,59 @@
+"""Which parameters got no gradient on any rank?
+
+Every rank sees only its own backward passes. A parameter that rank 0 does not use, an expert of a mixture say, another
+rank may use, and what rank 0 always uses another rank may lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from ddpprof.model import DdpModule
+
+
+@dataclass(frozen=True, slots=True)
+class GradientUse:
+    """What one rank saw of one module's parameters; the fields are those of `DdpModule`."""
+
+    unused: tuple[str, ...] | None
+    graph_is_static: bool | None
+    num_searched_passes: int
+    num_lacking_passes: int | None
+
+
+def gradient_use(modules: Sequence[DdpModule]) -> tuple[GradientUse, ...]:
+    """Return what one rank saw, for each of its modules."""
+    return tuple(
+        GradientUse(one.unused, one.graph_is_static, one.num_searched_passes, one.num_lacking_passes) for one in modules
+    )
+
+
+def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[GradientUse]]) -> tuple[DdpModule, ...]:
+    """Return the modules with what holds on all ranks: ``unused`` are the parameters that no rank used.
+
+    It is ``None`` where a rank did not look. `ranks`: for each rank what it saw of each module; all ranks have the same
+    modules in the same order.
+    """
+    return tuple(
+        _as_used(module, [uses[index] for uses in ranks if len(uses) == len(modules)])
+        for index, module in enumerate(modules)
+    )
+
+
+def _as_used(module: DdpModule, ranks: Sequence[GradientUse]) -> DdpModule:
+    if not ranks:
+        return module
+    unused = [one.unused for one in ranks if one.unused is not None]
+    lacking = [one.num_lacking_passes for one in ranks if one.num_lacking_passes is not None]
+    static = [one.graph_is_static for one in ranks]
+    by_no_rank = set.intersection(*map(set, unused)) if len(unused) == len(ranks) else None
+    return structs.replace(
+        module,
+        unused=None if by_no_rank is None else tuple(name for name in unused[0] if name in by_no_rank),
+        graph_is_static=None if None in static else all(static),
+        num_searched_passes=min(one.num_searched_passes for one in ranks),
+        num_lacking_passes=max(lacking) if len(lacking) == len(ranks) else None,
+    )
