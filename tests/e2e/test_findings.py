@@ -46,9 +46,10 @@ def test_more_mistakes_are_found(mistake: str, rule: str, ddpprof: Run, report: 
     assert rule in findings(mistake, ddpprof, report)
 
 
-def test_the_search_is_needed_where_branches_take_turns(ddpprof: Run, report: Report) -> None:
-    """Each branch is used in some pass, so none is unused in all of them; without the search this training fails."""
-    assert not {"find-unused-for-nothing", "unused-parameters"} & set(findings("branches_take_turns", ddpprof, report))
+@pytest.mark.parametrize("mistake", ["branches_take_turns", "branch_by_rank"])
+def test_the_search_is_needed_where_branches_take_turns(mistake: str, ddpprof: Run, report: Report) -> None:
+    """Each branch is used in some pass or on some rank, and without the search this training fails."""
+    assert not {"find-unused-for-nothing", "unused-parameters"} & set(findings(mistake, ddpprof, report))
 
 
 def test_sound_training_is_accused_of_nothing(ddpprof: Run, report: Report) -> None:

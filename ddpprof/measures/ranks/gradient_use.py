@@ -34,7 +34,7 @@ def gradient_use(modules: Sequence[DdpModule]) -> tuple[GradientUse, ...]:
 def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[GradientUse]]) -> tuple[DdpModule, ...]:
     """Return the modules with what holds on all ranks: ``unused`` are the parameters that no rank used.
 
-    It is ``None`` where a rank did not look. `ranks`: for each rank what it saw of each module; all ranks have the same
+    Ranks that did not look, because they were killed say, tell nothing of that. `ranks`: for each rank what it saw of each module; all ranks have the same
     modules in the same order.
     """
     return tuple(
@@ -49,7 +49,7 @@ def _as_used(module: DdpModule, ranks: Sequence[GradientUse]) -> DdpModule:
     unused = [one.unused for one in ranks if one.unused is not None]
     lacking = [one.num_lacking_passes for one in ranks if one.num_lacking_passes is not None]
     static = [one.graph_is_static for one in ranks]
-    by_no_rank = set.intersection(*map(set, unused)) if len(unused) == len(ranks) else None
+    by_no_rank = set.intersection(*map(set, unused)) if unused else None
     return structs.replace(
         module,
         unused=None if by_no_rank is None else tuple(name for name in unused[0] if name in by_no_rank),

@@ -46,7 +46,7 @@ def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    searching = mistake in ("find_unused_for_nothing", "unused", "branches_take_turns")
+    searching = mistake in ("find_unused_for_nothing", "unused", "branches_take_turns", "branch_by_rank")
     model = DDP(Model(), find_unused_parameters=searching, bucket_cap_mb=0.1 if mistake == "small_buckets" else None)
     data = Data(0.002 if mistake == "slow_data" else 0.0)
     sampler = None if mistake == "no_sampler" else DistributedSampler(data)
@@ -57,7 +57,11 @@ def main():
         if sampler is not None and mistake != "no_set_epoch":
             sampler.set_epoch(epoch)
         for index, (x, y) in enumerate(loader):
-            use_spare = index % 2 == 0 if mistake == "branches_take_turns" else always
+            use_spare = always
+            if mistake == "branches_take_turns":
+                use_spare = index % 2 == 0
+            elif mistake == "branch_by_rank":
+                use_spare = dist.get_rank() == 0
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x, use_spare=use_spare), y).backward()
             optimizer.step()

@@ -20,7 +20,8 @@ def merged(*ranks: GradientUse) -> DdpModule:
         pytest.param([("a", "b"), ("a", "b")], ("a", "b"), id="alike"),
         pytest.param([("a",), ("b",)], (), id="each-rank-its-own-expert"),
         pytest.param([("a", "b", "c"), ("c", "b")], ("b", "c"), id="in-the-first-rank's-order"),
-        pytest.param([("a",), None], None, id="a-rank-did-not-look"),
+        pytest.param([("a",), None], ("a",), id="a-rank-did-not-look"),
+        pytest.param([None, None], None, id="nobody-looked"),
     ],
 )
 def test_unused_is_what_no_rank_used(ranks: list[tuple[str, ...] | None], unused: tuple[str, ...] | None) -> None:
