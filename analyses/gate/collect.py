@@ -3,7 +3,7 @@
 python analyses/gate/collect.py                  all loads anew
 python analyses/gate/collect.py --only LOAD      that load anew, and the others as they are
 
-Forty minutes. Every block is two runs of the job as it is and one of the slower job, in an order of its own. Beside
+Half an hour. Every block is two runs of the job as it is and one of the slower job, in an order of its own. Beside
 them runs nothing, or a busy loop that comes and goes, for half a second or so at a time.
 """
 
@@ -32,8 +32,8 @@ HERE = Path(__file__).resolve().parent
 RUNS = "runs.json"
 SAME, SLOWER = "same", "slower"
 BLOCK = (SAME, SAME, SLOWER)
-SKIP, STEPS = 10, 150
-LOADS = {"no bursts": (0.0, 0.0, 40), "short bursts": (0.5, 1.0, 40)}
+SKIP, STEPS = 10, 300
+LOADS = {"no bursts": (0.0, 0.0, 25), "short bursts": (0.5, 1.0, 25)}
 """How many seconds the loop runs and pauses, means of exponential distributions; and blocks."""
 
 

@@ -22,7 +22,7 @@ from ddpprof.measures.statistics.shift import shift_between
 CONFIDENCE = 0.995
 PLAUSIBLE_FACTOR = 5.0
 """by which the steps of two runs of one job differ at most, whatever the machine does beside them"""
-MOST_RUNS = 100
+MOST_RUNS = 400
 """on each side, that anybody is asked for"""
 _SPARE = 1.59
 """An interval as wide as what is to be told apart decides half of the time; one narrower by this factor nearly always:

@@ -34,8 +34,8 @@ def gradient_use(modules: Sequence[DdpModule]) -> tuple[GradientUse, ...]:
 def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[GradientUse]]) -> tuple[DdpModule, ...]:
     """Return the modules with what holds on all ranks: ``unused`` are the parameters that no rank used.
 
-    Ranks that did not look, because they were killed say, tell nothing of that. `ranks`: for each rank what it saw of each module; all ranks have the same
-    modules in the same order.
+    Ranks that did not look, because they were killed say, tell nothing of that. `ranks`: for each rank what it saw of
+    each module; all ranks have the same modules in the same order.
     """
     return tuple(
         _as_used(module, [uses[index] for uses in ranks if len(uses) == len(modules)])
