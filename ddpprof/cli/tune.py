@@ -181,7 +181,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> bool:
     """Return whether it was interrupted. `command`: with its secrets, which the plan does not keep."""
     from ddpprof.cli.tuning_directory import read_tuning
     from ddpprof.experiments.conduct import conduct, remaining
-    from ddpprof.render.sections.layout import count as number_of
+    from ddpprof.layout import count as number_of
 
     tuning = read_tuning(directory)
     experiment, given_up = replace(tuning.experiment, command=command), tuning.stopped()

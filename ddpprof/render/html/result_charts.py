@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ddpprof.comparison.compare import Comparison, MetricChange
+from ddpprof.layout import clean, ms
 from ddpprof.measures.statistics.paired_ratio import Ratio
 from ddpprof.render.html.chart import Chart, bar_trace, decade_ticks
 from ddpprof.render.sections.comparison import interval_of
-from ddpprof.render.sections.layout import clean, ms
 from ddpprof.render.sections.scaling import PARTS
 from ddpprof.report.overhead import OverheadReport
 from ddpprof.report.scaling import ScalePoint, Scaling, ScalingReport

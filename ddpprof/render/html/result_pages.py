@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import Verdict
 from ddpprof.comparison.repeated import RepeatedReport
+from ddpprof.layout import Line, Section
 from ddpprof.render.html.blocks import blocks_html
 from ddpprof.render.html.chart import Chart
 from ddpprof.render.html.definitions import definitions
@@ -17,7 +18,6 @@ from ddpprof.render.html.whatif_chart import whatif_chart
 from ddpprof.render.json import ComparisonFile, Written, render_json
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.sections.experiments import experiment_sections
-from ddpprof.render.sections.layout import Line, Section
 from ddpprof.render.sections.repeated import repeated_sections
 from ddpprof.render.sections.whatif import whatif_sections
 from ddpprof.report.experiments import ExperimentReport

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ddpprof.layout import Section
 from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.bound import bound_lines
 from ddpprof.render.sections.buckets import bucket_tables
@@ -15,7 +16,6 @@ from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.horovod import horovod_tables
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
-from ddpprof.render.sections.layout import Section
 from ddpprof.render.sections.memory import memory_table
 from ddpprof.render.sections.outside import outside_table
 from ddpprof.render.sections.own_reduction import own_reduction_line

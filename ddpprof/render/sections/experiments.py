@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.render.sections.layout import Line, Section, clean
+from ddpprof.layout import Line, Section, clean
 from ddpprof.render.sections.overhead import overhead_sections
 from ddpprof.render.sections.scaling import scaling_sections
 from ddpprof.render.sections.sweep import sweep_sections

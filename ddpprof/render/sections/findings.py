@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from ddpprof.findings import Finding
-from ddpprof.render.sections.layout import FindingList, FindingText, Section, clean, count, ms
+from ddpprof.layout import FindingList, FindingText, Section, clean, count, ms
 from ddpprof.report import Report
 from ddpprof.short_training import DEFAULT_STEPS, STEP_OPTIONS, options_for
 

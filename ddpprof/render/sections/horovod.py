@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ddpprof.measures.horovod.reductions import FusedGroup, HorovodStep, HorovodSummary, HorovodTensor
-from ddpprof.render.sections.layout import (
+from ddpprof.layout import (
     ABSENT,
     Column,
     Line,
@@ -19,6 +18,7 @@ from ddpprof.render.sections.layout import (
     ms,
     notes,
 )
+from ddpprof.measures.horovod.reductions import FusedGroup, HorovodStep, HorovodSummary, HorovodTensor
 from ddpprof.report import Report
 
 _MAX_ROWS = 24

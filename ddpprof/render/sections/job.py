@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.render.sections.layout import Line, Section, clean, count, megabytes
+from ddpprof.layout import Line, Section, clean, count, megabytes
 from ddpprof.report import Report
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.layout import Column, Line, Section, Table, count, ms, notes
 from ddpprof.measures.statistics.paired_ratio import Ratio
-from ddpprof.render.sections.layout import Column, Line, Section, Table, count, ms, notes
 from ddpprof.report.overhead import OverheadReport
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.render.sections.layout import Line, Section, count, megabytes, ms
+from ddpprof.layout import Line, Section, count, megabytes, ms
 from ddpprof.report import Report
 
 

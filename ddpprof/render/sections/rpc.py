@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
 from ddpprof.measures.collectives.rpc import RankRpc, RpcCalls
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
 from ddpprof.report import Report
 
 _MAX_ROWS = 24

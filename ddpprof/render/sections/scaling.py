@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.render.sections.layout import Column, Line, Section, Table, ms, percent
+from ddpprof.layout import Column, Line, Section, Table, ms, percent
 from ddpprof.report.scaling import ScalePoint, Scaling, ScalingReport
 
 _TITLES = {

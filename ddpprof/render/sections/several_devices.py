@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.layout import MAX_RANKS, Column, Line, Section, Table, clean, count, cut_off, ms
 from ddpprof.model import DataParallelModule
-from ddpprof.render.sections.layout import MAX_RANKS, Column, Line, Section, Table, clean, count, cut_off, ms
 from ddpprof.report import Report
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, ms
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, ms
 from ddpprof.report.sweep import SweepCrossover, SweepPoint, SweepReport
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isinf
 
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, ms, notes
 from ddpprof.measures.statistics.loss_match import LossMatch, Match
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, ms, notes
 from ddpprof.render.sections.overhead import interval
 from ddpprof.report.tuning import Fate, Tried, TuneReport
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddpprof.layout import ABSENT, mean_of, median_of, ms, percent
 from ddpprof.render.sections.failure import failure_sentence
-from ddpprof.render.sections.layout import ABSENT, mean_of, median_of, ms, percent
 from ddpprof.report import Report
 
 

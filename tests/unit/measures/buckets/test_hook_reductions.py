@@ -11,13 +11,13 @@ from tables import collective, run, trace
 
 from ddpprof.findings import Observed
 from ddpprof.findings.own_reduction import own_reduction as rule
+from ddpprof.layout import Line, Table
 from ddpprof.load.classify import classify
 from ddpprof.measures.buckets.gradient_reduces import reduces_without_ddp
 from ddpprof.measures.buckets.hook_reductions import OwnReduction, least_exposed, measure_own_reduction
 from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Rank, Trace
 from ddpprof.render.sections import sections
-from ddpprof.render.sections.layout import Line, Table
 from ddpprof.report import build_report
 
 NAMES = ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", "autograd::engine::evaluate_function: AddmmBackward0",
