@@ -3,7 +3,7 @@
 run.py            a run directory, a folder of traces, or one trace file → `Run`; parts of a run, attempts
 record.py         what the recorder wrote for one rank; losses.py, exits.py, netbench.py: other files of a run
 folder.py         traces under any name: which rank each is of, and which belong together
-horovod.py        a Horovod timeline; csv_times.py: a table of times
+other_files.py    files of other tools, which side streets read; csv_times.py: a table of times
 limits.py         what is refused, and the options that raise it
 
 A trace takes this way, and every step of it is the next one's input:
