@@ -263,7 +263,7 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
     from statistics import median
 
     from ddpprof.experiments.conduct import conduct, remaining, steps_of
-    from ddpprof.render.sections.layout import count as number_of
+    from ddpprof.layout import count as number_of
 
     trials = remaining(directory, experiment)
     total, seconds = experiment.num_trials, []
@@ -307,7 +307,7 @@ def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Ended
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:
     """What runs now, on a line that the next one replaces; only where somebody looks."""
-    from ddpprof.render.sections.layout import clean
+    from ddpprof.layout import clean
 
     if trial is not None and sys.stdout.isatty():
         title = experiment.variants[trial.variant].title
@@ -326,10 +326,10 @@ def _wipe() -> None:
 
 def _show_what_there_is(directory: Path, experiment: Experiment, interrupted: bool) -> None:
     from ddpprof.experiments.results import read_experiment
+    from ddpprof.layout import Picture
+    from ddpprof.layout import count as number_of
     from ddpprof.render.plot import can_plot, plot
     from ddpprof.render.sections.experiments import experiment_sections
-    from ddpprof.render.sections.layout import Picture
-    from ddpprof.render.sections.layout import count as number_of
     from ddpprof.render.terminal import render_terminal
 
     report = read_experiment(directory)

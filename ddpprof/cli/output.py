@@ -15,7 +15,7 @@ from ddpprof.files import Location, location
 from ddpprof.own_files import write_named
 
 if TYPE_CHECKING:
-    from ddpprof.render.sections.layout import Section
+    from ddpprof.layout import Section
 
 _BY_SUFFIX = {"": "terminal", ".txt": "terminal", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
 

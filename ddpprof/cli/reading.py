@@ -168,7 +168,7 @@ def _progress() -> Iterator[Callable[[Step], None]]:
         TransferSpeedColumn,
     )
 
-    from ddpprof.render.sections.layout import clean
+    from ddpprof.layout import clean
 
     columns = (
         TextColumn("reading {task.description}", markup=False),

@@ -14,8 +14,8 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, location
 
 if TYPE_CHECKING:
+    from ddpprof.layout import Section
     from ddpprof.pipeline.analysis import Analysis
-    from ddpprof.render.sections.layout import Section
     from ddpprof.report import Report
 
 
@@ -135,10 +135,10 @@ def _page(report: Report, analysis: Analysis | None) -> str:
 
 def _report_on_experiment(options: argparse.Namespace) -> int:
     from ddpprof.experiments.results import read_experiment
+    from ddpprof.layout import Picture
     from ddpprof.render.json import render_json
     from ddpprof.render.plot import can_plot, plot
     from ddpprof.render.sections.experiments import experiment_sections
-    from ddpprof.render.sections.layout import Picture
 
     report = read_experiment(options.path)
     if chosen_form(options) == "json":

@@ -11,7 +11,7 @@ _LONGEST_LINE = 2000
 
 def say(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
     """Print as ``print`` does, without what would steer the terminal, and without endless lines."""
-    from ddpprof.render.sections.layout import clean
+    from ddpprof.layout import clean
 
     lines = [_shortened(line) for line in " ".join(map(str, texts)).split("\n")]
     print("\n".join(clean(line, _LONGEST_LINE) for line in lines), file=file or sys.stdout, end=end, flush=flush)

@@ -37,8 +37,8 @@ def add_timeline_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_timeline(options: argparse.Namespace) -> int:
+    from ddpprof.layout import count
     from ddpprof.render.perfetto import render_perfetto
-    from ddpprof.render.sections.layout import count
 
     with analysed_run(options.path, options) as analysis:
         report, timeline = analysis.report, analysis.timeline(options.steps)

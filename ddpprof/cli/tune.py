@@ -186,7 +186,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[Tuning, bool]:
     """
     from ddpprof.experiments.conduct import conduct, remaining
     from ddpprof.experiments.tuning_directory import read_tuning
-    from ddpprof.render.sections.layout import count as number_of
+    from ddpprof.layout import count as number_of
 
     tuning = read_tuning(directory)
     experiment, given_up = replace(tuning.experiment, command=command), tuning.stopped()

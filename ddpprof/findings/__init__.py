@@ -16,13 +16,9 @@ from ddpprof.findings import (
     collectives,
     data,
     device,
-    horovod,
     memory,
-    own_reduction,
     ranks,
     replicas,
-    rpc,
-    several_devices,
     wrapper,
 )
 from ddpprof.findings.finding import Finding, Observed
@@ -39,7 +35,9 @@ def find(observed: Observed) -> tuple[Finding, ...]:
     """
     found: dict[object, Finding] = {}
     for finding in (finding for rule in RULES for finding in rule(observed)):
-        found.setdefault(finding.predicted or finding, replace(finding, is_noise=observed.is_noise(finding)))
+        advice = observed.advice.get(finding.rule, finding.advice)
+        noted = replace(finding, advice=advice, is_noise=observed.is_noise(finding))
+        found.setdefault(finding.predicted or finding, noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
     gains = _by_gain([finding for finding in beyond if finding.expected_ns is not None])
     others = [finding for finding in beyond if finding.expected_ns is None]
@@ -84,17 +82,10 @@ RULES: tuple[Rule, ...] = (
     wrapper.static_graph,
     wrapper.buffers_broadcast,
     wrapper.gradient_copies,
-    several_devices.data_parallel,
-    several_devices.outputs_scattered_again,
-    several_devices.device_imbalance,
+    lambda o: iter(o.beside),  # of side streets
+    device.device_imbalance,
     memory.memory_of_others,
     memory.memory_imbalance,
-    rpc.many_small_calls,
-    rpc.calls_in_a_row,
-    own_reduction.own_reduction,
-    horovod.negotiation,
-    horovod.not_fused,
-    horovod.fusion_copies,
     collectives.parameter_averaging,
     collectives.metrics_every_step,
     collectives.barrier_in_loop,

@@ -1,11 +1,15 @@
-"""Rules about the device: computation that communication slows, an accelerator that waits for its host."""
+"""Rules about devices: what communication slows, one that waits for its host, one that works more than the others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, ms
+from ddpprof.measures.kernels.devices import imbalance_ns
 from ddpprof.measures.kernels.slowdown import ENOUGH_KNOWN
+
+_MUCH = 0.1
+"""of the step: less is not worth moving work for"""
 
 
 def overlap_slowdown(o: Observed) -> Iterator[Finding]:
@@ -53,4 +57,19 @@ def launch_bound(o: Observed) -> Iterator[Finding]:
         "Fewer, larger launches: torch.compile(model), its mode='reduce-overhead' (CUDA graphs), fused optimizers "
         "(AdamW(…, fused=True)), a larger batch; no .item() or .cpu() in the step.",
         o.launch_bound_ns,
+    )
+
+
+def device_imbalance(o: Observed) -> Iterator[Finding]:
+    """One device of the process works more than the others."""
+    surplus = imbalance_ns(o.device_loads)
+    if not o.step_ns or surplus < _MUCH * o.step_ns:
+        return
+    loads = sorted(o.device_loads, key=lambda load: load.compute_ns, reverse=True)
+    yield Finding(
+        "device-imbalance",
+        f"Device {loads[0].device} computes {ms(surplus)} per step more than the process's devices on average",
+        "computation per step: " + ", ".join(f"device {load.device} {ms(load.compute_ns)}" for load in loads[:8]),
+        f"Move layers, or parts of the batch, from device {loads[0].device} to device {loads[-1].device}.",
+        surplus,
     )

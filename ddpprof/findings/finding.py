@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 
 from ddpprof.findings.predictions import Predicted, Predictions
 from ddpprof.measures.buckets.bucket_table import BucketSummary
-from ddpprof.measures.buckets.hook_reductions import OwnReduction
-from ddpprof.measures.collectives.rpc import RankRpc
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
-from ddpprof.measures.horovod.reductions import HorovodSummary
-from ddpprof.measures.kernels.data_parallel import DataParallelStep
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.measures.ranks.late_gradients import LateGradient
@@ -89,18 +85,11 @@ class Observed:
     """rank → the gradients with which it falls behind"""
     outside: tuple[OutsideCalls, ...] = ()
     """collectives beside DDP"""
-    data_parallel: DataParallelStep | None = None
-    data_parallel_devices: tuple[int, ...] = ()
-    """of each recorded ``nn.DataParallel``, how many devices it has"""
     device_loads: tuple[DeviceLoad, ...] = ()
     """of the rank whose several devices differ most"""
     memory: tuple[RankMemory, ...] = ()
-    rpc: tuple[RankRpc, ...] = ()
-    own_reduction: OwnReduction | None = None
-    """gradients reduced without torch's DDP"""
-    horovod: HorovodSummary | None = None
-    horovod_waiting: tuple[RankWaiting, ...] = ()
-    """without the first step; where the timeline says which rank was late"""
+    waiting: tuple[RankWaiting, ...] = ()
+    """without the first step; where a file of another tool says which rank was late"""
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     same_samples: SameSamples | None = None
@@ -118,6 +107,10 @@ class Observed:
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     """rank → its host and the paths that it saved"""
     predictions: Predictions = field(default_factory=Predictions)
+    beside: tuple[Finding, ...] = ()
+    """what side streets find"""
+    advice: Mapping[str, str] = field(default_factory=dict)
+    """rule → what to do about it on the side street that the job takes"""
 
     @property
     def shares_cores(self) -> bool:

@@ -55,7 +55,7 @@ def memory_imbalance(o: Observed) -> Iterator[Finding]:
             f"{what} holds {_gb(holder.num_bytes - usual)} more than the others",
             f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory, the others "
             f"{_gb(usual)} (median); rank{'s' if len(holder.ranks) > 1 else ''} {listed} on {holder.host}",
-            _advice(o, holder),
+            _advice(holder),
             None,
         )
 
@@ -71,9 +71,7 @@ def _outliers(holders: Sequence[Holder]) -> list[tuple[Holder, float]]:
     return sorted(found, key=lambda one: one[0].num_bytes - one[1], reverse=True)
 
 
-def _advice(o: Observed, holder: Holder) -> str:
-    if o.data_parallel_devices or o.data_parallel is not None:
-        return "DataParallel gathers outputs, and keeps the optimizer's state, on one device: DistributedDataParallel."
+def _advice(holder: Holder) -> str:
     if holder.device is not None and len(holder.ranks) > 1:
         return "One device for each rank: torch.cuda.set_device(local_rank), before anything touches a GPU."
     return (

@@ -6,7 +6,7 @@ record.py         what the recorder wrote for one rank; losses.py, exits.py, net
 folder.py         traces under any name: which rank each is of, and which belong together
 kineto/           a trace file → columns
 tables/           columns → the tables of one rank
-horovod.py        a Horovod timeline; csv_times.py: a table of times
+other_files.py    files of other tools, which side streets read; csv_times.py: a table of times
 plugin_trace.py   a trace rewritten for TensorBoard's profiler plugin
 limits.py         what is refused, and the options that raise it
 """

@@ -11,9 +11,9 @@ from functools import partial
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location, spelled
 from ddpprof.load.free_memory import give_back_holes
-from ddpprof.load.horovod import is_horovod_timeline
 from ddpprof.load.kineto.read import Header, read_header, read_trace
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.other_files import why_alone
 from ddpprof.load.tables.build import build_trace
 from ddpprof.load.tables.cycles import join_cycles
 from ddpprof.load.tables.trace_rows import TraceRows
@@ -25,7 +25,6 @@ _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz|\.zst)?")
 """as ``torch.profiler.tensorboard_trace_handler`` names its files: worker, time"""
 
 
-_IS_HOROVOD = "{} is a Horovod timeline; give it alone"
 _MOST_NAMED = 4
 _READERS = 8
 """Files may be far away. An ssh server refuses some of more than ten connections at once."""
@@ -108,9 +107,8 @@ def _stated(path: Location, limits: Limits) -> Header | BadTrace:
     """What the file says, or why it is no trace."""
     try:
         header = read_header(path, limits)
-        if header.rank is None and is_horovod_timeline(path):
-            return BadTrace(_IS_HOROVOD.format(path))
-        return header
+        alone = why_alone(path) if header.rank is None else None
+        return header if alone is None else BadTrace(alone)
     except BadTrace as error:
         return error
 
@@ -134,7 +132,7 @@ def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Head
 
 
 def _skipped(path: Location, error: BadTrace) -> str:
-    return f"skipped: {_IS_HOROVOD.format(path) if is_horovod_timeline(path) else error}"
+    return f"skipped: {why_alone(path) or error}"
 
 
 def rank_of_name(name: str, num_files: int) -> int | None:

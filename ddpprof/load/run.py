@@ -19,8 +19,8 @@ from ddpprof.files.small import read_small
 from ddpprof.load.attempts import load_attempts, shown_attempt
 from ddpprof.load.exits import load_exits
 from ddpprof.load.folder import find_traces
-from ddpprof.load.horovod import is_horovod_timeline, load_horovod
 from ddpprof.load.limits import DEFAULT_LIMITS, MAX_FILES_OPTION, Limits
+from ddpprof.load.other_files import load_other_file
 from ddpprof.load.rank import RankFiles, load_rank, some_file
 from ddpprof.model import Run
 from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, runs_in, trace_path
@@ -130,7 +130,9 @@ def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str]
         else [*(one.rank for one in ranks), *left_out]
     )
     what = "files" if is_recorded else "trace"
-    absent = _absent_ranks(sorted(there), world_size, what) if run.horovod is None else []  # which tells of all ranks
+    absent = (
+        _absent_ranks(sorted(there), world_size, what) if run.other_file is None else []
+    )  # which tells of all ranks
     return replace(run, world_size=world_size, missing=(*run.missing, *missing, *_of_other_jobs(ranks), *absent))
 
 
@@ -201,9 +203,8 @@ def _read_run_file(directory: Location) -> _RunFile:
 
 
 def _files_of_one(path: Location) -> RunFiles:
-    if is_horovod_timeline(path):
-        timeline = load_horovod(path)
-        return RunFiles(Run(_name(path), (), timeline.world_size, (), horovod=timeline), ())
+    if (other := load_other_file(path)) is not None:
+        return RunFiles(Run(_name(path), (), other.world_size, (), other_file=other), ())
     return RunFiles(Run(_name(path), (), None, ()), (RankFiles(None, (path,)),))
 
 

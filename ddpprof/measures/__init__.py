@@ -6,5 +6,4 @@ collectives/  every collective: which, how fast, and which rows of different ran
 ranks/        what differs between ranks: clocks, who is late, who failed, who has other samples or parameters
 kernels/      single kernels, and whole devices
 statistics/   intervals, ratios and models of measured times, whatever they are of
-horovod/      the steps and reductions of a Horovod timeline
 """

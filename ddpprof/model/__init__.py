@@ -2,7 +2,6 @@
 
 tables.py    a trace as numpy columns
 record.py    what ddpprof recorded beside it: its layout in files, too
-horovod.py   a timeline of Horovod, which is no trace
 netbench.py  what `ddpprof netbench` measured of a network
 """
 
@@ -10,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from ddpprof.model.horovod import HorovodTimeline
 from ddpprof.model.record import (
     DETAILED_MODES,
     BackwardPass,
@@ -62,7 +61,6 @@ __all__ = [
     "DdpModule",
     "DeviceMemory",
     "Forward",
-    "HorovodTimeline",
     "HostSpans",
     "Int32Column",
     "Int64Column",
@@ -70,6 +68,7 @@ __all__ = [
     "Loader",
     "Mark",
     "Memory",
+    "OtherFile",
     "Parameter",
     "Phase",
     "ProcessExit",
@@ -118,6 +117,13 @@ class Attempt:
     """`Run.ranks` are those of this attempt"""
 
 
+class OtherFile(Protocol):
+    """A file of another tool that tells of all ranks; what else it tells, a side street knows."""
+
+    @property
+    def world_size(self) -> int | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Every rank that could be read, in order, and what could not."""
@@ -130,7 +136,7 @@ class Run:
     """what should be there and is not, in words for the report"""
     settings: Mapping[str, object] = field(default_factory=dict)
     """the recorder's settings; empty for traces that ddpprof did not record"""
-    horovod: HorovodTimeline | None = None
+    other_file: OtherFile | None = None
     """instead of ranks"""
     attempts: tuple[Attempt, ...] = ()
     """of a job that torchrun started more than once: all, in order"""

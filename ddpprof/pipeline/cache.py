@@ -27,6 +27,7 @@ from ddpprof.load.rank import RankFiles
 from ddpprof.model import DdpModule
 from ddpprof.pipeline.codec import encode
 from ddpprof.pipeline.entry import About, BadEntryError, SeenFile, copy_entry, read_about
+from ddpprof.report.side_streets import SIDE_STREETS
 from ddpprof.rundir import (
     CACHE_DIRECTORY,
     CACHE_IGNORE_ALL,
@@ -198,7 +199,9 @@ def code_version() -> str:
     return digest.hexdigest()
 
 
-_DEPENDS_ON = ("intervals.py", "load", "measures", "model", "pipeline", "report")
+_DEPENDS_ON = (
+    "intervals.py", "load", "measures", "model", "pipeline", "report", *(street.folder for street in SIDE_STREETS)
+)  # fmt: skip
 
 
 def seen_files(files: RankFiles, *, with_content: bool = True) -> dict[str, SeenFile]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from ddpprof.report.side_streets import SIDE_STREETS
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -219,35 +221,7 @@ TERMS = (
         field="memory",
         aliases=("steady", "peak", "reserved"),
     ),
-    Term(
-        "DataParallel",
-        "What one process with several accelerators moves between them, and how much each of them works; ddpprof "
-        "trace train.py records it like a job of one rank.",
-        field="data_parallel",
-        aliases=("replicate", "scatter", "gather"),
-    ),
-    Term(
-        "RPC",
-        "Calls through torch.distributed.rpc (rpc_sync, rpc_async) of the ranks that train with DDP: latency as the "
-        "caller sees it, bytes of tensors; kept apart from DDP's communication.",
-        field="rpc",
-        aliases=("latency",),
-    ),
-    Term(
-        "without torch's DDP",
-        "Gradients that hooks all-reduce inside the backward pass, as Apex's DistributedDataParallel does: recognised "
-        "in traces of torch.profiler, with their buckets, exposed and trailing time; those sent after the backward "
-        "pass are not among them.",
-        field="own_reduction",
-        aliases=("Apex",),
-    ),
-    Term(
-        "Horovod",
-        "From its timeline, per step, tensor and fused group: negotiation, queueing, fusion-buffer copies, "
-        "collectives, which rank was late; a timeline has no computation, so nothing about overlap.",
-        field="horovod",
-        aliases=("negotiation", "fusion buffer"),
-    ),
+    *(Term(street.name, street.meaning, field=street.report_field, aliases=street.aliases) for street in SIDE_STREETS),
 )
 
 

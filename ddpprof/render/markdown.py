@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ddpprof.render.sections.layout import Bars, Definition, FindingList, Lanes, Line, Picture, Section, Table, clean
+from ddpprof.layout import Bars, Definition, FindingList, Lanes, Line, Picture, Section, Table, clean
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@])")
 

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ddpprof.render.sections.layout import Bars, Definition, FindingList, Lane, Lanes, Line, Picture, Section, Table
+from ddpprof.layout import Bars, Definition, FindingList, Lane, Lanes, Line, Picture, Section, Table
 from ddpprof.render.sections.steps import PARTS
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")

@@ -11,7 +11,6 @@ from ddpprof.findings import Observed, find
 from ddpprof.findings.predictions import Predictions
 from ddpprof.measures.buckets.bucket_table import BucketSummary, as_row, summarise_buckets
 from ddpprof.measures.buckets.buckets import BucketStep
-from ddpprof.measures.buckets.hook_reductions import least_exposed
 from ddpprof.measures.buckets.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.measures.collectives.script_collectives import summarise_outside
 from ddpprof.measures.ranks.attempts import summarise_attempts
@@ -21,13 +20,14 @@ from ddpprof.measures.step.usual_steps import usual_steps
 from ddpprof.model import DdpModule, RecordedStep, Run
 from ddpprof.report.across_ranks import RecordedSteps, across_ranks
 from ddpprof.report.bound import find_bound
-from ddpprof.report.horovod import horovod_report
 from ddpprof.report.kernels import slowdown_report
+from ddpprof.report.other_file import report_of_file
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.ranks import modules_of, steps_to_replay
 from ddpprof.report.rule_input import observe
 from ddpprof.report.run_profile import Known
+from ddpprof.report.side_streets import combine_beside, observe_beside
 from ddpprof.report.times import times_of
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 
@@ -58,8 +58,8 @@ def reduce_run(run: Run) -> Reduced:
 
 def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary, recorded: RecordedSteps) -> Reduced:
     """`run`: its ranks are not looked at."""
-    if run.horovod is not None:
-        return Reduced(horovod_report(utf8_text(run.name), run, run.horovod), {})
+    if run.other_file is not None:
+        return Reduced(report_of_file(utf8_text(run.name), run, run.other_file), {})
     ranks = summary.ranks
     records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
     modules = as_all_ranks_use(modules, [record.gradient_use for record in records if record.gradient_use])
@@ -69,15 +69,10 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     baseline = sum(trace.num_baseline_steps for trace in traces)
     slowdown = slowdown_report(summary.slowdown, baseline) if summary.slowdown is not None else None
     outside = summarise_outside([one.trace.outside if one.trace else () for one in ranks])
-    # Of the first rank that uses it: there is no other, but where each host runs a job of its own.
-    data_parallel = next((one.data_parallel for one in ranks if one.data_parallel), None)
     memory = tuple(record.memory for record in records if record.memory)
-    rpc = tuple(record.rpc for record in records if record.rpc)
-    job, own = _job(run, ranks, modules), least_exposed([trace.own_reduction for trace in traces])
+    job, beside = _job(run, ranks, modules), combine_beside([one.beside for one in ranks])
     usual = usual_steps((step.step, step.duration_ns) for one in reports for step in one.measured_steps)
-    observed = observe(
-        run, modules, job.backend, ranks, buckets, slowdown, across, outside, data_parallel, memory, rpc, usual
-    )
+    observed = observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, memory, usual)
     report = Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
@@ -92,18 +87,16 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         slowdown=slowdown,
         across=across,
         outside=outside,
-        data_parallel=data_parallel,
         memory=memory,
-        rpc=rpc,
         attempts=summarise_attempts(run.attempts, run.exits),
         usual_steps=usual,
         failure=find_failure([record.end for record in records], run.exits),
-        own_reduction=own,
         times=times_of(job.device),
+        **beside,
     )
     passes = {one.rank: one.trace.passes for one in ranks if one.trace}
     predictions = _predictions(Known(report, modules, {}, passes), observed, recorded)
-    observed = replace(observed, own_reduction=own, predictions=predictions)
+    observed = observe_beside(replace(observed, predictions=predictions), beside)
     findings, bound = find(observed), find_bound(report, observed)
     drawn = {one.rank: one.buckets for one in ranks} if modules else traced.ranks
     return Reduced(replace(report, findings=findings, bound=bound), drawn, passes)

@@ -14,13 +14,10 @@ from msgspec import structs
 
 from ddpprof.intervals import Spans, subtract
 from ddpprof.measures.buckets.buckets import BucketStep, bucket_rows
-from ddpprof.measures.buckets.hook_reductions import OwnReduction, measure_own_reduction
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.measures.buckets.traced_buckets import TracedPasses, find_passes
 from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_collectives
-from ddpprof.measures.collectives.rpc import RankRpc, measure_rpc
 from ddpprof.measures.collectives.script_collectives import OutsideCalls, measure_outside
-from ddpprof.measures.kernels.data_parallel import measure_data_parallel, median_data_parallel
 from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices, median_load
 from ddpprof.measures.kernels.kernels import KernelSummary, summarise_kernels
 from ddpprof.measures.kernels.slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
@@ -34,7 +31,8 @@ from ddpprof.measures.statistics.medians import median_known
 from ddpprof.measures.step.accumulation import Accumulation, count_micro_steps, measure_accumulation
 from ddpprof.model import Collectives, DdpModule, Loader, Rank, Record, RecordedStep, Replica
 from ddpprof.report.ranks import baseline_steps, bucket_steps, measured_steps, rank_report, training_steps
-from ddpprof.report.tree import DataParallelReport, RankReport
+from ddpprof.report.side_streets import BesideDdp, measure_beside
+from ddpprof.report.tree import RankReport
 
 MOST_KERNELS = 500
 """in a report; the others take next to no time"""
@@ -58,7 +56,6 @@ class RecordSummary:
     data_ns: int | None
     buffer_sync_ns: int | None
     memory: RankMemory | None
-    rpc: RankRpc | None
     accumulation: tuple[Accumulation, ...] = ()
     replicas: tuple[Replica, ...] = ()
     """of modules whose gradients are reduced in every step"""
@@ -90,7 +87,6 @@ class TraceSummary:
     num_baseline_steps: int
     outside: tuple[tuple[OutsideCalls, ...] | None, ...]
     """per step"""
-    own_reduction: OwnReduction | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ class RankSummary:
     report: RankReport
     buckets: tuple[BucketStep, ...]
     progress: tuple[StepProgress, ...]
-    data_parallel: DataParallelReport | None
+    beside: BesideDdp
     record: RecordSummary | None
     trace: TraceSummary | None
 
@@ -156,7 +152,7 @@ def _rank_summary(rank: Rank, modules: Sequence[DdpModule]) -> RankSummary:
         report=replace(rank_report(rank, modules), devices=_devices(rank)),
         buckets=tuple(bucket_steps(rank, modules)),
         progress=progress_of_rank(rank),
-        data_parallel=_data_parallel(rank),
+        beside=measure_beside(rank, measured_steps(rank)),
         record=_record_summary(rank.record) if rank.record is not None else None,
         trace=_trace_summary(rank, modules),
     )
@@ -181,7 +177,6 @@ def _record_summary(record: Record) -> RecordSummary:
         data_ns=usual(lambda step: step.data_ns),
         buffer_sync_ns=usual(lambda step: sum(forward.buffer_sync_ns for forward in step.forwards)),
         memory=measure_memory(record),
-        rpc=measure_rpc(record),
         accumulation=measure_accumulation(training_steps(record)),
         replicas=tuple(one for one in record.replicas if is_always_reduced(one.module, training_steps(record))),
         num_steps=record.num_steps,
@@ -215,8 +210,6 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
         outside=tuple(
             measure_outside(trace, step, parameters, by_number.get(trace.steps[step].number)) for step in steps
         ),
-        # ddpprof only records DDP
-        own_reduction=measure_own_reduction(trace, steps) if rank.record is None else None,
     )
 
 
@@ -249,11 +242,3 @@ def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
     if rank.trace is None:
         return ()
     return median_load([measure_devices(rank.trace, step) for step in measured_steps(rank)])
-
-
-def _data_parallel(rank: Rank) -> DataParallelReport | None:
-    modules = rank.record.data_parallel if rank.record is not None else ()
-    measured = None
-    if rank.trace is not None:
-        measured = median_data_parallel([measure_data_parallel(rank.trace, step) for step in measured_steps(rank)])
-    return DataParallelReport(rank.rank, modules, measured) if modules or measured is not None else None

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ddpprof.findings import Observed
 from ddpprof.measures.buckets.bucket_table import BucketSummary
-from ddpprof.measures.collectives.rpc import RankRpc
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import imbalance_ns
 from ddpprof.measures.ranks.memory import RankMemory
@@ -17,7 +16,7 @@ from ddpprof.measures.statistics.medians import error_of_median, mean_known, med
 from ddpprof.measures.statistics.paired_ratio import student_quantile
 from ddpprof.model import DdpModule, Run
 from ddpprof.report.rank_summary import RankSummary, RecordSummary
-from ddpprof.report.tree import AcrossRanks, DataParallelReport, RankReport, SlowdownReport, StepReport
+from ddpprof.report.tree import AcrossRanks, RankReport, SlowdownReport, StepReport
 
 
 def observe(
@@ -29,9 +28,7 @@ def observe(
     slowdown: SlowdownReport | None,
     across: AcrossRanks,
     outside: tuple[OutsideCalls, ...] | None,
-    data_parallel: DataParallelReport | None,
     memory: tuple[RankMemory, ...],
-    rpc: tuple[RankRpc, ...],
     usual: Collection[int],
 ) -> Observed:
     """Return what the rules look at. `usual`: numbers of the steps to average over."""
@@ -72,9 +69,6 @@ def observe(
         late_gradients={late.rank: late.gradients for late in across.late_gradients},
         outside=outside or (),
         memory=memory,
-        rpc=rpc,
-        data_parallel=data_parallel.step if data_parallel else None,
-        data_parallel_devices=tuple(len(m.device_ids) for m in data_parallel.modules) if data_parallel else (),
         device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
         loaders={rank: record.loaders for rank, record in records.items()},
         same_samples=find_same_samples({rank: record.loaders for rank, record in records.items()}),

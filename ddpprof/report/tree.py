@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ddpprof.data_parallel.own_reduction import OwnReduction
+from ddpprof.data_parallel.transfers import DataParallelReport
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
+from ddpprof.horovod.reductions import HorovodSummary
 from ddpprof.measures.buckets.bucket_table import BucketRow
-from ddpprof.measures.buckets.hook_reductions import OwnReduction
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
-from ddpprof.measures.collectives.rpc import RankRpc
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
-from ddpprof.measures.horovod.reductions import HorovodSummary
-from ddpprof.measures.kernels.data_parallel import DataParallelStep
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
@@ -34,8 +33,9 @@ from ddpprof.measures.step.idle import Idle
 from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.measures.step.torch_times import TorchTimes
 from ddpprof.measures.step.wrapper import WrapperCost
-from ddpprof.model import DataParallelModule, Kernel
+from ddpprof.model import Kernel
 from ddpprof.model.light_step import RecordedBreakdown
+from ddpprof.rpc.calls import RankRpc
 
 REPORT_FORMAT = 1
 """Version of the JSON report. It grows when a field changes its meaning or goes, not when one is added."""
@@ -209,16 +209,6 @@ class AcrossRanks:
     stragglers: Stragglers | None
     """``None`` where there are too few ranks or steps to tell"""
     late_gradients: tuple[LateGradients, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DataParallelReport:
-    """What ``nn.DataParallel`` does in one process. Times are ns per step: medians."""
-
-    rank: int
-    modules: tuple[DataParallelModule, ...]
-    """empty where ddpprof did not record"""
-    step: DataParallelStep | None
 
 
 class BoundBy(StrEnum):

@@ -4,10 +4,11 @@ from typing import Any
 
 from tables import ddp_module
 
+from ddpprof.data_parallel.transfers import DataParallelStep
 from ddpprof.findings import Finding, Observed, find
 from ddpprof.measures.buckets.bucket_table import BucketSummary
-from ddpprof.measures.kernels.data_parallel import DataParallelStep
 from ddpprof.model import DdpModule, Loader
+from ddpprof.report.side_streets import observe_beside
 
 MIB, MS = 2**20, 1_000_000
 
@@ -37,6 +38,11 @@ def observed(module: DdpModule | None = None, buckets: Any = (), **changes: Any)
     modules = (module,) if module else ()
     rows = tuple(bucket(module, i, **known) for i, known in enumerate(buckets)) if module else ()
     return Observed(**{"world_size": 2, "step_ns": STEP_NS, "modules": modules, "buckets": rows, **changes})
+
+
+def beside(field: str, found: Any, **changes: Any) -> tuple[Finding, ...]:
+    """Findings where a side street has found something. `field`: where the report has it."""
+    return find(observe_beside(observed(**changes), {field: found}))
 
 
 def only(o: Observed) -> Finding:

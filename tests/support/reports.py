@@ -6,12 +6,11 @@ from typing import Any
 
 from ddpprof.comparison.compare import Comparison, compare
 from ddpprof.comparison.run_set import RunSet
+from ddpprof.data_parallel.transfers import DataParallelReport, DataParallelStep
 from ddpprof.findings import Finding
 from ddpprof.measures.buckets.bucket_table import BucketRow
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
-from ddpprof.measures.collectives.rpc import RankRpc, RpcCalls
 from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place, Purpose
-from ddpprof.measures.kernels.data_parallel import DataParallelStep
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
@@ -29,11 +28,11 @@ from ddpprof.report import DeviceWork, Job, LightStepReport, Module, RankReport,
 from ddpprof.report.tree import (
     AcrossRanks,
     ClockReport,
-    DataParallelReport,
     LateGradients,
     SlowdownReport,
     SlowedKernel,
 )
+from ddpprof.rpc.calls import RankRpc, RpcCalls
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 US = 1000

@@ -61,7 +61,7 @@ def reduces_without_ddp(trace: Trace) -> bool:
     """Whether hooks of the script's own reduce gradients, as Apex's do.
 
     Not where DDP or FSDP has left its marks, where the backward pass also moves shards, or where what hooks reduce are
-    a few numbers. Horovod launches from a thread of its own, outside the backward pass.
+    a few numbers. A library that launches from a thread of its own does so outside the backward pass.
     """
     comm = trace.collectives
     if np.isin(trace.host_spans.mark, _OF_TORCH).any() or not len(_hooks(trace)):

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from ddpprof.render.glossary import find_term
-from ddpprof.render.html.chart import Chart, bars_chart, chart_html
-from ddpprof.render.html.definitions import term_id
-from ddpprof.render.sections.layout import (
+from ddpprof.layout import (
     Bars,
     Column,
     Definition,
@@ -19,6 +16,9 @@ from ddpprof.render.sections.layout import (
     Section,
     Table,
 )
+from ddpprof.render.glossary import find_term
+from ddpprof.render.html.chart import Chart, bars_chart, chart_html
+from ddpprof.render.html.definitions import term_id
 
 Block = Section | Chart
 

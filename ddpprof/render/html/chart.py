@@ -13,9 +13,9 @@ from html import escape
 from math import ceil, floor, log2, log10
 from typing import Any
 
+from ddpprof.layout import Bars, megabytes, ms
 from ddpprof.render.html.embed import data_element
 from ddpprof.render.sections.collectives import power_of_two
-from ddpprof.render.sections.layout import Bars, megabytes, ms
 
 _BAR, _AROUND = 30, 66
 """px: of one bar, and of the axis"""

@@ -15,8 +15,8 @@ from string import Template
 
 from ddpprof import __version__
 from ddpprof.errors import DdpprofError
+from ddpprof.layout import clean
 from ddpprof.render.html.embed import data_element, script_element, script_hash
-from ddpprof.render.sections.layout import clean
 
 _FACTORY, _FACTORY_AT_ONCE = "this, () => {", "this, (() => {"
 """What all of plotly stands in. Browsers compile a function in parentheses at once; else they read its 5 MB twice."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
 
+from ddpprof.layout import Bars, FindingList, Line, Section, clean, ms
 from ddpprof.render.html.blocks import Block, blocks_html, column_name
 from ddpprof.render.html.chart import Chart, bars_chart
 from ddpprof.render.html.definitions import definitions
@@ -15,7 +16,6 @@ from ddpprof.render.html.timeline import timeline_json
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.layout import Bars, FindingList, Line, Section, clean, ms
 from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.steps import of_device
 from ddpprof.render.sections.verdict import verdict

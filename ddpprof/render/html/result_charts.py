@@ -11,10 +11,10 @@ from ddpprof.comparison.compare import Comparison, MetricChange
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepCurve, SweepPoint, SweepReport
+from ddpprof.layout import clean, ms
 from ddpprof.measures.statistics.paired_ratio import Ratio
 from ddpprof.render.html.chart import Chart, bar_trace, decade_ticks
 from ddpprof.render.sections.comparison import interval_of
-from ddpprof.render.sections.layout import clean, ms
 from ddpprof.render.sections.scaling import PARTS
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")

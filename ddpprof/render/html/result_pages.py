@@ -11,6 +11,7 @@ from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.results import ExperimentReport
 from ddpprof.experiments.scaling import ScalingReport
 from ddpprof.experiments.tuning import TuneReport
+from ddpprof.layout import Line, Section
 from ddpprof.render.html.blocks import blocks_html
 from ddpprof.render.html.chart import Chart
 from ddpprof.render.html.definitions import definitions
@@ -21,7 +22,6 @@ from ddpprof.render.html.whatif_chart import whatif_chart
 from ddpprof.render.json import ComparisonFile, Written, render_json
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.sections.experiments import experiment_sections
-from ddpprof.render.sections.layout import Line, Section
 from ddpprof.render.sections.repeated import repeated_sections
 from ddpprof.render.sections.whatif import whatif_sections
 from ddpprof.report.whatif import WhatIf

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ddpprof.intervals import Spans
+from ddpprof.layout import clean, megabytes
 from ddpprof.measures.step.timeline import BucketSpan, StepTimeline
 from ddpprof.model import Collectives, Phase, Work
 from ddpprof.render.html.chart import bucket_label
 from ddpprof.render.html.lanes import Lane, coarsen, grain_for, lane
-from ddpprof.render.sections.layout import clean, megabytes
 from ddpprof.report.timeline import RankTimeline, Timeline
 
 MAX_SPANS = 60_000

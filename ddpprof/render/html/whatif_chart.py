@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from ddpprof.layout import clean
 from ddpprof.predict.predict import StepParts
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout
-from ddpprof.render.sections.layout import clean
 from ddpprof.report.whatif import WhatIf
 
 _ROLES = {"forward": "forward", "backward": "backward", "slowed": "held", "exposed": "exposed", "rest": "other"}

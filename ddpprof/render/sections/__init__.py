@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ddpprof import side_street
+from ddpprof.layout import Section
 from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.bound import bound_lines
 from ddpprof.render.sections.buckets import bucket_tables
 from ddpprof.render.sections.collectives import collective_table
 from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line, wrapper_table
+from ddpprof.render.sections.devices import device_table
 from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.findings import finding_list
-from ddpprof.render.sections.horovod import horovod_tables
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
-from ddpprof.render.sections.layout import Section
 from ddpprof.render.sections.memory import memory_table
 from ddpprof.render.sections.outside import outside_table
-from ddpprof.render.sections.own_reduction import own_reduction_line
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
-from ddpprof.render.sections.rpc import rpc_table
-from ddpprof.render.sections.several_devices import data_parallel_lines, data_parallel_table, device_table
 from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
 from ddpprof.report import Report
+from ddpprof.report.side_streets import streets_of
 from ddpprof.report.timeline import Timeline
 
 
@@ -42,6 +41,16 @@ class Topic:
 
 _Maker = Callable[[Report], Iterable[Section]]
 
+
+def _of_side_streets(topic: side_street.Topic) -> _Maker:
+    def make(report: Report) -> Iterator[Section]:
+        for street, found in streets_of(report):
+            if topic in street.sections:
+                yield from street.sections[topic](found)
+
+    return make
+
+
 _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
     (
         "job",
@@ -50,8 +59,7 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
             failure_lines,
             attempt_table,
             job_lines,
-            data_parallel_lines,
-            own_reduction_line,
+            _of_side_streets("job"),
             missing_lines,
             unusual_steps_line,
         ),
@@ -59,10 +67,10 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
     (
         "step",
         "Where the time of a step goes",
-        (step_bars, spread_table, overlap_table, idle_table, data_parallel_table, device_table, horovod_tables),
+        (step_bars, spread_table, overlap_table, idle_table, _of_side_streets("step"), device_table),
     ),
     ("buckets", "Buckets", (bucket_tables,)),
-    ("collectives", "Collectives", (collective_table, outside_table, rpc_table)),
+    ("collectives", "Collectives", (collective_table, outside_table, _of_side_streets("collectives"))),
     ("ranks", "Ranks beside each other", (straggler_table, waiting_table)),
     ("slowdown", "Slowdown by communication", (slowdown_section,)),
     ("cost", "What DDP and the recording cost", (wrapper_table, memory_table, recording_cost_line)),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
 from ddpprof.measures.ranks.attempts import AttemptSummary
 from ddpprof.measures.ranks.failure import RankEnd
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
 from ddpprof.report import Report
 
 _MAX_ATTEMPTS = 24

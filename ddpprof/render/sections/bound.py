@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.findings.predictions import ACCUMULATED
-from ddpprof.render.sections.layout import Line, Section, count, megabytes, ms, percent
+from ddpprof.layout import Line, Section, count, megabytes, ms, percent
 from ddpprof.report import Bound, BoundBy, Report, WhatHelps, WouldHelp
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ddpprof.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
 from ddpprof.measures.buckets.bucket_table import BucketRow
-from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
 from ddpprof.report import Report
 
 _MAX_BUCKETS = 24

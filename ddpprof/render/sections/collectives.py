@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
-from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
 from ddpprof.report import Report
 
 _MAX_ROWS = 24

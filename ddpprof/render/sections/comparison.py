@@ -8,8 +8,8 @@ from ddpprof.comparison.between_runs import CONFIDENCE, MOST_RUNS
 from ddpprof.comparison.compare import NOTICEABLE, BucketChange, Comparison, MetricChange
 from ddpprof.comparison.gate import Outcome, Verdict
 from ddpprof.comparison.kernels import KernelChange
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, megabytes, ms
 from ddpprof.measures.buckets.bucket_table import BucketRow
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, megabytes, ms
 from ddpprof.render.sections.slowdown import kernel_name
 
 _MAX_BUCKETS = 24

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ddpprof.measures.step.wrapper import WrapperCost
-from ddpprof.render.sections.layout import (
+from ddpprof.layout import (
     Column,
     Line,
     Section,
@@ -16,6 +15,7 @@ from ddpprof.render.sections.layout import (
     notes,
     percent,
 )
+from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.render.sections.shown_steps import rows_worth_seeing
 from ddpprof.render.sections.steps import mean_of_steps
 from ddpprof.report import Report

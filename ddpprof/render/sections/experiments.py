@@ -8,7 +8,7 @@ from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.results import ExperimentReport
 from ddpprof.experiments.scaling import ScalingReport
 from ddpprof.experiments.tuning import TuneReport
-from ddpprof.render.sections.layout import Line, Section, clean
+from ddpprof.layout import Line, Section, clean
 from ddpprof.render.sections.overhead import overhead_sections
 from ddpprof.render.sections.scaling import scaling_sections
 from ddpprof.render.sections.sweep import sweep_sections

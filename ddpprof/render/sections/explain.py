@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.layout import Definition, Section
 from ddpprof.render.glossary import Term
-from ddpprof.render.sections.layout import Definition, Section
 
 
 def term_sections(terms: Iterable[Term]) -> Iterable[Section]:

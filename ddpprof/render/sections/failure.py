@@ -7,8 +7,8 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
+from ddpprof.layout import Line, Section, clean, count
 from ddpprof.measures.ranks.failure import Failure, RankEnd
-from ddpprof.render.sections.layout import Line, Section, clean, count
 from ddpprof.report import Report
 
 _MOST_LISTED = 8

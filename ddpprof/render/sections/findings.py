@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from ddpprof.findings import Finding
-from ddpprof.render.sections.layout import FindingList, FindingText, Section, clean, count, ms
+from ddpprof.layout import FindingList, FindingText, Section, clean, count, ms
 from ddpprof.report import Report
+from ddpprof.report.side_streets import file_of
 from ddpprof.short_training import DEFAULT_STEPS, STEP_OPTIONS, options_for
 
 
@@ -29,9 +30,10 @@ def _otherwise(report: Report, has_noise: bool) -> str:
     """Say why there are no findings. `has_noise`: there are some, but chance may have made them."""
     if report.failure is not None:
         return _FAILED
-    if report.horovod is None and not report.job.modules:
+    is_of_ranks = file_of(report) is None
+    if is_of_ranks and not report.job.modules:
         return _NOT_RECORDED
-    if report.horovod is None and not any(rank.steps for rank in report.ranks):
+    if is_of_ranks and not any(rank.steps for rank in report.ranks):
         return _not_profiled(report)
     if has_noise:
         return _ALL_NOISE

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.render.sections.layout import Line, Section, clean, count, megabytes
+from ddpprof.layout import Line, Section, clean, count, megabytes
 from ddpprof.report import Report
+from ddpprof.report.side_streets import file_of
 
 
 def job_lines(report: Report) -> Iterable[Section]:
@@ -13,14 +14,15 @@ def job_lines(report: Report) -> Iterable[Section]:
     read, world = job.num_ranks_read, job.world_size
     steps = max((len(rank.measured_steps) or len(rank.steps) for rank in report.ranks), default=0)
     light = max((len(rank.light_steps) for rank in report.ranks), default=0)
-    without_profiler = " without the profiler" if report.horovod is None else ""
+    file = file_of(report)
+    without_profiler = " without the profiler" if file is None else ""
     words = [
         clean(" ".join(job.command)) or clean(job.name),
         count(read, "rank") if world in (None, read) else f"{read} of {world} ranks",
         *([count(len(job.hosts), "host")] if job.hosts else []),
         *(clean(word) for word in (job.backend, job.device) if word),
         *([f"torch {clean(job.torch)}"] if job.torch else []),
-        *(["Horovod timeline"] if report.horovod is not None else []),
+        *([file] if file is not None else []),
         (count(steps, "profiled step") if steps else f"{count(light, 'step')}{without_profiler}")
         + _micro_steps(report),
     ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.layout import ABSENT, MAX_RANKS, Column, Section, Table, clean, cut_off, notes
 from ddpprof.measures.ranks.memory import RankMemory
-from ddpprof.render.sections.layout import ABSENT, MAX_RANKS, Column, Section, Table, clean, cut_off, notes
 from ddpprof.report import Report
 
 

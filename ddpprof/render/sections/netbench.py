@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count
 from ddpprof.measures.collectives.link_speed import LinkSpeed, is_disturbed, measure_link
 from ddpprof.model.netbench import NetBench
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count
 
 _COLUMNS = ("bytes", "times", "median µs", "min µs", "max µs", "algbw GB/s", "busbw GB/s", "CPU µs", "pair")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.render.sections.layout import ABSENT, Column, Section, Table, ms
+from ddpprof.layout import ABSENT, Column, Section, Table, ms
 from ddpprof.report import Report
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.experiments.overhead import OverheadReport
+from ddpprof.layout import Column, Line, Section, Table, count, ms, notes
 from ddpprof.measures.statistics.paired_ratio import Ratio
-from ddpprof.render.sections.layout import Column, Line, Section, Table, count, ms, notes
 
 
 def overhead_sections(report: OverheadReport) -> Iterable[Section]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddpprof.measures.ranks.arrivals import RankWaiting
-from ddpprof.measures.ranks.clock import HostClock
-from ddpprof.measures.ranks.stragglers import Straggler
-from ddpprof.render.sections.layout import (
+from ddpprof.layout import (
     ABSENT,
     MAX_RANKS,
     Column,
@@ -20,6 +17,9 @@ from ddpprof.render.sections.layout import (
     ms,
     notes,
 )
+from ddpprof.measures.ranks.arrivals import RankWaiting
+from ddpprof.measures.ranks.clock import HostClock
+from ddpprof.measures.ranks.stragglers import Straggler
 from ddpprof.report import Report
 from ddpprof.report.tree import ClockReport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.comparison.repeated import RepeatedReport
-from ddpprof.render.sections.layout import Column, Line, Section, Table, clean, count, ms
+from ddpprof.layout import Column, Line, Section, Table, clean, count, ms
 
 
 def repeated_sections(report: RepeatedReport) -> tuple[Section, ...]:

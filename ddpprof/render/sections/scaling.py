@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
-from ddpprof.render.sections.layout import Column, Line, Section, Table, ms, percent
+from ddpprof.layout import Column, Line, Section, Table, ms, percent
 
 _TITLES = {
     Scaling.WEAK: "Weak scaling: every process keeps its batch",

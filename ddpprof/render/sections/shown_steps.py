@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpprof.render.sections.layout import MAX_RANKS, cut_off
+from ddpprof.layout import MAX_RANKS, cut_off
 from ddpprof.report import Report
 
 

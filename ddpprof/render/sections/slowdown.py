@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, median_of, ms, percent
 from ddpprof.measures.kernels.slowdown import ENOUGH_KNOWN
 from ddpprof.model import Kernel
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, median_of, ms, percent
 from ddpprof.report import Report
 from ddpprof.report.tree import SlowdownReport
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
-from ddpprof.measures.step.breakdown import Breakdown
-from ddpprof.render.sections.layout import (
+from ddpprof.layout import (
     Bar,
     Bars,
     Column,
@@ -18,6 +17,7 @@ from ddpprof.render.sections.layout import (
     notes,
     percent,
 )
+from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.render.sections.shown_steps import rows_worth_seeing
 from ddpprof.report import RankReport, Report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpprof.experiments.sweep import SweepCrossover, SweepPoint, SweepReport
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, ms
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, ms
 
 
 def sweep_sections(report: SweepReport) -> Iterable[Section]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from math import isinf
 
 from ddpprof.experiments.tuning import Fate, Tried, TuneReport
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, ms, notes
 from ddpprof.measures.statistics.loss_match import LossMatch, Match
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, count, ms, notes
 from ddpprof.render.sections.overhead import interval
 
 _LOSSES = {Match.EXACT: "same", Match.ROUNDING: "rounding", Match.CHANGED: "change", Match.UNKNOWN: "?"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddpprof.layout import ABSENT, mean_of, median_of, ms, percent
 from ddpprof.render.sections.failure import failure_sentence
-from ddpprof.render.sections.layout import ABSENT, mean_of, median_of, ms, percent
 from ddpprof.report import Report
+from ddpprof.report.side_streets import file_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def _of_light_steps(report: Report) -> Verdict:
     light = [step for rank in report.ranks for step in rank.light_steps]
     if light:
         step_ns = median_of(light, lambda s: s.duration_ns)
-        unknown = "" if report.horovod is not None else " How much of it is communication, only profiled steps tell."
+        unknown = "" if file_of(report) is not None else " How much of it is communication, only profiled steps tell."
         return Verdict(f"A step takes {_ms(step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
     return Verdict("No step was recorded in whole.", ())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.findings.predictions import DEFAULT_CAP, since_torch
-from ddpprof.render.sections.layout import Column, Line, Section, Table, clean, count, ms, percent
+from ddpprof.layout import Column, Line, Section, Table, clean, count, ms, percent
 from ddpprof.report.whatif import Outcome, WhatIf
 
 _COLUMNS = ("step ms", "95% interval", "saves ms", "compute", "slowed", "exposed", "rest")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ddpprof.comparison.compare import medians_ns
-from ddpprof.render.sections.layout import clean
+from ddpprof.layout import clean
 from ddpprof.render.tensorboard.event_file import EventFile
 from ddpprof.render.tensorboard.scalars import NS_PER_MS, Scalar, write_scalar
 from ddpprof.report import Report

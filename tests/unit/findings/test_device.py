@@ -6,6 +6,7 @@ import pytest
 from observations import MS, observed
 
 from ddpprof.findings import find
+from ddpprof.measures.kernels.devices import DeviceLoad
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,22 @@ def test_launch_bound(ns: int | None, fires: bool) -> None:
     assert [(f.rule, f.gain_ns) for f in find(observed(launch_bound_ns=ns))] == (
         [("launch-bound", ns)] if fires else []
     )
+
+
+def loads(*compute_ns: int) -> tuple[DeviceLoad, ...]:
+    return tuple(DeviceLoad(device, ns, 0, 0, ns) for device, ns in enumerate(compute_ns))
+
+
+@pytest.mark.parametrize(
+    ("compute", "gain_ns"),
+    [
+        pytest.param((50 * MS, 30 * MS), 10 * MS, id="a-tenth-of-the-step"),
+        pytest.param((50 * MS, 30 * MS + 2), None, id="less"),
+        pytest.param((50 * MS,), None, id="one-device"),
+        pytest.param((), None, id="not-measured"),
+    ],
+)
+def test_device_imbalance(compute: tuple[int, ...], gain_ns: int | None) -> None:
+    findings = find(observed(device_loads=loads(*compute)))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([("device-imbalance", gain_ns)] if gain_ns else [])
+    assert all("from device 0 to device 1" in f.advice for f in findings)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpprof.measures.kernels.data_parallel import DataParallelStep, measure_data_parallel
+from ddpprof.data_parallel.transfers import DataParallelStep, measure_data_parallel
 from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace
 

@@ -9,8 +9,8 @@ from reports import report
 
 from ddpprof.findings import Observed
 from ddpprof.findings.predictions import Predicted, Predictions
+from ddpprof.layout import Line
 from ddpprof.render.sections.bound import bound_lines
-from ddpprof.render.sections.layout import Line
 from ddpprof.report import BoundBy, Report
 from ddpprof.report.bound import find_bound
 

@@ -8,6 +8,7 @@ import json
 import pytest
 from reports import report
 
+from ddpprof.layout import FindingList, Line
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json
@@ -15,7 +16,6 @@ from ddpprof.render.markdown import render_markdown
 from ddpprof.render.sections import sections
 from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.findings import finding_list
-from ddpprof.render.sections.layout import FindingList, Line
 from ddpprof.render.sections.verdict import verdict
 from ddpprof.render.terminal import render_terminal
 

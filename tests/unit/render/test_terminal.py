@@ -24,9 +24,9 @@ from reports import (
 
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
+from ddpprof.layout import Bars, Column, Table
 from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.render.sections import sections
-from ddpprof.render.sections.layout import Bars, Column, Table
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 

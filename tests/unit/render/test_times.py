@@ -11,6 +11,7 @@ import pytest
 from reports import light_report, report, slowdown
 from tables import forward, recorded, trace
 
+from ddpprof.layout import Bars, Table
 from ddpprof.measures.step.timeline import move_timeline, step_timeline
 from ddpprof.model import Phase
 from ddpprof.record.live import scalars_of as live_scalars
@@ -18,7 +19,6 @@ from ddpprof.render.html.report_charts import bucket_chart, slowdown_chart
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.json import render_json, schema
 from ddpprof.render.sections import sections
-from ddpprof.render.sections.layout import Bars, Table
 from ddpprof.render.tensorboard.scalars import scalars_of
 from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report

@@ -5,7 +5,7 @@ from dataclasses import replace
 from large_runs import thousand_ranks
 from reports import light_report, report
 
-from ddpprof.render.sections.layout import Table
+from ddpprof.layout import Table
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.verdict import Number, verdict
 

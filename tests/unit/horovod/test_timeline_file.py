@@ -10,9 +10,9 @@ from shared import TRACES
 from timelines import START, begin, cycle, end_of, fused, negotiation, tensor, text, together
 
 from ddpprof.errors import BadTrace
-from ddpprof.load.horovod import is_horovod_timeline, load_horovod
-from ddpprof.model import CollectiveKind, HorovodTimeline
-from ddpprof.model.horovod import Activity, ActivityKind
+from ddpprof.horovod.timeline import Activity, ActivityKind, HorovodTimeline
+from ddpprof.horovod.timeline_file import is_horovod_timeline, load_horovod
+from ddpprof.model import CollectiveKind
 
 TIMELINE = TRACES / "horovod_timeline_2ranks.json"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ddpprof.measures.horovod.reductions import FusedGroup, HorovodStep, HorovodSummary, HorovodTensor
-from ddpprof.render.sections.layout import (
+from ddpprof.horovod.reductions import FusedGroup, HorovodStep, HorovodSummary, HorovodTensor
+from ddpprof.layout import (
     ABSENT,
     Column,
     Line,
@@ -19,7 +19,6 @@ from ddpprof.render.sections.layout import (
     ms,
     notes,
 )
-from ddpprof.report import Report
 
 _MAX_ROWS = 24
 
@@ -34,10 +33,7 @@ _PARTS: tuple[tuple[str, Callable[[HorovodStep], int]], ...] = (
 )
 
 
-def horovod_tables(report: Report) -> Iterable[Section]:
-    summary = report.horovod
-    if summary is None:
-        return
+def horovod_tables(summary: HorovodSummary) -> Iterable[Section]:
     if summary.steps:
         yield _steps(summary)
         yield _tensors(summary)

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from tables import collective, run, trace
 
+from ddpprof.data_parallel.own_reduction import OwnReduction, measure_own_reduction
+from ddpprof.data_parallel.rules import own_reduction as rule
 from ddpprof.findings import Observed
-from ddpprof.findings.own_reduction import own_reduction as rule
+from ddpprof.layout import Line, Table
 from ddpprof.load.kineto.classify import classify
 from ddpprof.measures.buckets.gradient_reduces import reduces_without_ddp
-from ddpprof.measures.buckets.hook_reductions import OwnReduction, least_exposed, measure_own_reduction
 from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Rank, Trace
 from ddpprof.render.sections import sections
-from ddpprof.render.sections.layout import Line, Table
 from ddpprof.report import build_report
+from ddpprof.report.side_streets import BesideDdp, combine_beside
 
 NAMES = ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", "autograd::engine::evaluate_function: AddmmBackward0",
          "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")  # fmt: skip
@@ -62,8 +63,7 @@ def test_medians_are_over_steps_that_reduce() -> None:
 
 def test_the_rank_that_exposes_least() -> None:
     few, many = OwnReduction(1, None, 9, 3, None), OwnReduction(1, None, 9, 8, None)
-    assert least_exposed([many, None, few]) == few
-    assert least_exposed([None]) is None
+    assert combine_beside([BesideDdp(own_reduction=one) for one in (many, None, few)]) == {"own_reduction": few}
 
 
 IN_HOOK, IN_NODE = {"launched": 200}, {"launched": 150}
@@ -119,17 +119,16 @@ def test_ddps_buckets_still_count_from_its_forward() -> None:
 
 
 def test_the_finding() -> None:
-    observed = Observed(2, 1_000_000, own_reduction=OwnReduction(3, 2_000_000, 500_000, 100_000, 20_000))
-    (finding,) = rule(observed)
+    observed = Observed(2, 1_000_000)
+    (finding,) = rule(OwnReduction(3, 2_000_000, 500_000, 100_000, 20_000), observed)
     assert finding.gain_ns == 20_000
     assert finding.evidence == (
         "3 all-reduces per step of 2.0 MB in all, launched inside the backward pass; 0.10 ms of 0.50 ms that no "
         "computation hides; flattening gradients takes 0.02 ms of the training thread"
     )
     assert "gradient_as_bucket_view=True" in finding.advice
-    (unknown,) = rule(replace(observed, own_reduction=OwnReduction(3, None, 5, 1, None)))
+    (unknown,) = rule(OwnReduction(3, None, 5, 1, None), observed)
     assert (unknown.gain_ns, "flattening" in unknown.evidence) == (None, False)
-    assert list(rule(Observed(2, 1_000_000))) == []
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,21 @@
-"""One process with several accelerators: how much each works, and what DataParallel spends on them."""
+"""What ``nn.DataParallel`` moves between devices, and gradients that the script's own hooks reduce."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpprof.data_parallel.own_reduction import OwnReduction
+from ddpprof.data_parallel.transfers import DataParallelReport
+from ddpprof.layout import Column, Line, Section, Table, clean, count, megabytes, ms
 from ddpprof.model import DataParallelModule
-from ddpprof.render.sections.layout import MAX_RANKS, Column, Line, Section, Table, clean, count, cut_off, ms
-from ddpprof.report import Report
 
 
-def data_parallel_lines(report: Report) -> Iterable[Section]:
-    for module in report.data_parallel.modules if report.data_parallel is not None else ():
+def data_parallel_lines(found: DataParallelReport) -> Iterable[Section]:
+    for module in found.modules:
         yield Line(_module(module))
 
 
-def data_parallel_table(report: Report) -> Iterable[Section]:
-    found = report.data_parallel
-    if found is None:
-        return
+def data_parallel_table(found: DataParallelReport) -> Iterable[Section]:
     step = found.step
     if step is None or not any((step.replicate_ns, step.scatter_ns, step.gather_ns, step.reduce_ns)):
         return
@@ -39,16 +37,10 @@ def _module(module: DataParallelModule) -> str:
     )
 
 
-def device_table(report: Report) -> Iterable[Section]:
-    rows = [
-        (str(rank.rank), str(load.device), *map(ms, (load.compute_ns, load.comm_ns, load.copy_ns, load.busy_ns)))
-        for rank in report.ranks
-        for load in rank.devices
-    ]
-    if rows:
-        yield Table(
-            "Devices of one process, ms per step (medians)",
-            tuple(map(Column, ("rank", "device", "compute", "comm", "copies", "busy"))),
-            tuple(rows[:MAX_RANKS]),
-            cut_off(len(rows), what="devices"),
-        )
+def own_reduction_line(own: OwnReduction) -> Iterable[Section]:
+    size = "" if own.num_bytes is None else f" of {megabytes(own.num_bytes)} MB in all"
+    yield Line(
+        "Gradients are all-reduced without torch's DDP (Apex-like), in hooks of the backward pass: "
+        f"{count(own.num_all_reduces, 'all-reduce')} per step{size}, {ms(own.comm_ns)} ms, {ms(own.exposed_ns)} ms of "
+        "it exposed."
+    )

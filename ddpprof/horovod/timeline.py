@@ -8,6 +8,9 @@ from enum import IntEnum
 
 from ddpprof.model.tables import CollectiveKind
 
+HOROVOD_TIMELINE = "Horovod timeline"
+"""in messages and in the report"""
+
 
 class ActivityKind(IntEnum):
     """What Horovod does with a tensor once all ranks have it."""

@@ -1,25 +1,23 @@
-"""Rules about one process with several accelerators."""
+"""Rules about gradients that are averaged without torch's DDP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpprof.findings.finding import Finding, Observed, ms
+from ddpprof.data_parallel.own_reduction import OwnReduction
+from ddpprof.data_parallel.transfers import DataParallelReport
+from ddpprof.findings.finding import Finding, Observed, ms, size
 from ddpprof.measures.kernels.devices import imbalance_ns
 
-_MUCH = 0.1
-"""of the step: less is not worth moving work for"""
 
-
-def data_parallel(o: Observed) -> Iterator[Finding]:
+def data_parallel(found: DataParallelReport, o: Observed) -> Iterator[Finding]:
     """``nn.DataParallel`` instead of DDP."""
-    step, loads = o.data_parallel, o.device_loads
-    if step is None and not o.data_parallel_devices:
-        return
-    devices = len(loads) or max(o.data_parallel_devices, default=0)
+    step, loads = found.step, o.device_loads
+    of_modules = [len(module.device_ids) for module in found.modules]
+    devices = len(loads) or max(of_modules, default=0)
     if devices < 2:
-        if o.data_parallel_devices and o.step_ns:
-            yield _on_one_device(max(o.data_parallel_devices))
+        if of_modules and o.step_ns:
+            yield _on_one_device(max(of_modules))
         return
     evidence = f"one process drives {devices} devices, and its threads share one interpreter"
     gain = None
@@ -54,9 +52,9 @@ def _on_one_device(devices: int) -> Finding:
     )
 
 
-def outputs_scattered_again(o: Observed) -> Iterator[Finding]:
+def outputs_scattered_again(found: DataParallelReport, o: Observed) -> Iterator[Finding]:
     """The loss is parallel too: what was gathered on one device is scattered again."""
-    step = o.data_parallel
+    step = found.step
     if step is None or not step.num_scattered_again or not o.worth(step.gather_ns + step.scatter_ns):
         return
     yield Finding(
@@ -70,22 +68,17 @@ def outputs_scattered_again(o: Observed) -> Iterator[Finding]:
     )
 
 
-def device_imbalance(o: Observed) -> Iterator[Finding]:
-    """One device of the process works more than the others."""
-    surplus = imbalance_ns(o.device_loads)
-    if not o.step_ns or surplus < _MUCH * o.step_ns:
-        return
-    loads = sorted(o.device_loads, key=lambda load: load.compute_ns, reverse=True)
-    advice = (
-        "It also computes the loss of the whole batch: let the wrapped module return its loss, so that every device "
-        "computes its own."
-        if o.data_parallel is not None
-        else f"Move layers, or parts of the batch, from device {loads[0].device} to device {loads[-1].device}."
-    )
+def own_reduction(own: OwnReduction, o: Observed) -> Iterator[Finding]:
+    """Hooks of the script's own, as Apex's DistributedDataParallel has them, do what torch's DDP does."""
+    volume = "" if own.num_bytes is None else f" of {size(own.num_bytes)} in all"
+    flat = "" if own.flatten_ns is None else f"; flattening gradients takes {ms(own.flatten_ns)} of the training thread"
     yield Finding(
-        "device-imbalance",
-        f"Device {loads[0].device} computes {ms(surplus)} per step more than the process's devices on average",
-        "computation per step: " + ", ".join(f"device {load.device} {ms(load.compute_ns)}" for load in loads[:8]),
-        advice,
-        surplus,
+        "own-reduction",
+        "Gradients are all-reduced without torch's DDP, by hooks of the script (Apex-like)",
+        f"{own.num_all_reduces} all-reduces per step{volume}, launched inside the backward pass; "
+        f"{ms(own.exposed_ns)} of {ms(own.comm_ns)} that no computation hides{flat}",
+        "torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): buckets in the order in which "
+        "gradients come, no flattening and no copies back. ddpprof trace then tells buckets by parameter, late "
+        "gradients and DDP's own work.",
+        own.flatten_ns if o.worth(own.flatten_ns) else None,
     )

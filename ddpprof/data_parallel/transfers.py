@@ -20,7 +20,7 @@ import numpy as np
 
 from ddpprof.intervals import Spans, merge, subtract, union
 from ddpprof.measures.buckets.overlap import spans_of
-from ddpprof.model import UNKNOWN, Mark, Trace
+from ddpprof.model import UNKNOWN, DataParallelModule, Mark, Rank, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,24 @@ class DataParallelStep:
     gather_ns: int
     reduce_ns: int
     exposed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallelReport:
+    """What ``nn.DataParallel`` does in one process. Times are ns per step: medians."""
+
+    rank: int
+    modules: tuple[DataParallelModule, ...]
+    """empty where ddpprof did not record"""
+    step: DataParallelStep | None
+
+
+def data_parallel_of_rank(rank: Rank, steps: Sequence[int]) -> DataParallelReport | None:
+    """``None`` where it neither has such a module nor calls one in these steps (indices)."""
+    modules = rank.record.data_parallel if rank.record is not None else ()
+    trace = rank.trace
+    measured = None if trace is None else median_data_parallel([measure_data_parallel(trace, step) for step in steps])
+    return DataParallelReport(rank.rank, modules, measured) if modules or measured is not None else None
 
 
 _PARTS = (Mark.REPLICATE, Mark.SCATTER, Mark.GATHER, Mark.REDUCE_GRADIENTS)

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.intervals import Spans, clip, merge, subtract, union
-from ddpprof.measures.collectives.collective_table import bus_factor
-from ddpprof.measures.horovod.steps import (
+from ddpprof.horovod.steps import (
     StepOps,
     activities_of,
     announced_ns,
@@ -28,9 +26,11 @@ from ddpprof.measures.horovod.steps import (
     negotiation_of,
     op_spans,
 )
+from ddpprof.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp
+from ddpprof.intervals import Spans, clip, merge, subtract, union
+from ddpprof.measures.collectives.collective_table import bus_factor
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.model import CollectiveKind
-from ddpprof.model.horovod import ActivityKind, HorovodTimeline, TensorOp
 
 _COPIES = (ActivityKind.COPY_IN, ActivityKind.COPY_OUT)
 

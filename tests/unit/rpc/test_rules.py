@@ -1,10 +1,9 @@
 """Rules about RPC."""
 
 import pytest
-from observations import MS, observed, only
+from observations import MS, beside
 
-from ddpprof.findings import find
-from ddpprof.measures.collectives.rpc import RankRpc, RpcCalls
+from ddpprof.rpc.calls import RankRpc, RpcCalls
 
 
 def calling(*calls: RpcCalls, sync: int = 0, waited: int = 0, longest: int = 0, rank: int = 0) -> RankRpc:
@@ -25,7 +24,7 @@ def called(times: int, latency_ns: int | None, kind: str = "sync", size: int = 6
     ],
 )
 def test_many_small_rpcs(rpc: RankRpc, gain_ns: int | None) -> None:
-    finding = only(observed(rpc=(rpc,)))
+    (finding,) = beside("rpc", (rpc,))
     assert (finding.rule, finding.gain_ns) == ("many-small-rpcs", gain_ns)
     assert finding.title == "Rank 0 calls lookup on ps 8 times per step"
     assert finding.evidence == "each call takes 1.00 ms and moves 65.5 kB of tensors on average"
@@ -43,11 +42,11 @@ def test_many_small_rpcs(rpc: RankRpc, gain_ns: int | None) -> None:
     ],
 )
 def test_rpcs_that_are_no_mistake(rpc: RankRpc) -> None:
-    assert find(observed(rpc=(rpc,))) == ()
+    assert beside("rpc", (rpc,)) == ()
 
 
 def test_rpcs_in_a_row_of_the_rank_that_loses_most() -> None:
     ranks = (calling(sync=3, waited=6 * MS, longest=2 * MS), calling(sync=3, waited=9 * MS, longest=3 * MS, rank=1))
-    finding = only(observed(rpc=ranks))
+    (finding,) = beside("rpc", ranks)
     assert (finding.rule, finding.gain_ns) == ("rpcs-in-a-row", 6 * MS)
     assert finding.title == "Rank 1 waits 9.00 ms per step for 3 RPCs, one after the other"

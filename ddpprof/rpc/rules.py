@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddpprof.findings.finding import Finding, Observed, ms, size
-from ddpprof.measures.collectives.rpc import RankRpc, RpcCalls
+from ddpprof.rpc.calls import RankRpc, RpcCalls
 
 _MANY = 8
 """calls of one function per step"""
@@ -13,9 +13,9 @@ _SMALL_BYTES = 64 * 1024
 """of a call: up to it, latency is what it costs"""
 
 
-def many_small_calls(o: Observed) -> Iterator[Finding]:
+def many_small_calls(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
     """One function is called again and again, with little data each time."""
-    found = [(rank, calls) for rank in o.rpc for calls in rank.calls if _is_chatty(calls)]
+    found = [(rank, calls) for rank in ranks for calls in rank.calls if _is_chatty(calls)]
     if not found:
         return
     rank, calls = max(found, key=lambda one: _time_ns(one[1]))
@@ -42,10 +42,10 @@ def _time_ns(calls: RpcCalls) -> int:
     return calls.num_calls * (calls.latency_ns or 0)
 
 
-def calls_in_a_row(o: Observed) -> Iterator[Finding]:
+def calls_in_a_row(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
     """Synchronous calls, each of which waits for its answer before the next is sent."""
-    rank = max(o.rpc, key=_gain_ns, default=None)
-    if rank is None or rank.num_sync_calls < 2 or not o.worth(_gain_ns(rank)):
+    rank = max(ranks, key=_gain_ns)
+    if rank.num_sync_calls < 2 or not o.worth(_gain_ns(rank)):
         return
     yield Finding(
         "rpcs-in-a-row",

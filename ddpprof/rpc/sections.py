@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from ddpprof.measures.collectives.rpc import RankRpc, RpcCalls
-from ddpprof.render.sections.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
-from ddpprof.report import Report
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
+from ddpprof.rpc.calls import RankRpc, RpcCalls
 
 _MAX_ROWS = 24
 
 
-def rpc_table(report: Report) -> Iterable[Section]:
-    rows = [_row(rank, calls) for rank in report.rpc for calls in rank.calls]
+def rpc_table(ranks: Sequence[RankRpc]) -> Iterable[Section]:
+    rows = [_row(rank, calls) for rank in ranks for calls in rank.calls]
     if not rows:
         return
     names = ("rank", "calls", "on", "kind", "times", "latency ms", "kB out", "kB back")
     words = ("calls", "on", "kind")
-    left_out = max(rank.num_left_out for rank in report.rpc)
+    left_out = max(rank.num_left_out for rank in ranks)
     yield Table(
         "RPCs per step (medians)",
         tuple(Column(name, is_number=name not in words) for name in names),
@@ -28,7 +27,7 @@ def rpc_table(report: Report) -> Iterable[Section]:
             cut_off(len(rows), _MAX_ROWS, "rows"),
         ),
     )
-    waits = "; ".join(f"rank {rank.rank} {ms(rank.waited_ns)}" for rank in report.rpc[:_MAX_ROWS])
+    waits = "; ".join(f"rank {rank.rank} {ms(rank.waited_ns)}" for rank in ranks[:_MAX_ROWS])
     yield Line(f"Waiting in synchronous RPCs, ms per step: {waits}. None of it is DDP's communication.", is_aside=True)
 
 

@@ -21,13 +21,12 @@ import msgspec
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location
+from ddpprof.horovod.timeline import Activity, ActivityKind, HorovodTimeline, TensorOp
 from ddpprof.load.kineto.stream import UnreadableError, opened
 from ddpprof.load.limits import DEFAULT_LIMITS
 from ddpprof.load.repair_json import repair_json
 from ddpprof.model import CollectiveKind
-from ddpprof.model.horovod import Activity, ActivityKind, HorovodTimeline, TensorOp
 
-_MOST_BYTES = DEFAULT_LIMITS.whole_bytes
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, UnreadableError)
 _HEAD_BYTES = 1 << 16
 _OF_HOROVOD = re.compile(

@@ -66,8 +66,3 @@ def _of_step(trace: Trace, step: int) -> OwnReduction | None:
         exposed_ns=subtract(spans, spans_of(trace.compute, None)).total_ns,
         flatten_ns=union(host.start_ns[flat], host.end_ns[flat]).total_ns if in_host_time else None,
     )
-
-
-def least_exposed(ranks: Sequence[OwnReduction | None]) -> OwnReduction | None:
-    """Of the rank that exposes least: others wait for a slower one."""
-    return min((one for one in ranks if one is not None), key=lambda one: one.exposed_ns, default=None)

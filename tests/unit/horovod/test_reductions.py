@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import pytest
 from shared import TRACES
 
-from ddpprof.load.horovod import load_horovod
-from ddpprof.measures.horovod.reductions import ReductionParts, summarise_horovod
-from ddpprof.measures.horovod.steps import find_horovod_steps
-from ddpprof.measures.horovod.waiting import last_rank, summarise_tick_waiting
-from ddpprof.model import CollectiveKind, HorovodTimeline
-from ddpprof.model.horovod import Activity, ActivityKind, TensorOp
+from ddpprof.horovod.reductions import ReductionParts, summarise_horovod
+from ddpprof.horovod.steps import find_horovod_steps
+from ddpprof.horovod.timeline import Activity, ActivityKind, HorovodTimeline, TensorOp
+from ddpprof.horovod.timeline_file import load_horovod
+from ddpprof.horovod.waiting import last_rank, summarise_tick_waiting
+from ddpprof.model import CollectiveKind
 
 TIMELINE = TRACES / "horovod_timeline_2ranks.json"
 US = 1000

@@ -4,8 +4,8 @@ from typing import Any
 
 from tables import record, recorded
 
-from ddpprof.measures.collectives.rpc import RankRpc, RpcCalls, measure_rpc
 from ddpprof.model import RecordedStep, RpcCall
+from ddpprof.rpc.calls import RankRpc, RpcCalls, measure_rpc
 
 
 def call(start: int, end: int | None, kind: str = "sync", **changes: Any) -> RpcCall:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from ddpprof.findings.finding import Finding, Observed, ms, size
-from ddpprof.measures.horovod.reductions import HorovodStep, HorovodSummary
+from ddpprof.horovod.reductions import HorovodStep, HorovodSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
 
 _MANY_CYCLES = 3
@@ -28,11 +28,8 @@ def _median(summary: HorovodSummary, value: Callable[[HorovodStep], int]) -> int
     return round(median(map(value, summary.steps))) if summary.steps else 0
 
 
-def negotiation(o: Observed) -> Iterator[Finding]:
+def negotiation(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
     """Gradients are ready, and Horovod waits: for a rank that is late, or for its own next cycle."""
-    summary = o.horovod
-    if summary is None:
-        return
     gain = _median(summary, lambda s: s.trailing.waiting_ns)
     if not o.worth(gain):
         return
@@ -71,18 +68,15 @@ def negotiation(o: Observed) -> Iterator[Finding]:
 
 def _late_rank(o: Observed) -> RankWaiting | None:
     """The one that came last for most tensors of those where one rank did."""
-    known = [one for one in o.horovod_waiting if one.num_last]
+    known = [one for one in o.waiting if one.num_last]
     latest = max(known, key=lambda one: one.num_last or 0, default=None)
     if latest is None or latest.rank == 0:
         return None
     return latest if (latest.num_last or 0) > _MOSTLY * sum(one.num_last or 0 for one in known) else None
 
 
-def not_fused(o: Observed) -> Iterator[Finding]:
+def not_fused(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
     """Many small tensors, each reduced on its own."""
-    summary = o.horovod
-    if summary is None:
-        return
     alone = _median(summary, lambda s: s.num_alone)
     gain = _median(summary, lambda s: s.alone_ns - s.longest_alone_ns)
     small = [t for t in summary.tensors if t.num_fused == 1 and t.num_bytes is not None and t.num_bytes < _SMALL_BYTES]
@@ -101,11 +95,8 @@ def not_fused(o: Observed) -> Iterator[Finding]:
     )
 
 
-def fusion_copies(o: Observed) -> Iterator[Finding]:
+def fusion_copies(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
     """Gradients are copied into the fusion buffer and back."""
-    summary = o.horovod
-    if summary is None:
-        return
     gain = _median(summary, lambda s: s.reduction.copy_ns)
     if not o.worth(gain):
         return

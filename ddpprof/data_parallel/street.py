@@ -1,0 +1,46 @@
+"""Gradients averaged without torch's DDP, from the trace to the words for it."""
+
+from __future__ import annotations
+
+from ddpprof.data_parallel.own_reduction import OwnReduction, measure_own_reduction
+from ddpprof.data_parallel.rules import data_parallel, outputs_scattered_again, own_reduction
+from ddpprof.data_parallel.sections import data_parallel_lines, data_parallel_table, own_reduction_line
+from ddpprof.data_parallel.transfers import DataParallelReport, data_parallel_of_rank
+from ddpprof.side_street import SideStreet
+
+DATA_PARALLEL: SideStreet[DataParallelReport, DataParallelReport] = SideStreet(
+    folder="data_parallel",
+    report_field="data_parallel",
+    name="DataParallel",
+    meaning="What one process with several accelerators moves between them, and how much each of them works; ddpprof "
+    "trace train.py records it like a job of one rank.",
+    aliases=("replicate", "scatter", "gather"),
+    sections={"job": data_parallel_lines, "step": data_parallel_table},
+    rules=(data_parallel, outputs_scattered_again),
+    advice={
+        "device-imbalance": "It also computes the loss of the whole batch: let the wrapped module return its loss, so "
+        "that every device computes its own.",
+        "memory-imbalance": "DataParallel gathers outputs, and keeps the optimizer's state, on one device: "
+        "DistributedDataParallel.",
+    },
+    of_rank=data_parallel_of_rank,
+    # There is one rank, but where each host runs a job of its own.
+    of_ranks=lambda ranks: ranks[0],
+)
+OWN_REDUCTION: SideStreet[OwnReduction, OwnReduction] = SideStreet(
+    folder="data_parallel",
+    report_field="own_reduction",
+    name="without torch's DDP",
+    meaning="Gradients that hooks all-reduce inside the backward pass, as Apex's DistributedDataParallel does: "
+    "recognised in traces of torch.profiler, with their buckets, exposed and trailing time; those sent after the "
+    "backward pass are not among them.",
+    aliases=("Apex",),
+    sections={"job": own_reduction_line},
+    rules=(own_reduction,),
+    # ddpprof only records DDP.
+    of_rank=lambda rank, steps: (
+        measure_own_reduction(rank.trace, steps) if rank.trace is not None and rank.record is None else None
+    ),
+    # Of the rank that exposes least: others wait for a slower one.
+    of_ranks=lambda ranks: min(ranks, key=lambda one: one.exposed_ns),
+)

@@ -1,0 +1,25 @@
+"""Files of other tools, which are no traces; a side street reads each. The only list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ddpprof.files import Location
+from ddpprof.horovod.timeline import HOROVOD_TIMELINE
+from ddpprof.horovod.timeline_file import is_horovod_timeline, load_horovod
+from ddpprof.model import OtherFile
+
+_FILES: Sequence[tuple[str, Callable[[Location], bool], Callable[[Location], OtherFile]]] = (
+    (HOROVOD_TIMELINE, is_horovod_timeline, load_horovod),
+)
+"""what it is, whether a file is one by its beginning, and what reads it"""
+
+
+def load_other_file(path: Location) -> OtherFile | None:
+    """``None`` where it is none of them. Raises `BadTrace`."""
+    return next((load(path) for _, is_one, load in _FILES if is_one(path)), None)
+
+
+def why_alone(path: Location) -> str | None:
+    """Return why the file cannot be read as one of several traces; ``None`` where it is none of these."""
+    return next((f"{path} is a {what}; give it alone" for what, is_one, _ in _FILES if is_one(path)), None)

@@ -1,1 +1,0 @@
-"""Measures the steps and reductions of a Horovod timeline."""

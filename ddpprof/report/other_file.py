@@ -1,0 +1,36 @@
+"""The report of a file of another tool: the same tree, with what such a file can tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+from ddpprof import __version__
+from ddpprof.findings import Observed, find
+from ddpprof.model import OtherFile, Run
+from ddpprof.report.side_streets import SIDE_STREETS, observe_beside
+from ddpprof.report.tree import REPORT_FORMAT, AcrossRanks, Job, LightStepReport, RankReport, Report
+
+
+def report_of_file(name: str, run: Run, file: OtherFile) -> Report:
+    """`name`: of the job."""
+    readers = ((street.report_field, street.of_file(file)) for street in SIDE_STREETS if street.of_file is not None)
+    field, told = next((field, told) for field, told in readers if told is not None)
+    light = tuple(LightStepReport(step, "timeline", ns, None) for step, ns in told.steps_ns.items())
+    observed = Observed(
+        world_size=run.world_size,
+        step_ns=round(median(told.steps_ns.values())) if told.steps_ns else None,
+        backend=told.backend,
+        waiting=told.waiting_after_start,
+    )
+    report = Report(
+        format=REPORT_FORMAT,
+        ddpprof=__version__,
+        job=Job(name, run.command, run.world_size, 1, (), None, told.backend, None, ()),
+        missing=(*run.missing, *told.missing),
+        ranks=(RankReport(0, None, None, None, (), light, None),),
+        buckets=(),
+        findings=find(observe_beside(observed, {field: told.measured})),
+        across=AcrossRanks(0, None, told.waiting, (), None, ()) if told.waiting else None,
+    )
+    return replace(report, **{field: told.measured})

@@ -1,0 +1,68 @@
+"""The side streets: ways to train in parallel beside DDP. The only list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddpprof.data_parallel.own_reduction import OwnReduction
+from ddpprof.data_parallel.street import DATA_PARALLEL, OWN_REDUCTION
+from ddpprof.data_parallel.transfers import DataParallelReport
+from ddpprof.findings import Observed
+from ddpprof.horovod.street import HOROVOD
+from ddpprof.model import Rank
+from ddpprof.report.tree import Report
+from ddpprof.rpc.calls import RankRpc
+from ddpprof.rpc.street import RPC
+from ddpprof.side_street import SideStreet
+
+SIDE_STREETS: tuple[SideStreet[Any, Any], ...] = (DATA_PARALLEL, RPC, OWN_REDUCTION, HOROVOD)
+"""in the order of their findings, sections and terms"""
+
+
+@dataclass(frozen=True, slots=True)
+class BesideDdp:
+    """What they measure of one rank."""
+
+    data_parallel: DataParallelReport | None = None
+    rpc: RankRpc | None = None
+    own_reduction: OwnReduction | None = None
+
+
+def measure_beside(rank: Rank, steps: Sequence[int]) -> BesideDdp:
+    """`steps`: indices of those of its trace that count."""
+    found = {street.report_field: street.of_rank(rank, steps) for street in SIDE_STREETS if street.of_rank is not None}
+    return BesideDdp(**found)
+
+
+def combine_beside(ranks: Sequence[BesideDdp]) -> dict[str, Any]:
+    """Return what the report holds of all ranks, by its fields."""
+    found = {}
+    for street in SIDE_STREETS:
+        values = [value for one in ranks if (value := getattr(one, street.report_field, None)) is not None]
+        if values and street.of_ranks is not None:
+            found[street.report_field] = street.of_ranks(values)
+    return found
+
+
+def observe_beside(observed: Observed, found: Mapping[str, Any]) -> Observed:
+    """Return `observed` with what side streets find and advise. `found`: by the fields of the report."""
+    used = [(street, found[street.report_field]) for street in SIDE_STREETS if street.report_field in found]
+    return replace(
+        observed,
+        beside=tuple(one for street, value in used for rule in street.rules for one in rule(value, observed)),
+        advice={rule: advice for street, _ in used for rule, advice in street.advice.items()},
+    )
+
+
+def streets_of(report: Report) -> Iterator[tuple[SideStreet[Any, Any], Any]]:
+    """Yield the side streets of which the report tells, and what it holds of each."""
+    for street in SIDE_STREETS:
+        if found := getattr(report, street.report_field):
+            yield street, found
+
+
+def file_of(report: Report) -> str | None:
+    """Return, in words, what file of another tool was read instead of ranks; ``None`` where ranks were."""
+    return next((street.file for street, _ in streets_of(report) if street.file is not None), None)

@@ -1,0 +1,21 @@
+"""Calls through ``torch.distributed.rpc``, from the record to the words for them."""
+
+from __future__ import annotations
+
+from ddpprof.rpc.calls import RankRpc, measure_rpc
+from ddpprof.rpc.rules import calls_in_a_row, many_small_calls
+from ddpprof.rpc.sections import rpc_table
+from ddpprof.side_street import SideStreet
+
+RPC: SideStreet[RankRpc, tuple[RankRpc, ...]] = SideStreet(
+    folder="rpc",
+    report_field="rpc",
+    name="RPC",
+    meaning="Calls through torch.distributed.rpc (rpc_sync, rpc_async) of the ranks that train with DDP: latency as "
+    "the caller sees it, bytes of tensors; kept apart from DDP's communication.",
+    aliases=("latency",),
+    sections={"collectives": rpc_table},
+    rules=(many_small_calls, calls_in_a_row),
+    of_rank=lambda rank, _: None if rank.record is None else measure_rpc(rank.record),
+    of_ranks=tuple,
+)

@@ -1,0 +1,65 @@
+"""Rules about gradients that are averaged without torch's DDP."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from observations import MOVED, MS, beside
+
+from ddpprof.data_parallel.transfers import DataParallelReport, DataParallelStep
+from ddpprof.measures.kernels.devices import DeviceLoad
+from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
+from ddpprof.model import DataParallelModule
+
+
+def using(step: DataParallelStep | None, *num_devices: int) -> DataParallelReport:
+    """`num_devices`: of each recorded module."""
+    return DataParallelReport(0, tuple(DataParallelModule("Net", tuple(range(n)), 2, 8) for n in num_devices), step)
+
+
+def loads(*compute_ns: int) -> tuple[DeviceLoad, ...]:
+    return tuple(DeviceLoad(device, ns, 0, 0, ns) for device, ns in enumerate(compute_ns))
+
+
+@pytest.mark.parametrize(
+    ("found", "known", "gain_ns", "says"),
+    [
+        pytest.param(
+            using(MOVED), {"device_loads": loads(50 * MS, 42 * MS)}, 11 * MS,
+            "copies parameters to them (3.00 ms), batches (2.00 ms), outputs (2.00 ms) and gradients (3.00 ms) back; "
+            "7.00 ms of that is beside no computation; device 0 computes 4.00 ms more than they do on average",
+            id="traced",
+        ),
+        pytest.param(using(None, 4), {}, None, "drives 4 devices from one process", id="only-recorded"),
+    ],
+)  # fmt: skip
+def test_data_parallel(found: DataParallelReport, known: dict[str, Any], gain_ns: int | None, says: str) -> None:
+    (finding,) = beside("data_parallel", found, **known)
+    assert (finding.rule, finding.gain_ns) == ("data-parallel", gain_ns)
+    assert says in finding.title + finding.evidence
+    assert "torchrun" in finding.advice
+
+
+@pytest.mark.parametrize(("devices", "says"), [((), None), ((0,), "no accelerator"), ((1,), "a single device")])
+def test_data_parallel_on_one_device(devices: tuple[int, ...], says: str | None) -> None:
+    findings = beside("data_parallel", using(None, *devices))
+    assert [(f.rule, f.gain_ns) for f in findings] == ([("data-parallel-on-one-device", None)] if says else [])
+    assert all(says in f.title for f in findings if says)
+
+
+@pytest.mark.parametrize(("again", "gather_ns", "fires"), [(1, 2 * MS, True), (0, 2 * MS, False), (1, -2 * MS, False)])
+def test_outputs_scattered_again(again: int, gather_ns: int, fires: bool) -> None:
+    moved = replace(MOVED, num_forwards=2, num_scattered_again=again, gather_ns=gather_ns)
+    findings = [f for f in beside("data_parallel", using(moved)) if f.rule == "outputs-scattered-again"]
+    assert [f.gain_ns for f in findings] == ([4 * MS] if fires else [])
+
+
+def test_why_one_device_works_more_and_holds_more() -> None:
+    uses = tuple(DeviceUse(index, True, size, size, size, None) for index, size in enumerate((9 * 10**9, 10**9)))
+    findings = beside(
+        "data_parallel", using(MOVED, 2), device_loads=loads(50 * MS, 30 * MS),
+        memory=(RankMemory(0, "node", None, None, uses),),
+    )  # fmt: skip
+    advice = {finding.rule: finding.advice for finding in findings}
+    assert "let the wrapped module return its loss" in advice["device-imbalance"]
+    assert "DataParallel gathers outputs" in advice["memory-imbalance"]
