@@ -1,4 +1,4 @@
-"""`ddpprof doctor`: run the checks, say what came out, and write it where it can be attached to a bug report."""
+"""`ddpprof doctor`: run the checks, print the results, and write them to a file for a bug report."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from ddpprof.doctor.check import Outcome
 
 _WIDTH = 21
-"""of the names"""
+"""width of the names, in characters"""
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--gpus", type=count, metavar="N", help="use N GPUs, and fail where torch sees fewer (default: all it sees)")
-    add("--only", type=_names, default=(), metavar="NAME,…", help="ask only these questions, by their names")
+    add("--gpus", type=count, metavar="N", help="use N GPUs, and fail if torch sees fewer (default: all it sees)")
+    add("--only", type=_names, default=(), metavar="NAME,…", help="run only these checks")
     add(
         "--out",
         type=local,
         default="doctor.json",
         metavar="FILE",
-        help="where all answers go, without names of users and hosts (%(default)s)",
+        help="file for the results, without user and host names (%(default)s)",
     )
     parser.set_defaults(run=run_doctor)
 
@@ -46,7 +46,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    """Return 1 where a check fails."""
+    """Run the checks; return 1 if one fails."""
     from ddpprof.doctor.check import Verdict
     from ddpprof.doctor.examination import document, examine
     from ddpprof.record import launch
@@ -90,7 +90,7 @@ def _show(outcome: Outcome) -> None:
 
 
 def _show_progress(text: str) -> None:
-    """Say on a terminal what runs; the next line takes its place."""
+    """Show on a terminal which check runs; the next line overwrites it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()

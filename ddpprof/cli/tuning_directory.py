@@ -1,4 +1,4 @@
-"""What lies in a directory of `ddpprof tune`."""
+"""The directory of `ddpprof tune` and its content."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Tuning:
         return refused(self.experiment, self.choice, self.measured, self.job)
 
     def report(self) -> TuneReport:
-        """Raises `DdpprofError` where nothing can be compared yet."""
+        """Return the report. Raises `DdpprofError` if there is nothing to compare yet."""
         report = build_tuning(self.experiment, self.choice, self.measured, self.job)
         if report is None:
             problem = next((result.problem for result in self.measured.results if result.problem), None)
@@ -59,11 +59,11 @@ class Tuning:
 
 
 def read_tuning(directory: Location) -> Tuning:
-    """Raises `DdpprofError`."""
+    """Read the directory. Raises `DdpprofError`."""
     experiment, choice = read_plan(directory), _read_choice(directory)
     if len(choice.candidates) != len(experiment.variants):
         raise NotARun(
-            f"{directory / CHOICE_FILE} has {len(choice.candidates)} settings, and {EXPERIMENT_FILE} beside it "
+            f"{directory / CHOICE_FILE} has {len(choice.candidates)} settings, but {EXPERIMENT_FILE} beside it has "
             f"{len(experiment.variants)}."
         )
     trials = [trial for trial in experiment.trials() if read_end(directory / trial.name) is not None]
@@ -100,14 +100,14 @@ def _read_choice(directory: Location) -> Choice:
         return msgspec.json.decode(read_small(path), type=Choice)
     except FileNotFoundError as error:
         raise NotARun(
-            f"{directory} has nothing to compare yet: go on with ddpprof tune --resume {directory}"
+            f"{directory} has nothing to compare yet. Continue with: ddpprof tune --resume {directory}"
         ) from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotARun(f"{path} cannot be read ({error}).") from error
 
 
 def write_choice(directory: Path, choice: Choice) -> None:
-    """Raises `CannotRecord`."""
+    """Write the choice. Raises `CannotRecord`."""
     try:
         rundir.write_json(directory / CHOICE_FILE, msgspec.to_builtins(choice))
     except OSError as error:

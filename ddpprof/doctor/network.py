@@ -1,7 +1,7 @@
-"""Through which network interfaces would gloo and NCCL talk, and can they?
+"""Which network interfaces would gloo and NCCL use, and do they work?
 
-Gloo takes that of GLOO_SOCKET_IFNAME, else the one whose address this host's name has. NCCL takes those that
-NCCL_SOCKET_IFNAME allows, else the first that is up and neither the loopback nor Docker's, InfiniBand first.
+Gloo uses GLOO_SOCKET_IFNAME, or else the interface with this host's own address. NCCL uses the interfaces that
+NCCL_SOCKET_IFNAME allows, or else the first that is up and is neither loopback nor Docker's, InfiniBand first.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def check_gloo_interface(_context: Context) -> Sequence[Outcome]:
         judge(
             "gloo-interface",
             found is not None,
-            "this host's name leads to one of its interfaces",
-            {None: "no interface", "lo": "lo, for ranks on this host alone"}.get(found) or _shown(found or ""),
+            "this host's name resolves to one of its interfaces",
+            {None: "no interface", "lo": "lo, for ranks on this host only"}.get(found) or _shown(found or ""),
             "Ranks on several hosts would not find each other. Set GLOO_SOCKET_IFNAME to the interface to use, one of: "
             f"{', '.join(_up())}.",
         )
@@ -58,7 +58,7 @@ def check_nccl_interface(_context: Context) -> Sequence[Outcome]:
 
 
 def _of_pattern(asked: str) -> list[str]:
-    """NCCL takes prefixes; after ``^`` those to avoid, after ``=`` whole names."""
+    """Return the matching interfaces: NCCL takes prefixes, prefixes to avoid after ``^``, whole names after ``=``."""
     every = _up()
     words = asked.lstrip("^=").split(",")
     if asked.startswith("^"):
@@ -74,7 +74,7 @@ def _judge_asked(name: str, variable: str, interfaces: Sequence[str]) -> Outcome
         name,
         not down,
         f"{variable}'s interface is up",
-        f"{', '.join(down)}: not up, or not there" if down else ", ".join(map(_shown, interfaces[:2])),
+        f"{', '.join(down)}: down or missing" if down else ", ".join(map(_shown, interfaces[:2])),
         f"Set {variable} to an interface that is up: {', '.join(_up())}.",
     )
 
@@ -97,7 +97,7 @@ def _shown(name: str) -> str:
 
 
 def _of_host_name() -> str | None:
-    """Return the interface that has an address of this host's name."""
+    """Return the interface that has the address of this host's name."""
     addresses = set()
     with suppress(OSError):
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}

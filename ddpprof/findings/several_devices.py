@@ -8,11 +8,11 @@ from ddpprof.findings.finding import Finding, Observed, ms
 from ddpprof.measures.kernels.devices import imbalance_ns
 
 _MUCH = 0.1
-"""of the step: less is not worth moving work for"""
+"""least imbalance worth moving work for, as a fraction of the step"""
 
 
 def data_parallel(o: Observed) -> Iterator[Finding]:
-    """``nn.DataParallel`` instead of DDP."""
+    """Report ``nn.DataParallel`` used instead of DDP."""
     step, loads = o.data_parallel, o.device_loads
     if step is None and not o.data_parallel_devices:
         return
@@ -27,18 +27,18 @@ def data_parallel(o: Observed) -> Iterator[Finding]:
         evidence += (
             f"; per step it copies parameters to them ({ms(step.replicate_ns)}), batches ({ms(step.scatter_ns)}), "
             f"outputs ({ms(step.gather_ns)}) and gradients ({ms(step.reduce_ns)}) back; {ms(step.exposed_ns)} of that "
-            "is beside no computation"
+            "is exposed"
         )
         gain = step.exposed_ns + imbalance_ns(loads)
     if loads:
         busiest = max(loads, key=lambda load: load.compute_ns)
-        evidence += f"; device {busiest.device} computes {ms(imbalance_ns(loads))} more than they do on average"
+        evidence += f"; device {busiest.device} computes {ms(imbalance_ns(loads))} more than the average device"
     yield Finding(
         "data-parallel",
         f"nn.DataParallel drives {devices} devices from one process",
         evidence,
-        "DistributedDataParallel, one process per device: torchrun --nproc-per-node N, init_process_group, "
-        "DistributedSampler. The model is copied once, and gradients are reduced during the backward pass.",
+        "Use DistributedDataParallel with one process per device: torchrun --nproc-per-node N, init_process_group, "
+        "DistributedSampler. It copies the model once, and reduces gradients during the backward pass.",
         gain,
     )
 
@@ -55,23 +55,23 @@ def _on_one_device(devices: int) -> Finding:
 
 
 def outputs_scattered_again(o: Observed) -> Iterator[Finding]:
-    """The loss is parallel too: what was gathered on one device is scattered again."""
+    """Report a parallel loss, for which outputs gathered on one device are scattered again."""
     step = o.data_parallel
     if step is None or not step.num_scattered_again or not o.worth(step.gather_ns + step.scatter_ns):
         return
     yield Finding(
         "outputs-scattered-again",
-        "Outputs are gathered on one device, only to be scattered again by a second DataParallel",
+        "Outputs are gathered on one device, and then scattered again by a second DataParallel",
         f"in {step.num_scattered_again} of {step.num_forwards} forwards per step; scattering takes "
         f"{ms(step.scatter_ns)}, gathering {ms(step.gather_ns)}",
         "Compute the loss inside the module that DataParallel wraps, so that outputs stay on their devices and only "
-        "losses are gathered; better, use DistributedDataParallel.",
+        "losses are gathered. Better still, use DistributedDataParallel.",
         step.gather_ns + step.scatter_ns,
     )
 
 
 def device_imbalance(o: Observed) -> Iterator[Finding]:
-    """One device of the process works more than the others."""
+    """Report a device that works more than the other devices of its process."""
     surplus = imbalance_ns(o.device_loads)
     if not o.step_ns or surplus < _MUCH * o.step_ns:
         return
@@ -84,7 +84,7 @@ def device_imbalance(o: Observed) -> Iterator[Finding]:
     )
     yield Finding(
         "device-imbalance",
-        f"Device {loads[0].device} computes {ms(surplus)} per step more than the process's devices on average",
+        f"Device {loads[0].device} computes {ms(surplus)} per step more than the average device of its process",
         "computation per step: " + ", ".join(f"device {load.device} {ms(load.compute_ns)}" for load in loads[:8]),
         advice,
         surplus,

@@ -1,4 +1,4 @@
-"""What the terms mean, at the end of every page; the terms in tables lead there."""
+"""Definitions of all terms at the end of every page; the terms in tables link to them."""
 
 from __future__ import annotations
 

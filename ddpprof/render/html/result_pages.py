@@ -1,4 +1,4 @@
-"""Pages beside reports: of a comparison, a sweep, a scaling experiment, an overhead, of predictions."""
+"""Pages of comparisons, sweeps, scaling experiments, overheads and predictions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ddpprof.report.whatif import WhatIf
 
 
 def comparison_page(comparison: Comparison, verdicts: Sequence[Verdict] = (), how_to_record: Sequence[str] = ()) -> str:
-    """A whole HTML file. Raises `DdpprofError`."""
+    """Return a whole HTML file. Raises `DdpprofError` if plotly is not installed."""
     file = ComparisonFile(comparison, tuple(verdicts))
     title = f"{comparison.a} and {comparison.b}"
     shown = comparison_sections(comparison, verdicts, how_to_record)
@@ -59,7 +59,7 @@ def _charts(report: ExperimentReport) -> Iterable[Chart]:
 
 
 def _page(title: str, sections: Iterable[Section], charts: Iterable[Chart], file: Written) -> str:
-    """Lines first: they are what it comes to."""
+    """Return the page, with its lines, which are the conclusion, first."""
     said = list(sections)
     lines = [section for section in said if isinstance(section, Line) and not section.is_aside]
     rest = [section for section in said if section not in lines]

@@ -18,13 +18,13 @@ from ddpprof.render.sections.layout import clean, megabytes
 from ddpprof.report.timeline import RankTimeline, Timeline
 
 MAX_SPANS = 60_000
-"""on a page: of the step that is shown first, and again of all others"""
+"""most spans on a page: for the step shown first, and again for all others together"""
 
 KINDS = (
     "forward", "backward", "exposed", "optimizer", "data", "other", "idle",
     "copy", "held", "queued", "comm", "trailing",
 )  # fmt: skip
-"""What a span stands for; the first seven are the parts of the step bar, in order."""
+"""kinds of spans; the first seven are the parts of the step bar, in order"""
 
 _OF_PHASE = {
     Phase.OTHER: "other",
@@ -39,7 +39,7 @@ _MAX_ROWS = 4
 
 @dataclass(slots=True)
 class _Names:
-    """A table of names; each stands in it once."""
+    """A table of distinct names."""
 
     index: dict[str, int] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class _Drawn:
 
 
 def timeline_data(timeline: Timeline, first_step: int, hosts: Mapping[int, str | None]) -> dict[str, Any] | None:
-    """Times are ns since the step began on the first of the ranks; ``None`` where no step is known."""
+    """Return times in ns since the step began on the first rank; ``None`` if no step is known."""
     names = _Names()
     drawn = [_Drawn(rank.rank, step, _lanes(rank, step, names)) for rank in timeline.ranks for step in rank.steps]
     if not drawn:
@@ -113,7 +113,7 @@ def _lanes(rank: RankTimeline, step: StepTimeline, names: _Names) -> dict[str, L
 
 
 def _parts(step: StepTimeline) -> Lane:
-    """Without idle time: it is where nothing stands."""
+    """Return the parts of the step without idle time, which is left empty."""
     return _spans([(spans, kind) for spans, kind in zip(step.parts or (), KINDS, strict=False) if kind != "idle"])
 
 
@@ -154,7 +154,7 @@ def _sized(num_bytes: int) -> str:
 
 
 def _buckets(buckets: Sequence[BucketSpan], names: _Names) -> Lane:
-    """Each bucket in a row of its own while others are under way; its stages one after the other."""
+    """Return the stages of each bucket in a row of its own while other buckets are under way."""
     times = [[b.ready_ns, b.launched_ns, b.started_ns, b.finished_ns] for b in buckets]
     known = [[time for time in row if time is not None] for row in times]
     whole = [(row[0], row[-1], number) for number, row in enumerate(known) if len(row) > 1]

@@ -1,4 +1,4 @@
-"""Predicted steps, each as a bar of its parts."""
+"""Chart of predicted steps, each as a bar of its parts."""
 
 from __future__ import annotations
 

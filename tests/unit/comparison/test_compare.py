@@ -78,7 +78,7 @@ def test_one_run_of_each_tells_what_noise_cannot_do() -> None:
 def test_runs_of_another_job_among_them_are_named() -> None:
     other = with_idle(1000, job=replace(report().job, world_size=4))
     found = compare(RunSet((with_idle(1000), other)), RunSet((with_idle(1000),)))
-    assert "A: its runs are not of one job: they differ in ranks" in found.missing
+    assert "A: its runs are not from the same job: they differ in ranks" in found.missing
 
 
 def test_kernels_that_not_all_runs_have_slower_are_no_change() -> None:
@@ -215,7 +215,7 @@ SINGLE = compare_runs(with_idle(1000, 1010, 990, 1005), with_idle(6000, 6010, 59
         pytest.param(SLOWER, "exposed>1s", Outcome.PASSED, "exposed changed by +0.00 ms", id="not-plausible"),
         pytest.param(NOISY, "step>1%", Outcome.UNKNOWN, "step changed by +1.00 ms, +1.6% (between", id="noise"),
         pytest.param(
-            SINGLE, "step>5%", Outcome.UNKNOWN, "whether that is noise, one run on each side cannot tell", id="single"
+            SINGLE, "step>5%", Outcome.UNKNOWN, "one run on each side cannot tell whether that is noise", id="single"
         ),
         pytest.param(
             compare_runs(light_report(), light_report()),
@@ -236,7 +236,7 @@ def test_a_gate(comparison: Comparison, condition: str, outcome: Outcome, becaus
 def test_a_limit_below_the_noise_says_that_runs_would_not_help() -> None:
     (verdict,) = judge(NOISY, parse_conditions("step>0.1%"))
     assert (verdict.outcome, verdict.runs_needed) == (Outcome.UNKNOWN, MOST_RUNS + 1)
-    assert verdict.because.endswith("100 runs on each side would not tell: the runs differ too much")
+    assert verdict.because.endswith("100 runs on each side would not be enough: the runs differ too much")
 
 
 def test_every_condition_is_judged_and_the_worst_counts() -> None:

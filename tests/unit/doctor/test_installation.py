@@ -77,9 +77,7 @@ def test_where_training_is_checked() -> None:
     assert [str(one) for one in setups(4)] == ["nccl, 1 rank, 1 GPU", "gloo, 2 ranks, 1 GPU", "nccl, 4 ranks, 4 GPUs"]
     lacking = {check.names[0]: check.lacks(Setup()) for check in TRAINING}
     assert lacking["parameters"] is None
-    assert lacking["exposed"] == (
-        "it needs 2 GPUs: between ranks that share cores, communication takes them from computation"
-    )
+    assert lacking["exposed"] == ("it needs 2 GPUs: when ranks share cores, communication takes them from computation")
     assert not any(check.lacks(setups(2)[-1]) for check in TRAINING)
 
 

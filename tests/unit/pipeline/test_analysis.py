@@ -180,7 +180,7 @@ def test_chosen_ranks_are_read_alone_and_the_report_says_so(fleet: Path) -> None
         report = analysis.report
     assert [rank.rank for rank in report.ranks] == [1, 3, 4]
     assert report.missing[:2] == (
-        "only 3 of 5 ranks were read, as asked", "ranks 5-9 were asked for, but the run has 0-4"
+        "only 3 of 5 ranks were read, as requested", "ranks 5-9 were requested, but the run has 0-4"
     )  # fmt: skip
     assert not any("left no" in text for text in report.missing)
     assert read_by(fleet, Choice(ranks=numbers("0,1"))) == ["rank-0.trace.json.gz"]
@@ -195,7 +195,7 @@ def test_chosen_steps_are_measured_alone(fleet: Path) -> None:
     with analysed(fleet, Choice(steps=numbers(str(wanted)))) as analysis:
         report = analysis.report
         assert [step.step for rank in analysis.timeline().ranks for step in rank.steps] == [wanted] * 5
-    assert report.missing[0] == "only 1 step was measured, as asked"
+    assert report.missing[0] == "only 1 step was measured, as requested"
     for rank, same in zip(report.ranks, everything.ranks, strict=True):
         (step,) = rank.steps
         # DDP publishes the times of a step in the next one, which was not asked for.
