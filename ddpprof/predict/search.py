@@ -1,4 +1,4 @@
-"""Which buckets make the step shortest? Tried one by one: there are few caps that make different buckets."""
+"""Which buckets make the step shortest? They are tried one by one, as few caps make different buckets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpprof.predict.setting import Setting
 
 _CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
 _EQUAL = 1.001
-"""Of two settings as good as each other the one that changes less is taken."""
+"""factor within which two settings are equally good; the one that changes less is then taken"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Tried:
 
 
 def try_caps(profile: Profile, base: Setting, target: Network | None = None) -> tuple[Tried, ...]:
-    """DDP's default, and every cap up to the one that makes a single bucket; `base` says all else."""
+    """Try DDP's default, and every cap up to the one that makes a single bucket; `base` has the other settings."""
     caps_mb = [None, *up_to_one_bucket(_CAPS_MB, profile.training.gradient_bytes)]
     return tuple(try_buckets(profile, base, BucketCaps(cap_mb), target) for cap_mb in caps_mb)
 
@@ -35,9 +35,9 @@ def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Ne
 
 
 def best_caps(profile: Profile, base: Setting, target: Network | None = None, tried: Sequence[Tried] = ()) -> Tried:
-    """Of what DDP's constructor can be told about buckets, and of leaving it alone.
+    """Return the best bucket settings for DDP's constructor, including none.
 
-    `tried`: by `try_caps` and others, where that has been done.
+    `tried`: results of `try_caps` and others, if there are any.
     """
     best = Tried(base, predict(profile, base, target))
     of_caps = min(tried or try_caps(profile, base, target), key=lambda one: one.prediction.step_ns)

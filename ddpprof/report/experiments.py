@@ -1,4 +1,4 @@
-"""From the trials of an experiment to its report."""
+"""Construction of an experiment's report from its trials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ExperimentReport = OverheadReport | ScalingReport | SweepReport | TuneReport
 
 
 def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> ExperimentReport | None:
-    """``None`` where too few trials have times for anything to be compared."""
+    """Build the report; ``None`` if too few trials have times for a comparison."""
     match experiment.kind:
         case Kind.OVERHEAD:
             return build_overhead(experiment, results)
@@ -26,7 +26,7 @@ def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> 
         case Kind.SWEEP:
             return build_sweep(experiment, results)
         case Kind.TUNE:
-            raise AssertionError("it takes more than the trials: ddpprof.cli.tuning_directory")
+            raise AssertionError("tuning needs more than the trials: see ddpprof.cli.tuning_directory")
 
 
 def sweep_of_table(table: TimesTable) -> SweepReport:
