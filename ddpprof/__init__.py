@@ -1,13 +1,13 @@
-"""A profiler for PyTorch DistributedDataParallel: what does DDP cost, and which knob to turn.
+"""A profiler for PyTorch DistributedDataParallel: what does DDP cost, and which knob should you turn?
 
     with ddpprof.profile("runs/a"):
         train()
 
-or, without an edit of the script, ``ddpprof trace train.py`` on the command line. What was recorded, as numbers:
+To leave the script unedited, run ``ddpprof trace train.py`` on the command line. To get the numbers of a run:
 
     report: ddpprof.Report = ddpprof.build_report(ddpprof.load_run("runs/a"))
 
-What cannot be read raises `ddpprof.DdpprofError`, which says why and what to do. Times are ns, sizes bytes.
+Unreadable input raises `ddpprof.DdpprofError`, which says why and what to do. Times are in ns, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use, so that ``import ddpprof`` needs neither torch nor numpy."""
+    """Import a name on first use, so that ``import ddpprof`` needs neither torch nor numpy."""
     if name == "hooks":
         return import_module("ddpprof.record.hooks")
     if name not in _HOME:

@@ -1,4 +1,4 @@
-"""``python -m ddpprof`` is the command line."""
+"""Entry point of ``python -m ddpprof``, which is the command line."""
 
 import sys
 

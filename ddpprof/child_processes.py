@@ -1,10 +1,10 @@
-"""How ddpprof starts processes, so that they run no code from the folder in which the user stands, and end with it.
+"""Child processes that run no code from the user's working directory, and end with ddpprof.
 
 Python puts the working directory, which may be somebody else's run, first on the module path of ``python -m …`` and of
 every process that `multiprocessing` spawns. The option ``-P`` and the variable ``PYTHONSAFEPATH`` forbid that.
 
-``python -m ddpprof.child_processes COMMAND`` is a guard: it runs the command, and ends all that the command has started
-when it gets SIGTERM, as it does when its own parent is killed.
+``python -m ddpprof.child_processes COMMAND`` is a guard: it runs the command, and ends all its descendants when it
+gets SIGTERM, which it also gets when its own parent is killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ddpprof.redaction import is_secret
 Process = subprocess.Popen[Any]
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""environment of processes that start Python processes in their turn"""
+"""environment for processes that start Python processes in turn"""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -39,7 +39,7 @@ def python_command(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Let processes that `multiprocessing` starts meanwhile, its resource tracker among them, have a safe path."""
+    """Give a safe path to the processes that `multiprocessing` starts meanwhile, including its resource tracker."""
     before = {name: os.environ.get(name) for name in SAFE_PATH}
     os.environ.update(SAFE_PATH)
     try:
@@ -53,7 +53,7 @@ def safe_path() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Ask the system to end this process when its parent dies. For ``preexec_fn``: it runs in the child."""
+    """Ask the system to end this process when its parent dies. Use it as ``preexec_fn``; it runs in the child."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
@@ -80,7 +80,7 @@ def adopt_orphans() -> None:
 
 
 def children(process: int) -> list[int]:
-    """Return the numbers of the processes that it has started, or adopted, and that were not waited for."""
+    """Return the process numbers of its children, including adopted ones, that were not waited for."""
     found = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
@@ -93,7 +93,7 @@ def descendants(process: int) -> list[int]:
 
 
 def kill_descendants() -> None:
-    """Kill all that this process has started, and what they started, and wait until they are gone."""
+    """Kill all descendants of this process, and wait until they are gone."""
     while left := descendants(os.getpid()):
         for process in left:
             with suppress(ProcessLookupError):
@@ -104,7 +104,7 @@ def kill_descendants() -> None:
 
 
 def end_descendants(grace_s: float) -> None:
-    """Send SIGTERM to all that this process has started or adopted, and SIGKILL to what is left after `grace_s`."""
+    """Send SIGTERM to this process's children, adopted ones included, and SIGKILL to those left after `grace_s`."""
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
     while left := children(os.getpid()):

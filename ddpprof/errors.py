@@ -1,10 +1,10 @@
 """The errors that ddpprof raises on purpose.
 
-DdpprofError            the user can mend it; the command line prints it in one line and exits with 2
+DdpprofError            the user can fix it; the command line prints it in one line and exits with 2
 ├── NotARun             a path that holds neither a ddpprof run nor traces
 ├── BadTrace            a trace file that cannot be read
 ├── RemoteError          a file that is not on this machine cannot be reached; also an ``OSError``
-│   └── RemoteFileNotFound   it is not there; also a ``FileNotFoundError``
+│   └── RemoteFileNotFound   the file does not exist; also a ``FileNotFoundError``
 ├── RunExists           recording would overwrite an earlier run
 └── CannotRecord        recording is impossible here (no torch, no such script, unwritable folder)
 """
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class DdpprofError(Exception):
-    """Says what is wrong, where, and what to do next, in one line."""
+    """An error that says in one line what is wrong, where, and what to do next."""
 
 
 class NotARun(DdpprofError):
@@ -29,18 +29,18 @@ class NotARun(DdpprofError):
 
 
 class BadTrace(DdpprofError):
-    """A trace file that is not one, is cut off, or holds what no trace holds."""
+    """The trace file is not a trace, is cut off, or holds something that no real trace holds."""
 
 
 class RemoteError(DdpprofError, OSError):
-    """``strerror`` is one line on what is wrong, ``filename`` the address without passwords."""
+    """A remote file cannot be reached; ``strerror`` says why in one line, ``filename`` is the address, no passwords."""
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
 
 
 class RemoteFileNotFound(RemoteError, FileNotFoundError):
-    """There is no such remote file, folder or bucket."""
+    """The remote file, folder or bucket does not exist."""
 
 
 class RunExists(DdpprofError):

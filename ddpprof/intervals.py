@@ -38,18 +38,18 @@ class Spans:
         return int((self.end_ns - self.start_ns).sum())
 
     def contains(self, times_ns: Int64Column) -> NDArray[np.bool_]:
-        """For each time, whether a span holds it."""
+        """Return, for each time, whether a span contains it."""
         if not len(self):
             return np.zeros(len(times_ns), dtype=np.bool_)
         before = np.searchsorted(self.start_ns, times_ns, side="right") - 1
         return (before >= 0) & (times_ns < self.end_ns[before])
 
     def within(self, start_ns: Int64Column, end_ns: Int64Column) -> Int64Column:
-        """For each given span, the length of what it shares with the set; the spans may overlap."""
+        """Return, for each given span, the length of its overlap with the set; the given spans may overlap."""
         return self._before(np.maximum(start_ns, end_ns)) - self._before(start_ns)
 
     def _before(self, times_ns: Int64Column) -> Int64Column:
-        """For each time, how much of the set lies before it."""
+        """Return, for each time, how much of the set lies before it."""
         if not len(self):
             return np.zeros(len(times_ns), dtype=np.int64)
         begun = np.searchsorted(self.start_ns, times_ns, side="left")
@@ -60,12 +60,12 @@ class Spans:
 
 
 def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
-    """The instants that at least one of the given spans holds; they may overlap, and empty ones are dropped."""
+    """Return the instants in at least one of the given spans, which may overlap; empty spans are dropped."""
     filled = end_ns > start_ns
     start, end = (start_ns, end_ns) if filled.all() else (start_ns[filled], end_ns[filled])
     if not len(start):
         return Spans(np.empty(0, np.int64), np.empty(0, np.int64))
-    if not (start[1:] >= start[:-1]).all():  # tables are sorted, and those of a long trace are a tenth of its memory
+    if not (start[1:] >= start[:-1]).all():  # tables are sorted; sorting a long trace takes much memory
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
         del order
@@ -76,27 +76,27 @@ def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
 
 
 def merge(a: Spans, b: Spans) -> Spans:
-    """The instants in either."""
+    """Return the instants in either."""
     return union(np.concatenate((a.start_ns, b.start_ns)), np.concatenate((a.end_ns, b.end_ns)))
 
 
 def intersect(a: Spans, b: Spans) -> Spans:
-    """The instants in both."""
+    """Return the instants in both."""
     return _covered_by(_near(a, b), _near(b, a), depth_of_a=1, depth_of_b=1, depth=2)
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
-    """The instants in ``a`` that are not in ``b``."""
+    """Return the instants in ``a`` that are not in ``b``."""
     return _covered_by(a, _near(b, a), depth_of_a=1, depth_of_b=2, depth=1)
 
 
 def shift(spans: Spans, by_ns: int) -> Spans:
-    """All of it that much later."""
+    """Return the spans, each ``by_ns`` later."""
     return Spans(spans.start_ns + by_ns, spans.end_ns + by_ns)
 
 
 def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
-    """The part of ``spans`` within ``start_ns <= t < end_ns``."""
+    """Return the part of ``spans`` within ``start_ns <= t < end_ns``."""
     return union(np.maximum(spans.start_ns, start_ns), np.minimum(spans.end_ns, end_ns))
 
 
@@ -132,18 +132,18 @@ def by_thread(rows: NDArray[np.int64], thread: Int64Column) -> list[NDArray[np.i
 
 
 def _near(spans: Spans, other: Spans) -> Spans:
-    """At least those that share an instant with the other set: sorting all of a long trace takes time and memory."""
+    """Return at least the spans that overlap the other set; sorting all of a long trace takes time and memory."""
     if len(spans) <= _MANY_TIMES * len(other):
         return spans
     first = np.searchsorted(spans.end_ns, other.start_ns, side="right")
     count = np.searchsorted(spans.start_ns, other.end_ns) - first
     rows = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
-    rows = rows[np.diff(rows, prepend=-1) > 0]  # two spans of the other set may share one with it
+    rows = rows[np.diff(rows, prepend=-1) > 0]  # two spans of the other set may overlap the same one
     return Spans(spans.start_ns[rows], spans.end_ns[rows])
 
 
 def _covered_by(a: Spans, b: Spans, *, depth_of_a: int, depth_of_b: int, depth: int) -> Spans:
-    """The instants at which the depths of the spans that are open add up to exactly ``depth``."""
+    """Return the instants at which the depths of the open spans add up to exactly ``depth``."""
     num_a, num_b = len(a), len(b)
     times = np.concatenate((a.start_ns, a.end_ns, b.start_ns, b.end_ns))
     changes = np.repeat(

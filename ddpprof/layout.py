@@ -1,6 +1,6 @@
-"""The shapes that a section of a report may have, and the words for its units.
+"""The shapes that sections of a report can have, and the words for units.
 
-Times come as ns and leave as ms, sizes as bytes and leave as MB (10⁶ bytes).
+Times are given in ns and shown in ms; sizes are given in bytes and shown in MB (10⁶ bytes).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 ABSENT = "-"
 MAX_RANKS = 16
-"""rows of a table that has one for each rank"""
+"""most rows of a table with one row per rank"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Line:
     text: str
     is_warning: bool = False
     is_aside: bool = False
-    """of less weight; stands apart"""
+    """True for text of less importance, which is set apart"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class LaneSpan:
-    """From the left edge of its picture."""
+    """A span in a drawing; times are measured from its left edge."""
 
     start_ns: int
     end_ns: int
     what: str
-    """a part of the picture's, or one character to draw"""
+    """name of a part of the drawing, or one character to draw"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """What went on when, from left to right."""
+    """A drawing of what happened when, from left to right."""
 
     title: str
     length_ns: int
@@ -91,7 +91,7 @@ class FindingText:
     gain: str
     evidence: str
     advice: str
-    """empty where nothing is advised"""
+    """empty if there is no advice"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,12 @@ class Definition:
     term: str
     text: str
     more: tuple[tuple[str, str], ...]
-    """what it is, and the words"""
+    """label and text of each further entry"""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A file beside the report; a terminal shows where it is."""
+    """A picture in a file beside the report; a terminal shows its path."""
 
     path: str
     what: str
@@ -133,13 +133,13 @@ def percent(fraction: float | None) -> str:
 
 
 def clean(text: str, most: int = 200) -> str:
-    """Names come from traces: no control characters, and not endless."""
+    """Shorten a name from a trace, and replace its control characters."""
     shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: most + 1])
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def cut_off(number: int, most: int = MAX_RANKS, what: str = "ranks") -> str:
-    """Said below a table that has only the first `most` rows."""
+    """Return the note below a table that has only the first `most` rows."""
     return f"{number - most} more {what} are in the JSON report" if number > most else ""
 
 

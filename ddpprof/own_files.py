@@ -1,8 +1,8 @@
-"""Files that ddpprof creates and removes, in folders where somebody else may have laid links.
+"""Files that ddpprof creates and removes, in folders where other users may have planted links.
 
-No link is followed: neither that which has the name of a file to be written, nor that which has the name of a folder.
-A file is written beside, under a name that nobody can guess, and appears whole. Who writes it holds a lock on it, which
-the system takes from a process that is killed: the next one that writes the same file removes what is locked by nobody.
+No link is followed, whether it has the name of a file to be written or of a folder. A file is written under a name
+that nobody can guess, and then renamed, so that it appears whole. The writer holds a lock on it, which the system
+releases if the process is killed; the next process that writes the same file removes unlocked leftovers.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 WORLD_READABLE = "DDPPROF_WORLD_READABLE"
-"""variable that lets everybody on the machine read new files; the option ``--world-readable`` sets it"""
+"""environment variable that lets everybody on the machine read new files; ``--world-readable`` sets it"""
 _PART = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}\.part(?:\.tmp)?")
-"""also what Kineto, told to write such a file, writes at first"""
+"""pattern of names from `part_name`, and of the names that Kineto writes first when told to write such a file"""
 _SURELY_DEAD_S = 24 * 3600
-"""Where the file system has no locks, a part that is older was left by a dead process."""
+"""seconds; on a file system without locks, an older part was left by a dead process"""
 
 
 def part_name(name: str) -> str:
-    """Return a name for what is written beside the file `name`."""
+    """Return a temporary name for writing the file `name`."""
     return f".{name}.{os.getpid()}-{os.urandom(4).hex()}.part"
 
 
 def name_of_part(name: str) -> str | None:
-    """Return the name of the file of which a file named `name` is a part; ``None`` where it is no part."""
+    """Return the name of the file that a part named `name` belongs to; ``None`` if it is not a part."""
     match = _PART.fullmatch(name)
     return match.group(1) if match else None
 
 
 def _mode(full: int) -> int:
-    """Return the mode of a new file or folder, from which the user's umask takes away more.
+    """Return the mode of a new file or folder, which the user's umask restricts further.
 
-    Traces and commands are not for everybody on the machine, unless the user says so.
+    Traces and commands are not readable by everybody on the machine unless the user asks for it.
     """
     return full & (0o755 if os.environ.get(WORLD_READABLE) else 0o750)
 
 
 def create(path: Path) -> int:
-    """Return the descriptor of a new file. Raises ``OSError``, also where anything has that name already."""
+    """Return the descriptor of a new file. Raises ``OSError``, also if the name is taken."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _mode(0o644))
 
 
 def append_to(path: Path) -> int:
-    """Return the descriptor of the file, made if need be, for lines at its end. Raises ``OSError`` at a link."""
+    """Return a descriptor that appends to the file, which is created if need be. Raises ``OSError`` for a link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, _mode(0o644))
 
 
 def overwrite(path: Path) -> int:
-    """Return the descriptor of a new file in the place of what has that name. Raises ``OSError``."""
+    """Return the descriptor of a new file that replaces anything of that name. Raises ``OSError``."""
     path.unlink(missing_ok=True)
     return create(path)
 
 
 def open_regular(path: Path) -> int:
-    """Return the descriptor of a file to read. Raises ``OSError``, also where it is a link, a pipe or a device."""
+    """Return a descriptor for reading a file. Raises ``OSError``, also if it is a link, a pipe or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return descriptor
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a new, empty file that takes the place of `path` at the end, or goes where the block raises.
+    """Give a new, empty file that replaces `path` at the end, or is removed if the block raises.
 
     Raises ``OSError``.
     """
@@ -91,7 +91,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
     """Give a new folder that only this user can read, and remove it at the end. Raises ``OSError``.
 
-    What killed processes left of theirs with that `name` goes first.
+    Folders of that `name` left behind by killed processes are removed first.
     """
     remove_left_parts(parent, name)
     folder, descriptor = _locked_part(parent / name, _create_folder)
@@ -108,7 +108,7 @@ def _create_folder(path: Path) -> int:
 
 
 def _locked_part(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """Make a part of `path`, and lock it. Return it with the descriptor that holds the lock."""
+    """Create a part of `path` and lock it; return it with the descriptor that holds the lock."""
     while True:
         part = path.with_name(part_name(path.name))
         try:
@@ -120,7 +120,7 @@ def _locked_part(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
         except FileNotFoundError:
             if not path.parent.exists():
                 raise
-        # A process that removes what is left came between its creation and its lock.
+        # Another process removed the part as a leftover between its creation and its lock.
 
 
 class LockedError(Exception):
@@ -129,7 +129,7 @@ class LockedError(Exception):
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
         self.holder = holder
-        """its host and number"""
+        """host and process number of the holder"""
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def locked(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.pread(descriptor, 300, 0).decode(errors="replace")
-            raise LockedError(holder or "that does not say its number") from error
+            raise LockedError(holder or "an unknown process") from error
         except OSError:  # a file system without locks
             pass
         os.ftruncate(descriptor, 0)
@@ -161,7 +161,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_named(path: Path, content: bytes) -> None:
-    """Write what the user has named: a file as a whole; through a link, or into a pipe or a device, if it is one.
+    """Write a file that the user named. Replace a regular file as a whole; write through a link, pipe or device.
 
     Raises ``OSError``.
     """
@@ -172,7 +172,7 @@ def write_named(path: Path, content: bytes) -> None:
 
 
 def remove_left_parts(folder: Path, name: str | None = None) -> None:
-    """Remove the parts that processes which are dead left in `folder`: those of `name`, or of everything."""
+    """Remove the parts that dead processes left in `folder`: those of `name`, or all."""
     with suppress(OSError):
         for entry in os.listdir(folder):
             of = name_of_part(entry)
@@ -198,7 +198,7 @@ def _remove_if_left(part: Path) -> None:
 
 
 def _is_locked_by_nobody(descriptor: int) -> bool:
-    """Return whether this process could lock it, or it is old where there are no locks."""
+    """Return whether nobody holds the lock: this process could take it or, without locks, the file is old."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -209,34 +209,34 @@ def _is_locked_by_nobody(descriptor: int) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether it is a folder itself, and no link to one."""
+    """Return whether the path is a folder itself, not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def make_named_folder(path: Path) -> None:
-    """Make a folder that the user has named, if need be; a link to one will do. Raises ``OSError``."""
+    """Create a folder that the user named, if need be; a link to a folder will do. Raises ``OSError``."""
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 
 def narrow(path: Path) -> None:
-    """Take away the rights that new files do not have, from one that other code has made. Raises ``OSError``."""
+    """Remove the permissions that new files do not have from a file made by other code. Raises ``OSError``."""
     path.chmod(path.stat().st_mode & _mode(0o644))
 
 
 def remove_file(path: Path) -> None:
-    """Remove the file, if there is one; of a link only the link. Raises ``OSError``."""
+    """Remove the file, if it exists; for a link, only the link. Raises ``OSError``."""
     path.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder if need be. Raises ``OSError``, also where a link has that name."""
+    """Create the folder if need be. Raises ``OSError``, also if a link has that name."""
     if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a link, and ddpprof writes nothing behind links in a run", str(path))
+        raise OSError(errno.ELOOP, "it is a link, and ddpprof does not write through links in a run", str(path))
     path.mkdir(_mode(0o755), parents=True, exist_ok=True)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove the folder and all that is in it, as far as that can be done; of a link only the link."""
+    """Remove the folder and its content as far as possible; for a link, only the link."""
     if path.is_symlink():
         with suppress(OSError):
             path.unlink()

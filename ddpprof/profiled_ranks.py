@@ -1,6 +1,6 @@
-"""Which ranks of a job are profiled? All, but in a large job, whose traces would be many, some that stand for the rest.
+"""Which ranks of a job are profiled? All or, in a large job with too many traces, some that stand for the rest.
 
-The distance between those is odd, so that on hosts with an even number of ranks each place on a host has its turn.
+The distance between them is odd, so that on hosts with an even number of ranks each place on a host has its turn.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MOST = 128
-"""In a job of more ranks only some are profiled."""
+"""largest number of ranks that are all profiled"""
 _ABOUT = 64
-"""So many then."""
+"""approximate number of profiled ranks in a larger job"""
 
 Spans = Sequence[Sequence[int]]
-"""first and last of each, as the user chose them; empty: the rule holds"""
+"""first and last rank of each span, as the user chose them; empty if the default rule applies"""
 
 
 def is_profiled(rank: int, world_size: int, chosen: Spans) -> bool:
@@ -23,15 +23,15 @@ def is_profiled(rank: int, world_size: int, chosen: Spans) -> bool:
 
 
 def rule(world_size: int, chosen: Spans) -> str | None:
-    """Return in words which ranks are profiled; ``None``: all of them."""
+    """Return in words which ranks are profiled; ``None`` if all are."""
     if chosen:
         named = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in chosen)
-        return f"of {world_size} ranks only those that --profile-ranks names were profiled: {named}"
+        return f"of {world_size} ranks, only those named by --profile-ranks were profiled: {named}"
     if world_size <= MOST:
         return None
     each = _distance(world_size)
     return (
-        f"of {world_size} ranks every {each}th was profiled (0, {each}, {2 * each}, …), which stand for the others; "
+        f"of {world_size} ranks every {each}th was profiled (0, {each}, {2 * each}, …), and stands for the others; "
         f"to profile others, or all: ddpprof trace --profile-ranks 0-{world_size - 1}"
     )
 

@@ -1,4 +1,4 @@
-"""Takes secrets out of what is kept and shown: passwords and signatures in URLs, keys and tokens on command lines."""
+"""Removal of secrets from what is kept and shown: passwords and signatures in URLs, keys and tokens in commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 HIDDEN = "***"
 
 _PASSWORD = re.compile(r"(://[^/@:\s'\"]*):(?!\d+(?:[/\s]|$))[^\s'\"]*@")
-"""up to the last @: passwords hold @ and / too, and a port is none"""
+"""password up to the last @, since passwords contain @ and / too; a port is not a password"""
 _TOKEN_AS_USER = re.compile(r"(?<=://)[\w.~%+-]{16,}@")
 _QUERY = re.compile(r"([a-z][\w+.-]*://[^\s?#'\"]*)[?#][^\s'\"]*", re.IGNORECASE)
 _KNOWN_TOKEN = re.compile(r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}")
@@ -20,19 +20,19 @@ _ASSIGNMENT = re.compile(rf"((?:--?)?{_SECRET_NAME})=.+", re.IGNORECASE | re.DOT
 
 
 def without_secrets(text: str) -> str:
-    """Return the text with its URLs without passwords, queries and fragments, and without tokens of known services."""
+    """Return the text without passwords, queries and fragments of URLs, and without tokens of known services."""
     text = _PASSWORD.sub(r"\1@", text)
     text = _QUERY.sub(r"\1", _TOKEN_AS_USER.sub(f"{HIDDEN}@", text))
     return _KNOWN_TOKEN.sub(HIDDEN, text)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether an environment variable is named as a key, a token or a password, or holds one."""
+    """Return whether an environment variable has the name of a key, token or password, or holds a secret."""
     return _VARIABLE.fullmatch(name) is not None or without_secrets(value) != value
 
 
 def words_without_secrets(words: Sequence[str]) -> list[str]:
-    """Return the command line without values of options and variables that are named as keys, tokens or passwords."""
+    """Return the command line without the values of options and variables named like keys, tokens or passwords."""
     shown: list[str] = []
     is_secret = False
     for word in words:

@@ -1,19 +1,19 @@
 """A run directory: every file name in it, its format version, and how files are written.
 
     run.json               what was run, by which ddpprof, with which settings
-    rank-0.facts.json      rank 0: host, versions, DDP modules and their buckets, data loaders, how it ended
-    rank-0.steps.jsonl     rank 0: one line per recorded step, appended while training runs
+    rank-0.facts.json      rank 0: host, versions, DDP modules and their buckets, data loaders, how the rank ended
+    rank-0.steps.jsonl     rank 0: one line per recorded step, appended during training
     rank-0.trace.json.gz   rank 0: the profiler's trace of the profiled steps
-    rank-0.last_step       rank 0: how many steps it has finished, and when the last of them ended; a few bytes
-    rank-0.losses.json     rank 0: what each step was trained for, where the run is a trial of ``ddpprof tune``
-    exits.jsonl            how ranks, and the job, ended, as those saw it who had started them
-    summaries/             what reports keep of each rank, so that they need not read it again; may be deleted
-    tensorboard/           what TensorBoard shows of the run, one folder per TensorBoard run; made from the files above
-    attempt-1/             the same of the job's next attempt, where torchrun started all ranks again
+    rank-0.last_step       rank 0: number of finished steps, and when the last one ended; a few bytes
+    rank-0.losses.json     rank 0: the loss of each step, if the run is a trial of ``ddpprof tune``
+    exits.jsonl            how ranks, and the job, ended, as seen by the processes that started them
+    summaries/             cached summaries of each rank, which save reports from reading it again; may be deleted
+    tensorboard/           TensorBoard's view of the run, one folder per TensorBoard run; made from the files above
+    attempt-1/             the same for the job's next attempt, if torchrun restarted all ranks
 
-Folders ``run-1``, ``run-2`` and so on in one folder are runs of one job, as ``ddpprof trace --repeat`` records it.
+Folders ``run-1``, ``run-2``, … in one folder are runs of one job, as recorded by ``ddpprof trace --repeat``.
 
-Files appear whole: they are written beside and renamed. Only ``steps.jsonl`` grows, a line at a time, so that a rank
+Files appear whole: they are written under another name and renamed. Only ``steps.jsonl`` grows, line by line, so a rank
 that is killed leaves every line that it wrote.
 """
 
@@ -31,12 +31,12 @@ from ddpprof.files import Location
 from ddpprof.files.small import read_small
 
 FORMAT = 1
-"""Version of the run directory. A reader refuses a newer one and reads every older one."""
+"""version of the run directory; a reader refuses newer ones and reads all older ones"""
 
 RUN_FILE = "run.json"
 EXITS_FILE = "exits.jsonl"
 LAST_STEP = "<qq"
-"""what ``rank-0.last_step`` holds, for `struct`: the number of finished steps; ns since 1970"""
+"""`struct` format of ``rank-0.last_step``: number of finished steps, and ns since 1970"""
 _RANK_FILE = re.compile(
     r"^rank-(\d{1,7})\.(facts\.json|losses\.json|last_step|steps\.jsonl|trace\.json(?:\.gz|\.zst)?)$"
 )
@@ -56,9 +56,9 @@ _CACHED = re.compile(
 
 TENSORBOARD_DIRECTORY = "tensorboard"
 TENSORBOARD_OF_RUN = "run"
-"""the TensorBoard run for what is of all ranks"""
+"""TensorBoard run for data of all ranks"""
 TENSORBOARD_TRACES = "traces"
-"""that of the profiler plugin"""
+"""TensorBoard run of the profiler plugin"""
 _TENSORBOARD_RUN = re.compile(rf"^(?:{TENSORBOARD_OF_RUN}|{TENSORBOARD_TRACES}|rank-\d+)$")
 _TENSORBOARD_FILE = re.compile(r"^events\.out\.tfevents\.\d+\.ddpprof$|\.pt\.trace\.json\.gz$")
 
@@ -67,20 +67,20 @@ _REPEATED = re.compile(r"^run-([1-9]\d{0,5})$")
 
 
 def attempt_directory(number: int) -> str:
-    """In the run directory, which is that of the first attempt, number 0, itself."""
+    """Return the attempt's name in the run directory, which itself belongs to the first attempt, number 0."""
     return f"attempt-{number}" if number else ""
 
 
 def attempt_of(directory_name: str) -> int | None:
-    """Return the number of the attempt whose directory has that name; ``None`` for any other name."""
+    """Return the number of the attempt with that directory; ``None`` for any other name."""
     match = _ATTEMPT.match(directory_name)
     return int(match.group(1)) if match else None
 
 
 def attempts_in(directory: Location) -> dict[int, Location]:
-    """Return every attempt that was recorded, by its number, in order; of most runs only the first.
+    """Return all recorded attempts by number, in order; most runs have only the first.
 
-    A link is no attempt: what stands behind it is of another run, or of none.
+    A link is not an attempt: it may lead to another run.
     """
     folders = (path for path in directory.iterdir() if not (isinstance(path, Path) and path.is_symlink()))
     numbers = sorted({0, *filter(None, (attempt_of(path.name) for path in folders))})
@@ -109,18 +109,18 @@ def trace_file(rank: int) -> str:
 
 
 def plain_trace_file(rank: int) -> str:
-    """The trace before it is compressed: all there is when a rank dies after its profiled steps."""
+    """Return the trace's name before compression; it is all there is if a rank dies after its profiled steps."""
     return f"rank-{rank}.trace.json"
 
 
 def ranks_in(directory: Location) -> list[int]:
-    """Every rank that left a file, in order."""
+    """Return every rank that left a file, in order."""
     matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
     return sorted({int(match.group(1)) for match in matches if match})
 
 
 def trace_path(directory: Location, rank: int) -> Location | None:
-    """The rank's trace, as it was written, plain or compressed anew, or ``None`` where it left none."""
+    """Return the rank's trace, compressed as written, plain or recompressed; ``None`` if there is none."""
     plain = plain_trace_file(rank)
     for name in (trace_file(rank), plain, f"{plain}.zst"):
         if (directory / name).is_file():
@@ -129,7 +129,7 @@ def trace_path(directory: Location, rank: int) -> Location | None:
 
 
 def tensorboard_rank(rank: int) -> str:
-    """The name of the rank's TensorBoard run."""
+    """Return the name of the rank's TensorBoard run."""
     return f"rank-{rank}"
 
 
@@ -138,18 +138,18 @@ def is_run(directory: Location) -> bool:
 
 
 def runs_in(directory: Location) -> list[str]:
-    """Names of the folders in it that are runs; of very many only the first are looked at."""
+    """Return the names of folders in it that are runs; among very many, only the first are checked."""
     folders = sorted(path for path in directory.iterdir() if path.is_dir())
     return [path.name for path in folders[:_MOST_LOOKED_AT] if is_run(path)]
 
 
 def repeated_directory(number: int) -> str:
-    """In the folder that ``ddpprof trace --repeat`` writes, from 1 on."""
+    """Return the folder's name in a folder written by ``ddpprof trace --repeat``; numbers begin at 1."""
     return f"run-{number}"
 
 
 def repeated_runs_in(directory: Location) -> dict[int, Location]:
-    """The runs of one job, by number, in order; none where the folder is a run itself, or no such folder."""
+    """Return the runs of one job by number, in order; none if the folder is a run itself or does not exist."""
     if not directory.is_dir() or is_run(directory):
         return {}
     found = {int(match.group(1)): path for path in directory.iterdir() if (match := _REPEATED.match(path.name))}
@@ -157,7 +157,7 @@ def repeated_runs_in(directory: Location) -> dict[int, Location]:
 
 
 def read_world_size(directory: Path) -> int | None:
-    """How many ranks the job has, as its ``run.json`` says; ``None`` where there is none."""
+    """Return the job's world size from ``run.json``; ``None`` if there is none."""
     try:
         size = json.loads(read_small(directory / RUN_FILE))["world_size"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -166,17 +166,17 @@ def read_world_size(directory: Path) -> int | None:
 
 
 def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
-    """Write beside and rename, so that a reader sees the old file or the whole new one. Raises ``OSError``."""
+    """Write a JSON file, so that a reader sees the old or the whole new one. Raises ``OSError``."""
     own_files.write_whole(path, json.dumps(content).encode())
 
 
 def remove_run(directory: Path) -> None:
-    """Delete the files of an earlier run, those of its further attempts too, and nothing else in the folder."""
+    """Delete the files of an earlier run and its further attempts, and nothing else in the folder."""
     for number in attempts_in(directory):
         if number:
             attempt = directory / attempt_directory(number)
             remove_run(attempt)
-            with suppress(OSError):  # something else stands in it
+            with suppress(OSError):  # other files are in it
                 attempt.rmdir()
     remove_tensorboard(directory / TENSORBOARD_DIRECTORY)
     _remove_cached(directory / CACHE_DIRECTORY)
@@ -190,7 +190,7 @@ def _is_of_run(name: str) -> bool:
 
 
 def is_cached(name: str) -> bool:
-    """Whether a file of that name is an entry of the cache, or a part of one: another may stand in the same folder."""
+    """Return whether the name is that of a cache entry or part; the folder may hold other files."""
     return _CACHED.match(name) is not None
 
 
@@ -200,7 +200,7 @@ def _remove_cached(directory: Path) -> None:
     for name in os.listdir(directory):
         if is_cached(name) or (name == CACHE_IGNORED_BY_GIT and _ignores_all(directory / name)):
             own_files.remove_file(directory / name)
-    with suppress(OSError):  # something else stands in it
+    with suppress(OSError):  # other files are in it
         directory.rmdir()
 
 
@@ -211,7 +211,7 @@ def _ignores_all(path: Path) -> bool:
 
 
 def remove_tensorboard(directory: Path) -> None:
-    """Delete what ddpprof wrote there for TensorBoard, and nothing else."""
+    """Delete the files that ddpprof wrote there for TensorBoard, and nothing else."""
     if not own_files.is_folder(directory):
         return
     own_files.remove_left_parts(directory)
@@ -220,7 +220,7 @@ def remove_tensorboard(directory: Path) -> None:
             for file in os.listdir(directory / name):
                 if _TENSORBOARD_FILE.search(file):
                     own_files.remove_file(directory / name / file)
-            with suppress(OSError):  # something else stands in it
+            with suppress(OSError):  # other files are in it
                 (directory / name).rmdir()
     with suppress(OSError):
         directory.rmdir()

@@ -1,4 +1,4 @@
-"""Folders for the time that a command takes. What commands that were killed left of theirs goes with the next one."""
+"""Temporary folders for the duration of a command. Each use first removes those left by killed commands."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ _NAME = "ddpprof"
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Give an empty folder that only this user can read, and remove it. Raises ``OSError``."""
+    """Give an empty folder that only this user can read, and remove it at the end. Raises ``OSError``."""
     with temporary_folder(Path(tempfile.gettempdir()), _NAME) as folder:
         yield folder

@@ -1,20 +1,20 @@
-"""Which options of ``ddpprof trace`` suit a training of so few steps?"""
+"""Which options of ``ddpprof trace`` suit a training of few steps?"""
 
 from __future__ import annotations
 
 DEFAULT_STEPS = 17
-"""that the training must take for everything to be recorded without options"""
+"""number of steps that a training must take for everything to be recorded by default"""
 STEP_OPTIONS = ("--skip-first", "--cost-steps", "--warmup", "--steps")
 _MOST_PROFILED = 5
 _MOST_FOR_COST = 8
 _FEWEST = 2
-"""DDP rebuilds its buckets in the second step, and ranks agree on what to record after the first"""
+"""least number of steps: DDP rebuilds its buckets in the second, and ranks agree on what to record after the first"""
 
 
 def options_for(num_steps: int, least_skipped: int = 1) -> str | None:
-    """Return the options with which `num_steps` steps tell as much as they can; ``None`` where they tell nothing.
+    """Return the options that tell most about `num_steps` steps; ``None`` if they cannot tell anything.
 
-    `least_skipped`: steps at first that are not recorded in any case.
+    `least_skipped`: initial steps that are never recorded.
     """
     if num_steps < max(_FEWEST, least_skipped + 1):
         return None

@@ -1,4 +1,4 @@
-"""Hold signals back while something must not be cut off: a trace that is written, a process that is forked."""
+"""Deferral of signals while something must not be interrupted, such as writing a trace or forking."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[list[int]]:
-    """A signal that arrives meanwhile is delivered afterwards; the list has those that did.
+    """Defer signals until the block ends, and give the list of those that arrived.
 
     Does nothing outside the main thread.
     """
@@ -34,7 +34,7 @@ def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -
 
 @contextmanager
 def children_without_ctrl_c() -> Iterator[None]:
-    """Processes that start meanwhile do not hear of Ctrl-C, which a terminal sends to all: this one ends them."""
+    """Shield processes that start meanwhile from Ctrl-C, which a terminal sends to all; this process ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Nothing is computed here, and nothing heavy is imported before it is needed."""
+"""The command line: it parses, calls and prints. It computes nothing, and imports heavy modules only when needed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ddpprof.errors import DdpprofError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 2 for a mistake that the message says how to mend."""
+    """Run one command and return its exit code: 2 for a mistake that the user can fix."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where the terminal's encoding lacks the bars
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack the bars
     try:
-        from ddpprof.cli.commands import COMMANDS, parsers  # here, so that Ctrl-C meets the try
+        from ddpprof.cli.commands import COMMANDS, parsers  # inside the try, which catches Ctrl-C
 
         parser, of_commands = parsers()
         command = COMMANDS.get(arguments[0]) if arguments else None
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.filename is not None:  # no permission, a name that is too long, …
+        if error.filename is not None:  # for example no permission, or a name that is too long
             say(f"ddpprof: {os.fsdecode(error.filename)}: {error.strerror}.", file=sys.stderr)
             return 2
         if error.errno != errno.ENOSPC:

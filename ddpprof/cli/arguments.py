@@ -1,4 +1,4 @@
-"""Values of options, from their text. What each raises, argparse says in one line."""
+"""Parsers for option values. argparse prints the error of each in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def numbers(text: str) -> Numbers:
     for part in text.split(","):
         match = _SPAN.fullmatch(part.strip())
         if match is None:
-            raise ArgumentTypeError(f"{text!r} is no list of numbers; write, say, 0-7,64")
+            raise ArgumentTypeError(f"{text!r} is not a list of numbers; write, say, 0-7,64")
         first = int(match.group(1))
         last = int(match.group(2) or first)
         if last < first:
@@ -51,12 +51,12 @@ def duration_ns(text: str) -> int:
 
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is no duration; write, say, 10us or 0.1ms")
+        raise ArgumentTypeError(f"{text!r} is not a duration; write, say, 10us or 0.1ms")
     return round(float(match.group(1)) * NANOSECONDS[match.group(2)])
 
 
 def sizes_bytes(text: str) -> list[int]:
-    """``1K-256M``: doubled from the one to the other; ``4K,1M``: these."""
+    """Parse ``1K-256M`` (each size double the one before) or a list such as ``4K,1M``."""
     sizes: list[int] = []
     for part in text.split(","):
         first, is_span, last = part.partition("-")
@@ -72,17 +72,17 @@ def sizes_bytes(text: str) -> list[int]:
 def _size_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or not int(match.group(1)):
-        raise ArgumentTypeError(f"{text!r} is no size; write, say, 1K-256M or 64K,1M")
+        raise ArgumentTypeError(f"{text!r} is not a size; write, say, 1K-256M or 64K,1M")
     return int(match.group(1)) * _BYTES[match.group(2).upper()]
 
 
 def megabytes(text: str) -> list[float]:
-    """``1,2.5,25``"""
+    """Parse a list such as ``1,2.5,25``."""
     return [_above_zero(word.strip(), "size in MB") for word in text.split(",")]
 
 
 def caps(text: str) -> list[float | None]:
-    """``1,25,default``: ``None`` is DDP's own."""
+    """Parse a list such as ``1,25,default``; ``None`` stands for DDP's own cap."""
     return [None if word.strip() == "default" else megabytes(word)[0] for word in text.split(",")]
 
 
@@ -91,11 +91,11 @@ def factor(text: str) -> float:
 
 
 def bytes_per_s(text: str) -> float:
-    """``10Gbit``, and with bytes ``1.2GB``: per second, multiples of 1000 as networks count."""
+    """Parse ``10Gbit`` or ``1.2GB``, both per second; prefixes are multiples of 1000, as usual for networks."""
     match = _RATE.fullmatch(text.strip())
     value = float(match.group(1)) * _RATES[match.group(2).upper()] if match else 0.0
     if match is None or not value:
-        raise ArgumentTypeError(f"{text!r} is no bandwidth; write, say, 10Gbit or 1.2GB")
+        raise ArgumentTypeError(f"{text!r} is not a bandwidth; write, say, 10Gbit or 1.2GB")
     return value / 8 if match.group(3).lower() == "bit" else value
 
 
@@ -105,7 +105,7 @@ def _above_zero(text: str, what: str, below: float = _LARGEST) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < below:
-        raise ArgumentTypeError(f"{text!r} is no {what} above 0")
+        raise ArgumentTypeError(f"{text!r} is not a {what} above 0")
     return value
 
 

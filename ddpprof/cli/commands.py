@@ -1,4 +1,4 @@
-"""Every command, what it is for and what it takes. The help, the shells' completion and the parsers come from here."""
+"""Every command with its purpose and options: the source of the help, the shell completion and the parsers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Command:
     example: str
     add_options: Callable[[Parser], None]
     run_job: Callable[[Parser, Sequence[str]], int] | None = None
-    """of a command that splits its words itself, as at ``--``: with its parser, and what stands behind its name"""
+    """runner of a command that splits its arguments itself, such as at ``--``; takes the parser and those arguments"""
     writes_files: bool = True
 
 
@@ -56,20 +56,20 @@ GROUPS = (
         (
             Command(
                 "trace",
-                "record a training without an edit of its script, and report on it",
+                "record a training without editing its script, and report on it",
                 "ddpprof trace --nproc-per-node 2 train.py",
                 add_trace_options,
                 run_trace,
             ),
             Command(
                 "report",
-                "look at a run, or at traces of torch.profiler: here, or as a page",
+                "report on a run or on torch.profiler traces",
                 "ddpprof report runs/a --out report.html",
                 add_report_options,
             ),
             Command(
                 "compare",
-                "two jobs side by side: what became slower, beyond noise",
+                "compare two jobs: what became slower, beyond noise",
                 "ddpprof compare runs/before runs/after",
                 add_compare_options,
                 run_compare,
@@ -81,13 +81,13 @@ GROUPS = (
         (
             Command(
                 "timeline",
-                "write a run as one file for Perfetto, all ranks on one clock",
+                "export a run for Perfetto, with all ranks on one clock",
                 "ddpprof timeline runs/a",
                 add_timeline_options,
             ),
             Command(
                 "tensorboard",
-                "start TensorBoard with runs in it and its profiler page put right",
+                "start TensorBoard on runs, with corrected profiler traces",
                 "ddpprof tensorboard runs/a runs/b",
                 add_tensorboard_options,
             ),
@@ -99,7 +99,11 @@ GROUPS = (
                 writes_files=False,
             ),
             Command(
-                "explain", "say what a term means", "ddpprof explain exposed", add_explain_options, writes_files=False
+                "explain",
+                "explain a term of the reports",
+                "ddpprof explain exposed",
+                add_explain_options,
+                writes_files=False,
             ),
         ),
     ),
@@ -108,13 +112,13 @@ GROUPS = (
         (
             Command(
                 "whatif",
-                "the recorded step under other buckets, networks, numbers of ranks",
+                "predict the step with other buckets, networks or world sizes",
                 "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
                 add_whatif_options,
             ),
             Command(
                 "tune",
-                "try the buckets that the prediction likes best, for real",
+                "measure the bucket sizes that are predicted to be fastest",
                 "ddpprof tune --nproc 2 train.py",
                 add_tune_options,
                 run_tune,
@@ -126,28 +130,28 @@ GROUPS = (
         (
             Command(
                 "overhead",
-                "what DDP costs: the job with it, and with its wrapper taken away",
+                "measure what DDP costs: the job with and without its wrapper",
                 "ddpprof overhead train.py",
                 _experiment("overhead", 5),
                 run_experiment,
             ),
             Command(
                 "scale",
-                "how much faster more processes train, and where time is lost",
+                "measure how training scales, and where time is lost",
                 "ddpprof scale --nproc 1,2,4 train.py",
                 _experiment("scale", 3),
                 run_experiment,
             ),
             Command(
                 "sweep",
-                "the step time over values of an option, of the script's or DDP's",
+                "measure the step time over an option of the script or of DDP",
                 "ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py",
                 _experiment("sweep", 3),
                 run_experiment,
             ),
             Command(
                 "netbench",
-                "how fast collectives are between the ranks of a job, by size",
+                "measure the speed of collectives between ranks, by message size",
                 "ddpprof netbench --nproc-per-node 2",
                 add_netbench_options,
             ),
@@ -158,15 +162,15 @@ GROUPS = (
         (
             Command(
                 "doctor",
-                "check this machine, this installation, and ddpprof on both",
+                "check this machine, this installation, and ddpprof on them",
                 "ddpprof doctor",
                 add_doctor_options,
                 writes_files=False,
             ),
-            Command("demo", "trace the small trainings that come with ddpprof", "ddpprof demo", add_demo_options),
+            Command("demo", "trace two small example trainings", "ddpprof demo", add_demo_options),
             Command(
                 "completion",
-                "print what makes a shell complete ddpprof's commands",
+                "print a shell completion script for ddpprof",
                 'eval "$(ddpprof completion bash)"',
                 add_completion_options,
                 writes_files=False,
@@ -179,21 +183,21 @@ COMMANDS = {command.name: command for group in GROUPS for command in group.comma
 
 
 class _Parser(Parser):
-    """Mistakes in one line, like all others."""
+    """Parser that reports mistakes in one line, as all of ddpprof does."""
 
     def error(self, message: str) -> NoReturn:
         raise DdpprofError(f"{message}. See: {self.prog} --help")
 
 
 class _WorldReadable(argparse.Action):
-    """Sets the variable that this process, its helpers and the ranks of its job heed alike."""
+    """Option that sets the variable which this process, its helpers and the ranks of its job all read."""
 
     def __call__(self, *_: object) -> None:
         os.environ[WORLD_READABLE] = "1"
 
 
 class _Root(_Parser):
-    """Its help shows the commands as they are grouped, each with an example."""
+    """Parser whose help shows the commands by group, each with an example."""
 
     def format_help(self) -> str:
         lines = ["usage: ddpprof COMMAND …", "", "What does DistributedDataParallel cost, and which knob to turn?"]
@@ -206,7 +210,7 @@ class _Root(_Parser):
 
 
 def parsers() -> tuple[Parser, dict[str, Parser]]:
-    """Of ddpprof, and of each command."""
+    """Return ddpprof's parser, and the parser of each command by its name."""
     parser = _Root(prog="ddpprof")
     parser.add_argument("--version", action="version", version=f"ddpprof {__version__}")
     parser.set_defaults(run=None)
@@ -232,6 +236,6 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
                 "--world-readable",
                 action=_WorldReadable,
                 nargs=0,
-                help="let everybody on this machine read what is written, as far as your umask does",
+                help="let other users of this machine read the files that ddpprof writes, as far as your umask allows",
             )
     return parser, of_commands

@@ -1,4 +1,4 @@
-"""`ddpprof compare`: two jobs side by side, each by one run or by several, and limits that the second is to keep."""
+"""`ddpprof compare`: compare two jobs, each given by one or more runs, and check the second against limits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ddpprof.files import Location, location
 
 if TYPE_CHECKING:
     from ddpprof.comparison.compare import Comparison
-    from ddpprof.comparison.gate import Verdict
+    from ddpprof.comparison.gate import ConditionVerdict
     from ddpprof.comparison.run_set import RunSet
 
 EXIT_FAILED, EXIT_UNKNOWN = 1, 3
-"""2 is a mistake in the command"""
+"""exit codes of ``--fail-on``; 2 is a mistake in the command"""
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +31,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         type=location,
         nargs="*",
         metavar="RUN",
-        help="what to compare: a run, traces, a JSON report, or a folder with the runs of one job, as ddpprof trace "
-        "--repeat makes it",
+        help="a run, traces, a JSON report, or a folder with the runs of one job, as written by ddpprof trace --repeat",
     )
     add(
         "--against",
@@ -40,21 +39,21 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         dest="b",
         metavar="RUN",
-        help="the runs of the other job, of which there may be several; -- says the same",
+        help="one or more runs of the other job; a bare -- means the same",
     )
     add(
         "--fail-on",
         metavar="LIMITS",
-        help="pass (exit with 0) where it is sure that no measure of B has grown beyond its limit; fail (1) where one "
-        "has grown for sure, and growth beyond the limit is not excluded; exit with 3 where there are too few runs to "
-        "tell, and say how many more are needed; write 'step>5%%,exposed>2ms'. Measures: step, fastest step, compute, "
-        "comm, overlap, exposed, trailing, forward, backward, optimizer, data, other, idle, wrapper; units: %%, s, ms, "
+        help="exit with 0 (pass) if certainly no measure of B grew beyond its limit; with 1 (fail) if one certainly "
+        "grew, perhaps beyond its limit; with 3 if there are too few runs to tell, and say how many more are needed. "
+        "Write 'step>5%%,exposed>2ms'. Measures: step, fastest step, compute, comm, overlap, exposed, trailing, "
+        "forward, backward, optimizer, data, other, idle, wrapper; units: %%, s, ms, "
         "us",
     )
     add(
         "--on-unknown",
         choices=["pass", "fail"],
-        help="exit with 0 or with 1, instead of 3, where there are too few runs to tell",
+        help="exit with 0 or 1 instead of 3 if there are too few runs to tell",
     )
     add_output_options(parser)
     add_reading_options(parser)
@@ -82,13 +81,13 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     else:
         shown = comparison_sections(comparison, verdicts, commands)
         show(options, f"{comparison.a} and {comparison.b}", shown)
-    if options.out is not None or chosen_form(options) == "json":  # else they have just been shown
+    if options.out is not None or chosen_form(options) == "json":  # otherwise they have just been shown
         _print_verdicts(verdicts, commands)
     return _exit_code(overall(verdicts), options.on_unknown)
 
 
 def _sides(options: argparse.Namespace) -> tuple[list[Location], list[Location]]:
-    """Raises `DdpprofError`."""
+    """Return the runs of A and of B. Raises `DdpprofError`."""
     if options.b is not None and options.a:
         return options.a, options.b
     if options.b is None and len(options.a) == 2:
@@ -99,7 +98,7 @@ def _sides(options: argparse.Namespace) -> tuple[list[Location], list[Location]]
 
 
 def _read_side(paths: Sequence[Location], options: argparse.Namespace) -> RunSet:
-    """Raises `DdpprofError`."""
+    """Read the runs of one job. Raises `DdpprofError`."""
     from ddpprof.rundir import repeated_runs_in
 
     runs, folder = [], None
@@ -110,8 +109,8 @@ def _read_side(paths: Sequence[Location], options: argparse.Namespace) -> RunSet
     return read_run_set(runs, options, folder if len(paths) == 1 else None)
 
 
-def _how_to_record(comparison: Comparison, verdicts: Sequence[Verdict], a: RunSet, b: RunSet) -> list[str]:
-    """The commands that record what is wanted yet, of each side."""
+def _how_to_record(comparison: Comparison, verdicts: Sequence[ConditionVerdict], a: RunSet, b: RunSet) -> list[str]:
+    """Return the commands that record the runs still needed on each side."""
     from ddpprof.comparison.between_runs import MOST_RUNS
     from ddpprof.render.sections.comparison import runs_wanted
 
@@ -132,21 +131,21 @@ def _command(number: int, side: RunSet, name: str) -> str:
     return f"ddpprof trace --repeat {number} --out {shlex.quote(folder)} {words}"
 
 
-def _print_verdicts(verdicts: Sequence[Verdict], commands: Sequence[str]) -> None:
-    from ddpprof.comparison.gate import Outcome
+def _print_verdicts(verdicts: Sequence[ConditionVerdict], commands: Sequence[str]) -> None:
+    from ddpprof.comparison.gate import GateResult
 
     for verdict in verdicts:
-        if verdict.outcome is not Outcome.PASSED:
-            said = "cannot tell: " if verdict.outcome is Outcome.UNKNOWN else ""
+        if verdict.outcome is not GateResult.PASSED:
+            said = "cannot tell: " if verdict.outcome is GateResult.UNKNOWN else ""
             say(f"ddpprof: {said}{verdict.condition.text}: {verdict.because}", file=sys.stderr)
     for command in commands:
         say(f"ddpprof: record more runs with: {command}", file=sys.stderr)
 
 
 def _exit_code(outcome: str, on_unknown: str | None) -> int:
-    from ddpprof.comparison.gate import Outcome
+    from ddpprof.comparison.gate import GateResult
 
-    codes = {Outcome.PASSED: 0, Outcome.FAILED: EXIT_FAILED, Outcome.UNKNOWN: EXIT_UNKNOWN}
-    if outcome == Outcome.UNKNOWN and on_unknown is not None:
+    codes = {GateResult.PASSED: 0, GateResult.FAILED: EXIT_FAILED, GateResult.UNKNOWN: EXIT_UNKNOWN}
+    if outcome == GateResult.UNKNOWN and on_unknown is not None:
         return 0 if on_unknown == "pass" else EXIT_FAILED
-    return codes[Outcome(outcome)]
+    return codes[GateResult(outcome)]

@@ -1,4 +1,4 @@
-"""`ddpprof completion`: a script that makes a shell complete commands, options and file names."""
+"""`ddpprof completion`: print a script that lets a shell complete commands, options and file names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 
 
 def add_completion_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="which shell is to complete")
+    parser.add_argument("shell", choices=SHELLS, help="the shell to print a script for")
     parser.set_defaults(run=run_completion)
 
 

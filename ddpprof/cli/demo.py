@@ -1,4 +1,4 @@
-"""`ddpprof demo`: trace the trainings that come with ddpprof."""
+"""`ddpprof demo`: trace the example trainings that come with ddpprof."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpprof.files import local
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=local, default=Path("runs"), metavar="DIR", help="where the runs go (default: runs)"
+        "--out", type=local, default=Path("runs"), metavar="DIR", help="folder for the runs (default: runs)"
     )
     parser.set_defaults(run=run_demo)
 

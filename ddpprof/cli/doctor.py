@@ -1,4 +1,4 @@
-"""`ddpprof doctor`: run the checks, say what came out, and write it where it can be attached to a bug report."""
+"""`ddpprof doctor`: run the checks, print the results, and write them to a file for a bug report."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import local
 
 if TYPE_CHECKING:
-    from ddpprof.doctor.check import Outcome
+    from ddpprof.doctor.check import CheckResult
 
 _WIDTH = 21
-"""of the names"""
+"""width of the names, in characters"""
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--gpus", type=count, metavar="N", help="use N GPUs, and fail where torch sees fewer (default: all it sees)")
-    add("--only", type=_names, default=(), metavar="NAME,…", help="ask only these questions, by their names")
+    add("--gpus", type=count, metavar="N", help="use N GPUs, and fail if torch sees fewer (default: all it sees)")
+    add("--only", type=_names, default=(), metavar="NAME,…", help="run only these checks")
     add(
         "--out",
         type=local,
         default="doctor.json",
         metavar="FILE",
-        help="where all answers go, without names of users and hosts (%(default)s)",
+        help="file for the results, without user and host names (%(default)s)",
     )
     parser.set_defaults(run=run_doctor)
 
@@ -46,8 +46,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    """Return 1 where a check fails."""
-    from ddpprof.doctor.check import Verdict
+    """Run the checks; return 1 if one fails."""
+    from ddpprof.doctor.check import CheckStatus
     from ddpprof.doctor.examination import document, examine
     from ddpprof.record import launch
     from ddpprof.rundir import write_json
@@ -56,7 +56,7 @@ def run_doctor(options: argparse.Namespace) -> int:
     out: Path = options.out
     if not out.absolute().parent.is_dir():
         raise DdpprofError(f"cannot write {out}: there is no folder {out.parent}.")
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckResult] = []
     began, setup = time.monotonic(), None
     for found in examine(out.absolute().parent, options.gpus, options.only, _show_progress):
         _show_progress("")
@@ -72,15 +72,13 @@ def run_doctor(options: argparse.Namespace) -> int:
     except OSError as error:
         raise DdpprofError(f"cannot write {out}: {error.strerror}.") from error
     seconds = time.monotonic() - began
-    say(
-        f"\n{counts[Verdict.PASS]} passed, {counts[Verdict.FAIL]} failed, {counts[Verdict.SKIP]} skipped, in "
-        f"{seconds:.0f} s."
-    )
-    say(f"Wrote {out}." + (" Attach it to a bug report." if counts[Verdict.FAIL] else ""))
-    return 1 if counts[Verdict.FAIL] else 0
+    passed, failed, skipped = (counts[status] for status in (CheckStatus.PASS, CheckStatus.FAIL, CheckStatus.SKIP))
+    say(f"\n{passed} passed, {failed} failed, {skipped} skipped, in {seconds:.0f} s.")
+    say(f"Wrote {out}." + (" Attach it to a bug report." if counts[CheckStatus.FAIL] else ""))
+    return 1 if counts[CheckStatus.FAIL] else 0
 
 
-def _show(outcome: Outcome) -> None:
+def _show(outcome: CheckResult) -> None:
     if outcome.expected is None:
         say(f"{outcome.verdict}  {outcome.name:{_WIDTH}}{outcome.reason}", flush=True)
         return
@@ -90,7 +88,7 @@ def _show(outcome: Outcome) -> None:
 
 
 def _show_progress(text: str) -> None:
-    """Say on a terminal what runs; the next line takes its place."""
+    """Show on a terminal which check runs; the next line overwrites it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpprof.experiments.plan import Ended, Experiment, Trial, Variant
 
 _AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
-"""Options that may also stand behind the script, whose own ones go to the script."""
+"""options that may also follow the script, whose own options go to the script"""
 
 _PROFILED_STEPS = 5
 
@@ -32,53 +32,68 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
     parser.set_defaults(kind=kind)
     add = parser.add_argument
     if kind == "overhead":
-        add("--nproc", type=positive, metavar="N", help="processes; more than one adds communication (1)")
+        add(
+            "--nproc",
+            type=positive,
+            metavar="N",
+            help="number of processes; more than one adds communication (default: 1)",
+        )
         add(
             "--apart",
             action="store_true",
-            help="jobs with DDP and jobs without take turns, instead of blocks of steps within one: for torch.compile",
+            help="alternate jobs with and without DDP, instead of blocks of steps in one job; for torch.compile",
         )
-        add("--blocks", type=positive, default=10, metavar="N", help="pairs of blocks in each round (%(default)s)")
+        add("--blocks", type=positive, default=10, metavar="N", help="pairs of blocks per round (%(default)s)")
     else:
         add(
             "--nproc",
             type=_numbers,
             metavar="N,N…",
-            help=f"processes ({'1,2' if kind == 'scale' else '1, or as the script starts'})",
+            help=f"numbers of processes ({'1,2' if kind == 'scale' else '1, or as many as the script starts'})",
         )
     if kind == "scale":
-        add("--strong", metavar="OPTION=TOTAL", help="also with a batch that all processes share: '--batch-size=256'")
-        add("--no-weak", action="store_true", help="leave out the batch that each process has for itself")
+        add(
+            "--strong",
+            metavar="OPTION=TOTAL",
+            help="also measure a batch shared by all processes, such as '--batch-size=256'",
+        )
+        add("--no-weak", action="store_true", help="do not measure a fixed batch per process")
     if kind == "sweep":
         add("--vary", action="append", metavar="NAME=VALUES", help=_VARY)
         add(
             "--sizes",
             choices=["share", "total"],
-            help="what is varied first counts work: each process's share, compared at equal totals (default for a name "
-            "with 'batch' in it), or that of all; then times are fitted by constant + slope × size",
+            help="the first varied option counts work: per process, compared at equal totals (default for a name with "
+            "'batch' in it), or in total; the times are then fitted by constant + slope × size",
         )
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="in all trials, named as for sweep's --vary")
-    add("--rounds", type=positive, default=rounds, metavar="N", help="how often each variant is run (%(default)s)")
-    add("--skip-first", type=count, default=5, metavar="N", help="steps of a trial that do not count (%(default)s)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set this in all trials; names are as for sweep's --vary",
+    )
+    add("--rounds", type=positive, default=rounds, metavar="N", help="runs of each variant (%(default)s)")
+    add("--skip-first", type=count, default=5, metavar="N", help="initial steps of a trial to ignore (%(default)s)")
     timed = 5 if kind == "overhead" else 20
-    add("--timed-steps", type=positive, metavar="N", help=f"steps of a trial, or of a block, that count ({timed})")
-    add("--out", type=local, metavar="DIR", help=f"where the trials go (default: runs/{kind}-SCRIPT-TIME)")
+    add("--timed-steps", type=positive, metavar="N", help=f"steps to time in a trial or block ({timed})")
+    add("--out", type=local, metavar="DIR", help=f"folder for the trials (default: runs/{kind}-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
-    add("--resume", type=local, metavar="DIR", help="go on with the experiment in DIR; needs nothing else")
+    add("--resume", type=local, metavar="DIR", help="continue the experiment in DIR; needs no other arguments")
     add_trust_option(parser)
-    add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
+    add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="with --resume: run the command although another user, or another machine, began the experiment",
+        help="with --resume: run the command even if another user or another machine started the experiment",
     )
 
 
 def resumed(parser: argparse.ArgumentParser, options: argparse.Namespace, own: Sequence[str]) -> Experiment:
-    """Read the plan that is gone on with. Raises `DdpprofError` where it is not this user's.
+    """Read the plan of the experiment to continue. Raises `DdpprofError` if it is not this user's.
 
     `own`: all options that were given.
     """
@@ -89,24 +104,24 @@ def resumed(parser: argparse.ArgumentParser, options: argparse.Namespace, own: S
     experiment = read_plan(options.resume)
     if not options.trust and not is_of_this_user(options.resume, experiment):
         raise DdpprofError(
-            f"{options.resume} was begun by another user, or on another machine, and would run: "
+            f"{options.resume} was started by another user or on another machine, and would run: "
             f"{_what_it_runs(experiment)}. If that is what you want, add --trust."
         )
     if not experiment.is_whole:
         raise DdpprofError(
-            f"the command of {options.resume} had secrets, which are not kept. Go on with the whole command again: "
+            f"the command of {options.resume} had secrets, which are not stored. Continue with the whole command: "
             f"ddpprof {experiment.kind} --out {options.resume} …"
         )
     return experiment
 
 
 def show_command(experiment: Experiment) -> None:
-    """Say what is about to run."""
+    """Print what is about to run."""
     say(f"ddpprof: runs {_what_it_runs(experiment)}", file=sys.stderr)
 
 
 def _what_it_runs(experiment: Experiment) -> str:
-    """Return the command, and what the variants add to it."""
+    """Return the command, with what the variants add to it."""
     import shlex
 
     words = {shlex.join(variant.words) for variant in experiment.variants}
@@ -122,7 +137,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
-    """What is ddpprof's own, the command, and whether it stands behind ``--``: any command, not a script."""
+    """Split into ddpprof's own options, the command, and whether it follows ``--`` and so may be any command."""
     arity = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
     own: list[str] = []
     command: list[str] = []
@@ -155,14 +170,16 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
             parser.error("--resume takes the command and all options from the experiment itself")
         experiment, directory = resumed(parser, options, own), options.resume
         if experiment.kind is Kind.TUNE:
-            raise DdpprofError(f"{directory} was made by ddpprof tune. Go on with: ddpprof tune --resume {directory}")
+            raise DdpprofError(
+                f"{directory} was made by ddpprof tune. Continue it with: ddpprof tune --resume {directory}"
+            )
         show_command(experiment)
     elif not command:
         parser.error("nothing to run: give a script, or a command after --")
     else:
         experiment = plan(options, command, is_wrapped)
         for variant in experiment.variants:
-            job_of(experiment, variant)  # a script that is not there is said before anything is made
+            job_of(experiment, variant)  # reports a missing script before anything is created
         _warn_of_options_behind(parser, command)
         directory = options.out or Path(default_out(command).replace("runs/", f"runs/{options.kind}-", 1))
         open_experiment(directory, experiment, options.force)
@@ -175,7 +192,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
             raise
         say(nothing_yet)
     if interrupted:
-        say(f"\nStopped. Go on with: ddpprof {experiment.kind} --resume {directory}", flush=True)
+        say(f"\nStopped. Continue with: ddpprof {experiment.kind} --resume {directory}", flush=True)
         return 130
     return 0
 
@@ -184,11 +201,11 @@ def _warn_of_options_behind(parser: argparse.ArgumentParser, command: Sequence[s
     own = parser._option_string_actions  # noqa: SLF001 (as above)
     for word in command[1:]:
         if word.startswith("--") and word.partition("=")[0] in own:
-            say(f"ddpprof: {word} stands behind the script, so the script gets it", file=sys.stderr)
+            say(f"ddpprof: {word} comes after the script, so it is passed to the script", file=sys.stderr)
 
 
 def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
-    """Raises `DdpprofError`."""
+    """Plan the experiment. Raises `DdpprofError`."""
     from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, Kind
 
     kind = Kind(options.kind)
@@ -253,12 +270,12 @@ def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]
 
 
 def steps_in_words(cpu: int, accelerator: int) -> str:
-    """Say how many steps are taken before it is known where the job trains."""
+    """Return the number of steps as text, before it is known on which device the job trains."""
     return f"{cpu} steps" if cpu == accelerator else f"{cpu} steps (on an accelerator {accelerator})"
 
 
 def _run_trials(directory: Path, experiment: Experiment) -> bool:
-    """Whether it was interrupted."""
+    """Run the trials; return whether the user interrupted them."""
     from datetime import timedelta
     from statistics import median
 
@@ -306,7 +323,7 @@ def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Ended
 
 
 def _announce(experiment: Experiment, trial: Trial | None, done: int, left: str) -> None:
-    """What runs now, on a line that the next one replaces; only where somebody looks."""
+    """Show what runs now, on a line that the next one overwrites, if stdout is a terminal."""
     from ddpprof.layout import clean
 
     if trial is not None and sys.stdout.isatty():

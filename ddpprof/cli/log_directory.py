@@ -1,4 +1,4 @@
-"""A run as a log directory of TensorBoard: what is written where. Whatever stood there of the run is replaced."""
+"""A run as a TensorBoard log directory. Writing replaces what was there of the same run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _NOT_FOR_NAMES = re.compile(r"[^A-Za-z0-9-]+")
 def write_log_directory(
     directory: Path, report: Report, drawings: Iterable[Drawing], for_plugin: Run | None = None
 ) -> tuple[str, ...]:
-    """`for_plugin`: the run whose traces the profiler plugin is to show. Returns what it cannot.
+    """Write the log directory, and return what the profiler plugin cannot show.
 
-    Raises ``OSError``, and `DdpprofError` where TensorBoard is not installed.
+    `for_plugin`: the run whose traces the plugin shows.
+    Raises ``OSError``, and `DdpprofError` if TensorBoard is not installed.
     """
     from ddpprof.render.tensorboard.native import write_native
 
@@ -36,12 +37,12 @@ def write_log_directory(
 
 @contextmanager
 def _replaced(directory: Path) -> Iterator[Path]:
-    """A folder that takes the place of what stood in `directory`, once it is whole.
+    """Give a folder whose content, once complete, replaces the old content of `directory`.
 
-    Each TensorBoard run in it is moved as a directory: the profiler plugin reads one when it first sees it.
+    Each TensorBoard run in it is moved as a directory, because the profiler plugin reads one when it first sees it.
     """
     make_named_folder(directory)
-    directory = directory.resolve()  # a link of the user's stays, and what is in there is replaced
+    directory = directory.resolve()  # keep a link of the user's, and replace what is behind it
     with temporary_folder(directory, rundir.TENSORBOARD_DIRECTORY) as part:
         yield part
         rundir.remove_tensorboard(directory)
@@ -50,7 +51,7 @@ def _replaced(directory: Path) -> Iterator[Path]:
 
 
 def _move(made: Path, target: Path) -> None:
-    """Where files of others keep the old directory there, the new ones go beside them."""
+    """Move a directory. If the old one still holds other people's files, put the new files beside them."""
     if target.is_dir() and not target.is_symlink():
         for file in made.iterdir():
             file.rename(target / file.name)
@@ -78,7 +79,7 @@ def _write_plugin_traces(directory: Path, run: Run) -> tuple[str, ...]:
 
 
 def _cycles(run: Run) -> Iterator[Sequence[Rank]]:
-    """The ranks with the first trace of each, with the second of each, …: the profiler wrote one for each window."""
+    """Give the ranks with the first trace of each, then with the second, …: the profiler wrote one per window."""
     from dataclasses import replace
 
     from ddpprof.load.folder import load_trace
@@ -98,7 +99,7 @@ def _cycles(run: Run) -> Iterator[Sequence[Rank]]:
 
 
 def _plugin_file(rank: Rank, cycle: int | None) -> str:
-    """The plugin takes host and process from the name, and a number for one of several windows."""
+    """Return a name from which the plugin reads host, process and, for several windows, a number."""
     known = rank.record.host if rank.record else rank.trace.host if rank.trace else None
     host = _NOT_FOR_NAMES.sub("-", known or "")[:60].strip("-") or "host"
     window = "" if cycle is None else f".{cycle}"

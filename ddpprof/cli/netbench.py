@@ -1,4 +1,4 @@
-"""`ddpprof netbench`: start the ranks, or be one of them; print what they measured."""
+"""`ddpprof netbench`: start the ranks, or be one of them, and print their measurements."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
 _SIZES = "1K-256M"
 _SECONDS = "1"
 _EXAMPLES = """\
-Inside a job of torchrun, Slurm or MPI it measures between that job's ranks:
+In a job of torchrun, Slurm or MPI, netbench measures between the ranks of that job:
   srun ddpprof netbench -o network.json
-On several hosts, with torchrun's own options on each of them:
+On several hosts, run it on each with torchrun's own options:
   ddpprof netbench --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500
 """
 
 
 def add_netbench_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-o", "--out", type=local, metavar="FILE.json", help="write every iteration's time")
+    add("-o", "--out", type=local, metavar="FILE.json", help="write the time of every iteration to a file")
     add(
         "--sizes",
         type=sizes_bytes,
         default=_SIZES,
         metavar="SIZES",
-        help="of messages: doubled from the first to the last, or a list as in 64K,1M,25M (%(default)s)",
+        help="message sizes: a range, doubling from first to last, or a list such as 64K,1M,25M (%(default)s)",
     )
     add(
         "--collective",
         choices=["all_reduce", "all_gather", "reduce_scatter", "broadcast"],
         default="all_reduce",
-        help="of float32 (%(default)s)",
+        help="collective to measure, with float32 data (%(default)s)",
     )
-    add("--backend", metavar="NAME", help="gloo, nccl, … (default: that of the accelerator; without one, gloo)")
+    add("--backend", metavar="NAME", help="gloo, nccl, … (default: the accelerator's; without an accelerator, gloo)")
     add(
         "--seconds",
         type=seconds,
         default=_SECONDS,
         metavar="S",
-        help="for each size; the first size of which one collective takes longer is the last (%(default)s)",
+        help="time per size; stops after the first size at which one collective takes longer (%(default)s)",
     )
     add_torchrun_options(parser)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -66,7 +66,7 @@ def run_netbench(options: argparse.Namespace) -> int:
     if options.torchrun is None and launch.inside_job(os.environ):
         return _run_as_a_rank(options)
     if options.torchrun is None:
-        raise DdpprofError("say how many ranks: ddpprof netbench --nproc-per-node 2. Inside a job, they are the job's.")
+        raise DdpprofError("say how many ranks: ddpprof netbench --nproc-per-node 2 (in a job, they are the job's).")
     from ddpprof.record.netbench_job import run_ranks
 
     sys.stdout.flush()
@@ -76,7 +76,7 @@ def run_netbench(options: argparse.Namespace) -> int:
 
 
 def _own_words(options: argparse.Namespace) -> list[str]:
-    """All but torchrun's options, again as words."""
+    """Return all options but torchrun's as words."""
     sizes = ",".join(map(str, options.sizes))
     words = [f"--sizes={sizes}", f"--collective={options.collective}", f"--seconds={options.seconds}"]
     words += [f"--backend={options.backend}"] if options.backend is not None else []

@@ -1,4 +1,4 @@
-"""Where a command's answer goes, and in which form."""
+"""Where a command writes its result, and in which format."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _BY_SUFFIX = {"": "terminal", ".txt": "terminal", ".json": "json", ".md": "markd
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--format", choices=["terminal", "json", "markdown", "html"], help="default: terminal, or by --out's name"
+        "--format",
+        choices=["terminal", "json", "markdown", "html"],
+        help="output format (default: terminal, or by the suffix of --out)",
     )
-    parser.add_argument(
-        "--out", type=_file, metavar="FILE", help="write to FILE (.html, .json and .md choose their format)"
-    )
+    parser.add_argument("--out", type=_file, metavar="FILE", help="write to FILE; .html, .json and .md set the format")
 
 
 def _file(text: str) -> Location | None:
-    """``-`` is standard output."""
+    """Return the location, or ``None`` for ``-``, which is standard output."""
     return None if text == "-" else location(text)
 
 
@@ -38,7 +38,7 @@ def chosen_form(options: argparse.Namespace) -> str:
     suffix = options.out.suffix if options.out is not None and options.format is None else ""
     by_name = _BY_SUFFIX.get(suffix)
     if by_name is None:
-        raise DdpprofError(f"{options.out}: choose the format by the name: {', '.join(filter(None, _BY_SUFFIX))}")
+        raise DdpprofError(f"{options.out} has no known suffix. Use one of: {', '.join(filter(None, _BY_SUFFIX))}")
     return str(options.format or by_name)
 
 

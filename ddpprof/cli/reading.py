@@ -1,4 +1,4 @@
-"""Reading a run, which of it and by whom, and showing on a terminal how far that is."""
+"""Reading a run: which parts, by how many processes, and with what progress bar."""
 
 from __future__ import annotations
 
@@ -20,50 +20,55 @@ if TYPE_CHECKING:
     from ddpprof.comparison.run_set import RunSet
     from ddpprof.load.limits import Limits
     from ddpprof.pipeline.analysis import Analysis
-    from ddpprof.pipeline.progress import Step
+    from ddpprof.pipeline.progress import ReadProgress
     from ddpprof.predict.network import Network
     from ddpprof.report import Report
 
 _SILENT_S = 0.5
-"""What is read faster needs no bar."""
+"""seconds; a shorter read shows no progress bar"""
 _SILENT_BYTES = 8_000_000
 _DRAW_EVERY_S = 0.1
 
 
 def add_choosing_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--ranks", type=numbers, metavar="N-M", help="read only these ranks, as in 0-7,64")
+    add("--ranks", type=numbers, metavar="N-M", help="read only these ranks, such as 0-7,64")
     add(
         "--sample",
         type=positive,
         metavar="N",
-        help="read at most N ranks: those that are late by the light record, and others evenly chosen",
+        help="read at most N ranks: those that the light record shows to be late, and an even selection of the others",
     )
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--jobs", type=positive, metavar="N", help="processes that read (default: as cores and memory allow)")
-    add("--no-cache", action="store_true", help="read everything anew, and keep no summaries of it")
+    add(
+        "--jobs",
+        type=positive,
+        metavar="N",
+        help="number of reader processes (default: as many as cores and memory allow)",
+    )
+    add("--no-cache", action="store_true", help="bypass the summary cache")
     add(
         "--scheduler",
         metavar="tcp://HOST:PORT",
-        help="let a Dask cluster read, whose workers see the files; also a scheduler file (.json)",
+        help="read on a Dask cluster whose workers can see the files; may also be a scheduler file (.json)",
     )
-    add("--max-trace-gb", type=positive, metavar="GB", help="refuse traces whose JSON is larger (default: 64)")
-    add("--max-events", type=positive, metavar="N", help="refuse traces of more events (default: 500 million)")
-    add("--max-files", type=positive, metavar="N", help="refuse folders of more files (default: 20,000)")
+    add("--max-trace-gb", type=positive, metavar="GB", help="refuse traces with more JSON than this (default: 64)")
+    add("--max-events", type=positive, metavar="N", help="refuse traces with more events (default: 500 million)")
+    add("--max-files", type=positive, metavar="N", help="refuse folders with more files (default: 20,000)")
 
 
 @contextmanager
 def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
-    """As `add_reading_options` chose. Raises `DdpprofError`."""
+    """Analyse the run with the options of `add_reading_options`. Raises `DdpprofError`."""
     from ddpprof.load.free_memory import give_back_large_arrays
-    from ddpprof.pipeline.analysis import Choice, analysed
+    from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 
     give_back_large_arrays()
     _refuse_experiment(path)
-    choice = Choice(
+    choice = AnalysisOptions(
         ranks=getattr(options, "ranks", None),
         steps=getattr(options, "measured_steps", None),
         sample=getattr(options, "sample", None),
@@ -79,7 +84,7 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
 
 @contextmanager
 def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[tuple[Report, Analysis | None]]:
-    """Yield the report, and the analysis of a run or of traces; a JSON report has none. Raises `DdpprofError`."""
+    """Give the report and, unless it was read from JSON, its analysis. Raises `DdpprofError`."""
     from ddpprof.render.json import read_report
 
     with ExitStack() as stack:
@@ -95,7 +100,7 @@ def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[
 
 
 def read_run_set(paths: Sequence[Location], options: argparse.Namespace, folder: Location | None = None) -> RunSet:
-    """Read runs of one job, each as a run, traces or a written report. Raises `DdpprofError`."""
+    """Read the runs of one job; each is a run, traces or a JSON report. Raises `DdpprofError`."""
     from ddpprof.comparison.run_set import RunSet
 
     reports = []
@@ -113,7 +118,7 @@ def chosen_limits(options: argparse.Namespace) -> Limits:
 
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """So that whoever reads is ended, too; not where it is ignored, as SIGHUP is under nohup."""
+    """Exit at SIGTERM and SIGHUP so that reader processes end too, unless they are ignored, as under nohup."""
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
@@ -128,7 +133,7 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 
 def measured_network(path: Location | None) -> Network | None:
-    """What `ddpprof netbench` wrote, as predictions need it. Raises `DdpprofError`."""
+    """Read the output of `ddpprof netbench` as a network for predictions. Raises `DdpprofError`."""
     from ddpprof.load.netbench import load_netbench
     from ddpprof.predict.network import network_of_bench
 
@@ -136,7 +141,7 @@ def measured_network(path: Location | None) -> Network | None:
         return None
     bench = load_netbench(path)
     if bench.collective != "all_reduce":
-        raise DdpprofError(f"{path} tells of {bench.collective}, and DDP needs all_reduce.")
+        raise DdpprofError(f"{path} measures {bench.collective}, but DDP needs all_reduce.")
     network = network_of_bench(bench)
     if network is None:
         raise DdpprofError(f"{path} has too few sizes: measure at least three.")
@@ -144,7 +149,7 @@ def measured_network(path: Location | None) -> Network | None:
 
 
 def _refuse_experiment(path: Location) -> None:
-    """Raises `DdpprofError`."""
+    """Raise `DdpprofError` if the path is an experiment."""
     from ddpprof.experiments.plan import is_experiment
 
     if is_experiment(path):
@@ -152,8 +157,8 @@ def _refuse_experiment(path: Location) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Step], None]]:
-    """A bar on stderr; nothing where that is no terminal, or one that cannot redraw a line."""
+def _progress() -> Iterator[Callable[[ReadProgress], None]]:
+    """Show a progress bar on stderr, unless stderr is not a terminal or cannot redraw a line."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         yield lambda _step: None
         return
@@ -179,11 +184,11 @@ def _progress() -> Iterator[Callable[[Step], None]]:
         TimeRemainingColumn(compact=True),
     )
     console = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")))
-    bar = Progress(*columns, console=console, transient=True, auto_refresh=False)  # which would take a thread
+    bar = Progress(*columns, console=console, transient=True, auto_refresh=False)  # auto-refresh would start a thread
     began, due = time.monotonic(), 0.0
     tasks: list[TaskID] = []
 
-    def watch(step: Step) -> None:
+    def watch(step: ReadProgress) -> None:
         nonlocal due
         if step.num_done == step.num_ranks:
             bar.stop()

@@ -1,4 +1,4 @@
-"""`ddpprof report`: read, measure, print."""
+"""`ddpprof report`: read a run, measure it and print the report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         type=location,
-        help="a run, a folder with the runs of one job, traces of torch.profiler, a Horovod timeline, an experiment, "
+        help="a run, a folder with the runs of one job, torch.profiler traces, a Horovod timeline, an experiment, "
         "or a CSV table of times",
     )
     parser.add_argument(
@@ -32,7 +32,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=location,
         metavar="part",
-        help="further parts of the run, where its hosts share no file system",
+        help="further parts of the run, if its hosts share no file system",
     )
     add_output_options(parser)
     add_choosing_options(parser)
@@ -41,7 +41,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         type=numbers,
         dest="measured_steps",
         metavar="N-M",
-        help="measure only steps with these numbers, as in 15-17,19",
+        help="measure only steps with these numbers, such as 15-17,19",
     )
     add_reading_options(parser)
     parser.set_defaults(run=run_report)
@@ -79,20 +79,20 @@ def _report_on_run(options: argparse.Namespace) -> int:
 
 
 def _refuse_files(paths: Sequence[Location]) -> None:
-    """Raises `DdpprofError`."""
+    """Raise `DdpprofError` if one of the paths is a file."""
     for path in paths:
         if path.is_file():
             raise DdpprofError(
-                f"{path} is one file, and several paths are parts of one run. Of several traces: give their folder."
+                f"{path} is a file, but several paths must be parts of one run. For several traces, give their folder."
             )
 
 
 def _refuse_choice(options: argparse.Namespace, what: str) -> None:
-    """Raises `DdpprofError`."""
+    """Raise `DdpprofError` if an option chooses ranks or steps."""
     given = {"--ranks": options.ranks, "--sample": options.sample, "--steps": options.measured_steps}
     for name, value in given.items():
         if value is not None:
-            raise DdpprofError(f"{name} chooses from a run or from traces, and {options.path} is {what}.")
+            raise DdpprofError(f"{name} needs a run or traces, but {options.path} is {what}.")
 
 
 def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> int:
@@ -110,12 +110,12 @@ def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> in
     else:
         show(options, found.name, repeated_sections(found))
         if options.out is None:
-            say(f"\nSee one of them with: ddpprof report {runs[0]}")
+            say(f"\nSee one run with: ddpprof report {runs[0]}")
     return 0
 
 
 def shown_sections(report: Report, analysis: Analysis | None) -> tuple[Section, ...]:
-    """What a terminal shows: with one step as it went on, where more than a report is known."""
+    """Return the sections for a terminal; an analysis adds a drawing of one typical step."""
     from ddpprof.render.sections import sections
     from ddpprof.render.sections.lanes import MAX_RANKS
     from ddpprof.render.sections.shown_steps import typical_step, worth_seeing
@@ -151,7 +151,7 @@ def _report_on_experiment(options: argparse.Namespace) -> int:
         return 0
     shown = list(experiment_sections(report))
     if options.out is not None and can_plot(report):
-        picture = options.out.with_suffix(".plot.png")  # report.png may be the user's own
+        picture = options.out.with_suffix(".plot.png")  # report.png may be the user's own file
         plot(report, picture)
         shown.append(Picture(picture.name, "step times"))
     show(options, options.path.name, shown)

@@ -1,4 +1,4 @@
-"""The one place that prints sentences: names and texts in them may come from anybody's files."""
+"""The one place that prints sentences, whose names and texts may come from foreign files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from typing import TextIO
 
 _LONGEST_LINE = 2000
-"""characters; a command line may be long, and is to be shown whole"""
+"""characters; long enough to show a long command line whole"""
 
 
 def say(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
-    """Print as ``print`` does, without what would steer the terminal, and without endless lines."""
+    """Print as ``print`` does, but shorten very long lines and remove control characters."""
     from ddpprof.layout import clean
 
     lines = [_shortened(line) for line in " ".join(map(str, texts)).split("\n")]
@@ -18,6 +18,6 @@ def say(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool
 
 
 def _shortened(line: str) -> str:
-    """Return the beginning and the end, where an error says what is wrong."""
+    """Return the line's beginning and its end, which says what went wrong."""
     half = _LONGEST_LINE // 2 - 1
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]}…{line[-half:]}"

@@ -1,4 +1,4 @@
-"""`ddpprof schema`: the JSON Schema of what ``--format json`` writes."""
+"""`ddpprof schema`: print the JSON Schema of the output of ``--format json``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def add_schema_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="report",
         choices=("report", "comparison", "repeated", "overhead", "scaling", "sweep", "tuning", "whatif"),
-        help="the document that the schema describes (default: report)",
+        help="kind of document (default: report)",
     )
     parser.set_defaults(run=run_schema)
 

@@ -1,4 +1,4 @@
-"""`ddpprof tensorboard`: write what is to be shown, start TensorBoard on this machine alone, end it in the end."""
+"""`ddpprof tensorboard`: write the runs for TensorBoard, serve them on this machine only, and clean up at the end."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from ddpprof.scratch import scratch_folder
 _NOT_IN_NAMES = re.compile(r"[^\w .+-]+")
 _LONGEST_NAME = 100
 _ON_PLUGIN = (
-    "The plugin's page PYTORCH_PROFILER loads Google Charts from www.gstatic.com and stays empty without internet; "
-    "all other pages need no network."
+    "The plugin's page PYTORCH_PROFILER loads Google Charts from www.gstatic.com and stays empty without internet "
+    "access; all other pages work offline."
 )
 
 
 def add_tensorboard_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_tensorboard)
-    parser.add_argument("runs", nargs="+", type=location, metavar="RUN", help="runs or traces, shown side by side")
-    parser.add_argument("--port", type=_port, metavar="N", help="default: 6006, or the next one that is free")
+    parser.add_argument("runs", nargs="+", type=location, metavar="RUN", help="runs or traces to show side by side")
+    parser.add_argument("--port", type=_port, metavar="N", help="default: 6006, or the next free port")
     parser.add_argument(
         "--logdir",
         type=local,
         metavar="DIR",
-        help="where TensorBoard's files go, and stay (default: RUN/tensorboard, or where that cannot be written a "
-        "folder that goes with TensorBoard)",
+        help="folder for TensorBoard's files, which stay (default: RUN/tensorboard, or a temporary folder if that "
+        "cannot be written)",
     )
-    parser.add_argument("--no-plugin", action="store_true", help="no copies of the traces for torch-tb-profiler")
+    parser.add_argument("--no-plugin", action="store_true", help="do not copy the traces for torch-tb-profiler")
     add_reading_options(parser)
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port: give 0 to 65535, 0 for any that is free")
+        raise argparse.ArgumentTypeError(f"{text} is not a port: give 0 to 65535; 0 picks a free one")
     return int(text)
 
 
@@ -66,7 +66,7 @@ def run_tensorboard(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ended_like_ctrl_c() -> Iterator[list[int]]:
-    """SIGTERM and SIGHUP end TensorBoard as Ctrl-C does; not one that is ignored, as under nohup. Gives which came."""
+    """Let SIGTERM and SIGHUP, unless ignored (nohup), end TensorBoard as Ctrl-C does; give the list of signals."""
     came: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -83,7 +83,7 @@ def _ended_like_ctrl_c() -> Iterator[list[int]]:
 
 
 def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, Path]]:
-    """The log directory, and by its name in there the folder of each run that has traces for the plugin."""
+    """Return the log directory, and the folder of each run with traces for the plugin, by its name in there."""
     with_plugin = not options.no_plugin and _has_plugin()
     names = distinct_names(options.runs)
     logdir: Path = options.logdir or scratch
@@ -107,34 +107,34 @@ def _has_plugin() -> bool:
     if importlib.util.find_spec("torch_tb_profiler") is not None:
         return True
     say(
-        "ddpprof: torch-tb-profiler is not installed, so its page is left out. pip install 'ddpprof[tensorboard]'",
+        "ddpprof: torch-tb-profiler is not installed, so its page is left out. Run: pip install 'ddpprof[tensorboard]'",
         file=sys.stderr,
     )
     return False
 
 
 def distinct_names(paths: Sequence[Location]) -> list[str]:
-    """Of each path its last part, or where others end alike as many of its last parts as tell them apart."""
+    """Return the last part of each path, or as many of its last parts as tell it from the others."""
     parts = [path.resolve().parts[1:] or ("root",) for path in paths]
     names = []
     for number, mine in enumerate(parts):
         others = {other for index, other in enumerate(parts) if index != number}
         length = next((n for n in range(1, len(mine)) if all(o[-n:] != mine[-n:] for o in others)), len(mine))
         name = "-".join(mine[-length:]).removesuffix(".gz").removesuffix(".json")
-        names.append(_NOT_IN_NAMES.sub("-", name)[-_LONGEST_NAME:].strip(". ") or "run")  # "..": not in the folder
+        names.append(_NOT_IN_NAMES.sub("-", name)[-_LONGEST_NAME:].strip(". ") or "run")  # ".." would leave the folder
     if len(set(names)) == len(names):
         return names
     return [f"{name}-{number}" for number, name in enumerate(names)]
 
 
 def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace) -> Path | None:
-    """Into the run itself. ``None`` where it is no run of ddpprof's, is not on this machine, or cannot be written."""
+    """Write into the run itself; return ``None`` if it is not a ddpprof run, is remote, or is not writable."""
     if isinstance(path, RemotePath) or not path.is_dir() or not rundir.is_run(path):
         return None
     folder = path / rundir.TENSORBOARD_DIRECTORY
     try:
         make_folder(folder)
-        with temporary_folder(folder, rundir.TENSORBOARD_DIRECTORY):  # it may be there, and be another's
+        with temporary_folder(folder, rundir.TENSORBOARD_DIRECTORY):  # it may exist and belong to somebody else
             pass
     except OSError:
         return None
@@ -143,7 +143,7 @@ def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace
 
 
 def _write_to(folder: Path, path: Location, with_plugin: bool, options: argparse.Namespace) -> None:
-    """Raises `DdpprofError`."""
+    """Write the log directory of one run. Raises `DdpprofError`."""
     from ddpprof.cli.log_directory import write_log_directory
     from ddpprof.load.run import load_run
 
@@ -152,7 +152,9 @@ def _write_to(folder: Path, path: Location, with_plugin: bool, options: argparse
         try:
             missing = write_log_directory(folder, analysis.report, analysis.drawings(), for_plugin)
         except OSError as error:
-            raise DdpprofError(f"cannot write {folder}: {error.strerror}. Choose a place with --logdir DIR") from error
+            raise DdpprofError(
+                f"cannot write {folder}: {error.strerror}. Choose another folder with --logdir DIR"
+            ) from error
     for text in missing:
         say(f"{path}, PYTORCH_PROFILER: {text}")
 
@@ -167,6 +169,6 @@ def _serve(logdir: Path, port: int | None, folders: dict[str, Path], scratch: Pa
         if plugin_runs:
             say(_ON_PLUGIN, flush=True)
         if plugin_runs and not server.wait_for_plugin(plugin_runs):
-            say("ddpprof: the profiler plugin has not read all traces yet: reload its page", file=sys.stderr)
-        say("Ctrl-C ends it.", flush=True)
+            say("ddpprof: the profiler plugin has not read all traces yet; reload its page later", file=sys.stderr)
+        say("Press Ctrl-C to stop it.", flush=True)
         server.wait()

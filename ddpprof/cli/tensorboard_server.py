@@ -1,4 +1,4 @@
-"""TensorBoard as a process of its own, on loopback alone, that ends with this one."""
+"""TensorBoard as a child process, on loopback only, that ends with this process."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_WORDS = 3
 _OFTEN_S = 0.2
 _GRACE_S = 5.0
-"""How long TensorBoard's last words may take."""
+"""seconds to wait for TensorBoard's last output"""
 _PATIENCE_S = 60.0
-"""How long the plugin may take to begin reading: it looks for new directories every 10 s."""
+"""seconds to wait for the plugin to begin reading; it looks for new directories every 10 s"""
 
 
 class Server:
-    """A context manager. What it started has ended when the block ends."""
+    """A running TensorBoard, as a context manager. All its processes have ended when the block ends."""
 
     def __init__(self, logdir: Path, port: int | None, temporary: Path) -> None:
-        """`temporary`: a folder for what it would leave behind in ``/tmp``."""
+        """Start TensorBoard. `temporary` is the folder for files that it would leave behind in ``/tmp``."""
         command = python_command(["-m", "tensorboard.main", f"--logdir={logdir}", "--host", "127.0.0.1"])
         self._process = start(
             guarded(command if port is None else [*command, "--port", str(port)]),
@@ -44,12 +44,12 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for this process alone
+            start_new_session=True,  # Ctrl-C goes to this process only
         )
         self._said: deque[str] = deque(maxlen=200)
         self._address: str | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
-        # Not through a proxy: it is this machine that is asked.
+        # Requests to this machine must not go through a proxy.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def __enter__(self) -> Server:
@@ -59,9 +59,9 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDS}  # a second one must not leave it
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDS}  # a second one must not interrupt
         try:
-            self._process.terminate()  # the guard, which ends all others
+            self._process.terminate()  # the guard, which ends all other processes
             self._process.wait()
             self._reader.join(_GRACE_S)
             assert self._process.stderr is not None
@@ -78,13 +78,13 @@ class Server:
                 self._address = match[0]
 
     def address(self) -> str:
-        """Once it answers. Raises `DdpprofError` where it ends instead."""
+        """Wait until it answers, and return its address. Raises `DdpprofError` if it ends instead."""
         while self._address is None or self._get("data/environment") is None:
             self._pause()
         return self._address
 
     def wait_for_plugin(self, runs: Iterable[str]) -> bool:
-        """Until the profiler plugin has read those of its runs. False where it does not read one."""
+        """Wait until the profiler plugin has read these runs; return ``False`` if it does not read one."""
         wanted, deadline = set(runs), time.monotonic() + _PATIENCE_S
         while True:
             answer = self._get("data/plugin/pytorch_profiler/runs")
@@ -95,7 +95,7 @@ class Server:
             self._pause()
 
     def wait(self) -> None:
-        """For ever. Raises `DdpprofError` where it ends by itself."""
+        """Wait for ever. Raises `DdpprofError` if TensorBoard ends by itself."""
         while True:
             self._pause()
 
@@ -104,10 +104,10 @@ class Server:
             code = self._process.wait(_OFTEN_S)
             self._reader.join(_OFTEN_S)
             said = " / ".join([line for line in self._said if line][-_LAST_WORDS:])
-            raise DdpprofError(f"TensorBoard ended by itself, with exit code {code}: {said or 'it said nothing'}")
+            raise DdpprofError(f"TensorBoard ended by itself, with exit code {code}: {said or 'it printed nothing'}")
 
     def _get(self, route: str) -> Any:
-        """What it answers, or ``None``."""
+        """Return the JSON answer, or ``None`` if there is none."""
         try:
             with self._opener.open(f"{self._address}{route}", timeout=60) as response:
                 return json.load(response)

@@ -1,4 +1,4 @@
-"""`ddpprof timeline`: a run as one file for Perfetto."""
+"""`ddpprof timeline`: export a run as one file for Perfetto."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 def add_timeline_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", type=location, metavar="RUN", help="a run, or traces of torch.profiler")
-    add("--out", type=location, metavar="FILE", help="default: RUN.perfetto.json.gz; without .gz: not compressed")
-    add("--steps", type=numbers, metavar="N-M", help="only steps with these numbers, as in 15-17,19")
+    add("path", type=location, metavar="RUN", help="a run or torch.profiler traces")
+    add("--out", type=location, metavar="FILE", help="default: RUN.perfetto.json.gz; uncompressed without .gz")
+    add("--steps", type=numbers, metavar="N-M", help="export only steps with these numbers, such as 15-17,19")
     add(
         "--min-duration",
         type=duration_ns,
         default=0,
         metavar="TIME",
-        help="leave out kernels, copies and ops that are shorter, as in 10us; communication stays",
+        help="leave out kernels, copies and ops shorter than this, such as 10us; communication stays",
     )
     add_choosing_options(parser)
     add_reading_options(parser)
@@ -59,11 +59,11 @@ def _why_nothing(report: Report) -> str:
     if not known:
         return "no steps were profiled. Record some with: ddpprof trace train.py"
     ranks = [rank.rank for rank in report.ranks if rank.steps]
-    return f"no such step of such a rank. It has steps {known[0]}-{known[-1]} of ranks {ranks[0]}-{ranks[-1]}"
+    return f"it has no such steps on these ranks, only steps {known[0]}-{known[-1]} of ranks {ranks[0]}-{ranks[-1]}"
 
 
 def _write(path: Location, pieces: Iterable[bytes]) -> int:
-    """Write beside and rename, or upload; returns the size. Raises `DdpprofError`."""
+    """Write beside and rename, or upload; return the size in bytes. Raises `DdpprofError`."""
     try:
         if isinstance(path, RemotePath):
             with scratch_folder() as folder:
@@ -78,7 +78,7 @@ def _write(path: Location, pieces: Iterable[bytes]) -> int:
 
 
 def _fill(path: Path, pieces: Iterable[bytes], is_compressed: bool) -> int:
-    """Returns the size."""
+    """Write the pieces and return the file's size in bytes."""
     import gzip
 
     with gzip.open(path, "wb", compresslevel=5) if is_compressed else path.open("wb") as file:

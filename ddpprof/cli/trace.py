@@ -1,4 +1,4 @@
-"""`ddpprof trace`: start the job with recording switched on, then report."""
+"""`ddpprof trace`: run the job with recording switched on, then report on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddpprof.profiled_ranks import MOST
 
 if TYPE_CHECKING:
     from ddpprof.pipeline.analysis import Analysis
-    from ddpprof.record.launch import Outcome
+    from ddpprof.record.launch import JobEnd
     from ddpprof.record.settings import Settings
 
 
@@ -28,35 +28,35 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     from ddpprof.record.settings import Settings
 
     add = parser.add_argument
-    add("--out", type=local, metavar="DIR", help="the run directory (default: runs/SCRIPT-TIME)")
+    add("--out", type=local, metavar="DIR", help="run directory (default: runs/SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier run in DIR")
     add(
         "--repeat",
         type=positive,
         metavar="N",
-        help="run the job N times, one after the other, and keep the runs as DIR/run-1 to DIR/run-N; runs that are "
-        "there already stay, and new ones are numbered after them. Compare such folders with: ddpprof compare",
+        help="run the job N times in turn, and keep the runs as DIR/run-1 to DIR/run-N; runs already there stay, "
+        "and new ones are numbered after them. Compare such folders with: ddpprof compare",
     )
     add(
         "--skip-first",
         type=count,
         default=Settings.skip_first,
         metavar="N",
-        help="leave the first N steps alone (%(default)s)",
+        help="do not record the first N steps (%(default)s)",
     )
     add(
         "--cost-steps",
         type=count,
         default=Settings.cost_steps,
         metavar="N",
-        help="then N steps with recording alternately off and on, to measure ddpprof's own cost (%(default)s)",
+        help="then alternate recording off and on for N steps, to measure ddpprof's own cost (%(default)s)",
     )
     add(
         "--warmup",
         type=count,
         default=Settings.warmup,
         metavar="N",
-        help="then N steps with the profiler warming up (%(default)s)",
+        help="then let the profiler warm up for N steps (%(default)s)",
     )
     add("--steps", type=positive, default=Settings.steps, metavar="N", help="then profile N steps (%(default)s)")
     add(
@@ -64,58 +64,58 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=Settings.most_seconds,
         metavar="S",
-        help="end the profiled steps after S seconds, however many there were (%(default)g)",
+        help="stop profiling after S seconds, even before N steps (%(default)g)",
     )
     add(
         "--most-memory",
         type=positive,
         default=Settings.most_bytes >> 20,
         metavar="MIB",
-        help="end the profiled steps when the process has grown by so many MiB in them (%(default)s)",
+        help="stop profiling once the process has grown by this many MiB (%(default)s)",
     )
     add(
         "--baseline-steps",
         type=count,
         default=Settings.baseline_steps,
         metavar="N",
-        help="then N profiled steps without gradient communication, and N not profiled, to tell how much it slows "
-        "computation, and to predict better; they spoil the training, so the job ends with them, with exit code 0, and "
-        "torch.save writes nothing in them (%(default)s)",
+        help="then profile N steps without gradient communication, and run N more unprofiled, to measure how much "
+        "communication slows computation and to predict better. These steps spoil the training, so the job then ends "
+        "with exit code 0, and torch.save writes nothing during them (%(default)s)",
     )
-    add("--stop-after", action="store_true", help="end the job, with exit code 0, once the steps are recorded")
+    add("--stop-after", action="store_true", help="end the job with exit code 0 once the steps are recorded")
     add(
         "--profile-ranks",
         type=numbers,
         metavar="N",
-        help=f"profile these ranks alone, say, 0-7,64; by default all, or, in a job of more than {MOST}, some at even "
-        "distances. Light recording is on all ranks",
+        help=f"profile only these ranks, such as 0-7,64 (default: all or, in a job of more than {MOST}, some at even "
+        "distances). Light recording covers all ranks",
     )
-    add("--no-profiler", action="store_true", help="light recording only")
+    add("--no-profiler", action="store_true", help="record lightly only")
     add("--record-shapes", action="store_true", help="as in torch.profiler")
     add("--with-stack", action="store_true", help="as in torch.profiler")
     add("--profile-memory", action="store_true", help="as in torch.profiler")
-    add("--no-command", action="store_true", help="keep no word of the command in the run")
-    add("--quiet", action="store_true", help="print nothing but what the job prints")
-    add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
+    add("--no-command", action="store_true", help="do not store the command in the run")
+    add("--quiet", action="store_true", help="print only what the job prints")
+    add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
     add_torchrun_options(parser)
 
 
 def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
-    """As ``torchrun``, the words to pass on; ``None`` where none of them is given."""
+    """Add ``torchrun``: the list of words to pass on, or ``None`` if none is given."""
     from ddpprof.record.torchrun import OPTIONS
 
-    torchrun = parser.add_argument_group("torchrun's options", "given to torchrun, which then starts the ranks")
+    torchrun = parser.add_argument_group("torchrun's options", "passed to torchrun, which then starts the ranks")
     for names, takes_value in OPTIONS:
         if takes_value:
-            shown = "how many ranks torchrun starts" if names[0] == "--nproc-per-node" else argparse.SUPPRESS
+            shown = "number of ranks for torchrun to start" if names[0] == "--nproc-per-node" else argparse.SUPPRESS
             torchrun.add_argument(*names, action=_Passed, dest="torchrun", metavar="N", help=shown)
         else:
             torchrun.add_argument(*names, action=_Passed, dest="torchrun", nargs=0, help=argparse.SUPPRESS)
-    torchrun.description = "every option of torchrun by its own name; torchrun then starts the ranks"
+    torchrun.description = "all of torchrun's options, by their own names; torchrun then starts the ranks"
 
 
 class _Passed(argparse.Action):
-    """Collects an option of torchrun as it was given."""
+    """Action that collects torchrun's options as they were given."""
 
     def __call__(
         self,
@@ -129,7 +129,7 @@ class _Passed(argparse.Action):
 
 
 def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
-    """What is ddpprof's own, and the command: from the first word that is no option, or from ``--``."""
+    """Split into ddpprof's own options and the command, which begins at the first non-option or at ``--``."""
     options = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
     index = 0
     while index < len(arguments):
@@ -159,7 +159,7 @@ def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 _NOTHING_RECORDED = (
-    "ddpprof: nothing was recorded: no DistributedDataParallel module finished more steps than are skipped at first "
+    "ddpprof: nothing was recorded: no DistributedDataParallel module finished more steps than are skipped initially "
     "(--skip-first)."
 )
 
@@ -167,14 +167,14 @@ _NOTHING_RECORDED = (
 def _trace_repeatedly(
     parser: argparse.ArgumentParser, options: argparse.Namespace, out: Path, command: Sequence[str]
 ) -> int:
-    """Stop at the first run that fails, with its exit code."""
+    """Run the job repeatedly; stop at the first run that fails, and return its exit code."""
     from ddpprof import rundir
     from ddpprof.record import launch
 
     if launch.inside_job(os.environ):
-        parser.error("--repeat starts the job itself, so it cannot stand behind a launcher")
+        parser.error("--repeat starts the job itself, so it cannot be used under a launcher")
     if rundir.is_run(out):
-        parser.error(f"{out} is a run itself. Choose another folder for several: --out {out}s")
+        parser.error(f"{out} is itself a run. Choose another folder for repeated runs: --out {out}s")
     there = rundir.repeated_runs_in(out)
     first = 1 if options.force else max(there, default=0) + 1
     options.quiet, is_quiet = True, options.quiet
@@ -193,7 +193,7 @@ def _trace_repeatedly(
 
 
 def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Return ddpprof's own words but for these options."""
+    """Return ddpprof's own words without these options."""
     kept, is_value = [], False
     for word in own:
         name = word.partition("=")[0]
@@ -203,7 +203,7 @@ def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]
     return kept
 
 
-def _trace(options: argparse.Namespace, out: Path, command: Sequence[str]) -> Outcome:
+def _trace(options: argparse.Namespace, out: Path, command: Sequence[str]) -> JobEnd:
     from ddpprof.record import launch
     from ddpprof.record.attempts import agent_of_this_process
     from ddpprof.record.settings import Settings
@@ -224,7 +224,7 @@ def _trace(options: argparse.Namespace, out: Path, command: Sequence[str]) -> Ou
         profiler=not options.no_profiler,
         baseline_steps=options.baseline_steps,
         alone_steps=options.baseline_steps,
-        record_shapes=options.record_shapes or options.baseline_steps > 0,  # they tell kernels of one name apart
+        record_shapes=options.record_shapes or options.baseline_steps > 0,  # shapes tell kernels of one name apart
         with_stack=options.with_stack,
         profile_memory=options.profile_memory,
         stop_after=options.stop_after or options.baseline_steps > 0,
@@ -257,8 +257,8 @@ def _trace(options: argparse.Namespace, out: Path, command: Sequence[str]) -> Ou
     return outcome
 
 
-def _note_exit(outcome: Outcome, settings: Settings, inside: bool) -> None:
-    """Write how the job, or inside one this rank, ended: a rank that is killed cannot say it itself."""
+def _note_exit(outcome: JobEnd, settings: Settings, inside: bool) -> None:
+    """Write how the job, or inside a job this rank, ended; a rank that is killed cannot do that itself."""
     from ddpprof.record import exits
     from ddpprof.record.launch import rank_given
 
@@ -278,7 +278,7 @@ def default_out(words: Sequence[str]) -> str:
 
 
 def _is_further_node(torchrun: Sequence[str] | None) -> bool:
-    """Of several nodes with one run directory, the first one has created it."""
+    """Return whether this is not the first of several nodes; the first one creates the shared run directory."""
     given = list(torchrun or ())
     return any(name in given and given[given.index(name) + 1] != "0" for name in ("--node-rank", "--node_rank"))
 
@@ -316,7 +316,7 @@ def _print_run(out: Path, summary_only: bool) -> None:
 
 
 def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
-    """So that ``tensorboard --logdir OUT`` shows the run, where there is a TensorBoard."""
+    """Write the log directory for ``tensorboard --logdir OUT``, if TensorBoard is installed."""
     from importlib.util import find_spec
 
     from ddpprof.cli.log_directory import write_log_directory
@@ -328,12 +328,12 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
     try:
         make_folder(out / TENSORBOARD_DIRECTORY)
         write_log_directory(out / TENSORBOARD_DIRECTORY, analysis.report, analysis.drawings())
-    except Exception as error:  # noqa: BLE001 (the report is what was asked for)
+    except Exception as error:  # noqa: BLE001 (the user asked for the report, not for this)
         say(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
 
 
 def _die_of(number: int) -> NoReturn:
-    """End as the job did, so that whoever waits for ddpprof sees the same signal."""
+    """End by the same signal as the job, so that the caller of ddpprof sees that signal."""
     sys.stdout.flush()
     import resource
 

@@ -1,4 +1,4 @@
-"""`ddpprof tune`: profile the job, predict, try the most promising settings in turn, report."""
+"""`ddpprof tune`: profile the job, predict, try the most promising settings in turn, and report."""
 
 from __future__ import annotations
 
@@ -30,27 +30,33 @@ _LEAST_TRIALS = 2
 
 def add_tune_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--nproc", type=positive, metavar="N", help="processes (as the script starts)")
-    add("--trials", type=_trials, default=5, metavar="N", help="settings, the job as it is among them (%(default)s)")
-    add("--rounds", type=positive, default=5, metavar="N", help="how often each is run (%(default)s)")
-    add("--skip-first", type=positive, default=3, metavar="N", help="steps of a trial that do not count (%(default)s)")
-    add("--timed-steps", type=positive, default=4, metavar="N", help="steps of a trial that count (%(default)s)")
-    add("--network", type=location, metavar="FILE", help="the job's own, as ddpprof netbench -o FILE measured it")
+    add("--nproc", type=positive, metavar="N", help="number of processes (default: as many as the script starts)")
+    add(
+        "--trials",
+        type=_trials,
+        default=5,
+        metavar="N",
+        help="number of settings, including the job as it is (%(default)s)",
+    )
+    add("--rounds", type=positive, default=5, metavar="N", help="runs of each setting (%(default)s)")
+    add("--skip-first", type=positive, default=3, metavar="N", help="initial steps of a trial to ignore (%(default)s)")
+    add("--timed-steps", type=positive, default=4, metavar="N", help="steps of a trial to time (%(default)s)")
+    add("--network", type=location, metavar="FILE", help="the job's network, as measured by ddpprof netbench -o FILE")
     add(
         "--allow-lossy",
         action="store_true",
-        help="also what rounds gradients on their way, as torch's fp16 hook does (bf16 for NCCL)",
+        help="also try settings that round gradients in transit, such as torch's fp16 hook (bf16 for NCCL)",
     )
-    add("--out", type=local, metavar="DIR", help="where the trials go (default: runs/tune-SCRIPT-TIME)")
+    add("--out", type=local, metavar="DIR", help="folder for the trials (default: runs/tune-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
-    add("--resume", type=local, metavar="DIR", help="go on with the tuning in DIR; needs nothing else")
+    add("--resume", type=local, metavar="DIR", help="continue the tuning in DIR; needs no other arguments")
     add_trust_option(parser)
-    add("-m", "--module", action="store_true", help="train.py is a module's name, as for python -m")
+    add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
 
 
 def _trials(text: str) -> int:
     if positive(text) < _LEAST_TRIALS:
-        raise argparse.ArgumentTypeError("one of them is the job as it is: at least 2")
+        raise argparse.ArgumentTypeError("must be at least 2, including the job as it is")
     return positive(text)
 
 
@@ -67,15 +73,15 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         experiment, directory = resumed(parser, options, own), options.resume
         if experiment.kind is not Kind.TUNE:
             raise DdpprofError(
-                f"{directory} was not made by ddpprof tune. Go on with: ddpprof {experiment.kind} --resume …"
+                f"{directory} was not made by ddpprof tune. Continue it with: ddpprof {experiment.kind} --resume …"
             )
         show_command(experiment)
     elif not command:
         parser.error("nothing to run: give a script, or a command after --")
     else:
         experiment = _plan(options, command, is_wrapped)
-        job_of(experiment, experiment.variants[0])  # a script that is not there is said before anything is made
-        measured_network(options.network)  # nor is anything made where that cannot be read
+        job_of(experiment, experiment.variants[0])  # reports a missing script before anything is created
+        measured_network(options.network)  # so is a network file that cannot be read
         directory = options.out or Path(default_out(command).replace("runs/", "runs/tune-", 1))
         was_begun = is_experiment(directory) and not options.force
         open_experiment(directory, experiment, options.force)
@@ -85,12 +91,12 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
             _keep_network(directory, options.network)
     with working_on(directory):
         if not has_choice(directory) and not _profile(directory, experiment):
-            say(f"\nStopped before anything was tried. Begin again with: ddpprof tune --resume {directory}", flush=True)
+            say(f"\nStopped before anything was tried. Start again with: ddpprof tune --resume {directory}", flush=True)
             return 130
         tuning, interrupted = _try_all(directory, experiment.command)
     _show_what_there_is(tuning, interrupted)
     if interrupted:
-        say(f"\nStopped. Go on with: ddpprof tune --resume {directory}", flush=True)
+        say(f"\nStopped. Continue with: ddpprof tune --resume {directory}", flush=True)
         return 130
     return 0
 
@@ -114,16 +120,16 @@ def _plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool)
 
 
 def _refuse_other_network(directory: Path, network: Location | None) -> None:
-    """Raises `DdpprofError` where it was begun with another one."""
+    """Raise `DdpprofError` if the tuning was started with another network."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
     kept = directory / NETWORK_FILE
     if (read_small(network) if network is not None else None) != (read_small(kept) if kept.is_file() else None):
-        raise DdpprofError(f"{directory} was begun with another --network: leave it as it was, or begin with --force")
+        raise DdpprofError(f"{directory} was started with another --network: use the same, or start again with --force")
 
 
 def _keep_network(directory: Path, network: Location | None) -> None:
-    """For the time when the profile is there, which may be after an interruption. Raises `CannotRecord`."""
+    """Keep the network until the profile is there, perhaps after an interruption. Raises `CannotRecord`."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
     try:
@@ -134,10 +140,10 @@ def _keep_network(directory: Path, network: Location | None) -> None:
 
 
 def _profile(directory: Path, experiment: Experiment) -> bool:
-    """Record the job as it is, and choose what to try. False where it was interrupted. Raises `DdpprofError`."""
+    """Profile the job and choose the settings to try; return ``False`` if interrupted. Raises `DdpprofError`."""
     from ddpprof.experiments.conduct import profile_steps, run_profile, steps_of
     from ddpprof.experiments.plan import PROFILE_DIRECTORY, write_plan
-    from ddpprof.experiments.tuning import Choice
+    from ddpprof.experiments.tuning import TuningPlan
     from ddpprof.experiments.tuning_directory import write_choice
     from ddpprof.load.record import load_record
 
@@ -147,13 +153,13 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
     if ended is None:
         return False
     if ended.problem is not None:
-        raise DdpprofError(f"the job as it is cannot be profiled: {ended.problem}")
+        raise DdpprofError(f"the unchanged job cannot be profiled: {ended.problem}")
     listed, unpredicted = _shortlist(directory, experiment)
     if not listed.chosen:
-        raise DdpprofError("there is nothing to try: whatever the caps, DDP makes the same buckets of these gradients.")
+        raise DdpprofError("there is nothing to try: DDP makes the same buckets of these gradients under all caps.")
     record = load_record(directory / PROFILE_DIRECTORY, 0)
     on_accelerator = record is not None and record.device != "cpu"
-    choice = Choice(
+    choice = TuningPlan(
         candidates=(listed.now, *listed.chosen),
         untried=listed.others,
         promises=listed.promises,
@@ -180,9 +186,9 @@ def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str 
 
 
 def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[Tuning, bool]:
-    """Return what was measured, and whether it was interrupted.
+    """Run all trials; return what was measured, and whether the user interrupted them.
 
-    `command`: with its secrets, which the plan does not keep.
+    `command` has its secrets, which the plan does not keep.
     """
     from ddpprof.experiments.conduct import conduct, remaining
     from ddpprof.experiments.tuning_directory import read_tuning

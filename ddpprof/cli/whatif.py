@@ -1,4 +1,4 @@
-"""`ddpprof whatif`: read a run, replay its step under other settings, print what comes out."""
+"""`ddpprof whatif`: read a run, replay its step with other settings, and print the predictions."""
 
 from __future__ import annotations
 
@@ -23,33 +23,46 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
     add("path", type=location, metavar="RUN", help="a run of ddpprof trace")
     buckets = parser.add_argument_group("buckets")
     add = buckets.add_argument
-    add("--bucket-cap-mb", type=caps, metavar="MB,MB…", help="one prediction for each, as in 1,5,default")
-    add("--bucket-cap-mb-list", type=megabytes, action="append", metavar="MB,MB…", help="a cap for each bucket in turn")
-    add("--first-bucket-mb", type=factor, metavar="MB", help="of the first bucket, whatever the cap of the others")
+    add("--bucket-cap-mb", type=caps, metavar="MB,MB…", help="predict the step for each cap, such as 1,5,default")
+    add(
+        "--bucket-cap-mb-list",
+        type=megabytes,
+        action="append",
+        metavar="MB,MB…",
+        help="predict the step with this cap for each bucket in turn",
+    )
+    add("--first-bucket-mb", type=factor, metavar="MB", help="cap of the first bucket only")
     training = parser.add_argument_group("training")
     add = training.add_argument
-    add("--gradient-as-bucket-view", action="store_true", help="gradients are not copied out of buckets")
-    add("--static-graph", action="store_true", help="what find_unused_parameters makes DDP do is done once")
-    add("--compress", metavar="HOOK", type=_hook, help="fp16, bf16 or powersgd:RANK, torch's communication hooks")
-    add("--no-overlap", action="store_true", help="nothing is sent before the backward pass is over")
-    add("--batch-scale", type=factor, default=1.0, metavar="X", help="batches of X times the size")
+    add("--gradient-as-bucket-view", action="store_true", help="do not copy gradients out of buckets")
+    add("--static-graph", action="store_true", help="search for unused parameters only once")
+    add(
+        "--compress", metavar="HOOK", type=_hook, help="one of torch's communication hooks: fp16, bf16 or powersgd:RANK"
+    )
+    add("--no-overlap", action="store_true", help="send nothing before the backward pass is over")
+    add("--batch-scale", type=factor, default=1.0, metavar="X", help="make batches X times as large")
     add(
         "--accumulation",
         type=positive,
         metavar="N",
-        help="N backward passes in a step, of which only the last reduces gradients",
+        help="take N backward passes per step, of which only the last reduces gradients",
     )
-    add("--without-rank", type=count, action="append", metavar="RANK", help="as if this straggler were like the others")
+    add("--without-rank", type=count, action="append", metavar="RANK", help="make this straggler as fast as the others")
     network = parser.add_argument_group("network")
     add = network.add_argument
-    add("--network", type=location, metavar="FILE", help="to train on, as ddpprof netbench -o FILE measured it")
-    add("--run-network", type=location, metavar="FILE", help="that of the run, where it is another")
-    add("--bandwidth", type=bytes_per_s, metavar="10Gbit", help="of each rank's link")
-    add("--latency", type=duration_ns, metavar="50us", help="of one message between two ranks")
+    add(
+        "--network",
+        type=location,
+        metavar="FILE",
+        help="network to predict for, as measured by ddpprof netbench -o FILE",
+    )
+    add("--run-network", type=location, metavar="FILE", help="network of the run, if it is a different one")
+    add("--bandwidth", type=bytes_per_s, metavar="10Gbit", help="bandwidth of each rank's link")
+    add("--latency", type=duration_ns, metavar="50us", help="latency of one message between two ranks")
     add("--world-size", type=positive, metavar="N", help="number of ranks")
-    add("--algorithm", choices=["ring", "tree", "gather"], default="ring", help="of the all-reduce (%(default)s)")
+    add("--algorithm", choices=["ring", "tree", "gather"], default="ring", help="all-reduce algorithm (%(default)s)")
     add_output_options(parser)
-    parser.add_argument("--plot", type=location, metavar="FILE.png", help="draw the step over the bucket size")
+    parser.add_argument("--plot", type=location, metavar="FILE.png", help="plot the step time over the bucket size")
     add_reading_options(parser)
     parser.set_defaults(run=run_whatif)
 
@@ -57,7 +70,7 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
 def _hook(text: str) -> tuple[str, int]:
     name, _, rank = text.partition(":")
     if name not in ("fp16", "bf16", "powersgd") or (rank and (name != "powersgd" or not rank.isdecimal())):
-        raise argparse.ArgumentTypeError(f"{text!r} is none of fp16, bf16, powersgd:RANK")
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of fp16, bf16, powersgd:RANK")
     return name, max(1, int(rank or 1))
 
 
@@ -142,7 +155,7 @@ _WORLD = (
 
 
 def _world_label(options: argparse.Namespace) -> str:
-    """What was asked for beside buckets, as it was written."""
+    """Return the settings other than buckets, as the user wrote them."""
     defaults = {"batch_scale": 1.0, "algorithm": "ring"}
     given = {name: getattr(options, name) for name in _WORLD if getattr(options, name) != defaults.get(name)}
     return ", ".join(

@@ -1,13 +1,12 @@
 """Is the job slower, or was it only a bad run? Every run is one observation: steps of one run say nothing of the next.
 
     difference = median of all differences between runs of B and runs of A      (Hodges and Lehmann; `measures.shift`)
-    interval   = the differences between which Mann and Whitney's U leaves 99.5 %, shared by what is asked together
+    interval   = the differences between which Mann and Whitney's U leaves 99.5 %, shared by questions asked together
 
-The interval assumes no distribution, so neither a bad minute nor a small number of runs makes it too narrow; and it is
-wide enough to be looked at again when more runs are there. Six runs on each side are the fewest that have one. Of
-fewer it is not known how much they differ by chance, only assumed: by a factor of five of the step at most, which is
-more than any two equal runs in ``analyses/gate``, on a busy machine, differed by; and by as many milliseconds in any
-part of the step.
+The interval assumes no distribution, so neither a bad minute nor a small number of runs makes it too narrow; and it
+is wide enough to be checked again when there are more runs. It needs at least six runs on each side. With fewer, the
+chance difference is unknown and only assumed: at most a factor of five in the step, which is more than any two equal
+runs in ``analyses/gate``, on a busy machine, differed by; and as many milliseconds in any part of the step.
 """
 
 from __future__ import annotations
@@ -21,48 +20,50 @@ from ddpprof.measures.statistics.shift import shift_between
 
 CONFIDENCE = 0.995
 PLAUSIBLE_FACTOR = 5.0
-"""by which the steps of two runs of one job differ at most, whatever the machine does beside them"""
+"""largest factor between the steps of two runs of one job, whatever else the machine does"""
 MOST_RUNS = 400
-"""on each side, that anybody is asked for"""
+"""most runs on each side that a user is asked to record"""
 _SPARE = 1.59
-"""An interval as wide as what is to be told apart decides half of the time; one narrower by this factor nearly always:
-beside its 2.81 standard errors there is room for 1.645 more, which 95 % of estimates stay within."""
+"""how much narrower than the difference the interval should be. With equal widths it decides half of the time; this
+factor adds to its 2.81 standard errors room for 1.645 more, which 95 % of estimates stay within, so it nearly always
+does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """B less A, ns per step."""
+    """B minus A, ns per step."""
 
     shift_ns: float
     low_ns: float
     high_ns: float
     """ends of the interval"""
     is_measured: bool
-    """``False``: there are too few runs to know how much runs differ, and the ends are what is plausible"""
+    """``False`` if there are too few runs to know how much runs differ; the ends are then what is plausible"""
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """``None``: nobody can tell from so few runs."""
+        """Whether the difference is beyond noise; ``None`` if there are too few runs to tell."""
         if self.low_ns > 0 or self.high_ns < 0:
             return True
         return False if self.is_measured else None
 
     def may_exceed(self, limit_ns: float) -> bool | None:
-        """Whether B takes longer, by the limit perhaps. ``None``: neither equal runs nor such a growth is excluded."""
+        """Return whether B takes longer, perhaps beyond the limit; ``None`` if this and equal runs are possible."""
         if self.high_ns <= limit_ns:
             return False
         return True if self.low_ns > 0 else None
 
 
 def plausible_noise_ns(steps_ns: Sequence[float]) -> float:
-    """Return by how much equal runs, or any part of their steps, may differ. `steps_ns`: the step of every run."""
+    """Return how much equal runs, or any part of their steps, may differ. `steps_ns`: the step of every run."""
     return max(steps_ns) * (1 - 1 / PLAUSIBLE_FACTOR)
 
 
 def difference_between(a_ns: Sequence[float], b_ns: Sequence[float], noise_ns: float, questions: int = 1) -> Difference:
-    """`a_ns`, `b_ns`: what was measured in each run. `noise_ns`: assumed where they do not show how much runs differ.
+    """Compare what was measured in each run of A and of B.
 
-    `questions`: how many intervals are to hold together, this one included.
+    `noise_ns`: assumed noise, used if the runs do not show how much they differ.
+    `questions`: number of intervals that must hold together, this one included.
     """
     shift = shift_between(a_ns, b_ns, _confidence(questions))
     assert shift is not None
@@ -73,9 +74,9 @@ def difference_between(a_ns: Sequence[float], b_ns: Sequence[float], noise_ns: f
 
 
 def runs_needed(difference: Difference, num_runs: int, limit_ns: float, questions: int = 1) -> int:
-    """Return how many runs each side should have to tell no difference from one of `limit_ns`.
+    """Return how many runs each side needs to distinguish no difference from one of `limit_ns`.
 
-    `num_runs`: of the side that has fewer. More than `MOST_RUNS`: the runs are too noisy to be worth it.
+    `num_runs`: those of the side with fewer. A result above `MOST_RUNS` means that the runs are too noisy.
     """
     if not difference.is_measured:
         return max(fewest_runs(questions), num_runs + 1)
@@ -86,7 +87,7 @@ def runs_needed(difference: Difference, num_runs: int, limit_ns: float, question
 
 @cache
 def fewest_runs(questions: int = 1) -> int:
-    """Return how many runs each side must have for an interval."""
+    """Return how many runs each side needs for an interval."""
     number = 1
     while (shift := shift_between([0.0] * number, [0.0] * number, _confidence(questions))) and shift.low is None:
         number += 1
@@ -94,5 +95,5 @@ def fewest_runs(questions: int = 1) -> int:
 
 
 def _confidence(questions: int) -> float:
-    """Return the confidence of each of several intervals that are to hold together."""
+    """Return the confidence of each of several intervals that must hold together."""
     return 1 - (1 - CONFIDENCE) / questions

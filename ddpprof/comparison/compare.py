@@ -1,7 +1,7 @@
-"""Two jobs side by side, one run of each or several. What grew, by how much, and is that more than noise?
+"""What grew between two jobs of one or more runs each, by how much, and is that more than noise?
 
-A measure of a step is the mean over the ranks, that of a run the median over its steps: profiled ones, or those of
-light recording where one of the runs has no others. Every run is one observation.
+The measure of a step is the mean over the ranks, and that of a run is the median over its steps: profiled steps, or
+light-recorded steps if one of the runs has no others. Every run is one observation.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ddpprof.report import LightStepReport, Report, StepReport
 _StepT = TypeVar("_StepT", StepReport, LightStepReport)
 
 COMPARISON_FORMAT = 1
-"""Version of the JSON form. It grows when a field changes its meaning or goes, not when one is added."""
+"""version of the JSON form; it grows when a field changes its meaning or is removed, not when one is added"""
 
 NOTICEABLE = 0.05
-"""of the step: what a comparison should be able to tell from noise where no limit is given"""
+"""change, as a fraction of the step, that a comparison without a limit should tell from noise"""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """One measure on both sides, ns per step. ``B`` less ``A``: positive is slower."""
+    """One measure on both sides, ns per step. The change is B minus A: positive is slower."""
 
     metric: str
     a_ns: int | None
@@ -39,40 +39,40 @@ class MetricChange:
     """medians over the runs"""
     num_steps_a: int
     num_steps_b: int
-    """of all runs together"""
+    """numbers of steps of all runs together"""
     runs_a_ns: tuple[int, ...] = ()
     runs_b_ns: tuple[int, ...] = ()
-    """of each run that knows it: the median over its steps, of the fastest step the least of them"""
+    """value of each run that has it: the median over its steps; for the fastest step, their minimum"""
     difference: Difference | None = None
     of_steps: Shift | None = None
-    """where there is one run on each side: by how much their steps differ, which is the least that is noise"""
+    """shift between the steps of one run on each side, which is the least that counts as noise"""
     num_questions: int = 1
-    """differences whose intervals hold together, this one among them"""
+    """number of differences whose intervals hold together, this one included"""
 
     @property
     def fraction(self) -> float | None:
-        """The difference as a part of `a_ns`."""
+        """Difference as a fraction of `a_ns`."""
         if self.difference is None or not self.a_ns:
             return None
         return self.difference.shift_ns / self.a_ns
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """``None``: cannot be told from so few runs."""
+        """Whether the change is beyond noise; ``None`` if there are too few runs to tell."""
         if self.difference is None:
             return None
         beyond = self.difference.is_beyond_noise
         if beyond is None and self.of_steps is not None and self.of_steps.is_beyond_noise is False:
-            return False  # even the steps of one run differ by as much
+            return False  # the steps of one run already differ by as much
         return beyond
 
     @property
     def num_runs(self) -> int:
-        """On the side that has fewer."""
+        """Number of runs on the side with fewer."""
         return min(len(self.runs_a_ns), len(self.runs_b_ns))
 
     def runs_needed(self, limit_ns: float) -> int | None:
-        """Return how many runs each side needs to tell no difference from one of `limit_ns`."""
+        """Return how many runs each side needs to distinguish no difference from one of `limit_ns`."""
         if self.difference is None:
             return None
         return runs_needed(self.difference, self.num_runs, limit_ns, self.num_questions)
@@ -88,7 +88,7 @@ class BucketChange:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """What the runs themselves say that is different: world size, bucket cap, versions."""
+    """A setting that differs between the runs: world size, bucket cap, versions."""
 
     name: str
     a: str
@@ -101,22 +101,22 @@ class Comparison:
     ddpprof: str
     a: str
     b: str
-    """the names of the sides"""
+    """names of the sides"""
     num_runs_a: int
     num_runs_b: int
     settings: tuple[SettingChange, ...]
     metrics: tuple[MetricChange, ...]
     buckets: tuple[BucketChange, ...]
     kernels: tuple[KernelChange, ...]
-    """kernels whose time per step changed beyond noise, the slowed ones first, by the time that they cost"""
+    """kernels whose time per step changed beyond noise: slowed ones first, by the time that they cost"""
     missing: tuple[str, ...]
     """what cannot be compared, and why"""
     runs_needed: int | None = None
-    """on each side, to tell no difference of the step from one of 5 %; ``None`` where there are enough"""
+    """runs on each side to distinguish no difference of the step from one of 5 %; ``None`` if there are enough"""
 
 
 def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Comparison:
-    """`asked`: the measures that it is about, whose intervals hold together; those of all others do so, too."""
+    """Compare two jobs. The intervals of the `asked` measures hold together, and so do those of all others."""
     metrics = _metrics(a.reports, b.reports, asked)
     slower, why_not = _kernels(a, b)
     missing = [f"{name}: {text}" for name, side in (("A", a), ("B", b)) for text in side.missing]
@@ -139,13 +139,13 @@ def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Compariso
 
 
 def medians_ns(report: Report) -> dict[str, int]:
-    """What `compare` says of one run: of each measure the mean over the ranks, of that the median over the steps."""
+    """Return each measure of one run: the mean over the ranks, and then the median over the steps."""
     changes = _metrics((report,), (report,), ())
     return {one.metric: one.a_ns for one in changes if one.a_ns is not None and one.metric != FASTEST_STEP}
 
 
 def _kernels(a: RunSet, b: RunSet) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Compare the typical runs; of several, keep kernels that changed from every run of A to every run of B."""
+    """Compare the typical runs; with several runs, keep kernels that differ between every run of A and of B."""
     changes, why_not = compare_kernels(a.typical.kernels, b.typical.kernels)
     of_runs = [[{k.kernel: k.median_ns for k in report.kernels} for report in side.reports] for side in (a, b)]
     kept = []
@@ -167,7 +167,7 @@ def _runs_needed(metrics: Sequence[MetricChange]) -> int | None:
 
 
 FASTEST_STEP = "fastest step"
-"""Other work on the machine disturbs some steps and leaves others alone: runs differ least in their fastest one."""
+"""a robust measure: other work on the machine disturbs some steps but not all, so runs differ least in their fastest"""
 
 _OF_PROFILED: Mapping[str, Callable[[StepReport], int | None]] = {
     "step": lambda s: s.duration_ns,
@@ -225,7 +225,7 @@ def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> 
 
 
 def _wrapper(reports: Sequence[Report]) -> Callable[[StepReport], int | None]:
-    """DDP's own work, as far as all runs know it: a trace that ddpprof did not record lacks some of its parts."""
+    """Return DDP's own work as far as all runs know it; a trace not recorded by ddpprof lacks some of its parts."""
     parts = [field.name for field in fields(WrapperCost)]
     known = [
         part
@@ -244,7 +244,7 @@ def _light(report: Report) -> list[LightStepReport]:
 
 
 def _by_step(steps: Iterable[_StepT], value: Callable[[_StepT], int | None]) -> list[float]:
-    """One value for each step's number: the mean over the ranks that know it."""
+    """Return one value per step number: the mean over the ranks that have it."""
     found: dict[int, list[int]] = {}
     for step in steps:
         measured = value(step)
@@ -256,7 +256,7 @@ def _by_step(steps: Iterable[_StepT], value: Callable[[_StepT], int | None]) -> 
 def _change(
     name: str, a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], noise_ns: float, num_questions: int
 ) -> MetricChange:
-    """`a`, `b`: the steps of each run."""
+    """Compare one measure; `a` and `b` have the steps of each run."""
     usual: Callable[[Sequence[float]], float] = min if name == FASTEST_STEP else median
     runs_a, runs_b = ([usual(steps) for steps in side] for side in (a, b))
     return MetricChange(
@@ -277,7 +277,7 @@ def _settings(a: Report, b: Report) -> list[SettingChange]:
     facts = [facts_of(a), facts_of(b)]
     if a.job.modules and b.job.modules:
         names = list(dict.fromkeys((*facts[0], *facts[1])))
-    else:  # what only one of them knows is no difference
+    else:  # a setting that only one run knows is no difference
         names = [name for name in facts[0] if name in facts[1]]
     return [
         SettingChange(name, facts[0].get(name, "-"), facts[1].get(name, "-"))
@@ -287,14 +287,14 @@ def _settings(a: Report, b: Report) -> list[SettingChange]:
 
 
 def _buckets(a: Sequence[BucketRow], b: Sequence[BucketRow]) -> tuple[BucketChange, ...]:
-    """In the order of `a`; then those that only `b` has."""
+    """Pair the buckets in the order of `a`; those that only `b` has come last."""
     left = {_bucket_key(bucket): bucket for bucket in b}
     changes = [BucketChange(bucket, left.pop(_bucket_key(bucket), None)) for bucket in a]
     return (*changes, *(BucketChange(None, bucket) for bucket in left.values()))
 
 
 def _bucket_key(bucket: BucketRow) -> tuple[object, ...]:
-    """What it holds; where only a trace knows of it, its place and size."""
+    """Return the bucket's parameters as its identity, or its place and size if only a trace knows of it."""
     if bucket.first_parameter is None:
         return (bucket.module, bucket.index, bucket.num_bytes)
     return (bucket.module, bucket.num_bytes, bucket.num_parameters, bucket.first_parameter, bucket.last_parameter)

@@ -1,8 +1,8 @@
 """``--fail-on 'step>5%,exposed>2ms'``: has the job become slower by more than its limits?
 
-passed    growth beyond the limit is excluded: the interval of the difference ends below it
-failed    equal runs are excluded, and growth beyond the limit is not
-unknown   neither is: the interval reaches from no difference to the limit, so that more runs are needed
+passed    growth beyond the limit is ruled out: the interval of the difference ends below it
+failed    equal runs are ruled out, and growth beyond the limit is not
+unknown   neither is ruled out: the interval spans from no difference to the limit, so more runs are needed
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NANOSECONDS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A measure may grow by so much, as a part of what it was (``%``) or in time per step."""
+    """A limit on the growth of a measure, as a fraction of its old value (``%``) or as time per step."""
 
     text: str
     metric: str
@@ -30,33 +30,33 @@ class Condition:
     ns: float | None
 
 
-class Outcome(StrEnum):
+class GateResult(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConditionVerdict:
     condition: Condition
-    outcome: Outcome
+    outcome: GateResult
     because: str
     runs_needed: int | None = None
-    """on each side, where the outcome is unknown"""
+    """runs needed on each side, if the outcome is unknown"""
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
-    """Raises `DdpprofError`."""
+    """Parse the conditions. Raises `DdpprofError`."""
     return tuple(_parse(part) for part in text.split(","))
 
 
 def _parse(text: str) -> Condition:
     match = _CONDITION.fullmatch(text)
     if match is None:
-        raise DdpprofError(f"--fail-on: {text.strip()!r} is no condition. Write, say: --fail-on 'step>5%,exposed>2ms'")
+        raise DdpprofError(f"--fail-on: {text.strip()!r} is not a condition. Write: --fail-on 'step>5%,exposed>2ms'")
     metric, number, unit = match.groups()
     if metric not in METRICS:
-        raise DdpprofError(f"--fail-on: {metric!r} is not compared. Choose of: {', '.join(METRICS)}")
+        raise DdpprofError(f"--fail-on: {metric!r} is not a compared measure. Choose from: {', '.join(METRICS)}")
     is_fraction = unit == "%"
     return Condition(
         text=text.strip(),
@@ -66,31 +66,31 @@ def _parse(text: str) -> Condition:
     )
 
 
-def judge(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[Verdict, ...]:
-    """Fail a condition whose measure is missing: a gate that has nothing to look at must not open."""
+def judge(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[ConditionVerdict, ...]:
+    """Judge each condition; a missing measure fails its condition, as a gate with nothing to check must not open."""
     return tuple(_judge(comparison, condition) for condition in conditions)
 
 
-def overall(verdicts: Sequence[Verdict]) -> Outcome:
-    """The worst of them."""
+def overall(verdicts: Sequence[ConditionVerdict]) -> GateResult:
+    """Return the worst outcome."""
     outcomes = {verdict.outcome for verdict in verdicts}
-    return next((one for one in (Outcome.FAILED, Outcome.UNKNOWN) if one in outcomes), Outcome.PASSED)
+    return next((one for one in (GateResult.FAILED, GateResult.UNKNOWN) if one in outcomes), GateResult.PASSED)
 
 
-def _judge(comparison: Comparison, condition: Condition) -> Verdict:
+def _judge(comparison: Comparison, condition: Condition) -> ConditionVerdict:
     change = next((change for change in comparison.metrics if change.metric == condition.metric), None)
     if change is None or change.difference is None or change.a_ns is None:
-        return Verdict(condition, Outcome.FAILED, f"{condition.metric} is not in both runs")
+        return ConditionVerdict(condition, GateResult.FAILED, f"{condition.metric} is not in both runs")
     limit_ns = condition.ns if condition.ns is not None else (condition.fraction or 0) * change.a_ns
     said, exceeds = _said(change), change.difference.may_exceed(limit_ns)
     if exceeds is not None:
-        return Verdict(condition, Outcome.FAILED if exceeds else Outcome.PASSED, said)
+        return ConditionVerdict(condition, GateResult.FAILED if exceeds else GateResult.PASSED, said)
     needed = change.runs_needed(limit_ns)
     if not change.difference.is_measured:
-        said += f"; whether that is noise, {_count(change)} cannot tell"
+        said += f"; {_count(change)} cannot tell whether that is noise"
     elif needed is not None and needed > MOST_RUNS:
-        said += f"; {MOST_RUNS} runs on each side would not tell: the runs differ too much"
-    return Verdict(condition, Outcome.UNKNOWN, said, needed)
+        said += f"; {MOST_RUNS} runs on each side would not be enough: the runs differ too much"
+    return ConditionVerdict(condition, GateResult.UNKNOWN, said, needed)
 
 
 def _said(change: MetricChange) -> str:

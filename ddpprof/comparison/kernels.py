@@ -2,7 +2,7 @@
 
     noise of a median = 1.57 × (3rd quartile - 1st quartile) / sqrt(runs)      (McGill, Tukey, Larsen 1978)
 
-Two medians differ beyond noise where they are further apart than both noises together.
+Two medians differ beyond noise if they are further apart than both noises together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FEWEST_RUNS = 4
 
 @dataclass(frozen=True, slots=True)
 class KernelChange:
-    """One kernel, the same in name, launch shape and input shapes, in both runs."""
+    """A kernel with the same name, launch shape and input shapes in both runs."""
 
     a: KernelSummary
     b: KernelSummary
@@ -31,7 +31,7 @@ class KernelChange:
 
     @property
     def ratio(self) -> float | None:
-        """Of the medians"""
+        """Ratio of the medians, B over A."""
         return self.b.median_ns / self.a.median_ns if self.a.median_ns else None
 
     @property
@@ -54,7 +54,7 @@ def _noise_ns(summary: KernelSummary) -> float | None:
 def compare_kernels(
     a: Sequence[KernelSummary], b: Sequence[KernelSummary]
 ) -> tuple[tuple[KernelChange, ...], str | None]:
-    """Those whose median changed beyond noise, the most time lost per step first; and what could not be compared."""
+    """Return the kernels whose median changed beyond noise, most time lost first, and what could not be compared."""
     in_b = {summary.kernel: summary for summary in b}
     changes = [KernelChange(summary, in_b[summary.kernel]) for summary in a if summary.kernel in in_b]
     changed = sorted((c for c in changes if c.is_beyond_noise), key=lambda c: -c.lost_ns_per_step)
@@ -64,7 +64,7 @@ def compare_kernels(
 def _unmatched(a: Sequence[KernelSummary], b: Sequence[KernelSummary], matched: set[Kernel]) -> str | None:
     only = [[summary for summary in summaries if summary.kernel not in matched] for summaries in (a, b)]
     if not a or not b or not any(only) or MOST_KERNELS in (len(a), len(b)):
-        return None  # one that is missing in a list that was cut may be there nevertheless
+        return None  # a kernel missing from a truncated list may still be in the run
     words = [
         f"{len(rows)} only in {run} ({_ms(rows)} ms per step)" for run, rows in zip("AB", only, strict=True) if rows
     ]

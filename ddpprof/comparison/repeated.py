@@ -1,4 +1,4 @@
-"""Runs of one job as ``ddpprof trace --repeat`` records them: how much do they differ, and what do they agree on?"""
+"""How much do the runs of one job, recorded by ``ddpprof trace --repeat``, differ, and what do they agree on?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpprof.findings import Finding
 from ddpprof.report import Report
 
 REPEATED_FORMAT = 1
-"""Version of the JSON form. It grows when a field changes its meaning or goes, not when one is added."""
+"""version of the JSON form; it grows when a field changes its meaning or is removed, not when one is added"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class RepeatedRun:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedFinding:
-    """A finding of one run or more; stragglers of different ranks are different findings."""
+    """A finding of one or more runs; stragglers of different ranks are different findings."""
 
     rule: str
     title: str
-    """in the first run that has it"""
+    """title in the first run that has it"""
     num_runs: int
     num_runs_beyond_noise: int
 
@@ -42,18 +42,18 @@ class RepeatedReport:
     name: str
     runs: tuple[RepeatedRun, ...]
     findings: tuple[RepeatedFinding, ...]
-    """those first that are beyond noise in most runs"""
+    """findings that are beyond noise in most runs come first"""
     missing: tuple[str, ...]
 
     @property
     def spread(self) -> float | None:
-        """How much longer the step of the slowest run is than that of the fastest, as a part of it."""
+        """How much longer the step of the slowest run is than that of the fastest, as a fraction of the fastest."""
         steps_ns = [run.step_ns for run in self.runs if run.step_ns]
         return max(steps_ns) / min(steps_ns) - 1 if len(steps_ns) > 1 else None
 
 
 def report_on_runs(runs: RunSet, names: Sequence[str]) -> RepeatedReport:
-    """`names`: of each run."""
+    """Report on the runs, whose names are given in `names`."""
     return RepeatedReport(
         format=REPEATED_FORMAT,
         ddpprof=__version__,
@@ -73,7 +73,7 @@ def _run(name: str, report: Report) -> RepeatedRun:
 def _findings(reports: Iterable[Report]) -> tuple[RepeatedFinding, ...]:
     found: dict[str, list[Finding]] = {}
     for report in reports:
-        of_run = {_what(finding): finding for finding in reversed(report.findings)}  # the first of its kind
+        of_run = {_what(finding): finding for finding in reversed(report.findings)}  # keeps the first of its kind
         for finding in reversed(of_run.values()):
             found.setdefault(_what(finding), []).append(finding)
     repeated = [

@@ -1,4 +1,4 @@
-"""Runs of one job, recorded one after the other: one side of a comparison."""
+"""One side of a comparison: runs of one job, recorded one after the other."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ddpprof.report import Report
 @dataclass(frozen=True, slots=True)
 class RunSet:
     reports: tuple[Report, ...]
-    """one or more"""
+    """one or more reports"""
     folder: str | None = None
-    """in which ``ddpprof trace --repeat`` keeps them, and to which more can be added"""
+    """folder in which ``ddpprof trace --repeat`` keeps the runs, and to which more can be added"""
 
     @property
     def name(self) -> str:
@@ -27,13 +27,13 @@ class RunSet:
 
     @property
     def typical(self) -> Report:
-        """The run whose step is the median one, or next to it: its buckets and kernels stand for those of all."""
+        """Run with the median step, or next to it; its buckets and kernels stand for those of all runs."""
         ordered = sorted(self.reports, key=_usual_step_ns)
         return ordered[(len(ordered) - 1) // 2]
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return each thing that reports lack once, with the number of runs that lack it where not all do."""
+        """What reports lack, each listed once, with the number of runs that lack it unless all do."""
         counts: dict[str, int] = {}
         for report in self.reports:
             for text in report.missing:
@@ -45,7 +45,7 @@ class RunSet:
     def _mixed(self) -> Sequence[str]:
         facts = [facts_of(report) for report in self.reports]
         names = [name for name in facts[0] if len({str(of_run.get(name)) for of_run in facts}) > 1]
-        return [f"its runs are not of one job: they differ in {', '.join(names)}"] if names else []
+        return [f"its runs are not from the same job: they differ in {', '.join(names)}"] if names else []
 
 
 def _usual_step_ns(report: Report) -> float:

@@ -1,4 +1,4 @@
-r"""What do gradients cost that a script all-reduces by hooks of its own, without torch's DDP?
+r"""What do gradients cost that a script all-reduces by its own hooks, without torch's DDP?
 
 exposed = |gradient comm \ compute|      flattening = |flatten, unflatten| on the training thread
 """
@@ -19,20 +19,20 @@ from ddpprof.model import UNKNOWN, Mark, Trace
 
 @dataclass(frozen=True, slots=True)
 class OwnReduction:
-    """Of one step, or medians over steps."""
+    """Reduction in one step, or medians over steps."""
 
     num_all_reduces: int
     num_bytes: int | None
-    """``None``: the trace does not say"""
+    """``None`` if the trace does not tell"""
     comm_ns: int
     exposed_ns: int
     flatten_ns: int | None
-    """of the training thread, making one tensor of many and back; ``None`` on an accelerator, which it need not keep
-    waiting, and where the trace does not name it"""
+    """time in which the training thread makes one tensor of many and back; ``None`` if the trace does not name it, or
+    on an accelerator, which it need not delay"""
 
 
 def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | None:
-    """Of the given steps (indices) of one rank: medians. ``None`` where its gradients are not reduced so."""
+    """Return medians over the steps with these indices; ``None`` if the rank's gradients are not reduced like this."""
     if not reduces_without_ddp(trace):
         return None
     rows = [one for step in steps if (one := _of_step(trace, step)) is not None]

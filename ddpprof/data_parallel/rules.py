@@ -11,7 +11,7 @@ from ddpprof.measures.kernels.devices import imbalance_ns
 
 
 def data_parallel(found: DataParallelReport, o: Observed) -> Iterator[Finding]:
-    """``nn.DataParallel`` instead of DDP."""
+    """Report ``nn.DataParallel`` used instead of DDP."""
     step, loads = found.step, o.device_loads
     of_modules = [len(module.device_ids) for module in found.modules]
     devices = len(loads) or max(of_modules, default=0)
@@ -25,18 +25,18 @@ def data_parallel(found: DataParallelReport, o: Observed) -> Iterator[Finding]:
         evidence += (
             f"; per step it copies parameters to them ({ms(step.replicate_ns)}), batches ({ms(step.scatter_ns)}), "
             f"outputs ({ms(step.gather_ns)}) and gradients ({ms(step.reduce_ns)}) back; {ms(step.exposed_ns)} of that "
-            "is beside no computation"
+            "is exposed"
         )
         gain = step.exposed_ns + imbalance_ns(loads)
     if loads:
         busiest = max(loads, key=lambda load: load.compute_ns)
-        evidence += f"; device {busiest.device} computes {ms(imbalance_ns(loads))} more than they do on average"
+        evidence += f"; device {busiest.device} computes {ms(imbalance_ns(loads))} more than the average device"
     yield Finding(
         "data-parallel",
         f"nn.DataParallel drives {devices} devices from one process",
         evidence,
-        "DistributedDataParallel, one process per device: torchrun --nproc-per-node N, init_process_group, "
-        "DistributedSampler. The model is copied once, and gradients are reduced during the backward pass.",
+        "Use DistributedDataParallel with one process per device: torchrun --nproc-per-node N, init_process_group, "
+        "DistributedSampler. It copies the model once, and reduces gradients during the backward pass.",
         gain,
     )
 
@@ -53,23 +53,23 @@ def _on_one_device(devices: int) -> Finding:
 
 
 def outputs_scattered_again(found: DataParallelReport, o: Observed) -> Iterator[Finding]:
-    """The loss is parallel too: what was gathered on one device is scattered again."""
+    """Report a parallel loss, for which outputs gathered on one device are scattered again."""
     step = found.step
     if step is None or not step.num_scattered_again or not o.worth(step.gather_ns + step.scatter_ns):
         return
     yield Finding(
         "outputs-scattered-again",
-        "Outputs are gathered on one device, only to be scattered again by a second DataParallel",
+        "Outputs are gathered on one device, and then scattered again by a second DataParallel",
         f"in {step.num_scattered_again} of {step.num_forwards} forwards per step; scattering takes "
         f"{ms(step.scatter_ns)}, gathering {ms(step.gather_ns)}",
         "Compute the loss inside the module that DataParallel wraps, so that outputs stay on their devices and only "
-        "losses are gathered; better, use DistributedDataParallel.",
+        "losses are gathered. Better still, use DistributedDataParallel.",
         step.gather_ns + step.scatter_ns,
     )
 
 
 def own_reduction(own: OwnReduction, o: Observed) -> Iterator[Finding]:
-    """Hooks of the script's own, as Apex's DistributedDataParallel has them, do what torch's DDP does."""
+    """Report hooks of the script that do what torch's DDP does, as Apex's DistributedDataParallel has them."""
     volume = "" if own.num_bytes is None else f" of {size(own.num_bytes)} in all"
     flat = "" if own.flatten_ns is None else f"; flattening gradients takes {ms(own.flatten_ns)} of the training thread"
     yield Finding(

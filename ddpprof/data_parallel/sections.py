@@ -21,7 +21,7 @@ def data_parallel_table(found: DataParallelReport) -> Iterable[Section]:
         return
     values = (step.replicate_ns, step.scatter_ns, step.gather_ns, step.reduce_ns, step.exposed_ns)
     yield Table(
-        "What DataParallel moves between devices, ms per step (medians)",
+        "Data movement of DataParallel between devices, ms per step (medians)",
         tuple(map(Column, ("forwards", "replicate", "scatter", "gather", "reduce", "exposed"))),
         ((str(step.num_forwards), *map(ms, values)),),
         "replicate: parameters to every device; scatter: the batch, and gradients of the output; gather: the output to "

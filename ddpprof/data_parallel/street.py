@@ -12,8 +12,8 @@ DATA_PARALLEL: SideStreet[DataParallelReport, DataParallelReport] = SideStreet(
     folder="data_parallel",
     report_field="data_parallel",
     name="DataParallel",
-    meaning="What one process with several accelerators moves between them, and how much each of them works; ddpprof "
-    "trace train.py records it like a job of one rank.",
+    meaning="Data that one process with several accelerators moves between them, and how much each of them works; "
+    "ddpprof trace train.py records it like a job of one rank.",
     aliases=("replicate", "scatter", "gather"),
     sections={"job": data_parallel_lines, "step": data_parallel_table},
     rules=(data_parallel, outputs_scattered_again),
@@ -31,9 +31,9 @@ OWN_REDUCTION: SideStreet[OwnReduction, OwnReduction] = SideStreet(
     folder="data_parallel",
     report_field="own_reduction",
     name="without torch's DDP",
-    meaning="Gradients that hooks all-reduce inside the backward pass, as Apex's DistributedDataParallel does: "
-    "recognised in traces of torch.profiler, with their buckets, exposed and trailing time; those sent after the "
-    "backward pass are not among them.",
+    meaning="Gradients that hooks all-reduce during the backward pass, as Apex's DistributedDataParallel does. They "
+    "are recognised in torch.profiler traces, with buckets, exposed and trailing time; gradients sent after the "
+    "backward pass are not included.",
     aliases=("Apex",),
     sections={"job": own_reduction_line},
     rules=(own_reduction,),

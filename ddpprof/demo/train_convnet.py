@@ -1,6 +1,6 @@
 """Train a small convolutional network with BatchNorm on synthetic images, with DistributedDataParallel.
 
-python train_convnet.py             starts its own ranks: one per GPU where there are two or more, else two on the CPU
+python train_convnet.py             starts its own ranks: one per GPU if there are several, else two on the CPU
 torchrun --nproc-per-node 2 train_convnet.py
 """
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class SyntheticImages(Dataset):
-    """Noise, brightened in the stripe that belongs to the label."""
+    """Noise that is brighter in the stripe for its label."""
 
     def __init__(self, num_images, num_classes=10, size=32, seed=0):
         self.num_images, self.num_classes, self.size, self.seed = num_images, num_classes, size, seed
@@ -70,11 +70,11 @@ def parse_arguments():
     parser.add_argument("--batch-size", type=int, default=16, help="per rank")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
-    parser.add_argument("--workers", type=int, default=0, help="processes that load data, per rank")
+    parser.add_argument("--workers", type=int, default=0, help="data-loading processes per rank")
     parser.add_argument(
         "--bucket-cap-mb", type=float, default=None, help="DDP's bucket size; DDP's own default if unset"
     )
-    parser.add_argument("--ranks", type=int, default=None, help="how many to start when no launcher has")
+    parser.add_argument("--ranks", type=int, default=None, help="number of ranks to start without a launcher")
     return parser.parse_args()
 
 
@@ -117,7 +117,7 @@ def train(args):
     if rank == 0 and loss is not None:
         print(f"{step} steps on {world_size} ranks, loss {loss.item():.4f}")
     if not on_gpu:
-        time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if the interpreter ends before that
+        time.sleep(0.2)  # else torch may abort: gloo's threads still hold gradients
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
 """Train a small transformer encoder to fill in hidden tokens, with DistributedDataParallel.
 
-python train_transformer.py         starts its own ranks: one per GPU where there are two or more, else two on the CPU
+python train_transformer.py         starts its own ranks: one per GPU if there are several, else two on the CPU
 torchrun --nproc-per-node 2 train_transformer.py
 """
 
@@ -20,7 +20,7 @@ MASK = 0
 
 
 class SyntheticSentences(Dataset):
-    """Arithmetic sequences of tokens, some of them hidden: (with holes, whole)."""
+    """Arithmetic sequences of tokens, some of them hidden, as pairs (with holes, whole)."""
 
     def __init__(self, num_sentences, vocabulary, length, seed=0):
         self.num_sentences, self.vocabulary, self.length, self.seed = num_sentences, vocabulary, length, seed
@@ -60,11 +60,11 @@ def parse_arguments():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=48, help="tokens in a sentence")
     parser.add_argument("--vocabulary", type=int, default=4000)
-    parser.add_argument("--workers", type=int, default=0, help="processes that load data, per rank")
+    parser.add_argument("--workers", type=int, default=0, help="data-loading processes per rank")
     parser.add_argument(
         "--bucket-cap-mb", type=float, default=None, help="DDP's bucket size; DDP's own default if unset"
     )
-    parser.add_argument("--ranks", type=int, default=None, help="how many to start when no launcher has")
+    parser.add_argument("--ranks", type=int, default=None, help="number of ranks to start without a launcher")
     return parser.parse_args()
 
 
@@ -109,7 +109,7 @@ def train(args):
     if rank == 0 and loss is not None:
         print(f"{step} steps on {world_size} ranks, loss {loss.item():.4f}")
     if not on_gpu:
-        time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if the interpreter ends before that
+        time.sleep(0.2)  # else torch may abort: gloo's threads still hold gradients
     dist.destroy_process_group()
 
 

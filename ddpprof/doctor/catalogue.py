@@ -1,4 +1,4 @@
-"""Every check of the doctor, in the order in which they run."""
+"""All checks of the doctor, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MACHINE = (
     Check(("gloo-interface",), "network", "check_gloo_interface", 20),
     Check(("nccl-interface",), "network", "check_nccl_interface", 20),
 )
-"""of what there is, without training"""
+"""checks of machine and installation, without training"""
 
-_SHARED_CORES = "between ranks that share cores, communication takes them from computation"
+_SHARED_CORES = "when ranks share cores, communication takes them from computation"
 
 TRAINING = (
     Check(
@@ -38,10 +38,10 @@ TRAINING = (
         120,
         trains=True,
         least_gpus=1,
-        why_gpus="only a GPU replays graphs",
+        why_gpus="graphs are only replayed on a GPU",
     ),
     Check(
-        ("beside-nsys",), "fabric", "check_beside_nsys", 120, trains=True, least_gpus=1, why_gpus="nsys looks at GPUs"
+        ("beside-nsys",), "fabric", "check_beside_nsys", 120, trains=True, least_gpus=1, why_gpus="nsys profiles GPUs"
     ),
     Check(("delay",), "timed", "check_delay", 90, trains=True, alone=True, least_ranks=2),
     Check(("bucket-bytes", "bucket-times"), "timed", "check_buckets", 90, trains=True, alone=True, least_ranks=2),
@@ -67,12 +67,12 @@ TRAINING = (
         alone=True,
         least_ranks=2,
         least_gpus=2,
-        why_gpus="it takes minutes, and tells most of a device",
+        why_gpus="it takes minutes, and is most informative on GPUs",
     ),
     Check(("exception",), "endings", "check_exception", 120, trains=True, least_ranks=2),
     Check(("ctrl-c",), "endings", "check_ctrl_c", 120, trains=True),
     Check(("sigterm",), "endings", "check_sigterm", 120, trains=True),
 )
-"""the acceptance of a recorder, by scripts that know nothing of ddpprof"""
+"""acceptance tests of the recorder, with scripts that know nothing of ddpprof"""
 
 NAMES = tuple(name for check in (*MACHINE, *TRAINING) for name in check.names)

@@ -1,4 +1,4 @@
-"""Defines a check: its questions, where it runs, and how it answers."""
+"""The definition of a check: its questions, where it runs, and the form of its answers."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from enum import StrEnum
 from pathlib import Path
 
 
-class Verdict(StrEnum):
+class CheckStatus(StrEnum):
     PASS = "PASS"  # noqa: S105 (no password)
     FAIL = "FAIL"
     SKIP = "SKIP"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckResult:
     """The answer to one question."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckStatus
     expected: str | None = None
     found: str | None = None
     reason: str | None = None
     """why it was skipped, or what a failure means and what to do"""
     setup: str | None = None
-    """where the ranks trained; ``None`` where none did"""
+    """where the ranks trained; ``None`` if none did"""
 
 
-def judge(name: str, holds: bool, expected: object, found: object, reason: str) -> Outcome:
+def judge(name: str, holds: bool, expected: object, found: object, reason: str) -> CheckResult:
     """Return a pass, or a failure with its reason."""
-    verdict = Verdict.PASS if holds else Verdict.FAIL
-    return Outcome(name, verdict, str(expected), str(found), None if holds else reason)
+    verdict = CheckStatus.PASS if holds else CheckStatus.FAIL
+    return CheckResult(name, verdict, str(expected), str(found), None if holds else reason)
 
 
-def skip(name: str, reason: str) -> Outcome:
-    return Outcome(name, Verdict.SKIP, reason=reason)
+def skip(name: str, reason: str) -> CheckResult:
+    return CheckResult(name, CheckStatus.SKIP, reason=reason)
 
 
 class CannotCheck(Exception):
-    """Says why a check could not come to an answer: it fails with that."""
+    """A check could not find its answer; the message says why, and the check fails with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How many ranks train, on what, and through which backend."""
+    """How many ranks train, on which devices, and with which backend."""
 
     backend: str = "gloo"
     num_ranks: int = 2
     device: str = "cpu"
     num_gpus: int = 0
-    """that the ranks share"""
+    """number of GPUs that the ranks share"""
 
     def __str__(self) -> str:
         where = "CPU" if self.device == "cpu" else "1 GPU" if self.num_gpus == 1 else f"{self.num_gpus} GPUs"
@@ -58,12 +58,12 @@ class Setup:
 
     @property
     def options(self) -> list[str]:
-        """The options of the training scripts."""
+        """Options of the training scripts."""
         return [f"--ranks={self.num_ranks}", f"--backend={self.backend}", f"--device={self.device}"]
 
 
 def setups(num_gpus: int) -> list[Setup]:
-    """Return where training is checked: on the CPU only where there is no GPU."""
+    """Return the setups in which training is checked; CPU only if there is no GPU."""
     if not num_gpus:
         return [Setup()]
     shared = [Setup("nccl", 1, "cuda", 1), Setup("gloo", 2, "cuda", 1)]
@@ -72,39 +72,39 @@ def setups(num_gpus: int) -> list[Setup]:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A running check is told this."""
+    """Input of a running check."""
 
     folder: Path
-    """empty, and the check's own"""
+    """empty folder of the check's own"""
     out: Path
-    """where the user stands: runs would be written below"""
+    """user's folder, in which runs would be written"""
     gpus: int | None = None
-    """as many as the user says that there are"""
+    """number of GPUs according to the user"""
     setup: Setup = Setup()
 
 
-Run = Callable[[Context], Sequence[Outcome]]
+Run = Callable[[Context], Sequence[CheckResult]]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Some questions that are answered together."""
+    """A group of questions that are answered together."""
 
     names: tuple[str, ...]
     module: str
     function: str
     limit_s: float
     trains: bool = False
-    """once for each setup"""
+    """True if it runs once for each setup"""
     least_ranks: int = 1
     least_gpus: int = 0
     alone: bool = False
-    """it measures times that another training beside it would make longer"""
+    """True if it measures times that a concurrent training would lengthen"""
     why_gpus: str = ""
-    """what a machine with fewer GPUs cannot tell"""
+    """what cannot be checked with fewer GPUs"""
 
     def lacks(self, setup: Setup) -> str | None:
-        """Return why the setup does not do for this check."""
+        """Return why the setup is unsuitable for this check; ``None`` if it is suitable."""
         if self.least_ranks > setup.num_ranks:
             return f"it needs {self.least_ranks} ranks"
         if self.least_gpus > setup.num_gpus:

@@ -1,10 +1,10 @@
-"""Are steps and parameters told as the script has them, whatever it does?"""
+"""Are steps and parameters counted as in the script, whatever the script does?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpprof.doctor.check import Context, Outcome, judge
+from ddpprof.doctor.check import CheckResult, Context, judge
 from ddpprof.doctor.training import Trained, run_script
 from ddpprof.load.run import load_run
 from ddpprof.model import Record
@@ -12,8 +12,8 @@ from ddpprof.model import Record
 _GROWTH_BYTES = 100_000_000
 
 
-def check_rotating_branches(context: Context) -> Sequence[Outcome]:
-    """Every parameter trains, though none does in every step: none may be called unused."""
+def check_rotating_branches(context: Context) -> Sequence[CheckResult]:
+    """Check that no parameter is called unused if every one trains, though none in every step."""
     record = _record(run_script(context, "rotating.py", *context.setup.options, trace=()))
     unused = [module.unused for module in record.modules]
     names = [name for of_module in unused for name in of_module or ()]
@@ -22,25 +22,25 @@ def check_rotating_branches(context: Context) -> Sequence[Outcome]:
             "unused-parameters",
             not names and bool(unused),
             "none",
-            ", ".join(names) or ("none" if None not in unused and unused else "not known"),
-            "The report would advise to freeze parameters that train.",
+            ", ".join(names) or ("none" if None not in unused and unused else "unknown"),
+            "The report would advise freezing parameters that train.",
         )
     ]
 
 
-def check_amp_steps(context: Context) -> Sequence[Outcome]:
+def check_amp_steps(context: Context) -> Sequence[CheckResult]:
     return [_judge_steps(context, "amp", "steps that GradScaler skips")]
 
 
-def check_closure_steps(context: Context) -> Sequence[Outcome]:
+def check_closure_steps(context: Context) -> Sequence[CheckResult]:
     return [_judge_steps(context, "closure", "optimizer.step(closure)")]
 
 
-def check_compiled_steps(context: Context) -> Sequence[Outcome]:
+def check_compiled_steps(context: Context) -> Sequence[CheckResult]:
     return [_judge_steps(context, "compiled", "torch.compile")]
 
 
-def _judge_steps(context: Context, kind: str, what: str) -> Outcome:
+def _judge_steps(context: Context, kind: str, what: str) -> CheckResult:
     trained = run_script(context, "odd_steps.py", *context.setup.options, f"--kind={kind}", trace=())
     steps, found = trained.told["num_steps"], _record(trained).num_steps
     return judge(
@@ -48,8 +48,8 @@ def _judge_steps(context: Context, kind: str, what: str) -> Outcome:
     )
 
 
-def check_graph_replay(context: Context) -> Sequence[Outcome]:
-    """A whole step as a CUDA graph: only its capture calls DDP, and the window must not stay open for its replays."""
+def check_graph_replay(context: Context) -> Sequence[CheckResult]:
+    """Check that a step captured as a CUDA graph, where only the capture calls DDP, does not leave the window open."""
     trained = run_script(context, "graphed.py", *context.setup.options, trace=())
     grown = trained.told["grown_bytes"]
     return [
@@ -58,7 +58,7 @@ def check_graph_replay(context: Context) -> Sequence[Outcome]:
             grown < _GROWTH_BYTES,
             f"less than {_GROWTH_BYTES // 10**6} MB more",
             f"{grown // 10**6} MB",
-            "The profiler goes on through the replays, and its memory grows until the job ends.",
+            "The profiler keeps running during the replays, and its memory grows until the job ends.",
         )
     ]
 

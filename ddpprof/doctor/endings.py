@@ -12,47 +12,47 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddpprof.child_processes import descendants, python_command, start
-from ddpprof.doctor.check import CannotCheck, Context, Outcome, judge
+from ddpprof.doctor.check import CannotCheck, CheckResult, Context, judge
 from ddpprof.doctor.training import SCRIPTS, job_environment
 
 _LATER_S = 10.0
 _START_S = 60.0
 _WAIT_S = 40.0
-"""after which a job counts as hanging"""
+"""seconds after which a job counts as hanging"""
 _WINDOW = ["--skip-first", "2", "--cost-steps", "0", "--warmup", "1", "--steps", "1000000"]
 
 
-def check_exception(context: Context) -> Sequence[Outcome]:
+def check_exception(context: Context) -> Sequence[CheckResult]:
     return [_judge(context, "exception", None)]
 
 
-def check_ctrl_c(context: Context) -> Sequence[Outcome]:
+def check_ctrl_c(context: Context) -> Sequence[CheckResult]:
     return [_judge(context, "ctrl-c", signal.SIGINT)]
 
 
-def check_sigterm(context: Context) -> Sequence[Outcome]:
+def check_sigterm(context: Context) -> Sequence[CheckResult]:
     return [_judge(context, "sigterm", signal.SIGTERM)]
 
 
-def _judge(context: Context, name: str, number: signal.Signals | None) -> Outcome:
-    """Both jobs run at once: what is compared is seconds."""
+def _judge(context: Context, name: str, number: signal.Signals | None) -> CheckResult:
+    """Run both jobs at once, since the times compared are seconds."""
     jobs = [_Job(context, traced, number) for traced in (False, True)]
     without_s, with_s = _until_all_are_gone(jobs)
     return judge(
         name,
         with_s is not None and with_s <= (without_s or 0) + _LATER_S,
-        f"all ranks gone after {_seconds(without_s)}, as without ddpprof, or {_LATER_S:g} s later",
+        f"all ranks gone after {_seconds(without_s)}, as without ddpprof, or up to {_LATER_S:g} s later",
         _seconds(with_s),
-        "A job that fails while it is recorded keeps its machines. Record with --no-profiler, and report this.",
+        "A job that fails while it is recorded does not release its machines. Use --no-profiler, and report this.",
     )
 
 
 def _seconds(value: float | None) -> str:
-    return f"never, in {_WAIT_S:g} s" if value is None else f"{value:.1f} s"
+    return f"not within {_WAIT_S:g} s" if value is None else f"{value:.1f} s"
 
 
 class _Job:
-    """`ending.py` under torchrun, on its way to the step in which it is to end."""
+    """A run of `ending.py` under torchrun, up to the step in which it is to end."""
 
     def __init__(self, context: Context, traced: bool, number: signal.Signals | None) -> None:
         self._setup = context.setup
@@ -80,7 +80,7 @@ class _Job:
         return self._began is not None
 
     def look(self) -> None:
-        """Send the signal once all ranks have come so far; note when the last process has gone."""
+        """Send the signal once all ranks have reached the step; note when the last process has gone."""
         if self.lasted_s is not None:
             return
         if self._began is None:
@@ -95,7 +95,7 @@ class _Job:
             self.lasted_s = time.monotonic() - self._began
 
     def _send(self) -> None:
-        """Ctrl-C reaches every process of a job; ddpprof sees to that itself."""
+        """Send the signal; a Ctrl-C goes to every process of a job, which ddpprof does itself."""
         if self._number is None:
             return
         others = descendants(self._process.pid) if self._number is signal.SIGINT and not self._traced else []
@@ -107,7 +107,7 @@ class _Job:
 def _until_all_are_gone(jobs: Sequence[_Job]) -> list[float | None]:
     _wait(lambda: all(job.has_begun_to_end for job in jobs), jobs, _START_S)
     if not all(job.has_begun_to_end for job in jobs):
-        raise CannotCheck(f"ending.py did not come to its step in {_START_S:g} s")
+        raise CannotCheck(f"ending.py did not reach its step within {_START_S:g} s")
     _wait(lambda: all(job.lasted_s is not None for job in jobs), jobs, _WAIT_S)
     return [job.lasted_s for job in jobs]
 
@@ -132,4 +132,4 @@ def _is_alive(process: int) -> bool:
 
 def _last_line(path: Path) -> str:
     lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if "rror" in line]
-    return lines[-1] if lines else "it does not say why"
+    return lines[-1] if lines else "it gives no reason"

@@ -1,6 +1,6 @@
-"""All checks, and what came out of them as one document that tells nothing of who ran it.
+"""All checks, and their results as one document that does not reveal who ran it.
 
-Those that measure times run one after the other.
+Checks that measure times run one after the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from ddpprof import __version__
 from ddpprof.doctor.catalogue import MACHINE, TRAINING
-from ddpprof.doctor.check import Check, Outcome, Setup, Verdict, setups
+from ddpprof.doctor.check import Check, CheckResult, CheckStatus, Setup, setups
 from ddpprof.doctor.processes import run_checks
 from ddpprof.redaction import without_secrets
 
@@ -26,18 +26,20 @@ DOCTOR_FORMAT = 1
 _PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+)+/([\w.+@~-]+)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 AT_ONCE = 3
-"""checks that measure no times, on any number of cores: much of what they take is waiting"""
-_IF_BUSY = " It failed twice: if the machine does other work, end that and ask once more (--only)."
+"""number of concurrent checks that measure no times, on any number of cores: they mostly wait"""
+_IF_BUSY = " It failed twice: if the machine does other work, stop that and check again (--only)."
 _OF_EVERYBODY = ("root", "localhost", "user")
-"""names that tell nothing"""
+"""names that reveal nothing"""
 
 
 def examine(
     out: Path, gpus: int | None, only: Collection[str], watch: Callable[[str], None]
-) -> Iterator[tuple[Outcome, ...]]:
-    """Yield the outcomes of each check. `gpus`: how many there are; ``None``: as many as torch sees.
+) -> Iterator[tuple[CheckResult, ...]]:
+    """Yield the outcomes of each check.
 
-    `only`: names of outcomes; without any, all. `watch` is told what runs.
+    `gpus`: number of GPUs; ``None`` for as many as torch sees.
+    `only`: names of outcomes; all if empty.
+    `watch`: called with what is running.
     """
     chosen = [check for check in MACHINE if _wanted(check, only)]
     training = [check for check in TRAINING if _wanted(check, only)]
@@ -58,16 +60,16 @@ def examine(
                 yield _kept(outcomes, only)
         for check in training:
             if (lack := check.lacks(setup)) is not None:
-                skipped = [Outcome(name, Verdict.SKIP, reason=lack, setup=str(setup)) for name in check.names]
+                skipped = [CheckResult(name, CheckStatus.SKIP, reason=lack, setup=str(setup)) for name in check.names]
                 yield _kept(skipped, only)
 
 
 def _run(
     checks: Sequence[Check], at_once: int, setup: Setup, out: Path, gpus: int | None, watch: Callable[[str], None]
-) -> Iterator[list[Outcome]]:
-    """Yield as `run_checks` does, and tell `watch` what is still to come.
+) -> Iterator[list[CheckResult]]:
+    """Yield as `run_checks` does, and tell `watch` what is left.
 
-    Where times are wrong they are measured once more: the machine may have been busy for a moment.
+    Failed measurements of times are repeated once, since the machine may have been busy for a moment.
     """
     found = run_checks(checks, setup, out, gpus, at_once)
     for number, check in enumerate(checks):
@@ -75,8 +77,8 @@ def _run(
         where = f"on {setup}" if check.trains else "of the machine"
         watch(f"{where}: {', '.join(check.names)}{f', and {others} more' if others else ''}")
         outcomes = next(found)
-        if check.alone and any(one.verdict is Verdict.FAIL for one in outcomes):
-            watch(f"{where}, once more: {', '.join(check.names)}")
+        if check.alone and any(one.verdict is CheckStatus.FAIL for one in outcomes):
+            watch(f"{where}, again: {', '.join(check.names)}")
             (outcomes,) = run_checks([check], setup, out, gpus)
             outcomes = [replace(one, reason=f"{one.reason}{_IF_BUSY}") if one.reason else one for one in outcomes]
         yield outcomes
@@ -86,24 +88,24 @@ def _wanted(check: Check, only: Collection[str]) -> bool:
     return not only or not set(only).isdisjoint(check.names)
 
 
-def _kept(outcomes: Sequence[Outcome], only: Collection[str]) -> tuple[Outcome, ...]:
+def _kept(outcomes: Sequence[CheckResult], only: Collection[str]) -> tuple[CheckResult, ...]:
     return tuple(one for one in outcomes if not only or one.name in only)
 
 
-def _num_gpus(outcomes: Sequence[Outcome]) -> int:
+def _num_gpus(outcomes: Sequence[CheckResult]) -> int:
     found = [one.found for one in outcomes if one.name == "devices"]
     return int(found[0]) if found and found[0] is not None else 0
 
 
-def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return what ``doctor.json`` holds: no names of users and hosts, no addresses, of paths only their ends."""
+def document(outcomes: Sequence[CheckResult]) -> dict[str, Any]:
+    """Return the content of ``doctor.json``: no names of users and hosts, no addresses, and only the ends of paths."""
     counts = Counter(one.verdict for one in outcomes)
     return {
         "format": DOCTOR_FORMAT,
         "ddpprof": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "counts": {verdict.value: counts[verdict] for verdict in Verdict},
+        "counts": {verdict.value: counts[verdict] for verdict in CheckStatus},
         "outcomes": [
             {name: anonymous(value) if isinstance(value, str) else value for name, value in asdict(one).items()}
             for one in outcomes

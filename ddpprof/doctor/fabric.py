@@ -1,4 +1,4 @@
-"""How fast is the network between the ranks, and what does it cost a step: several sources, one answer?"""
+"""How fast is the network between the ranks, and what does it cost a step? Do several sources agree?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 
 from ddpprof.child_processes import python_command
-from ddpprof.doctor.check import CannotCheck, Context, Outcome, judge, skip
+from ddpprof.doctor.check import CannotCheck, CheckResult, Context, judge, skip
 from ddpprof.doctor.training import SCRIPTS, run_command, run_script
 from ddpprof.load.run import load_run
 from ddpprof.report import build_report
@@ -19,12 +19,12 @@ from ddpprof.report import build_report
 _WITHIN = 0.10
 _NUM_BYTES = 16 << 20
 _IN_A_ROW = 20
-"""all-reduces on a GPU: one alone takes as long as its launch"""
+"""number of all-reduces in a row on a GPU; a single one takes as long as its launch"""
 _NCCL_TESTS = "all_reduce_perf"
 
 
-def check_netbench(context: Context) -> Sequence[Outcome]:
-    """What `ddpprof netbench` measures, against nccl-tests, or a loop of all-reduces where there are none."""
+def check_netbench(context: Context) -> Sequence[CheckResult]:
+    """Compare `ddpprof netbench` with nccl-tests, or with a loop of all-reduces if those are not installed."""
     setup = context.setup
     bench = context.folder / "bench.json"
     options = [f"--nproc-per-node={setup.num_ranks}", f"--backend={setup.backend}", f"--sizes={_NUM_BYTES}"]
@@ -44,28 +44,28 @@ def check_netbench(context: Context) -> Sequence[Outcome]:
         judge(
             "netbench",
             abs(found / own - 1) <= _WITHIN,
-            f"{own:.2f} GB/s on the bus by {by}, within {_WITHIN:.0%}",
+            f"{own:.2f} GB/s on the bus according to {by}, within {_WITHIN:.0%}",
             f"{found:.2f} GB/s",
-            "What `ddpprof netbench` measures, and predicts with, is not what the network does.",
+            "`ddpprof netbench`, on which predictions rest, does not measure the network's real speed.",
         )
     ]
 
 
 def _busbw(num_bytes: int, ns: float, num_ranks: int) -> float:
-    """In GB/s, as nccl-tests define it."""
+    """Return the bus bandwidth in GB/s, as defined by nccl-tests."""
     return num_bytes / ns * 2 * (num_ranks - 1) / num_ranks
 
 
 def _of_nccl_tests(printed: str) -> float:
-    """Out of place: columns are size, count, type, redop, root, time, algbw, busbw."""
+    """Return the out-of-place busbw; the columns are size, count, type, redop, root, time, algbw, busbw."""
     row = re.search(rf"^\s*{_NUM_BYTES}\s+\d+\s+\w+\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+\s+([\d.]+)", printed, re.MULTILINE)
     if row is None:
         raise CannotCheck(f"{_NCCL_TESTS} printed no row for {_NUM_BYTES} bytes")
     return float(row.group(1))
 
 
-def check_exposed(context: Context) -> Sequence[Outcome]:
-    """Exposed communication, against steps with and without `no_sync` in turns."""
+def check_exposed(context: Context) -> Sequence[CheckResult]:
+    """Compare exposed communication with the difference between steps with and without `no_sync`, run in turns."""
     window = ["--skip-first", "20", "--cost-steps", "0", "--steps", "10"]
     trained = run_script(context, "unsynced.py", *context.setup.options, "--steps=40", trace=window)
     first = build_report(load_run(str(trained.run))).ranks[0]
@@ -77,30 +77,30 @@ def check_exposed(context: Context) -> Sequence[Outcome]:
             low <= exposed_ms <= high,
             f"{low:.2f} to {high:.2f} ms, by which a step is longer than under no_sync",
             f"{exposed_ms:.2f} ms",
-            "What the report calls exposed is not what averaging gradients costs a step.",
+            "The exposed communication in the report is not what averaging gradients costs a step.",
         )
     ]
 
 
 def _difference_ms(values: Sequence[int], others: Sequence[int]) -> tuple[float, float]:
-    """Return between what the difference of the two medians lies, with 99 % confidence: a bootstrap."""
+    """Return a 99 % bootstrap interval for the difference of the two medians, ms."""
     draw = np.random.default_rng(0)
     first, second = (np.median(draw.choice(np.asarray(one), (2000, len(one))), axis=1) for one in (values, others))
     low, high = np.quantile((first - second) / 1e6, [0.005, 0.995])
     return float(low), float(high)
 
 
-def check_overhead(context: Context) -> Sequence[Outcome]:
-    """`ddpprof overhead`, in turns within one process, and from processes of their own."""
+def check_overhead(context: Context) -> Sequence[CheckResult]:
+    """Compare `ddpprof overhead` in one process, in turns, with its result from separate processes."""
     found = [_overhead(context, name, *options) for name, options in (("turns", []), ("apart", ["--apart"]))]
     (low, high), (low_apart, high_apart) = found
     return [
         judge(
             "overhead",
             low <= high_apart and low_apart <= high,
-            f"{low_apart:.3f} to {high_apart:.3f} times the bare step, as from processes of their own",
+            f"{low_apart:.3f} to {high_apart:.3f} times the bare step, as from separate processes",
             f"{low:.3f} to {high:.3f}",
-            "What `ddpprof overhead` tells depends on how it measures.",
+            "The result of `ddpprof overhead` depends on how it measures.",
         )
     ]
 
@@ -114,8 +114,8 @@ def _overhead(context: Context, name: str, *options: str) -> tuple[float, float]
     return float(ratio["low"]), float(ratio["high"])
 
 
-def check_beside_nsys(context: Context) -> Sequence[Outcome]:
-    """Under nsys, which holds CUPTI: the report has kernels all the same, or says that there are none."""
+def check_beside_nsys(context: Context) -> Sequence[CheckResult]:
+    """Check that under nsys, which occupies CUPTI, the report has kernels or says that there are none."""
     nsys = shutil.which("nsys")
     if nsys is None:
         return [skip("beside-nsys", "nsys is not installed")]
@@ -129,13 +129,13 @@ def check_beside_nsys(context: Context) -> Sequence[Outcome]:
         judge(
             "beside-nsys",
             bool(kernels or said),
-            "kernels, or a word that there are none",
+            "kernels, or a note that there are none",
             f"{kernels} steps with kernels" if kernels else ", ".join(said) or "neither",
-            "Tables without kernels would be taken for a device that did nothing.",
+            "Tables without kernels would look like a device that did nothing.",
         )
     ]
 
 
 def _training(context: Context) -> list[str]:
-    """The words of a training of some seconds, behind a command of ddpprof."""
+    """Return the command of a training of a few seconds, to follow a command of ddpprof."""
     return [str(SCRIPTS / "timed.py"), *context.setup.options, "--steps=60"]

@@ -1,21 +1,21 @@
-"""Does recording leave a training as it is? The same script runs with ddpprof and without it."""
+"""Does recording leave a training unchanged? The same script runs with and without ddpprof."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpprof.doctor.check import Context, Outcome, judge, skip
+from ddpprof.doctor.check import CheckResult, Context, judge, skip
 from ddpprof.doctor.training import Trained, run_script
 from ddpprof.load.run import load_run
 
 _WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--warmup", "1", "--steps", "3"]
 _AFTER_WINDOW = 12
-"""the first step that has nothing of the recording"""
+"""first step that is free of recording"""
 _PAUSE_SHARE = 10
-"""The other ranks wait for one that stands still, and their patience ends with the process group's timeout."""
+"""least ratio of the process group's timeout to a pause; other ranks wait for a paused one until that timeout"""
 
 
-def check_unchanged(context: Context) -> Sequence[Outcome]:
+def check_unchanged(context: Context) -> Sequence[CheckResult]:
     options = [*context.setup.options, f"--window={_AFTER_WINDOW}"]
     without = run_script(context, "plain.py", *options)
     traced = run_script(context, "plain.py", *options, trace=_WINDOW)
@@ -25,23 +25,23 @@ def check_unchanged(context: Context) -> Sequence[Outcome]:
             traced.told["parameters"] == without.told["parameters"],
             without.told["parameters"][:12],
             traced.told["parameters"][:12],
-            "Recording changes what is trained, which it must never do.",
+            "Recording changes the result of training, which it must never do.",
         ),
         judge(
             "collectives",
             traced.told["collectives"] == without.told["collectives"],
             f"{without.told['collectives']}, as without ddpprof",
             traced.told["collectives"],
-            "Recording adds collectives of its own, which may hang a job.",
+            "Recording adds its own collectives, which may hang a job.",
         ),
         *_on_devices(context, without, traced),
         _judge_pause(traced),
     ]
 
 
-def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Outcome]:
+def _on_devices(context: Context, without: Trained, traced: Trained) -> list[CheckResult]:
     if context.setup.device == "cpu":
-        reason = "it needs a GPU: on a CPU nothing is synchronised, and there are no contexts"
+        reason = "it needs a GPU: on a CPU there is nothing to synchronise, and there are no contexts"
         return [skip("synchronising-calls", reason), skip("foreign-contexts", reason)]
     calls = [trained.told["synchronising_calls"] for trained in (without, traced)]
     foreign = [trained.told["foreign_contexts"] for trained in (without, traced)]
@@ -49,7 +49,7 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Out
         judge(
             "synchronising-calls",
             calls[1] <= calls[0],
-            f"{calls[0]} outside of the window, as without ddpprof",
+            f"{calls[0]} outside the window, as without ddpprof",
             calls[1],
             "Recording waits for the device in steps that it does not profile, and slows them.",
         ),
@@ -58,12 +58,12 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Out
             set(foreign[1]) <= set(foreign[0]),
             f"on devices {foreign[0]}, as without ddpprof" if foreign[0] else "none",
             f"on devices {foreign[1]}" if foreign[1] else "none",
-            "Recording makes contexts on devices that are another rank's, and takes their memory.",
+            "Recording creates contexts on other ranks' devices, and takes their memory.",
         ),
     ]
 
 
-def _judge_pause(traced: Trained) -> Outcome:
+def _judge_pause(traced: Trained) -> CheckResult:
     pauses_ns = [rank.record.profiler_pause_ns or 0 for rank in load_run(str(traced.run)).ranks if rank.record]
     pause_s = max(pauses_ns, default=0) / 1e9
     most_s = float(traced.told["patience_s"]) / _PAUSE_SHARE
@@ -72,5 +72,5 @@ def _judge_pause(traced: Trained) -> Outcome:
         pause_s < most_s,
         f"less than {most_s:g} s, a tenth of the process group's timeout",
         f"{pause_s:.2f} s",
-        "Training stands still while the trace is written, and other ranks may give up. Profile fewer steps.",
+        "Training pauses while the trace is written, and other ranks may give up. Profile fewer steps.",
     )

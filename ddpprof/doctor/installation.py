@@ -1,4 +1,4 @@
-"""Checks what is installed: versions, torch's devices and backends, the profiler, and who else profiles."""
+"""Checks of the installation: versions, torch's devices and backends, the profiler, and other profilers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from ddpprof.doctor.check import Context, Outcome, judge, skip
+from ddpprof.doctor.check import CheckResult, Context, judge, skip
 from ddpprof.doctor.training import run_script
 
 _OLDEST_PYTHON = (3, 11)
 _LOOKED_AT = {None, "torch", "tensorboard", "html", "cluster"}
-"""extras; what belongs to no extra is needed"""
+"""extras whose packages are optional; packages in no extra are required"""
 _BOUND = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(?:(<|>=)\s*([0-9.]+))?")
 _OTHER_PROFILERS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
-"""variables that nsys and ncu set in what they start"""
+"""variables that nsys and ncu set in the processes they start"""
 
 
-def check_versions(_context: Context) -> Sequence[Outcome]:
-    """Is everything there that is needed, and nothing of a version that does not do?"""
+def check_versions(_context: Context) -> Sequence[CheckResult]:
+    """Check that everything required is installed, in a suitable version."""
     versions = {"Python": ".".join(map(str, sys.version_info[:3]))}
     wrong = [] if sys.version_info >= _OLDEST_PYTHON else [f"Python {versions['Python']} (needs 3.11)"]
     for name, sign, bound, extra in _requirements():
@@ -36,7 +36,7 @@ def check_versions(_context: Context) -> Sequence[Outcome]:
         judge(
             "versions",
             not wrong,
-            "what pyproject.toml asks for",
+            "the requirements of pyproject.toml",
             "; ".join(wrong) or ", ".join(f"{name} {version}" for name, version in shown.items()),
             "Install what is missing or too old with pip, in this environment.",
         )
@@ -44,7 +44,7 @@ def check_versions(_context: Context) -> Sequence[Outcome]:
 
 
 def _requirements() -> list[tuple[str, str, str, str | None]]:
-    """Return name, sign, bound and extra of everything that ddpprof asks for."""
+    """Return name, sign, bound and extra of each of ddpprof's requirements."""
     found = []
     for line in metadata.requires("ddpprof") or []:
         what, _, marker = line.partition(";")
@@ -66,8 +66,8 @@ def _satisfies(version: str, sign: str, bound: str) -> bool:
     return has >= wants if sign == ">=" else has < wants
 
 
-def check_torch(context: Context) -> Sequence[Outcome]:
-    """Does torch see the devices, have the backends, and profile an operation on each kind of device?"""
+def check_torch(context: Context) -> Sequence[CheckResult]:
+    """Check that torch sees the devices, has the backends, and profiles an operation on each kind of device."""
     probe = run_script(context, "probe.py", limit_s=60).told
     gpus = int(probe["num_gpus"])
     expected = context.gpus if context.gpus is not None else int(probe["num_gpu_files"])
@@ -77,7 +77,7 @@ def check_torch(context: Context) -> Sequence[Outcome]:
             gpus >= expected,
             f"{expected} GPU{'s' if expected != 1 else ''}",
             gpus,
-            "torch does not see them. Look at nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build of "
+            "torch does not see them. Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build of "
             "torch sees none.",
         ),
         _judge_backends(probe["backends"], gpus),
@@ -86,7 +86,7 @@ def check_torch(context: Context) -> Sequence[Outcome]:
     ]
 
 
-def _judge_backends(backends: Sequence[str], gpus: int) -> Outcome:
+def _judge_backends(backends: Sequence[str], gpus: int) -> CheckResult:
     wanted = ["gloo", *(["nccl"] if gpus else [])]
     return judge(
         "backends",
@@ -97,29 +97,29 @@ def _judge_backends(backends: Sequence[str], gpus: int) -> Outcome:
     )
 
 
-def _judge_profiler(probe: Mapping[str, object], gpus: int) -> Outcome:
+def _judge_profiler(probe: Mapping[str, object], gpus: int) -> CheckResult:
     what = "kernel" if gpus else "span"
     return judge(
         "profiler",
         bool(probe["profiled"]),
         f"a {what} of one profiled matmul",
         f"{probe['profiled']} of {probe['num_events']} events",
-        f"The profiler is blind, so traces hold no {what}s. "
+        f"The profiler records nothing, so traces have no {what}s. "
         + (
             str(probe["profiler_said"])
-            or "It does not say why: end other profilers, and look at the driver's permissions."
+            or "It gives no reason: stop other profilers, and check the driver's permissions."
         ),
     )
 
 
-def _judge_other_profilers(environment: Mapping[str, str], gpus: int) -> Outcome:
+def _judge_other_profilers(environment: Mapping[str, str], gpus: int) -> CheckResult:
     if not gpus:
-        return skip("other-profilers", "it needs a GPU: only CUPTI has room for one profiler alone")
+        return skip("other-profilers", "it needs a GPU: only CUPTI is limited to one profiler")
     there = [name for name in _OTHER_PROFILERS if environment.get(name)]
     return judge(
         "other-profilers",
         not there,
         "none",
         ", ".join(there) or "none",
-        "nsys or ncu holds CUPTI, so traces have no kernels. Record without it.",
+        "nsys or ncu occupies CUPTI, so traces have no kernels. Record without it.",
     )

@@ -1,4 +1,4 @@
-"""Checks what the machine gives a job: room on disks, shared memory, clocks, cores and memory."""
+"""Checks of the machine's resources: disk space, shared memory, clocks, cores and memory."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpprof.doctor.check import Context, Outcome, judge, skip
+from ddpprof.doctor.check import CheckResult, Context, judge, skip
 
 _MB = 1_000_000
 _DISK_BYTES = 1000 * _MB
-"""traces of a few steps of many ranks"""
+"""bytes for traces of a few steps of many ranks"""
 _SHM_BYTES = 256 * _MB
-"""batches of DataLoader workers and NCCL's buffers; Docker gives 64 MiB unless told otherwise"""
+"""bytes for batches of DataLoader workers and NCCL's buffers; Docker gives 64 MiB by default"""
 _MEMORY_BYTES = 2000 * _MB
 _CLOCK_S = 0.5
 _CLOCK_PPM = 500
-"""by which time servers slew at most"""
+"""most by which time servers slew a clock"""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_disk(context: Context) -> Sequence[Outcome]:
-    """Is there room for a run where the user stands, and in the folder for temporary files?"""
+def check_disk(context: Context) -> Sequence[CheckResult]:
+    """Check that there is space for a run in the user's folder, and in the folder for temporary files."""
     free = {"here": shutil.disk_usage(context.out).free, "for temporary files": shutil.disk_usage(_temporary()).free}
     where = min(free, key=lambda name: free[name])
     least = free[where]
@@ -43,9 +43,9 @@ def _temporary() -> str:
     return tempfile.gettempdir()
 
 
-def check_shared_memory(_context: Context) -> Sequence[Outcome]:
-    """Does /dev/shm hold what DataLoader workers and NCCL put there?"""
-    folder = Path("/dev/shm")  # noqa: S108 (shared memory it is)
+def check_shared_memory(_context: Context) -> Sequence[CheckResult]:
+    """Check that /dev/shm is large enough for DataLoader workers and NCCL."""
+    folder = Path("/dev/shm")  # noqa: S108 (it is shared memory)
     if not folder.is_dir():
         return [skip("shared-memory", "this system has no /dev/shm")]
     free = shutil.disk_usage(folder).free
@@ -60,8 +60,8 @@ def check_shared_memory(_context: Context) -> Sequence[Outcome]:
     ]
 
 
-def check_clock(_context: Context) -> Sequence[Outcome]:
-    """Do the two clocks by which steps and kernels are timed run at one rate, without a jump?"""
+def check_clock(_context: Context) -> Sequence[CheckResult]:
+    """Check that the two clocks for steps and kernels run at the same rate, without a jump."""
     wall_ns, steady_ns = time.time_ns(), time.perf_counter_ns()
     time.sleep(_CLOCK_S)
     wall_ns, steady_ns = time.time_ns() - wall_ns, time.perf_counter_ns() - steady_ns
@@ -72,13 +72,13 @@ def check_clock(_context: Context) -> Sequence[Outcome]:
             ppm <= _CLOCK_PPM,
             f"clocks within {_CLOCK_PPM} ppm of each other",
             f"{ppm:.0f} ppm",
-            "The time of day jumped or drifts: steps of several hosts cannot be compared. Look at the time service.",
+            "The time of day jumped or drifts: steps of several hosts cannot be compared. Check the time service.",
         )
     ]
 
 
-def check_limits(context: Context) -> Sequence[Outcome]:
-    """Do the cores and the memory that this process may use do for the ranks?"""
+def check_limits(context: Context) -> Sequence[CheckResult]:
+    """Check that this process may use enough cores and memory for the ranks."""
     ranks = max(2, context.gpus or 0)
     cores = min(len(os.sched_getaffinity(0)), cgroup_cores(_CGROUP) or float("inf"))
     memory = available_bytes(_CGROUP)
@@ -86,22 +86,23 @@ def check_limits(context: Context) -> Sequence[Outcome]:
         judge(
             "cores",
             cores >= ranks,
-            f"at least {ranks}, one a rank",
+            f"at least {ranks}, one per rank",
             f"{cores:g}",
-            "Ranks take turns on a core, so times say little. Give the container more (docker run --cpus).",
+            "Ranks share a core, so times mean little. Give the container more cores (docker run --cpus).",
         ),
         judge(
             "memory",
             memory >= _MEMORY_BYTES,
             f"at least {_MEMORY_BYTES // _MB} MB",
             f"{memory // _MB} MB",
-            "Ranks may be killed for memory. Give the container more (docker run --memory), or end other processes.",
+            "Ranks may be killed for lack of memory. Give the container more (docker run --memory), or end other "
+            "processes.",
         ),
     ]
 
 
 def cgroup_cores(cgroup: Path) -> float | None:
-    """Return how many cores the container may use at once; ``None`` where nothing limits them."""
+    """Return how many cores the container may use at once; ``None`` if there is no limit."""
     quota, period = (_words(cgroup / "cpu.max") or _words(cgroup / "cpu/cpu.cfs_quota_us") or ["max"])[0], 0.0
     if quota in ("max", "-1"):
         return None
@@ -111,7 +112,7 @@ def cgroup_cores(cgroup: Path) -> float | None:
 
 
 def available_bytes(cgroup: Path) -> int:
-    """Return how much memory is free, in the container and on the machine."""
+    """Return how much memory is free, both in the container and on the machine, in bytes."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):

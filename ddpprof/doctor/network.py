@@ -1,7 +1,7 @@
-"""Through which network interfaces would gloo and NCCL talk, and can they?
+"""Which network interfaces would gloo and NCCL use, and do they work?
 
-Gloo takes that of GLOO_SOCKET_IFNAME, else the one whose address this host's name has. NCCL takes those that
-NCCL_SOCKET_IFNAME allows, else the first that is up and neither the loopback nor Docker's, InfiniBand first.
+Gloo uses GLOO_SOCKET_IFNAME, or else the interface with this host's own address. NCCL uses the interfaces that
+NCCL_SOCKET_IFNAME allows, or else the first that is up and is neither loopback nor Docker's, InfiniBand first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.doctor.check import Context, Outcome, judge
+from ddpprof.doctor.check import CheckResult, Context, judge
 
 _SIOCGIFADDR = 0x8915
 _INTERFACES = Path("/sys/class/net")
 
 
-def check_gloo_interface(_context: Context) -> Sequence[Outcome]:
+def check_gloo_interface(_context: Context) -> Sequence[CheckResult]:
     asked = os.environ.get("GLOO_SOCKET_IFNAME")
     if asked is not None:
         return [_judge_asked("gloo-interface", "GLOO_SOCKET_IFNAME", asked.split(","))]
@@ -31,15 +31,15 @@ def check_gloo_interface(_context: Context) -> Sequence[Outcome]:
         judge(
             "gloo-interface",
             found is not None,
-            "this host's name leads to one of its interfaces",
-            {None: "no interface", "lo": "lo, for ranks on this host alone"}.get(found) or _shown(found or ""),
+            "this host's name resolves to one of its interfaces",
+            {None: "no interface", "lo": "lo, for ranks on this host only"}.get(found) or _shown(found or ""),
             "Ranks on several hosts would not find each other. Set GLOO_SOCKET_IFNAME to the interface to use, one of: "
             f"{', '.join(_up())}.",
         )
     ]
 
 
-def check_nccl_interface(_context: Context) -> Sequence[Outcome]:
+def check_nccl_interface(_context: Context) -> Sequence[CheckResult]:
     asked = os.environ.get("NCCL_SOCKET_IFNAME")
     usable = [name for name in _up() if not name.startswith(("lo", "docker"))]
     if asked is not None:
@@ -58,7 +58,7 @@ def check_nccl_interface(_context: Context) -> Sequence[Outcome]:
 
 
 def _of_pattern(asked: str) -> list[str]:
-    """NCCL takes prefixes; after ``^`` those to avoid, after ``=`` whole names."""
+    """Return the matching interfaces: NCCL takes prefixes, prefixes to avoid after ``^``, whole names after ``=``."""
     every = _up()
     words = asked.lstrip("^=").split(",")
     if asked.startswith("^"):
@@ -68,13 +68,13 @@ def _of_pattern(asked: str) -> list[str]:
     return [name for name in every if name.startswith(tuple(words))] or [asked]
 
 
-def _judge_asked(name: str, variable: str, interfaces: Sequence[str]) -> Outcome:
+def _judge_asked(name: str, variable: str, interfaces: Sequence[str]) -> CheckResult:
     down = [one for one in interfaces if one not in _up()]
     return judge(
         name,
         not down,
         f"{variable}'s interface is up",
-        f"{', '.join(down)}: not up, or not there" if down else ", ".join(map(_shown, interfaces[:2])),
+        f"{', '.join(down)}: down or missing" if down else ", ".join(map(_shown, interfaces[:2])),
         f"Set {variable} to an interface that is up: {', '.join(_up())}.",
     )
 
@@ -97,7 +97,7 @@ def _shown(name: str) -> str:
 
 
 def _of_host_name() -> str | None:
-    """Return the interface that has an address of this host's name."""
+    """Return the interface that has the address of this host's name."""
     addresses = set()
     with suppress(OSError):
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)}

@@ -1,4 +1,4 @@
-"""One check, in the process that `processes` starts: ``python -m ddpprof.doctor.one MODULE FUNCTION CONTEXT``."""
+"""Entry point of the process for one check: ``python -m ddpprof.doctor.one MODULE FUNCTION CONTEXT``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs each check in a process of its own, ends it in time, and leaves no process of it behind."""
+"""Execution of each check in a process of its own, with a time limit, and without leftover processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddpprof.child_processes import (
     python_command,
     start,
 )
-from ddpprof.doctor.check import Check, Outcome, Setup, Verdict
+from ddpprof.doctor.check import Check, CheckResult, CheckStatus, Setup
 from ddpprof.scratch import scratch_folder
 
 RESULT_FILE = "result.json"
@@ -30,8 +30,8 @@ _LOOKS_EVERY_S = 0.02
 
 def run_checks(
     checks: Sequence[Check], setup: Setup, out: Path, gpus: int | None, at_once: int = 1
-) -> Iterator[list[Outcome]]:
-    """Yield the outcomes of each check, in order: failures for all its names where it ends without an answer."""
+) -> Iterator[list[CheckResult]]:
+    """Yield the outcomes of each check, in order; a check that ends without an answer fails for all its names."""
     adopt_orphans()
     waiting, begun = list(checks), list[_Running]()
     with ExitStack() as ending:
@@ -47,11 +47,11 @@ def run_checks(
 
 
 class _Running:
-    """A check in its process, within a ``with`` block that ends it in any case."""
+    """A check in its process, within a ``with`` block that always ends it."""
 
     def __init__(self, check: Check, setup: Setup, out: Path, gpus: int | None) -> None:
-        self.outcomes: list[Outcome] | None = None
-        """once it is over"""
+        self.outcomes: list[CheckResult] | None = None
+        """outcomes, once it is over"""
         self._check = check
         self._where = str(setup) if check.trains else None
         self._about = {"out": str(out), "gpus": gpus, "setup": asdict(setup)}
@@ -69,7 +69,7 @@ class _Running:
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C is for the doctor, who ends the check
+            start_new_session=True,  # Ctrl-C goes to the doctor, which ends the check
         )
         self._deadline = time.monotonic() + self._check.limit_s
         return self
@@ -79,14 +79,14 @@ class _Running:
         self._used.close()
 
     def look(self) -> None:
-        """End it where its time is over; read its answer where it has ended."""
+        """End the check if its time is over; read its answer if it has ended."""
         code = self._process.poll()
         if self.outcomes is not None or (code is None and time.monotonic() < self._deadline):
             return
         if code == 0:
             found: list[dict[str, Any]] = json.loads((self._folder / RESULT_FILE).read_text(encoding="utf-8"))
             self.outcomes = [
-                Outcome(**{**one, "verdict": Verdict(one["verdict"]), "setup": self._where}) for one in found
+                CheckResult(**{**one, "verdict": CheckStatus(one["verdict"]), "setup": self._where}) for one in found
             ]
             return
         self._kill()
@@ -96,7 +96,9 @@ class _Running:
         self._said.seek(0)
         last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
         reason = f"{problem} {last}".strip()
-        self.outcomes = [Outcome(name, Verdict.FAIL, reason=reason, setup=self._where) for name in self._check.names]
+        self.outcomes = [
+            CheckResult(name, CheckStatus.FAIL, reason=reason, setup=self._where) for name in self._check.names
+        ]
 
     def _kill(self) -> None:
         if self._process.poll() is None:

@@ -1,4 +1,4 @@
-"""Are times right? The script's own clock, or events on its device, against what ddpprof reports of the same run."""
+"""Are times right? The script's own clock, or events on its device, are compared with ddpprof's report of the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ddpprof.child_processes import python_command
-from ddpprof.doctor.check import CannotCheck, Context, Outcome, judge
+from ddpprof.doctor.check import CannotCheck, CheckResult, Context, judge
 from ddpprof.doctor.training import Trained, run_command, run_script
 from ddpprof.load.run import load_run
 from ddpprof.model import Run
@@ -26,13 +26,13 @@ _DELAY_S = 0.1
 _PROFILED = 10
 
 
-def check_steps(context: Context) -> Sequence[Outcome]:
+def check_steps(context: Context) -> Sequence[CheckResult]:
     around = 60 if context.setup.device == "cpu" else 110
     window = ["--skip-first", str(around), "--cost-steps", "0", "--warmup", "1", "--steps", str(_PROFILED)]
     trained = run_script(
         context, "timed.py", *context.setup.options, f"--steps={2 * around + _PROFILED + 1}", trace=window
     )
-    own_ns: list[int] = [0, *trained.told["steps_ns"]]  # by number: of step 0 only the end is known
+    own_ns: list[int] = [0, *trained.told["steps_ns"]]  # by number; only the end of step 0 is known
     steps = [step for step in _report(trained).ranks[0].steps if step.parts is not None]
     if not steps:
         raise CannotCheck("no step was profiled")
@@ -46,7 +46,7 @@ def check_steps(context: Context) -> Sequence[Outcome]:
             abs(apart) <= _WITHIN,
             f"{own / 1e6:.2f} ms by the script, within {_WITHIN:.0%}",
             f"{reported / 1e6:.2f} ms ({apart:+.1%} in most steps)",
-            "Reported steps are longer or shorter than they were.",
+            "Reported steps are longer or shorter than the real ones.",
         ),
         judge(
             "parts-of-step",
@@ -59,27 +59,27 @@ def check_steps(context: Context) -> Sequence[Outcome]:
     ]
 
 
-def _judge_after(before: Sequence[int], after: Sequence[int]) -> Outcome:
+def _judge_after(before: Sequence[int], after: Sequence[int]) -> CheckResult:
     low, high = ratio_interval(after, before)
     return judge(
         "after-the-window",
         low <= 1 + _WITHIN,
         f"steps as long as before, or less than {_WITHIN:.0%} longer",
         f"{low:.3f} to {high:.3f} of it",
-        "Something of the recording stays and slows training, as a profiler that is still attached.",
+        "Part of the recording stays active and slows training, for example a profiler that is still attached.",
     )
 
 
 def ratio_interval(values: Sequence[int], others: Sequence[int]) -> tuple[float, float]:
-    """Return between what the ratio of the two medians lies, with 99 % confidence: a bootstrap."""
+    """Return a 99 % bootstrap interval for the ratio of the two medians."""
     draw = np.random.default_rng(0)
     first, second = (np.median(draw.choice(np.asarray(one), (2000, len(one))), axis=1) for one in (values, others))
     low, high = np.quantile(first / second, [0.005, 0.995])
     return float(low), float(high)
 
 
-def check_replay(context: Context) -> Sequence[Outcome]:
-    """The recorded step, replayed under its own settings."""
+def check_replay(context: Context) -> Sequence[CheckResult]:
+    """Check that the recorded step, replayed with its own settings, has the recorded length."""
     trained = run_script(
         context, "timed.py", *context.setup.options, "--width=1024", "--batch=128", trace=_WITH_LIGHT_STEPS
     )
@@ -91,7 +91,7 @@ def check_replay(context: Context) -> Sequence[Outcome]:
             abs(error) < _REPLAY_WITHIN,
             f"the recorded step, within {_REPLAY_WITHIN:.0%}",
             f"{error:+.1%}",
-            "Predictions of `ddpprof whatif` and `ddpprof tune` start from a step that is not the recorded one.",
+            "Predictions of `ddpprof whatif` and `ddpprof tune` start from a step that differs from the recorded one.",
         )
     ]
 
@@ -100,8 +100,8 @@ _WITH_LIGHT_STEPS = ["--skip-first", "3", "--cost-steps", "8", "--steps", "10"]
 _SHORT = ["--skip-first", "3", "--cost-steps", "0", "--steps", "10"]
 
 
-def check_delay(context: Context) -> Sequence[Outcome]:
-    """The last rank sleeps in every step: who it is, and how long."""
+def check_delay(context: Context) -> Sequence[CheckResult]:
+    """Check that a last rank which sleeps in every step is reported, with the right delay."""
     slow = context.setup.num_ranks - 1
     options = [*context.setup.options, f"--slow-rank={slow}", f"--delay-s={_DELAY_S}", "--width=64", "--batch=8"]
     found = _report(run_script(context, "timed.py", *options, "--steps=26", trace=_WITH_LIGHT_STEPS)).across
@@ -113,13 +113,13 @@ def check_delay(context: Context) -> Sequence[Outcome]:
             len(late) == 1 and late[0].rank == slow and abs(late[0].late_ns / 1e9 / _DELAY_S - 1) <= _DELAY_WITHIN,
             f"rank {slow} is late by {_DELAY_S * 1e3:.0f} ms, within {_DELAY_WITHIN:.0%}",
             shown or "no rank is late",
-            "The report would blame the wrong rank, or tell a wrong delay.",
+            "The report would blame the wrong rank, or state a wrong delay.",
         )
     ]
 
 
-def check_buckets(context: Context) -> Sequence[Outcome]:
-    """A comm hook of the script notes its buckets itself."""
+def check_buckets(context: Context) -> Sequence[CheckResult]:
+    """Compare the report's buckets with those noted by a comm hook of the script."""
     trained = run_script(context, "hooked.py", *context.setup.options, "--steps=20", trace=_SHORT)
     run = load_run(str(trained.run))
     steps: list[list[Mapping[str, Any]]] = trained.told["steps"]
@@ -133,14 +133,14 @@ def check_buckets(context: Context) -> Sequence[Outcome]:
             noted == found,
             ", ".join(f"{index}: {num_bytes} bytes" for index, num_bytes in noted),
             ", ".join(f"{index}: {num_bytes} bytes" for index, num_bytes in found),
-            "The bucket table shows other buckets than the reducer sent.",
+            "The bucket table does not show the buckets that the reducer sent.",
         ),
         judge(
             "bucket-times",
             len(off) == len(noted) and all(abs(one) <= _BUCKETS_WITHIN for one in off.values()),
             f"{_shown_ms(own for own, _ in chain(*pairs.values()))} by the hook, within {_BUCKETS_WITHIN:.0%}",
             ", ".join(f"bucket {index}: {off[index]:+.1%}" for index in sorted(off)) or "no times",
-            "The bucket table tells wrong times.",
+            "The bucket table shows wrong times.",
         ),
     ]
 
@@ -148,9 +148,9 @@ def check_buckets(context: Context) -> Sequence[Outcome]:
 def _bucket_times(
     run: Run, steps: Sequence[Sequence[Mapping[str, Any]]], since_launch: bool
 ) -> dict[int, list[tuple[int, int]]]:
-    """Return by bucket how long each of its all-reduces on rank 0 took: by the hook, and by the trace.
+    """Return by bucket how long each of its all-reduces on rank 0 took, according to the hook and to the trace, ns.
 
-    `since_launch`: the hook's time is that from the launch, which gloo's threads may take up late.
+    `since_launch`: the hook's time counts from the launch, which gloo's threads may pick up late.
     """
     pairs: dict[int, list[tuple[int, int]]] = {}
     first = run.ranks[0]

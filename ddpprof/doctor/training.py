@@ -1,4 +1,4 @@
-"""Starts the training scripts of the doctor, with ddpprof and without it, and reads what they tell."""
+"""Execution of the doctor's training scripts, with and without ddpprof, and reading of what they print."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_POR
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A training that came to its end."""
+    """A training that ran to its end."""
 
     told: Mapping[str, Any]
-    """the script's own line of JSON"""
+    """script's own line of JSON"""
     run: Path
-    """recorded there, if it was"""
+    """folder of its run, if it was recorded"""
 
 
 def run_script(
     context: Context, script: str, *arguments: str, trace: Sequence[str] | None = None, limit_s: float = 90
 ) -> Trained:
-    """Run a script to its end. `trace`: under ``ddpprof trace`` with these options. Raises `CannotCheck`."""
+    """Run a script to its end; with `trace`, under ``ddpprof trace`` with these options. Raises `CannotCheck`."""
     run = context.folder / f"run-of-{script.removesuffix('.py')}-{len(list(context.folder.iterdir()))}"
     command = script_command(script, *arguments, run=None if trace is None else run, trace=trace or ())
     done = run_command(context, command, limit_s)
     lines = [line for line in done.splitlines() if line.startswith("{")]
     if not lines:
-        raise CannotCheck(f"{script} told nothing")
+        raise CannotCheck(f"{script} printed no result")
     told: dict[str, Any] = json.loads(lines[-1])
     return Trained(told, run)
 
@@ -49,7 +49,7 @@ def script_command(script: str, *arguments: str, run: Path | None, trace: Sequen
 
 
 def run_command(context: Context, command: Sequence[str], limit_s: float) -> str:
-    """Return what the command prints. Raises `CannotCheck` where it fails or takes too long."""
+    """Return what the command prints. Raises `CannotCheck` if it fails or takes too long."""
     running = start(
         command,
         job_environment(),
@@ -69,7 +69,7 @@ def run_command(context: Context, command: Sequence[str], limit_s: float) -> str
         running.wait()
     if running.returncode:
         last = [line.strip() for line in errors.splitlines() if line.strip()]
-        why = next((line for line in reversed(last) if "rror" in line), last[-1] if last else "it does not say why")
+        why = next((line for line in reversed(last) if "rror" in line), last[-1] if last else "it gives no reason")
         raise CannotCheck(f"{_shown(command)} ended with exit code {running.returncode}: {why}")
     return str(said)
 

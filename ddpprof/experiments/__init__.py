@@ -1,12 +1,12 @@
-"""Experiments: the user's script run many times, in short trials that differ in what is asked about.
+"""Experiments: the user's script is run many times, in short trials that differ in what is examined.
 
-plan.py               what is to be run: variants of the job, and the trials of each
+plan.py               what to run: variants of the job, and the trials of each
 vary.py               `--vary` and `--set`: from words to changes of the job
-conduct.py            runs the trials in turn, and goes on where an earlier attempt stopped
-trials.py             what one trial gave
+conduct.py            execution of the trials in turn, continuing where an earlier attempt stopped
+trials.py             the result of one trial
 results.py            trials → result, by the kind of the experiment
 overhead.py           what DDP costs; scaling.py: more ranks; sweep.py: other settings
 tuning.py             which settings were faster, and whether they change the losses
 tuning_candidates.py  which settings are worth a trial
-tuning_directory.py   what lies in a directory of `ddpprof tune`
+tuning_directory.py   the contents of a directory of `ddpprof tune`
 """

@@ -1,4 +1,4 @@
-"""Run the trials of an experiment, one after the other; those that have ended well already are not run again."""
+"""Execution of the trials of an experiment, one after the other, without those that have already succeeded."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from ddpprof.redaction import without_secrets
 from ddpprof.rundir import read_world_size
 
 _COST_STEPS = 6
-"""of a profile: every second one tells when gradients and buckets are there"""
+"""steps of a profile, every second of which shows when gradients and buckets are there"""
 _PROFILED_STEPS = 2
 _ALONE_STEPS = 4
 
 
 def open_experiment(directory: Path, experiment: Experiment, force: bool) -> None:
-    """Make `directory`, or go on in it where it holds the same plan. Raises `RunExists` and `CannotRecord`.
+    """Create `directory`, or continue in it if it has the same plan. Raises `RunExists` and `CannotRecord`.
 
-    A folder that has a trial's name and is none is the user's, and stays.
+    A folder that has a trial's name but is none belongs to the user, and stays.
     """
     try:
         if is_experiment(directory):
@@ -54,21 +54,21 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
                 begun = read_plan(directory)
                 if not is_of_this_user(directory, begun):
                     raise RunExists(
-                        f"{directory} was begun by another user, or on another machine. Choose another --out, or "
+                        f"{directory} was started by another user or on another machine. Choose another --out, or "
                         "replace it with --force."
                     )
                 if _as_asked(begun) != as_kept(experiment):
                     raise RunExists(
-                        f"{directory} holds another experiment. Choose another --out, or replace it with --force."
+                        f"{directory} contains another experiment. Choose another --out, or replace it with --force."
                     )
                 return
             _remove(directory)
         elif rundir.is_run(directory):
-            raise RunExists(f"{directory} holds a run. Choose another --out.")
+            raise RunExists(f"{directory} contains a run. Choose another --out.")
         own_files.make_named_folder(directory)
         for folder in _places(directory, experiment):
             if folder.exists():
-                raise RunExists(f"{folder} stands where a trial would be written. Choose another --out.")
+                raise RunExists(f"{folder} is where a trial would be written. Choose another --out.")
         write_plan(directory, experiment)
     except OSError as error:
         raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
@@ -76,21 +76,21 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
 
 @contextmanager
 def working_on(directory: Path) -> Iterator[None]:
-    """Hold the experiment, of which one process at a time runs trials. Raises `CannotRecord` while another does."""
+    """Lock the experiment, as only one process may run trials. Raises `CannotRecord` if another does."""
     try:
         with own_files.locked(directory / LOCK_FILE):
             yield
     except own_files.LockedError as error:
-        raise CannotRecord(f"process {error.holder} works on {directory}: wait until it has ended.") from error
+        raise CannotRecord(f"process {error.holder} is working on {directory}: wait until it has ended.") from error
 
 
 def _as_asked(experiment: Experiment) -> Experiment:
-    """Without what a tuning has added to its plan."""
+    """Return the experiment without what a tuning has added to its plan."""
     return replace(experiment, variants=experiment.variants[:1]) if experiment.kind is Kind.TUNE else experiment
 
 
 def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
-    """Where something will be written. Which trials a tuning has is not known when it begins."""
+    """Yield the paths to be written. A tuning's trials are unknown when it begins."""
     yield from (trial.folder(directory) for trial in experiment.trials())
     if experiment.kind is Kind.TUNE:
         yield from (directory / name for name in (PROFILE_DIRECTORY, CHOICE_FILE, NETWORK_FILE))
@@ -98,7 +98,7 @@ def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
 
 
 def _remove(directory: Path) -> None:
-    """The trials of an earlier experiment, and nothing else that stands in the folder."""
+    """Remove the trials of an earlier experiment, and nothing else in the folder."""
     experiment = read_plan(directory)
     for trial in experiment.trials():
         own_files.remove_folder(trial.folder(directory))
@@ -109,7 +109,7 @@ def _remove(directory: Path) -> None:
 
 
 def remaining(directory: Path, experiment: Experiment) -> list[Trial]:
-    """Those without times, in the order in which they are to be run."""
+    """Return the trials without times, in the order in which they are to be run."""
     return [trial for trial in experiment.trials() if not _is_done(trial.folder(directory))]
 
 
@@ -121,10 +121,10 @@ def _is_done(folder: Path) -> bool:
 def conduct(
     directory: Path, experiment: Experiment, trials: list[Trial], stopped: Collection[int] = ()
 ) -> Iterator[tuple[Trial, Ended | None]]:
-    """Run `trials`, and yield each as it ends; one that was interrupted, and is the last, without an `Ended`.
+    """Run `trials`, and yield each as it ends; an interrupted one comes last, without an `Ended`.
 
-    A variant that failed once is left out of the further rounds; so is one that the caller puts into `stopped`
-    meanwhile. Raises `CannotRecord`.
+    A variant that failed once is left out of later rounds, and so is one that the caller adds to `stopped` meanwhile.
+    Raises `CannotRecord`.
     """
     failed: set[int] = set()
     for trial in trials:
@@ -143,7 +143,7 @@ def conduct(
 
 
 def run_profile(directory: Path, experiment: Experiment) -> Ended | None:
-    """The first variant once, recorded as by `ddpprof trace`; ``None`` where it was interrupted.
+    """Run the first variant once, recorded as by `ddpprof trace`; return ``None`` if interrupted.
 
     Raises `CannotRecord`.
     """
@@ -194,7 +194,7 @@ def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Setti
 
 
 def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Settings:
-    """What is recorded in each process of a trial."""
+    """Return the settings of the recording in each process of a trial."""
     return Settings(
         out=str(folder),
         command=experiment.command,
@@ -215,15 +215,15 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
 
 
 def steps_of(experiment: Experiment, variant: Variant, on_accelerator: bool = False) -> int:
-    """Return how many steps the training has to take for a trial to be whole."""
+    """Return how many steps the training must take for a complete trial."""
     return Schedule(trial_settings(Path(), experiment, variant), on_accelerator).num_steps
 
 
 def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[str, str]]:
-    """The command, and the environment variables that stand for a launcher. Raises `CannotRecord`.
+    """Return the command, and environment variables that replace a launcher. Raises `CannotRecord`.
 
-    One process needs no launcher, so that scripts which start their own ranks are not in its way. A command that says
-    itself where the number of processes goes, ``{nproc}``, starts them itself.
+    One process needs no launcher, so that scripts which start their own ranks can do so. A command with a place for the
+    number of processes, ``{nproc}``, starts them itself.
     """
     places = {**variant.places, "nproc": str(variant.nproc)}
     words = [_filled(word, places) for word in (*experiment.command, *variant.words)]
@@ -258,11 +258,11 @@ def _one_rank() -> dict[str, str]:
 
 
 def _refuse_another_number(folder: Path, experiment: Experiment, variant: Variant) -> None:
-    """A script that starts ranks of its own would be measured under a false name. Raises `CannotRecord`."""
+    """Refuse a script that starts another number of ranks than its title would say. Raises `CannotRecord`."""
     started = read_world_size(folder)
     if started is not None and started != variant.nproc and not variant.any_number:
         raise CannotRecord(
-            f"{experiment.command[0]} starts {started} ranks itself, where {variant.nproc} was asked for. Say where "
+            f"{experiment.command[0]} starts {started} ranks itself, but {variant.nproc} were requested. Say where "
             f"the number goes: ddpprof {experiment.kind} … {experiment.command[0]} --its-option {{nproc}}"
         )
 

@@ -1,4 +1,4 @@
-"""What does DDP cost? The job's step with it and without it, and what of the difference its parts explain."""
+"""What does DDP cost? The job's step is compared with and without it, and the difference divided into parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddpprof.measures.statistics.paired_ratio import Pair, Ratio, paired_ratio
 from ddpprof.report.tree import Job
 
 WITH, WITHOUT = 0, 1
-"""the variants of the experiment"""
+"""variants of the experiment"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True)
 class OverheadReport:
-    """Times are ns of one step."""
+    """The overhead. Times are ns of one step."""
 
     format: int
     ddpprof: str
@@ -46,12 +46,12 @@ class OverheadReport:
     with_ns: float
     without_ns: float
     ratio: Ratio
-    """step with DDP over step without"""
+    """step with DDP relative to the step without"""
     rounds: tuple[RoundTimes, ...]
     wrapper: WrapperParts | None
-    """what DDP does itself; on an accelerator all of it may be hidden behind the device's work"""
+    """DDP's own work; on an accelerator all of it may be hidden behind the device's work"""
     parts: StepParts | None
-    """of the step with DDP"""
+    """parts of the step with DDP"""
     missing: tuple[str, ...]
 
     @property
@@ -60,14 +60,14 @@ class OverheadReport:
 
     @property
     def explained_ns(self) -> float | None:
-        """What is attributed to DDP: its own work, and communication that nothing hides."""
+        """Time attributed to DDP: its own work, and exposed communication."""
         if self.parts is None or self.job.device != "cpu":
             return None
         return self.parts.wrapper_ns + self.parts.transfer_ns + self.parts.waiting_ns
 
 
 def build_overhead(experiment: Experiment, results: Sequence[TrialResult]) -> OverheadReport | None:
-    """``None`` where no round has both."""
+    """Build the report; ``None`` if no round has both variants."""
     rounds = _by_turns(results) if experiment.variants[WITH].ddp_blocks else _apart(experiment, results)
     ratio = paired_ratio(rounds)
     times = tuple(map(_round_times, rounds))
@@ -89,13 +89,13 @@ def build_overhead(experiment: Experiment, results: Sequence[TrialResult]) -> Ov
 
 
 def _by_turns(results: Sequence[TrialResult]) -> list[list[Pair]]:
-    """Blocks with and without DDP took turns in one process."""
+    """Return rounds in which blocks with and without DDP alternated in one process."""
     rounds: list[list[Pair]] = [list(zip(one.blocks_ns, one.without_ddp_ns, strict=False)) for one in results]
     return [pairs for pairs in rounds if pairs]
 
 
 def _apart(experiment: Experiment, results: Sequence[TrialResult]) -> list[list[Pair]]:
-    """Jobs with and without DDP took turns."""
+    """Return rounds in which jobs with and without DDP alternated."""
     both = zip(*(rounds_of(results, variant, experiment.rounds) for variant in (WITH, WITHOUT)), strict=True)
     return [[(with_ddp, without)] for with_ddp, without in both if with_ddp and without]
 

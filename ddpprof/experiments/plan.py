@@ -1,15 +1,15 @@
-"""What an experiment runs, as ``experiment.json`` in its directory says.
+"""The plan of an experiment, which is stored as ``experiment.json`` in its directory.
 
-    experiment.json        this plan; it never changes, but for that `ddpprof tune` adds what its profile suggests
+    experiment.json        this plan; it never changes, except that `ddpprof tune` adds what its profile suggests
     trial-0-2/             variant 0 in round 2: a run directory
     trial-0-2/output.txt   what the job printed
     trial-0-2/trial.json   how it ended
-    profile/               `ddpprof tune`: the job as it is, recorded
-    choice.json            `ddpprof tune`: what was predicted of each variant from it
-    .lock                  the process that runs the trials now
-    network.json           `ddpprof tune`: a copy of the file that --network named
+    profile/               `ddpprof tune`: a recording of the job as it is
+    choice.json            `ddpprof tune`: predictions for each variant, based on it
+    .lock                  the process that is running trials
+    network.json           `ddpprof tune`: a copy of the file given with --network
 
-Every round runs each variant once, in order, so that a slow minute of the machine hits all of them: A B A B.
+Every round runs each variant once, in order, so that a slow moment of the machine affects all of them: A B A B.
 """
 
 from __future__ import annotations
@@ -53,43 +53,43 @@ class Variant:
 
     nproc: int
     label: str = ""
-    """what it differs in, beside the number of processes: ``--batch-size=64``"""
+    """difference from the job as it is, besides the number of processes: ``--batch-size=64``"""
     size: float | None = None
-    """the value of what is varied first, where it is a number above 0"""
+    """value of what is varied first, if it is a number above 0"""
     is_share: bool = False
-    """`size` is each process's share of a total"""
+    """True if `size` is each process's share of a total"""
     is_work: bool = False
-    """`size` counts work, a batch say: times may be a straight line over it, and rates make sense"""
+    """True if `size` counts work, such as a batch: times may be linear in it, and rates make sense"""
     varied: str = ""
-    """the name of what is varied first"""
+    """name of what is varied first"""
     configuration: str = ""
-    """the label without what is varied first"""
+    """label without what is varied first"""
     words: tuple[str, ...] = ()
     """arguments of the script, after its own"""
     places: Mapping[str, str] = field(default_factory=dict)
-    """what stands for ``{name}`` in the command"""
+    """replacements of ``{name}`` in the command"""
     variables: Mapping[str, str] = field(default_factory=dict)
     """environment variables"""
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """arguments of DDP's constructor"""
     without_ddp: bool = False
     profiled_steps: int = 0
-    """after the timed ones; before the blocks"""
+    """number of profiled steps, after the timed ones and before the blocks"""
     ddp_blocks: int = 0
-    """pairs of blocks, of `Experiment.timed_steps` each: with DDP and without"""
+    """pairs of blocks, each of `Experiment.timed_steps`: with and without DDP"""
     any_number: bool = False
-    """nobody asked for a number of processes: the job may start as many as it likes"""
+    """True if no number of processes was requested, so that the job may start any number"""
     comm_hook: str | None = None
-    """of torch's ``default_hooks``"""
+    """hook from torch's ``default_hooks``"""
 
     @property
     def total_size(self) -> float | None:
-        """Of all processes together."""
+        """Size of all processes together."""
         return self.size * self.nproc if self.size is not None and self.is_share else self.size
 
     @property
     def processes(self) -> str:
-        """How many, in words."""
+        """Number of processes, in words."""
         return "1 process" if self.nproc == 1 else f"{self.nproc} processes"
 
     @property
@@ -103,27 +103,27 @@ class Experiment:
     format: int
     kind: Kind
     command: tuple[str, ...]
-    """the script and its arguments; any command where `is_wrapped`"""
+    """script and its arguments; any command if `is_wrapped`"""
     as_module: bool
     is_wrapped: bool
     variants: tuple[Variant, ...]
     rounds: int
     skip_first: int
     timed_steps: int
-    """of each trial, or of each block"""
+    """timed steps of each trial, or of each block"""
     most_variants: int = 0
-    """of `ddpprof tune`, once it has chosen"""
+    """for `ddpprof tune`, most variants to choose"""
     allow_lossy: bool = False
-    """of `ddpprof tune`: also hooks that round"""
+    """for `ddpprof tune`, whether to try hooks that round"""
     is_whole: bool = True
-    """``False``: the command had secrets, which are not kept, so that it must be given again to go on"""
+    """``False`` if the command had secrets, which are not stored, so that it must be given again to continue"""
 
     @property
     def num_trials(self) -> int:
         return self.rounds * len(self.variants)
 
     def trials(self) -> Iterator[Trial]:
-        """In the order in which they are run."""
+        """Yield the trials in the order in which they are run."""
         for number in range(self.rounds):
             for variant in range(len(self.variants)):
                 yield Trial(variant, number)
@@ -136,7 +136,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its directory, in that of the experiment."""
+        """Name of its directory, inside the experiment's."""
         return f"trial-{self.variant}-{self.round}"
 
     def folder(self, directory: Path) -> Path:
@@ -150,7 +150,7 @@ class Ended:
     exit_code: int
     seconds: float
     problem: str | None
-    """why it gives no times"""
+    """why it has no times"""
 
 
 def is_experiment(directory: Location) -> bool:
@@ -184,7 +184,7 @@ def _values_as_kept(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_plan(directory: Path, experiment: Experiment) -> None:
-    """Write it with this user's seal, and without secrets. Raises ``OSError``."""
+    """Write the plan with this user's seal, and without secrets. Raises ``OSError``."""
     experiment = as_kept(experiment)
     key = user_key()
     seal = None if key is None else seal_of(_sealed(experiment), key)
@@ -192,7 +192,7 @@ def write_plan(directory: Path, experiment: Experiment) -> None:
 
 
 def is_of_this_user(directory: Path, experiment: Experiment) -> bool:
-    """Return whether this user wrote that plan there: others could have any command run."""
+    """Return whether this user wrote that plan there; others could otherwise have any command run."""
     key = user_key()
     try:
         seal = msgspec.json.decode(read_small(directory / EXPERIMENT_FILE), type=_Seal).seal
@@ -210,7 +210,7 @@ def _sealed(experiment: Experiment) -> bytes:
 
 
 def read_plan(directory: Location) -> Experiment:
-    """Raises `NotARun`."""
+    """Read the plan. Raises `NotARun`."""
     path = directory / EXPERIMENT_FILE
     try:
         text = read_small(path)
@@ -225,7 +225,7 @@ def read_plan(directory: Location) -> Experiment:
             raise NotARun(f"{path} is not ddpprof's ({wrong}).")
         return experiment
     except FileNotFoundError as error:
-        raise NotARun(f"{directory} holds no experiment: it has no {EXPERIMENT_FILE}.") from error
+        raise NotARun(f"{directory} is not an experiment: it has no {EXPERIMENT_FILE}.") from error
     except OSError as error:
         raise NotARun(f"{path} cannot be read: {error.strerror}.") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -240,7 +240,7 @@ def _what_is_wrong(experiment: Experiment) -> str | None:
     steps = (experiment.skip_first, experiment.timed_steps)
     numbers = [number for one in experiment.variants for number in (one.nproc, one.profiled_steps, one.ddp_blocks)]
     if not all(0 <= number <= _LARGEST_NUMBER for number in (*steps, *numbers)):
-        return "a number of steps or processes in it is none"
+        return "a number of steps or processes in it is out of range"
     return None
 
 
@@ -249,12 +249,12 @@ _LARGEST_NUMBER = 10**9
 
 
 def write_end(folder: Path, ended: Ended) -> None:
-    """Raises ``OSError``."""
+    """Write how the trial ended. Raises ``OSError``."""
     rundir.write_json(folder / TRIAL_FILE, msgspec.to_builtins(ended))
 
 
 def read_end(folder: Location) -> Ended | None:
-    """``None`` where the trial has not been run to its end."""
+    """Return how the trial ended; ``None`` if it was not completed."""
     try:
         return msgspec.json.decode(read_small(folder / TRIAL_FILE), type=Ended)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

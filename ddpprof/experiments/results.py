@@ -1,4 +1,4 @@
-"""From the trials of an experiment to its result."""
+"""Construction of an experiment's result from its trials."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_experiment(path: Location) -> ExperimentReport:
 
 
 def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> ExperimentReport | None:
-    """``None`` where too few trials have times for anything to be compared."""
+    """Build the result; ``None`` if too few trials have times for a comparison."""
     match experiment.kind:
         case Kind.OVERHEAD:
             return build_overhead(experiment, results)
@@ -45,7 +45,7 @@ def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> 
         case Kind.SWEEP:
             return build_sweep(experiment, results)
         case Kind.TUNE:
-            raise AssertionError("it takes more than the trials: `tuning_directory`")
+            raise AssertionError("tuning needs more than the trials: see `tuning_directory`")
 
 
 def sweep_of_table(table: TimesTable) -> SweepReport:

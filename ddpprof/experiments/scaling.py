@@ -5,7 +5,7 @@
 
     speed-up = ideal's work per second over one process's      efficiency = ideal step / step      loss = step - ideal
 
-The loss is divided as the step is (`StepParts`), each part less what the ideal step has of it, so the parts add up.
+The loss is divided like the step (`StepParts`), each part minus its ideal, so the parts add up.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ class Scaling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """ns of a step; the parts add up to the loss. Negative: better than ideal."""
+    """Lost ns of a step; the parts add up to the loss. Negative values are better than ideal."""
 
     wrapper_ns: float
     """DDP's own work"""
     transfer_ns: float
-    """communication that nothing hides"""
+    """exposed communication"""
     waiting_ns: float
-    """for other ranks (skew)"""
+    """waiting for other ranks (skew)"""
     slowdown_ns: float
-    """computation made slower by communication beside it; 0 where it is not known"""
+    """slowdown of computation by concurrent communication; 0 if unknown"""
     data_ns: float
     compute_ns: float
-    """computation slower for other reasons: shared cores and memory, smaller batches"""
+    """computation that is slower for other reasons: shared cores and memory, smaller batches"""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalePoint:
-    """One number of processes."""
+    """Scaling to one number of processes."""
 
     scaling: Scaling
     nproc: int
     step_ns: float
     ideal_ns: float
     speedup: Ratio
-    """over one process without DDP, in work per second"""
+    """work per second relative to one process without DDP"""
     lost: LostTime | None
     """``None`` without profiled steps"""
 
@@ -80,13 +80,13 @@ class ScalingReport:
     ddpprof: str
     command: tuple[str, ...]
     job: Job
-    """of the most processes"""
+    """job with the most processes"""
     points: tuple[ScalePoint, ...]
     missing: tuple[str, ...]
 
 
 def build_scaling(experiment: Experiment, results: Sequence[TrialResult]) -> ScalingReport | None:
-    """``None`` where no number of processes can be compared with one process without DDP."""
+    """Build the report; ``None`` if nothing can be compared with one process without DDP."""
     bases = {v.label: n for n, v in enumerate(experiment.variants) if v.without_ddp}
     points = [
         _point(experiment, results, number, bases[variant.label])
@@ -151,6 +151,6 @@ def _lost(
 
 
 def _parts(results: Sequence[TrialResult], variant: int, step_ns: float) -> StepParts | None:
-    """Means over the rounds, to add up to the step."""
+    """Return means over the rounds, scaled to add up to the step."""
     found = mean_of(StepParts, [r.parts for r in results if r.trial.variant == variant and r.parts is not None])
     return None if found is None else scaled(found, step_ns / found.step_ns)

@@ -22,14 +22,14 @@ class SweepPoint:
     configuration: str
     nproc: int
     size: float | None
-    """work of all processes together; ``None`` where what is varied counts none"""
+    """work of all processes together; ``None`` if what is varied does not count work"""
     step_ns: float
     rounds_ns: tuple[float, ...]
     """medians of the rounds"""
 
     @property
     def per_second(self) -> float | None:
-        """Size by time."""
+        """Size per second."""
         return None if self.size is None else self.size / self.step_ns * 1e9
 
 
@@ -45,14 +45,14 @@ class SweepCurve:
 
 @dataclass(frozen=True, slots=True)
 class SweepCrossover:
-    """From which size on the second configuration is faster."""
+    """The size from which on the second configuration is faster."""
 
     below: str
-    """the configuration that is faster for smaller sizes"""
+    """configuration that is faster for smaller sizes"""
     above: str
     crossover: Crossover
     is_measured: bool
-    """it lies between the sizes that both were measured at"""
+    """True if it is between the sizes at which both were measured"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class SweepReport:
     job: Job | None
     """``None`` for times that were measured elsewhere"""
     varied: str
-    """what `SweepPoint.size` is"""
+    """meaning of `SweepPoint.size`"""
     points: tuple[SweepPoint, ...]
     curves: tuple[SweepCurve, ...]
-    """of those with sizes"""
+    """curves of configurations with sizes"""
     crossovers: tuple[SweepCrossover, ...]
     missing: tuple[str, ...]
 
 
 def build_sweep(experiment: Experiment, results: Sequence[TrialResult]) -> SweepReport | None:
-    """``None`` where no trial has times."""
+    """Build the report; ``None`` if no trial has times."""
     points = []
     started = {r.trial.variant: r.job.world_size for r in results if r.job is not None}
     for number, planned in enumerate(experiment.variants):
@@ -92,7 +92,7 @@ def build_sweep(experiment: Experiment, results: Sequence[TrialResult]) -> Sweep
 def sweep_report(
     command: tuple[str, ...], job: Job | None, varied: str, points: Sequence[SweepPoint], missing: tuple[str, ...]
 ) -> SweepReport:
-    """From the points, whoever measured them."""
+    """Build the report from points, whoever measured them."""
     curves = tuple(_curve(name, points) for name in dict.fromkeys(map(_configuration, points)) if name is not None)
     return SweepReport(
         format=EXPERIMENT_REPORT_FORMAT,
@@ -123,7 +123,7 @@ def _curve(name: str, points: Sequence[SweepPoint]) -> SweepCurve:
 
 
 def _times(points: Sequence[SweepPoint]) -> tuple[list[float], list[float]]:
-    """Size and time of every round."""
+    """Return size and time of every round."""
     pairs = [(point.size, time) for point in points if point.size is not None for time in point.rounds_ns]
     return [size for size, _ in pairs], [time for _, time in pairs]
 

@@ -1,4 +1,4 @@
-"""What one trial of an experiment gives: its step times, and what its profiled steps are made of."""
+"""The result of one trial of an experiment: its step times, and the parts of its profiled steps."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ddpprof.report.build import build_report
 from ddpprof.report.tree import Job, RankReport, Report
 
 EXPERIMENT_REPORT_FORMAT = 1
-"""Version of the JSON of `overhead`, `scale` and `sweep`."""
+"""version of the JSON of `overhead`, `scale` and `sweep`"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Of an unprofiled step: the shares of profiled ones, means over steps and ranks. ns; the parts add up to it."""
+    """Parts of an unprofiled step, ns, in the proportions of profiled ones; means over steps and ranks that add up."""
 
     wrapper_ns: float
-    """DDP's own work on the training thread; 0 on an accelerator, where the host works beside the device"""
+    """DDP's own work on the training thread; 0 on an accelerator, where the host works in parallel"""
     transfer_ns: float
-    """exposed communication, but for waiting"""
+    """exposed communication without waiting"""
     waiting_ns: float
-    """exposed communication in which another rank is waited for"""
+    """exposed communication spent waiting for another rank"""
     data_ns: float
     compute_ns: float
-    """the rest: computation, and what the host needs to start it"""
+    """rest: computation, and the host's time to start it"""
 
     @property
     def step_ns(self) -> float:
@@ -57,17 +57,17 @@ _Parts = TypeVar("_Parts", StepParts, WrapperParts)
 class TrialResult:
     trial: Trial
     blocks_ns: tuple[Steps, ...] = ()
-    """timed steps; more than one block where they take turns with those without DDP"""
+    """timed steps; several blocks if they alternate with blocks without DDP"""
     without_ddp_ns: tuple[Steps, ...] = ()
     num_steps: int | None = None
-    """timed ones, of which `blocks_ns` has one for each block where the job ran on an accelerator"""
+    """number of timed steps; on an accelerator, `blocks_ns` has only one value per block"""
     problem: str | None = None
     """why there are no times"""
     job: Job | None = None
     parts: StepParts | None = None
     wrapper: WrapperParts | None = None
     slowdown_ns: float | None = None
-    """lost in a step by computation beside communication, where it is known"""
+    """time that communication costs computation in a step, if known"""
 
 
 def read_trial(directory: Location, trial: Trial) -> TrialResult | None:
@@ -100,19 +100,19 @@ def trial_result(trial: Trial, run: Run) -> TrialResult:
 
 
 def rounds_of(results: Iterable[TrialResult], variant: int, num_rounds: int) -> list[Steps]:
-    """A variant's step times by round; empty where a round has none."""
+    """Return a variant's step times by round; empty for a round without any."""
     found = {result.trial.round: sum(result.blocks_ns, ()) for result in results if result.trial.variant == variant}
     return [found.get(number, ()) for number in range(num_rounds)]
 
 
 def median_step_ns(rounds: Iterable[Steps]) -> float | None:
-    """Median over rounds of the median over steps."""
+    """Return the median over rounds of the median over steps."""
     known = [median(steps) for steps in rounds if steps]
     return median(known) if known else None
 
 
 def mean_of(kind: type[_Parts], all_parts: Sequence[_Parts]) -> _Parts | None:
-    """Part by part; ``None`` of none."""
+    """Return the mean of each part; ``None`` if there are none."""
     if not all_parts:
         return None
     return kind(*(fmean(getattr(parts, field.name) for parts in all_parts) for field in fields(kind)))
@@ -123,7 +123,7 @@ def scaled(parts: StepParts, factor: float) -> StepParts:
 
 
 def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[str, ...]:
-    """Trials without times, and how many are still to be run."""
+    """Return trials without times, and how many are still to be run."""
     said = [
         f"{experiment.variants[result.trial.variant].title}, round {result.trial.round + 1}: {result.problem}"
         for result in results
@@ -136,7 +136,7 @@ def problems(experiment: Experiment, results: Sequence[TrialResult]) -> tuple[st
 
 
 def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) -> str | None:
-    """Where a variant's training ended before all was timed."""
+    """Return a note if a variant's training ended before everything was timed."""
     variant, own = experiment.variants[number], [r for r in results if r.trial.variant == number and r.blocks_ns]
     if variant.ddp_blocks:
         what, asked = "pairs of blocks", variant.ddp_blocks

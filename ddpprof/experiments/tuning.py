@@ -1,4 +1,4 @@
-"""Which setting of DDP is the fastest, of those that were predicted to be? And is it still the same training?"""
+"""Which of the settings predicted to be fast is the fastest, and is it still the same training?"""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ddpprof.predict.candidates import Candidate, Forecast
 from ddpprof.report.tree import Job
 
 NOW = 0
-"""the variant that is the job as it is"""
+"""variant that is the job as it is"""
 _ORDER_OF_TWO = 2
-"""ranks: whose sum has no order"""
+"""number of ranks whose sum does not depend on the order"""
 _AS_GOOD = 1.01
-"""times the fastest: of these the one with the least to write is advised"""
+"""factor on the fastest; of the settings within it, the shortest one is advised"""
 _OF_BUCKETS = ("bucket_cap_mb", "bucket_cap_mb_list", "static_graph")
-"""arguments that change what is in which bucket"""
+"""arguments that change the content of buckets"""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What is tried, as it was chosen after the profile. In the order of the experiment's variants."""
+class TuningPlan:
+    """The settings to try, as chosen after the profile, in the order of the experiment's variants."""
 
     candidates: tuple[Candidate, ...]
     untried: tuple[Candidate, ...]
-    """that were considered, too"""
+    """other settings that were considered"""
     promises: bool
-    """the prediction says that something can be gained"""
+    """True if the prediction promises a gain"""
     unpredicted: str | None
     """why there is no prediction"""
     profile_steps: int
@@ -47,31 +47,31 @@ class Fate(StrEnum):
     TRIED = "tried"
     """in all rounds so far"""
     LOSING = "losing"
-    """stopped: it was clearly behind"""
+    """stopped, because it was clearly behind"""
     REFUSED = "refused"
-    """stopped: it changes the losses"""
+    """stopped, because it changes the losses"""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedSetting:
     """One setting. Times are ns of one step."""
 
     label: str
     code: str
-    """what to write into the script"""
+    """code for the script"""
     is_lossy: bool
     forecast: Forecast | None
     num_buckets: int | None
-    """predicted"""
+    """predicted number"""
     step_ns: float | None
     """median of its rounds"""
     rounds_ns: tuple[float, ...]
     """medians of the rounds"""
     ratio: Ratio | None
-    """of its step to that of the job as it is, in the rounds of both; all intervals hold together"""
+    """its step relative to that of the job as it is, in the rounds of both; all intervals hold jointly"""
     losses: LossMatch | None
-    """``None`` of the job as it is"""
+    """``None`` for the job as it is"""
     fate: Fate
 
 
@@ -81,43 +81,43 @@ class TuneReport:
     ddpprof: str
     command: tuple[str, ...]
     job: Job
-    now: Tried
-    """the job as it is"""
-    tried: tuple[Tried, ...]
+    now: TriedSetting
+    """job as it is"""
+    tried: tuple[TriedSetting, ...]
     best: int | None
-    """in `tried`: the fastest of those that are faster than the job as it is, beyond noise, or one as good"""
+    """index in `tried` of the fastest that beats the job as it is beyond noise, or of one as good"""
     rounds: int
     promises: bool
-    """the prediction said that something can be gained"""
+    """True if the prediction promised a gain"""
     unpredicted: str | None
     """why there is no prediction"""
     untried: tuple[Candidate, ...]
-    """that were considered, too"""
+    """other settings that were considered"""
     num_distinct: int
-    """settings that make DDP do something else: all that were considered, and the job as it is"""
+    """number of settings that make DDP behave differently: all considered ones, and the job as it is"""
     num_steps: int
-    """that were trained, the profile's among them"""
+    """number of trained steps, including the profile's"""
     exhaustive_steps: int
-    """that it would have taken to try all of `num_distinct` in all rounds"""
+    """number of steps needed to try all of `num_distinct` in all rounds"""
     missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What there is so far."""
+    """The results so far."""
 
     results: Sequence[TrialResult]
     losses: Mapping[Trial, Losses]
     profile_losses: Losses
     profile_ns: Steps
-    """of the job as it is, too: the unprofiled steps of its profile"""
+    """unprofiled steps of the job's profile, which also count for the job as it is"""
 
     def losses_of(self, variant: int) -> list[Losses]:
         return [losses for trial, losses in self.losses.items() if trial.variant == variant]
 
 
-def build_tuning(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> TuneReport | None:
-    """``None`` where the job as it is has no times, or nothing else has."""
+def build_tuning(experiment: Experiment, choice: TuningPlan, measured: Measured, job: Job) -> TuneReport | None:
+    """Build the report; ``None`` if the job as it is, or everything else, has no times."""
     fates = _fates(experiment, choice, measured, job)
     ratios = _ratios(experiment, measured, fates)
     now, *others = [
@@ -145,15 +145,15 @@ def build_tuning(experiment: Experiment, choice: Choice, measured: Measured, job
     )
 
 
-def refused(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> set[int]:
-    """Variants that change the losses, though they should not."""
+def refused(experiment: Experiment, choice: TuningPlan, measured: Measured, job: Job) -> set[int]:
+    """Return variants that change the losses although they should not."""
     return {number for number in _others(experiment) if _is_refused(choice, measured, job, number)}
 
 
-def stopped(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> set[int]:
-    """Variants that need no more rounds: the prediction was wrong about them, or they change the training.
+def stopped(experiment: Experiment, choice: TuningPlan, measured: Measured, job: Job) -> set[int]:
+    """Return variants that need no more rounds, since the prediction was wrong or they change the training.
 
-    After each trial is asked again who is behind, and what was given up once is not taken up again.
+    After each trial the losing ones are determined again; a variant that was given up is not resumed.
     """
     changed = refused(experiment, choice, measured, job)
     results = sorted(measured.results, key=lambda result: (result.trial.round, result.trial.variant))
@@ -183,12 +183,12 @@ def _others(experiment: Experiment) -> range:
     return range(NOW + 1, len(experiment.variants))
 
 
-def _is_refused(choice: Choice, measured: Measured, job: Job, number: int) -> bool:
+def _is_refused(choice: TuningPlan, measured: Measured, job: Job, number: int) -> bool:
     lossy = choice.candidates[number].comm_hook is not None
     return not lossy and _match(choice, measured, job, number).match is Match.CHANGED
 
 
-def _match(choice: Choice, measured: Measured, job: Job, number: int) -> LossMatch:
+def _match(choice: TuningPlan, measured: Measured, job: Job, number: int) -> LossMatch:
     changes_buckets = any(name in choice.candidates[number].arguments for name in _OF_BUCKETS)
     as_it_is = [one for one in (measured.profile_losses, *measured.losses_of(NOW)) if one]
     order_is_kept = not changes_buckets or (job.world_size or 1) <= _ORDER_OF_TWO
@@ -196,7 +196,7 @@ def _match(choice: Choice, measured: Measured, job: Job, number: int) -> LossMat
 
 
 def _ratios(experiment: Experiment, measured: Measured, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
-    """By variant. Those that were not given up share what they know of the noise."""
+    """Return ratios by variant. Variants that were not given up share their estimate of the noise."""
     as_it_is, *others = [
         rounds_of(measured.results, number, experiment.rounds) for number in range(len(experiment.variants))
     ]
@@ -215,16 +215,16 @@ def _ratios(experiment: Experiment, measured: Measured, fates: Sequence[Fate]) -
 
 def _tried(
     experiment: Experiment,
-    choice: Choice,
+    choice: TuningPlan,
     measured: Measured,
     job: Job,
     number: int,
     fate: Fate,
     ratio: Ratio | None,
-) -> Tried:
+) -> TriedSetting:
     candidate = choice.candidates[number]
     rounds = rounds_of(measured.results, number, experiment.rounds)
-    return Tried(
+    return TriedSetting(
         label=candidate.label,
         code=code_of(candidate),
         is_lossy=candidate.comm_hook is not None,
@@ -238,8 +238,8 @@ def _tried(
     )
 
 
-def _fates(experiment: Experiment, choice: Choice, measured: Measured, job: Job) -> list[Fate]:
-    """By variant."""
+def _fates(experiment: Experiment, choice: TuningPlan, measured: Measured, job: Job) -> list[Fate]:
+    """Return the fates by variant."""
     failed = {result.trial.variant for result in measured.results if result.problem is not None}
     changed = refused(experiment, choice, measured, job)
     given_up = stopped(experiment, choice, measured, job)
@@ -260,8 +260,8 @@ def code_of(candidate: Candidate) -> str:
     )
 
 
-def _best(tried: Sequence[Tried]) -> int | None:
-    """One that was given up only where what it was behind failed later."""
+def _best(tried: Sequence[TriedSetting]) -> int | None:
+    """Return the best setting; one that was given up only if the one it was behind failed later."""
     for fate in (Fate.TRIED, Fate.LOSING):
         faster = [
             (one.ratio.ratio, len(one.code), index)

@@ -1,4 +1,4 @@
-"""From the profile of a job to the settings that `ddpprof tune` tries."""
+"""Selection of the settings that `ddpprof tune` tries, from the profile of a job."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ddpprof.model import DdpModule
 from ddpprof.predict.candidates import Knobs, Shortlist, shortlist, spread
 from ddpprof.predict.network import Network
 from ddpprof.predict.setting import Compression
-from ddpprof.report.run_profile import Benches, Known, Profiled, profile_run, training_of
+from ddpprof.report.run_profile import Benches, KnownRun, Profiled, profile_run, training_of
 from ddpprof.report.tree import Job
 
 
-def shortlisted(known: Known, bench: Network | None, most: int, allow_lossy: bool) -> tuple[Shortlist, str | None]:
-    """At most `most` settings beside the job as it is, and why nothing is predicted of them, where nothing is.
+def shortlisted(known: KnownRun, bench: Network | None, most: int, allow_lossy: bool) -> tuple[Shortlist, str | None]:
+    """Choose at most `most` settings besides the job as it is; if nothing could be predicted, also return why.
 
-    `bench`: of the job's own network. Raises `DdpprofError`.
+    `bench`: a measurement of the job's own network. Raises `DdpprofError`.
     """
     job, modules = known.report.job, known.modules
     if not modules:
-        raise DdpprofError("the profile holds no DDP module, so there is nothing to tune.")
+        raise DdpprofError("the profile has no DDP module, so there is nothing to tune.")
     if (job.world_size or 1) < 2:
-        raise DdpprofError("the job has one rank, which sends nothing. Say how many: ddpprof tune --nproc 2 train.py")
+        raise DdpprofError("the job has one rank, which sends nothing. Use more: ddpprof tune --nproc 2 train.py")
     if bench is not None and bench.world_size != job.world_size:
-        raise DdpprofError(f"--network was measured among {bench.world_size} ranks, and the job has {job.world_size}.")
+        raise DdpprofError(f"--network was measured among {bench.world_size} ranks, but the job has {job.world_size}.")
     largest = max(modules, key=lambda module: sum(parameter.num_bytes for parameter in module.parameters))
     knobs = knobs_of(largest, job, allow_lossy)
     profiled, unpredicted = _profiled(known, Benches(of_run=bench))
@@ -33,18 +33,18 @@ def shortlisted(known: Known, bench: Network | None, most: int, allow_lossy: boo
     return shortlist(profiled.profile, knobs, most), None
 
 
-def _profiled(known: Known, benches: Benches) -> tuple[Profiled | None, str | None]:
+def _profiled(known: KnownRun, benches: Benches) -> tuple[Profiled | None, str | None]:
     try:
         profiled = profile_run(known, benches)
     except DdpprofError as error:
         return None, str(error)
     if not profiled.profile.training.knows_parameters:
-        return None, "the profile does not tell when each gradient was there."
+        return None, "the profile does not show when each gradient was there."
     return profiled, None
 
 
 def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
-    """A static graph only where DDP found that it is one, and where that spares a search."""
+    """Return the options to try; a static graph only if DDP found that it is one, and if that avoids a search."""
     settings = module.settings
     searches = bool(settings.get("find_unused_parameters")) and not settings.get("static_graph")
     return Knobs(
@@ -57,6 +57,6 @@ def knobs_of(module: DdpModule, job: Job, allow_lossy: bool) -> Knobs:
 
 
 def _takes_lists(torch: str | None) -> bool:
-    """Whether DDP has ``bucket_cap_mb_list``: from torch 2.13 on."""
+    """Return whether DDP has ``bucket_cap_mb_list``, as from torch 2.13 on."""
     version = re.match(r"(\d+)\.(\d+)", torch or "")
     return version is not None and tuple(map(int, version.groups())) >= (2, 13)

@@ -1,4 +1,4 @@
-"""What lies in a directory of `ddpprof tune`."""
+"""The directory of `ddpprof tune` and its content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddpprof.experiments.plan import (
     read_plan,
 )
 from ddpprof.experiments.trials import TrialResult, read_trial
-from ddpprof.experiments.tuning import Choice, Measured, TuneReport, build_tuning, refused, stopped
+from ddpprof.experiments.tuning import Measured, TuneReport, TuningPlan, build_tuning, refused, stopped
 from ddpprof.files import Location
 from ddpprof.files.small import read_small
 from ddpprof.load.losses import load_losses
@@ -33,7 +33,7 @@ from ddpprof.report.tree import Job
 class Tuning:
     directory: Location
     experiment: Experiment
-    choice: Choice
+    choice: TuningPlan
     measured: Measured
     job: Job
 
@@ -57,7 +57,7 @@ class Tuning:
         return refused(self.experiment, self.choice, self.measured, self.job)
 
     def report(self) -> TuneReport:
-        """Raises `DdpprofError` where nothing can be compared yet."""
+        """Return the report. Raises `DdpprofError` if there is nothing to compare yet."""
         report = build_tuning(self.experiment, self.choice, self.measured, self.job)
         if report is None:
             problem = next((result.problem for result in self.measured.results if result.problem), None)
@@ -68,11 +68,11 @@ class Tuning:
 
 
 def read_tuning(directory: Location) -> Tuning:
-    """Read the profile and all trials that have ended. Raises `DdpprofError`."""
+    """Read the directory. Raises `DdpprofError`."""
     experiment, choice = read_plan(directory), _read_choice(directory)
     if len(choice.candidates) != len(experiment.variants):
         raise NotARun(
-            f"{directory / CHOICE_FILE} has {len(choice.candidates)} settings, and {EXPERIMENT_FILE} beside it "
+            f"{directory / CHOICE_FILE} has {len(choice.candidates)} settings, but {EXPERIMENT_FILE} beside it has "
             f"{len(experiment.variants)}."
         )
     results = [result for trial in experiment.trials() if (result := read_trial(directory, trial)) is not None]
@@ -96,20 +96,20 @@ def has_choice(directory: Location) -> bool:
     return (directory / CHOICE_FILE).is_file()
 
 
-def _read_choice(directory: Location) -> Choice:
+def _read_choice(directory: Location) -> TuningPlan:
     path = directory / CHOICE_FILE
     try:
-        return msgspec.json.decode(read_small(path), type=Choice)
+        return msgspec.json.decode(read_small(path), type=TuningPlan)
     except FileNotFoundError as error:
         raise NotARun(
-            f"{directory} has nothing to compare yet: go on with ddpprof tune --resume {directory}"
+            f"{directory} has nothing to compare yet. Continue with: ddpprof tune --resume {directory}"
         ) from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotARun(f"{path} cannot be read ({error}).") from error
 
 
-def write_choice(directory: Path, choice: Choice) -> None:
-    """Raises `CannotRecord`."""
+def write_choice(directory: Path, choice: TuningPlan) -> None:
+    """Write the choice. Raises `CannotRecord`."""
     try:
         rundir.write_json(directory / CHOICE_FILE, msgspec.to_builtins(choice))
     except OSError as error:

@@ -5,7 +5,7 @@
     NCCL_MAX_CTAS=4,8             in capitals: an environment variable
     model.width=32,64             any other word: added after the script's own arguments
 
-Where ``{batch-size}`` stands in the command, the value goes there instead.
+If ``{batch-size}`` is in the command, the value goes there instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DDP_ARGUMENTS = (
     "skip_all_reduce_unused_params",
     "static_graph",
 )
-"""Those that can be given as text. A test compares them with the torch that is installed."""
+"""arguments that can be given as text; a test compares them with the installed torch"""
 
 
 class _Place(Enum):
@@ -44,13 +44,13 @@ class _Place(Enum):
 
 
 def vary(variant: Variant, choices: Iterable[str], command: Sequence[str]) -> list[Variant]:
-    """One variant for every combination of values of the choices, each ``name=value,value…``. Raises `DdpprofError`."""
+    """Return a variant for each combination of the choices' values, each ``name=value,…``. Raises `DdpprofError`."""
     values = [[(name, value) for value in listed] for name, listed in map(_split, choices)]
     return [_changed(variant, combination, command) for combination in itertools.product(*values)]
 
 
 def with_settings(variant: Variant, settings: Iterable[str], command: Sequence[str]) -> Variant:
-    """With one value for each name, which its label does not tell. Raises `DdpprofError`."""
+    """Return the variant with one value for each name, not shown in its label. Raises `DdpprofError`."""
     for setting in settings:
         name, values = _split(setting)
         variant = _with(variant, name, ",".join(values), command)
@@ -58,11 +58,11 @@ def with_settings(variant: Variant, settings: Iterable[str], command: Sequence[s
 
 
 def shared_by(variant: Variant, setting: str, command: Sequence[str]) -> Variant:
-    """With ``name=total`` divided by the number of processes. Raises `DdpprofError`."""
+    """Return the variant with ``name=total`` divided by the number of processes. Raises `DdpprofError`."""
     name, values = _split(setting)
     total = values[0]
     if len(values) > 1 or not total.isdecimal() or int(total) % variant.nproc:
-        raise DdpprofError(f"{setting} cannot be shared by {variant.nproc} processes: give one whole multiple of it")
+        raise DdpprofError(f"{setting} cannot be shared by {variant.nproc} processes: give a multiple of that number")
     shared = _with(variant, name, str(int(total) // variant.nproc), command)
     return replace(shared, label=f"{setting} in all")
 
@@ -70,7 +70,7 @@ def shared_by(variant: Variant, setting: str, command: Sequence[str]) -> Variant
 def _split(choice: str) -> tuple[str, list[str]]:
     name, equals, values = choice.partition("=")
     if not equals or not name.strip("-") or not all(values.split(",")):
-        raise DdpprofError(f"{choice} is no choice of values. Write it as: --batch-size=32,64 or bucket_cap_mb=5,25")
+        raise DdpprofError(f"{choice} is not a choice of values. Write it as: --batch-size=32,64 or bucket_cap_mb=5,25")
     return name, values.split(",")
 
 
@@ -106,7 +106,7 @@ def _place(name: str, command: Sequence[str]) -> _Place:
 def _refuse_misspelt(name: str) -> None:
     meant = difflib.get_close_matches(name, DDP_ARGUMENTS, n=1, cutoff=0.75)
     if meant:
-        raise DdpprofError(f"DDP has no argument {name}: {meant[0]}? An option of the script begins with --")
+        raise DdpprofError(f"DDP has no argument {name}; is it {meant[0]}? An option of the script begins with --")
 
 
 def _literal(value: str) -> Any:

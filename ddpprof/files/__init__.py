@@ -1,4 +1,4 @@
-"""Where files are: on this machine, or where fsspec reaches. What a user typed becomes a path here."""
+"""Paths of files on this machine, or wherever fsspec reaches, made from the user's text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_THIS_MACHINE = ("file://", "local://")
 
 
 def location(text: str) -> Location:
-    """Raises `DdpprofError` where no driver for it is installed."""
+    """Return the path for a text. Raises `DdpprofError` if no driver for it is installed."""
     if _SCHEME not in text:
         return Path(text)
     text = _NAME_OF_SCHEME.sub(lambda scheme: scheme[0].lower(), text)
@@ -31,15 +31,15 @@ def location(text: str) -> Location:
 
 
 def local(text: str) -> Path:
-    """Of what is written bit by bit, or renamed. Raises `DdpprofError` where it is not on this machine."""
+    """Return a path for files that grow or are renamed. Raises `DdpprofError` if it is not on this machine."""
     path = location(text)
     if isinstance(path, RemotePath):
-        raise DdpprofError(f"{path} is not on this machine: give a folder that is, and copy it when it is complete")
+        raise DdpprofError(f"{path} is not on this machine: give a local folder, and copy it when it is complete")
     return path
 
 
 def spelled(path: Location) -> str:
-    """What `location` makes the same path of; unlike ``str``, with passwords."""
+    """Return the text from which `location` makes the same path; unlike ``str``, it includes passwords."""
     return path.url if isinstance(path, RemotePath) else str(path)
 
 
@@ -48,7 +48,7 @@ def is_remote(path: Location) -> bool:
 
 
 def identity(path: Location) -> str | None:
-    """Other text once the file has changed; ``None`` where there is no file."""
+    """Return a text that changes with the file; ``None`` if there is no file."""
     try:
         if not isinstance(path, RemotePath):
             found = path.stat()
@@ -60,4 +60,4 @@ def identity(path: Location) -> str | None:
     except OSError:
         if not isinstance(path, RemotePath):
             return None
-    return f"changed whenever asked: {os.urandom(8).hex()}"  # nobody says
+    return f"changed whenever asked: {os.urandom(8).hex()}"  # nobody knows

@@ -1,6 +1,6 @@
-"""What a driver raised, said in one line without passwords. Drivers have errors of their own, not always ``OSError``.
+"""One-line explanations, without passwords, of drivers' errors, which are not always ``OSError``.
 
-They are known by the names of their classes, because a driver may not be installed.
+They are recognised by the names of their classes, because a driver may not be installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddpprof.files.redirects import InwardRedirectError
 from ddpprof.redaction import without_secrets
 
 _HINTS = {
-    "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket FSSPEC_S3_ANON=true",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket FSSPEC_S3_ANON=true",
     "gs": "try: gcloud auth application-default login; or set GOOGLE_APPLICATION_CREDENTIALS",
     "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING",
     "sftp": "load the key into an ssh agent, keep it as ~/.ssh/id_ed25519, or set FSSPEC_SFTP_KEY_FILENAME",
@@ -70,12 +70,12 @@ _LONGEST = 200
 
 _NOT_TRIED_AGAIN_S = 30
 _unreachable: dict[str, tuple[float, str]] = {}
-"""When each server could not be reached, and why. Drivers try for many seconds, and each rank has files there."""
+"""time and reason of each unreachable server; drivers retry for many seconds, and each rank has files there"""
 
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
-    """Raises `RemoteError` in place of whatever is raised inside, and at once where the server was just not there."""
+    """Raise `RemoteError` for anything raised inside, and at once if the server was unreachable a moment ago."""
     server = "/".join(url.split("/", 3)[:3])
     when, text = _unreachable.get(server, (-math.inf, ""))
     if time.monotonic() - when < _NOT_TRIED_AGAIN_S:
@@ -116,7 +116,7 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
     if names & _LOST:
         return errno.ECONNRESET, f"the connection was lost ({said})"
     if status is not None and status not in (403, 404):
-        return errno.EIO, f"the server says {said}"
+        return errno.EIO, f"the server answers {said}"
     if isinstance(error, PermissionError) or status == 403:
         return errno.EACCES, f"permission denied ({said}): {_hint(url)}"
     if isinstance(error, FileNotFoundError) or status == 404:
@@ -125,7 +125,7 @@ def _explain(error: BaseException, url: str) -> tuple[int, str]:
 
 
 def _status(error: BaseException) -> int | None:
-    """Of a web server's answer."""
+    """Return the status of a web server's answer."""
     known = [getattr(error, name, None) for name in ("status", "status_code", "code")]  # aiohttp, azure, gcsfs
     known.append(getattr(getattr(error, "response", None), "status_code", None))  # huggingface_hub
     return next((status for status in known if isinstance(status, int)), None)
@@ -133,7 +133,7 @@ def _status(error: BaseException) -> int | None:
 
 def _said(error: BaseException) -> str:
     status, message = _status(error), str(getattr(error, "message", None) or "")
-    if status is not None and message:  # aiohttp's own text repeats the address, azure's goes on with the answer
+    if status is not None and message:  # aiohttp's own text repeats the address, and azure's includes the whole answer
         text = f"{status} {message.splitlines()[0]}"
     else:
         text = str(getattr(error, "strerror", None) or error)
@@ -143,4 +143,4 @@ def _said(error: BaseException) -> str:
 
 def _hint(url: str) -> str:
     scheme = url.rpartition("::")[2].partition("://")[0]
-    return _HINTS.get(_SAME.get(scheme, scheme), "give others")
+    return _HINTS.get(_SAME.get(scheme, scheme), "use other credentials")

@@ -1,7 +1,7 @@
-"""Where a web server may send us on to: not further in than it is itself.
+"""Where may a web server redirect us? No further into the network than the server itself is.
 
-A page on the internet that redirects to an address of this machine, or of the network that it is in, would have ddpprof
-ask there in the user's name.
+Otherwise a page on the internet could redirect to this machine or its network, and make ddpprof send requests there in
+the user's name.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _WORLD, _NETWORK, _MACHINE = 2, 1, 0
 
 
 class InwardRedirectError(Exception):
-    """Says where to."""
+    """A redirect leads further into the network; the message says where."""
 
 
 async def client_that_stays_out(**options: Any) -> Any:
-    """Return a session of aiohttp, as fsspec asks for one."""
+    """Return an aiohttp session for fsspec."""
     import aiohttp
 
     tracing = aiohttp.TraceConfig()
@@ -28,18 +28,18 @@ async def client_that_stays_out(**options: Any) -> Any:
 
 
 async def _look_at_redirect(_session: Any, _context: Any, answered: Any) -> None:
-    """Raises `InwardRedirectError`."""
+    """Raise `InwardRedirectError` for an inward redirect."""
     here = str(answered.url)
     there = urljoin(here, answered.response.headers.get("Location", ""))
     if await _place_of(there) < await _place_of(here):
         raise InwardRedirectError(
-            f"the server redirects to {urlsplit(there).hostname}, which lies further in than itself"
+            f"the server redirects to {urlsplit(there).hostname}, which is further inside the network than the server"
         )
 
 
 async def _place_of(url: str) -> int:
-    """The innermost of the addresses that the host's name has; the world where it has none."""
-    import asyncio  # here: it takes megabytes, of every command
+    """Return the innermost place of the host's addresses; the world if it has none."""
+    import asyncio  # imported here because it takes megabytes
 
     host = urlsplit(url).hostname or ""
     try:

@@ -1,8 +1,7 @@
-"""A file or folder that fsspec reaches (``s3://``, ``gs://``, ``sftp://``, ``https://``, …), with what ddpprof needs of
-pathlib's methods.
+"""A file or folder that fsspec reaches (``s3://``, ``gs://``, ``sftp://``, ``https://``, …), with pathlib's methods.
 
-What goes wrong is a `RemoteError`, whatever the driver raised. A path keeps what it was
-told, and hands to its files what its listing said of them: object stores answer every question with a request.
+Every failure is a `RemoteError`, whatever the driver raised. A path remembers what it learned, and passes what its
+listing said about files on to them, since object stores answer every question with a request.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ _VERSIONS = (
     "last_modified",
     "updated",
 )
-"""what stores call that which changes with a file, the surest first"""
+"""stores' names for a value that changes with the file, most reliable first"""
 _OF_A_PAGE = "text/html"
 _TALKATIVE = ("paramiko", "gcsfs", "azure")
-"""They write tracebacks of what they raise."""
+"""loggers that write tracebacks of their errors"""
 _WRITTEN_AT_ONCE_BYTES = 1 << 20
 
 
 def driver_of(url: str) -> None:
-    """Raises `DdpprofError` where there is none."""
+    """Raise `DdpprofError` if no driver for the URL is installed."""
     import fsspec
 
     for part in url.split("::"):  # simplecache::s3://…
@@ -50,11 +49,11 @@ def driver_of(url: str) -> None:
             fsspec.get_filesystem_class(scheme)
         except ImportError as error:
             package = getattr(error.__cause__, "name", None) or f"fsspec[{scheme}]"
-            raise DdpprofError(f"{scheme}:// needs {package}: pip install {package}") from error
+            raise DdpprofError(f"{scheme}:// needs {package}. Install it with: pip install {package}") from error
         except ValueError as error:
             raise DdpprofError(
-                f"{scheme}:// is no scheme that fsspec knows. It knows s3://, gs://, abfs://, sftp://, https://, hf:// "
-                "and others"
+                f"{scheme}:// is not a scheme that fsspec knows. It knows s3://, gs://, abfs://, sftp://, https://, "
+                "hf:// and others"
             ) from error
 
 
@@ -63,15 +62,15 @@ class _Stat(NamedTuple):
 
 
 class RemotePath:
-    """Pickles as its URL and what is known of the file, without the listing."""
+    """A remote path. It pickles as its URL and what is known of the file, without the listing."""
 
     def __init__(self, url: str, info: dict[str, Any] | None = None) -> None:
         self.url = url
-        """with passwords, unlike ``str``"""
+        """URL with passwords, unlike ``str``"""
         self._info = info
         self._listing: dict[str, dict[str, Any]] | None = None
         self._system: Any = None
-        """where threads may share it: object stores' take a tenth of a second to make"""
+        """file system, if threads may share it; making one for an object store takes a tenth of a second"""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePath, (self.url, self._info)
@@ -138,19 +137,19 @@ class RemotePath:
         return self._kind() == "directory"
 
     def holds(self, name: str) -> bool:
-        """Whether it is a folder with a file or folder of that name. Its listing answers what is asked next, too."""
+        """Return whether it is a folder that contains that name. Its listing also answers later questions."""
         return self.is_dir() and any(path.name == name for path in self.iterdir())
 
     def stat(self) -> _Stat:
         size = self._known().get("size")
         if not isinstance(size, int):
-            raise RemoteError(errno.ENOTSUP, "the server does not say how large it is", str(self))
+            raise RemoteError(errno.ENOTSUP, "the server does not report its size", str(self))
         return _Stat(size)
 
     def version(self) -> str | None:
-        """Other text once the file has changed; ``None`` where the store does not say."""
+        """Return a text that changes with the file; ``None`` if the store has none."""
         known = self._known()
-        if not any(known.get(key) for key in _VERSIONS) and self._is_of_web:  # a listing says nothing but names
+        if not any(known.get(key) for key in _VERSIONS) and self._is_of_web:  # a listing has only names
             known = self._info = self._ask()
         key = next((key for key in _VERSIONS if known.get(key)), None)
         return None if key is None else f"{known.get('size')}-{known[key]}"
@@ -164,7 +163,7 @@ class RemotePath:
         return iter([self / name for name in self._listing])
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        assert mode == "rb", "text is for the caller to decode, and writing is all at once"
+        assert mode == "rb", "callers decode text themselves, and write whole files"
         from ddpprof.files.stream import open_stream
 
         with explained(self.url):
@@ -177,19 +176,19 @@ class RemotePath:
             return bytes(fs.cat_file(path))
 
     def write_bytes(self, content: bytes) -> None:
-        """All at once: whoever reads sees the old file or the new one, where the store can do that."""
+        """Write the whole file, so that readers see the old or the new one, if the store can do that."""
         self._write(lambda fs, path: fs.pipe_file(path, content), io.BytesIO(content))
 
     def write_text(self, text: str, encoding: str) -> None:
         self.write_bytes(text.encode(encoding))
 
     def upload(self, source: Path) -> None:
-        """The content of a file of this machine."""
+        """Upload the content of a local file."""
         with source.open("rb") as content:
             self._write(lambda fs, path: fs.put_file(str(source), path), content)
 
     def _write(self, put: Callable[[Any, str], None], content: IO[bytes]) -> None:
-        """`put`: for stores that take a file as a whole."""
+        """Write a file. `put` is used for stores that take a file as a whole."""
         import shutil
 
         with explained(self.url):
@@ -199,7 +198,7 @@ class RemotePath:
                 return
             with fs.open(path, "wb") as file:
                 if hasattr(file, "set_pipelined"):
-                    file.set_pipelined(True)  # else paramiko waits for an answer every 32 KiB
+                    file.set_pipelined(True)  # otherwise paramiko waits for an answer every 32 KiB
                 shutil.copyfileobj(content, file, _WRITTEN_AT_ONCE_BYTES)
 
     @property
@@ -207,7 +206,7 @@ class RemotePath:
         return self.url.rpartition("::")[2].startswith(_WEB)
 
     def _parts(self) -> tuple[str, str, str]:
-        """What stands before the path, the path, and a query behind it."""
+        """Return the part before the path, the path, and the query after it."""
         if self._is_of_web:
             from urllib.parse import urlsplit, urlunsplit
 
@@ -222,7 +221,7 @@ class RemotePath:
         return path
 
     def _reached(self) -> tuple[Any, str]:
-        """The file system, and the path in it."""
+        """Return the file system, and the path in it."""
         if self._system is not None:
             return self._system, self._system._strip_protocol(self.url)  # noqa: SLF001 (fsspec's own way)
         from fsspec.core import url_to_fs
@@ -236,7 +235,7 @@ class RemotePath:
         return fs, path
 
     def _kind(self) -> str | None:
-        """``None`` where there is nothing."""
+        """Return the kind; ``None`` if nothing is there."""
         try:
             known = self._known()
         except FileNotFoundError:
@@ -246,7 +245,7 @@ class RemotePath:
         return "directory" if known.get("type") == "directory" else "file"
 
     def _known(self) -> dict[str, Any]:
-        """Raises ``FileNotFoundError``, and other ``OSError`` where nobody can say."""
+        """Return what is known. Raises ``FileNotFoundError``, or another ``OSError`` if it cannot be determined."""
         if self._info is None:
             try:
                 self._info = self._ask()
@@ -262,7 +261,7 @@ class RemotePath:
             return dict(fs.info(path))
 
     def _name_in_here(self, folder: str, name: str) -> str | None:
-        """A page of links names other places too, and a store lists a folder's own key among its files."""
+        """Return a name in this folder: pages also link elsewhere, and stores list a folder's own key as a file."""
         if self._is_of_web:
             folder = "".join(self._parts()[:2])
         name, folder = name.strip("/"), folder.strip("/")
@@ -275,4 +274,4 @@ class RemotePath:
 
 
 _NOT_THERE: dict[str, Any] = {}
-"""of a file that a listing does not name"""
+"""info of a file that is not in a listing"""

@@ -1,4 +1,4 @@
-"""Reads files that are small where ddpprof wrote them, and may be anything where somebody else did."""
+"""Reading of files that are small if ddpprof wrote them, but may be anything if somebody else did."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pathlib import Path
 from ddpprof.files.remote import RemotePath
 
 _MOST_BYTES = 512 * 10**6
-"""several times what a job of thousands of parameters and of many steps writes"""
+"""several times the bytes that a job with thousands of parameters and many steps writes"""
 
 
 def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Return the content, as long as the file was when it was opened: it may be growing.
+    """Return the content, up to the length at the time of opening, since the file may be growing.
 
-    Raises ``OSError``, also for a pipe or a device, and for what is larger than `most_bytes`.
+    Raises ``OSError``, also for a pipe or a device, and for more than `most_bytes`.
     """
     if isinstance(path, RemotePath):
         return path.read_bytes()
     with os.fdopen(open_file(path), "rb") as file:
         num_bytes = os.fstat(file.fileno()).st_size
         if num_bytes > most_bytes:
-            why = f"it is larger than {most_bytes / 10**6:g} MB, as no such file of ddpprof's is"
+            why = f"it is larger than {most_bytes / 10**6:g} MB, unlike any such file of ddpprof"
             raise OSError(errno.EFBIG, why, str(path))
-        return file.read(num_bytes)  # never `most_bytes`, for which memory would be laid out at once
+        return file.read(num_bytes)  # not `most_bytes`, for which memory would be allocated at once
 
 
 def open_file(path: Path) -> int:
     """Return the descriptor of a file to read; a link to one will do. Raises ``OSError`` for a pipe or a device."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # which waits for nobody at a pipe
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: does not wait at a pipe
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))

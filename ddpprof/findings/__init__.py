@@ -1,8 +1,8 @@
-"""Rules: what was measured → what to change, and how much it could give back.
+"""Rules: they turn measurements into advice on what to change, and how much it could give back.
 
-A rule is a function of `Observed`; it yields findings, or nothing where it does not apply or where the measures that it
-needs are absent. `RULES` is the list. Gains are what one change alone recovers, predicted where the recorded steps can
-be replayed, else an upper bound: two findings that explain the same milliseconds do not add up.
+A rule is a function of `Observed`; it yields findings, or nothing if it does not apply or the measures that it
+needs are absent. `RULES` lists all rules. A gain is what one change alone recovers: predicted if the recorded steps
+can be replayed, otherwise an upper bound. Gains of two findings that explain the same milliseconds do not add up.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Rule = Callable[[Observed], Iterator[Finding]]
 
 
 def find(observed: Observed) -> tuple[Finding, ...]:
-    """Return every finding: those that give time back first, then those without a gain, then what may be noise.
+    """Return all findings: first those with a gain, then those without one, then those that may be noise.
 
-    Where one change helps against several things, the first of them is told.
+    If one change addresses several findings, only the first of them is returned.
     """
     found: dict[object, Finding] = {}
     for finding in (finding for rule in RULES for finding in rule(observed)):
@@ -45,9 +45,9 @@ def find(observed: Observed) -> tuple[Finding, ...]:
 
 
 def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
-    """Order by gain, most first; gains that may be equal, as their intervals overlap, stay in the order of the rules.
+    """Sort by gain, largest first; gains whose intervals overlap stay in the order of the rules.
 
-    So that two runs of one job name the same change first.
+    This makes two runs of one job name the same change first.
     """
     left = sorted(findings, key=lambda f: f.expected_ns or 0, reverse=True)
     ordered: list[Finding] = []
@@ -59,7 +59,7 @@ def _by_gain(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _least_ns(finding: Finding) -> int:
-    """A bound says how much a change gives back at most: half of it counts as the least."""
+    """Return the least gain, ns per step; for a mere upper bound, half of the bound."""
     return (finding.expected_ns or 0) // 2 if finding.predicted is None else finding.predicted.low_ns
 
 

@@ -9,7 +9,7 @@ from ddpprof.findings.framework_words import reduce_once
 
 
 def reduces_every_pass(o: Observed) -> Iterator[Finding]:
-    """Gradients are accumulated over several backward passes, and all-reduced in each of them."""
+    """Report gradients that accumulate over several backward passes but are all-reduced in each of them."""
     for one in o.accumulation:
         module = o.modules[one.module]
         share = one.num_superfluous / one.num_passes
@@ -18,14 +18,14 @@ def reduces_every_pass(o: Observed) -> Iterator[Finding]:
         if not o.worth(most_ns, predicted):
             continue
         num_bytes = sum(parameter.num_bytes for parameter in module.parameters)
-        exposed = "" if o.exposed_ns is None else f"; {ms(o.exposed_ns)} of communication per step hide behind nothing"
+        exposed = "" if o.exposed_ns is None else f"; {ms(o.exposed_ns)} of communication per step are exposed"
         yield Finding(
             "reduces-every-pass",
             f"Gradients accumulate over {one.num_passes} backward passes, and every pass all-reduces them",
-            f"each pass sends {size(num_bytes)} in {_buckets(len(module.buckets))}, and the optimizer uses only the "
-            f"result of the last, in {one.num_steps} recorded steps{exposed}",
-            f"{reduce_once(o.framework)} What reads gradients between the passes, as clipping does, then sees each "
-            "rank's own.",
+            f"each pass sends {size(num_bytes)} in {_buckets(len(module.buckets))}, but the optimizer uses only the "
+            f"result of the last pass, in {one.num_steps} recorded steps{exposed}",
+            f"{reduce_once(o.framework)} Code that reads gradients between the passes, such as clipping, then sees "
+            "each rank's own gradients.",
             gain_ns,
             predicted=predicted,
         )

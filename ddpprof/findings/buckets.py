@@ -1,4 +1,4 @@
-"""Rules about gradient buckets and the communication that nothing hides."""
+"""Rules about gradient buckets and exposed communication."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ddpprof.model import DdpModule
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, is_rebuilt
 
 _CUT = 0.8
-"""A smaller cap that leaves a bucket above this part of its size is no advice: one parameter makes up the bucket."""
+"""largest useful cut: a smaller cap that leaves more of a bucket does not help, as one parameter makes up the bucket"""
 
 _NEARLY_ALL = 0.6
-"""of the bytes: a bucket with more than that decides when communication starts and ends"""
+"""share of the bytes from which a single bucket decides when communication starts and ends"""
 
 
 def _gradient_buckets(observed: Observed) -> Iterator[tuple[DdpModule, tuple[BucketSummary, ...]]]:
@@ -31,9 +31,9 @@ def _total_bytes(buckets: Sequence[BucketSummary]) -> int:
 
 
 def trailing_communication(o: Observed) -> Iterator[Finding]:
-    """Communication that goes on after the backward pass: the last bucket is late, or the link is the bottleneck.
+    """Report communication after the backward pass: the last bucket is late, or the link is the bottleneck.
 
-    Whose it is cannot be told where a step trains several modules.
+    Yields nothing if a step trains several modules, since the communication could belong to any of them.
     """
     if o.trailing_ns is None or not o.worth(o.trailing_ns) or len(o.modules) > 1:
         return
@@ -49,30 +49,30 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         is_cut = left <= _CUT and (new.predicted is None or o.worth(None, new.predicted))
         evidence = (
             f"{ms(o.trailing_ns)} of gradient communication per step runs after the last op of {_backward(passes)} on "
-            f"every rank; all buckets ({len(buckets)}) need {ms(comm)} of transfer, and {ms(window)} of backward were "
-            "left to hide it once the first gradient was there"
+            f"every rank; all buckets ({len(buckets)}) need {ms(comm)} to transfer, and after the first gradient only "
+            f"{ms(window)} of backward were left to hide it"
         )
         if len(buckets) > 1 and comm - passes * transfers[-1] > window:
             if _total_bytes(buckets) < len(buckets) * MIB:
-                continue  # latency, not bandwidth: `buckets_too_small` says that
+                continue  # latency, not bandwidth: `buckets_too_small` reports it
             title = "The link is the bottleneck: gradients take longer to send than the backward pass can hide"
             (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, comm // 2)
         elif is_cut and late is not last:
-            continue  # `buckets_too_large` says that
+            continue  # `buckets_too_large` reports it
         elif len(buckets) > 1 and is_cut:
-            title = f"The last bucket ({size(last.num_bytes)}) is sent when nothing is left to hide it"
+            title = f"The last bucket ({size(last.num_bytes)}) is sent when no computation is left to hide it"
             evidence += f"; the last bucket alone takes {ms(passes * transfers[-1])}"
             smaller = call_for(o.framework, new)
-            advice = f"Make the last bucket smaller: {smaller} leaves {size(left * last.num_bytes)} in it."
+            advice = f"Make the last bucket smaller: {smaller} reduces it to {size(left * last.num_bytes)}."
             gain, predicted = round(o.trailing_ns * (1 - left)), new.predicted
         elif not is_cut and late.num_bytes >= MIB:
             name = "The last bucket" if late is last else f"Bucket {late.index}"
             transfer = passes * (late.transfer_ns or 0)
-            title = f"{name} ({size(late.num_bytes)}) is sent when nothing is left to hide it"
+            title = f"{name} ({size(late.num_bytes)}) is sent when no computation is left to hide it"
             evidence += f"; it alone takes {ms(transfer)}, and {_leaves(new, left, late)}"
             (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
         else:
-            continue  # a single bucket that can be cut: `buckets_too_large` says that
+            continue  # a single bucket that can be cut: `buckets_too_large` reports it
         if o.worth(gain, predicted):
             gain_ns = at_most(gain, predicted)
             yield Finding("trailing-communication", title, evidence, advice, gain_ns, predicted=predicted)
@@ -84,15 +84,15 @@ def _backward(num_passes: int) -> str:
 
 def _leaves(new: NewBuckets, left: float, late: BucketSummary) -> str:
     if not new.argument or (new.predicted is not None and new.predicted.gain_ns <= 0):
-        return "the replay finds no buckets with which the step is shorter"
+        return "the replay finds no buckets that shorten the step"
     if new.predicted is not None and left <= _CUT:
-        return "the replay finds no buckets with which the step is much shorter"
-    cut = "a smaller bucket_cap_mb leaves" if new.predicted is None else "the best buckets that were found leave"
+        return "the replay finds no buckets that shorten the step much"
+    cut = "a smaller bucket_cap_mb leaves" if new.predicted is None else "the best buckets found leave"
     return f"{cut} {size(left * late.num_bytes)} of it"
 
 
 def _link_ns(buckets: Sequence[BucketSummary]) -> int:
-    """How long the buckets keep the link busy: those on it at once share it, where their ends are known."""
+    """Return how long the buckets keep the link busy; concurrent buckets share it if their ends are known."""
     spans = [(b.finished_ns - b.transfer_ns, b.finished_ns) for b in buckets if b.finished_ns and b.transfer_ns]
     if len(spans) < len(buckets):
         return sum(b.transfer_ns or 0 for b in buckets)
@@ -104,13 +104,13 @@ def _link_ns(buckets: Sequence[BucketSummary]) -> int:
 
 
 def _first_gradient_ns(buckets: Sequence[BucketSummary]) -> int:
-    """When smaller buckets could begin to be sent."""
+    """Return when smaller buckets could first be sent."""
     times = [b.ready_ns if b.first_ready_ns is None else b.first_ready_ns for b in buckets]
     return min(time for time in times if time is not None)
 
 
 def _what_trails(buckets: Sequence[BucketSummary], trailing_ns: int) -> BucketSummary:
-    """The last bucket, unless it is mostly an earlier one that holds nearly everything."""
+    """Return the last bucket, or an earlier one if it holds nearly everything and causes most of the trailing time."""
     large, last = max(buckets, key=lambda b: b.num_bytes), buckets[-1]
     if large.num_bytes < _NEARLY_ALL * _total_bytes(buckets):
         return last
@@ -118,10 +118,10 @@ def _what_trails(buckets: Sequence[BucketSummary], trailing_ns: int) -> BucketSu
 
 
 def _fewer_bytes(o: Observed, module: DdpModule) -> tuple[str, Predicted | None]:
-    """What to do, and what it gives back where that is predicted."""
+    """Return advice on sending fewer bytes, and its predicted gain, if known."""
     predicted = o.predictions.compression
     if o.num_micro_steps > 1:
-        accumulate = f"accumulate more batches in a step than the {o.num_micro_steps} of now"
+        accumulate = f"accumulate more than the present {o.num_micro_steps} batches per step"
     else:
         accumulate = accumulation(o.framework)
     compress = compression(o.framework, o.backend)
@@ -132,7 +132,7 @@ def _fewer_bytes(o: Observed, module: DdpModule) -> tuple[str, Predicted | None]
 
 
 def buckets_too_large(o: Observed) -> Iterator[Finding]:
-    """One bucket holds nearly everything, so it starts when the backward pass is almost over."""
+    """Report a bucket that holds nearly everything, so that it starts when the backward pass is almost over."""
     if o.exposed_ns is None or not o.worth(o.exposed_ns):
         return
     for module, buckets in _gradient_buckets(o):
@@ -141,7 +141,7 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
         if largest.num_bytes < _NEARLY_ALL * total or total < 2 * MIB or largest.num_parameters < 2:
             continue
         if len(buckets) > 1 and largest is buckets[-1]:
-            continue  # `trailing_communication` says that
+            continue  # `trailing_communication` reports it
         if largest.ready_ns is None or largest.first_ready_ns is None or largest.transfer_ns is None:
             continue
         new = advised_buckets(o.predictions, module, buckets)
@@ -154,14 +154,14 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
                 f"Bucket {largest.index} holds {largest.num_bytes / total:.0%} of the gradients, so it starts late",
                 f"{size(largest.num_bytes)} of {size(total)} wait {ms(largest.ready_ns - largest.first_ready_ns)} "
                 f"from their first gradient to their last, then take {ms(largest.transfer_ns)}",
-                f"Cut it up: {call_for(o.framework, new)}.",
+                f"Split it: {call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
             )
 
 
 def buckets_too_small(o: Observed) -> Iterator[Finding]:
-    """Many buckets that cost latency rather than bandwidth."""
+    """Report many small buckets, which cost latency rather than bandwidth."""
     if o.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(o):
@@ -175,8 +175,8 @@ def buckets_too_small(o: Observed) -> Iterator[Finding]:
         if wanted < len(buckets) and o.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-small",
-                f"{len(buckets)} buckets of {size(total / len(buckets))} on average pay for latency",
-                f"even the fastest takes {ms(latency)}; {len(buckets)} of them move only {size(total)}, "
+                f"{len(buckets)} buckets of {size(total / len(buckets))} on average cost latency",
+                f"even the fastest takes {ms(latency)}; all {len(buckets)} move only {size(total)}, "
                 + (f"for which DDP by default makes {wanted}" if new.is_default else f"for which {wanted} are best"),
                 _USE_DEFAULT if new.is_default else f"Use fewer: {call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
@@ -191,9 +191,9 @@ _USE_DEFAULT = (
 
 
 def _fewer_buckets(o: Observed, module: DdpModule, now: int) -> NewBuckets:
-    """DDP's own, unless others are known to be better.
+    """Return DDP's default buckets, or the best predicted ones if they are fewer than now.
 
-    That as many or more are predicted to be better counts for nothing: buckets of one size do not tell their latency.
+    Predictions of as many or more buckets are ignored, because buckets of one size do not show their latency.
     """
     best = o.predictions.best_buckets
     if best is not None and len(best.bucket_bytes) < now:
@@ -202,13 +202,13 @@ def _fewer_buckets(o: Observed, module: DdpModule, now: int) -> NewBuckets:
 
 
 def first_bucket_late(o: Observed) -> Iterator[Finding]:
-    """Gradients are there, but the first all-reduce waits for its bucket to fill."""
+    """Report a first all-reduce that waits for its bucket to fill although gradients are there."""
     if o.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(o):
         first, new = buckets[0], _smaller_first(o, module)
         if not is_rebuilt(module) or new.bucket_bytes[0] > _CUT * first.num_bytes:
-            continue  # no argument of DDP's makes it smaller, or none that helps
+            continue  # no argument of DDP makes it smaller, or none that helps
         ends = [b.ready_ns for b in buckets if b.ready_ns is not None]
         if first.ready_ns is None or first.first_ready_ns is None or len(buckets) < 2 or first.num_bytes <= 2 * MIB:
             continue
@@ -218,7 +218,7 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
             yield Finding(
                 "first-bucket-late",
                 f"The first all-reduce starts {ms(waits)} after the first gradient",
-                f"bucket 0 collects {size(first.num_bytes)} in {first.num_parameters} parameters before it is sent; "
+                f"bucket 0 collects {size(first.num_bytes)} from {first.num_parameters} parameters before it is sent; "
                 "the link is idle until then",
                 f"Cap the first bucket: {_CAPS_FIRST if new.is_default else call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
@@ -226,11 +226,11 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
             )
 
 
-_CAPS_FIRST = "leave bucket_cap_mb out, then DDP caps the first bucket at 1 MiB"
+_CAPS_FIRST = "leave bucket_cap_mb out, so that DDP caps the first bucket at 1 MiB"
 
 
 def _smaller_first(o: Observed, module: DdpModule) -> NewBuckets:
-    """The others as they are, unless others are known to be better."""
+    """Return the best predicted buckets, or else the present ones with a smaller first bucket."""
     if o.predictions.best_buckets is not None:
         return o.predictions.best_buckets
     cap = cap_mb(module)
@@ -240,7 +240,7 @@ def _smaller_first(o: Observed, module: DdpModule) -> NewBuckets:
 
 
 def better_buckets(o: Observed) -> Iterator[Finding]:
-    """Whatever the reason: with others the replayed step is shorter, by more than the replay does not know."""
+    """Report other buckets that shorten the replayed step by more than the replay's error, whatever the reason."""
     best = o.predictions.best_buckets
     if best is None or best.predicted is None:
         return
@@ -249,9 +249,9 @@ def better_buckets(o: Observed) -> Iterator[Finding]:
     was, sizes = [b.num_bytes for b in o.buckets], best.bucket_bytes
     yield Finding(
         "better-buckets",
-        f"Other buckets make the step {ms(best.predicted.gain_ns)} shorter when it is replayed",
-        f"{_sizes(sizes)} instead of {_sizes(was)}, in the order in which they are sent",
-        f"Try {call_for(o.framework, best)}: ddpprof whatif shows its step beside those of other caps.",
+        f"Other buckets shorten the replayed step by {ms(best.predicted.gain_ns)}",
+        f"{_sizes(sizes)} instead of {_sizes(was)}, in the order of sending",
+        f"Try {call_for(o.framework, best)}. To compare it with other caps, use ddpprof whatif.",
         best.predicted.high_ns,
         predicted=best.predicted,
     )
@@ -263,7 +263,7 @@ def _sizes(num_bytes: Sequence[int], most: int = 6) -> str:
 
 
 def late_parameter(o: Observed) -> Iterator[Finding]:
-    """A bucket that was ready but for one gradient holds back its successors, which are launched in index order."""
+    """Report a bucket that lacks only one gradient and holds back its successors, since DDP launches in index order."""
     if o.exposed_ns is None:
         return
     for module, buckets in _gradient_buckets(o):
@@ -281,8 +281,8 @@ def late_parameter(o: Observed) -> Iterator[Finding]:
                 yield Finding(
                     "late-parameter",
                     f"{bucket.slowest_parameter} holds back {len(waiting) + 1} buckets",
-                    f"its gradient comes {ms(delay)} after the rest of bucket {bucket.index}; buckets behind it were "
-                    f"ready, and waited up to {ms(max(waiting))}, since DDP launches buckets in order",
+                    f"its gradient comes {ms(delay)} after the rest of bucket {bucket.index}; later buckets were "
+                    f"ready, but waited up to {ms(max(waiting))}, since DDP launches buckets in order",
                     _reorder(module, bucket.slowest_parameter),
                     gain,
                 )
@@ -291,10 +291,10 @@ def late_parameter(o: Observed) -> Iterator[Finding]:
 def _reorder(module: DdpModule, parameter: str) -> str:
     if is_rebuilt(module):
         return (
-            "DDP ordered its buckets by rank 0's first backward pass, in which this gradient came earlier: let the "
-            "first step, and every rank, run the backward pass in the order of all others."
+            "DDP ordered its buckets by rank 0's first backward pass, in which this gradient came earlier: make the "
+            "first step on every rank run the backward pass in the same order as all later steps."
         )
     return (
-        f"Define {parameter} earlier in the model: under find_unused_parameters=True DDP fills its buckets in reverse "
-        "order of definition. Without it, or with static_graph=True, it goes by the order of the gradients."
+        f"Define {parameter} earlier in the model: with find_unused_parameters=True DDP fills its buckets in reverse "
+        "order of definition. Without it, or with static_graph=True, DDP uses the order of the gradients."
     )

@@ -1,4 +1,4 @@
-"""Rules about collectives that the script asks for beside DDP."""
+"""Rules about collectives that the script calls itself, outside DDP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place,
 
 
 def _of(o: Observed, *purposes: Purpose) -> list[OutsideCalls]:
-    """Those worth a word: in the forward barriers alone, as the model's own layers may need all else."""
+    """Return the calls worth reporting; in the forward only barriers, as the model's own layers may need the rest."""
     calls = [one for one in o.outside if one.purpose in purposes and (one.place is not Place.FORWARD or _waits(one))]
     return calls if o.worth(_exposed(calls)) else []
 
@@ -27,7 +27,7 @@ def _said(calls: Sequence[OutsideCalls]) -> str:
     for one in calls:
         volume = "" if one.num_bytes is None else f" of {size(one.num_bytes)} in all"
         parts.append(f"{one.num_calls} × {one.kind.replace('_', '-')}{volume}, {_WHERE[one.place]}")
-    return f"{'; '.join(parts)}: {ms(_exposed(calls))} per step that no computation hides"
+    return f"{'; '.join(parts)}: {ms(_exposed(calls))} per step are exposed"
 
 
 _WHERE = {
@@ -40,31 +40,31 @@ _WHERE = {
 
 
 def parameter_averaging(o: Observed) -> Iterator[Finding]:
-    """Parameters are averaged by hand, or gradients that DDP averages."""
+    """Report parameters that are averaged by hand, and gradients that are averaged in addition to DDP."""
     calls = _of(o, Purpose.PARAMETERS)
     before = [one for one in calls if one.place is Place.AFTER_BACKWARD]
     after = [one for one in calls if one.place is not Place.AFTER_BACKWARD]
     if o.worth(_exposed(after)):
         yield Finding(
             "parameter-averaging",
-            "Parameters are averaged over the ranks in every step, beside DDP",
-            f"{_said(after)}; DDP averages gradients, so that parameters are equal on all ranks without it",
-            "Leave it out. To average parameters instead of gradients, let torch do it every N steps: "
-            "PeriodicModelAverager with PostLocalSGDOptimizer, and DDP's post_localSGD_hook.",
+            "Parameters are averaged over the ranks in every step, in addition to DDP",
+            f"{_said(after)}; DDP averages gradients, so parameters are equal on all ranks anyway",
+            "Leave it out. To average parameters instead of gradients, let torch do it every N steps with "
+            "PeriodicModelAverager, PostLocalSGDOptimizer and DDP's post_localSGD_hook.",
             _exposed(after),
         )
     if o.worth(_exposed(before)):
         yield Finding(
             "gradient-averaging",
-            "Gradients are averaged over the ranks by hand, beside DDP",
+            "Gradients are averaged over the ranks by hand, in addition to DDP",
             _said(before),
-            "Leave it out: after backward() DDP's gradients are averages already, hidden behind the backward pass.",
+            "Leave it out: DDP has already averaged the gradients during backward().",
             _exposed(before),
         )
 
 
 def metrics_every_step(o: Observed) -> Iterator[Finding]:
-    """Small reductions in every step: a loss, an accuracy."""
+    """Report small reductions in every step, such as a loss or an accuracy."""
     calls = [one for one in _of(o, Purpose.FEW_NUMBERS, Purpose.OTHER) if one.kind in _REDUCES]
     unsized = [one for one in calls if one.num_bytes is None]
     calls = [one for one in calls if one.purpose is Purpose.FEW_NUMBERS or one in unsized]
@@ -74,22 +74,22 @@ def metrics_every_step(o: Observed) -> Iterator[Finding]:
     what = "1 collective" if number == 1 else f"{number} collectives"
     yield Finding(
         "metrics-every-step",
-        f"{what} per step beside DDP" if unsized else f"{what} of a few numbers in every step",
+        f"{what} per step outside DDP" if unsized else f"{what} of a few numbers in every step",
         _said(calls)
-        + ("; how large they are is not in the trace, --record-shapes adds it" if unsized else "")
-        + "; in each, every rank waits for the last",
+        + ("; the trace lacks their sizes, which --record-shapes adds" if unsized else "")
+        + "; in each, every rank waits for the last one",
         f"{'If these are metrics, add' if unsized else 'Add'} them up on the device, and all-reduce them every N steps "
-        f"or once an epoch, several in one tensor.{_gradients_by_hand(unsized)}",
+        f"or once per epoch, several in one tensor.{_gradients_by_hand(unsized)}",
         _exposed(calls),
     )
 
 
 def _gradients_by_hand(unsized: Sequence[OutsideCalls]) -> str:
-    """Between backward and optimizer, what is reduced may well be gradients, and those are needed in every step."""
+    """Return advice in case gradients, which are needed in every step, are reduced after the backward pass."""
     if not any(one.place is Place.AFTER_BACKWARD for one in unsized):
         return ""
     return (
-        " If they average gradients of parameters outside DDP, they are needed in every step: put these parameters "
+        " If they average gradients of parameters outside DDP, every step needs them: put these parameters "
         "into the DDP module, or send them in one tensor."
     )
 
@@ -98,7 +98,7 @@ _REDUCES = ("all_reduce", "reduce", "all_gather", "gather")
 
 
 def optimizer_broadcasts(o: Observed) -> Iterator[Finding]:
-    """Each rank's optimizer steps some of the parameters, and sends them to the others."""
+    """Report an optimizer that steps part of the parameters on each rank, and broadcasts them."""
     calls = [one for one in o.outside if one.place is Place.OPTIMIZER and one.kind == "broadcast"]
     if not o.worth(_exposed(calls)):
         return
@@ -106,30 +106,31 @@ def optimizer_broadcasts(o: Observed) -> Iterator[Finding]:
     pieces = "1 piece" if number == 1 else f"{number} pieces"
     yield Finding(
         "optimizer-broadcasts",
-        f"The optimizer broadcasts what it has computed, in {pieces} per step",
+        f"The optimizer broadcasts updated parameters in {pieces} per step",
         _said(calls),
-        "ZeroRedundancyOptimizer does so, to hold its state only once: parameters_as_bucket_view=True sends fewer and "
-        "larger pieces. Where memory is not short, an optimizer of its own on each rank sends nothing.",
+        "ZeroRedundancyOptimizer does this so that each rank holds only a part of its state. "
+        "parameters_as_bucket_view=True sends fewer and larger pieces. If memory allows, an ordinary optimizer on each "
+        "rank sends nothing.",
         _exposed(calls),
     )
 
 
 def barrier_in_loop(o: Observed) -> Iterator[Finding]:
-    """``barrier()`` in the training loop."""
+    """Report ``barrier()`` in the training loop."""
     calls = _of(o, Purpose.BARRIER)
     if not calls:
         return
     number = sum(one.num_calls for one in calls)
     yield Finding(
         "barrier-in-loop",
-        f"{'A barrier stands' if number == 1 else f'{number} barriers stand'} in the training loop",
+        f"{'There is a barrier' if number == 1 else f'There are {number} barriers'} in the training loop",
         f"{_said(calls)}; on an accelerator it also drains the queue of launched work",
-        "Take it out of the loop: DDP's all-reduces make the ranks wait for each other in every step already."
+        "Take it out of the loop: DDP's all-reduces already make the ranks wait for each other in every step."
         + (_LIGHTNING_SYNCS if o.framework == "lightning" else ""),
         _exposed(calls),
     )
 
 
 _LIGHTNING_SYNCS = (
-    " Lightning puts one before each value that self.log(…, sync_dist=True) averages: log without sync_dist."
+    " Lightning adds one for each value that self.log(…, sync_dist=True) averages: log without sync_dist."
 )

@@ -17,10 +17,10 @@ def _training_loaders(o: Observed) -> Iterator[tuple[int, Loader]]:
 
 
 def same_samples(o: Observed) -> Iterator[Finding]:
-    """Ranks train on the same samples, as their batches show."""
+    """Report ranks that train on the same samples, as their batches show."""
     same = o.same_samples
     if same is None or (o.world_size or 1) < 2 or o.group_size != o.world_size:
-        return  # ranks that do not average their gradients with each other may need the same samples
+        return  # ranks that do not average gradients with each other may need the same samples
     ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks that were compared"
     drawn = "an IterableDataset yields them" if same.loader.is_iterable else f"{same.loader.sampler} draws them"
     if same.same_batches:
@@ -30,13 +30,13 @@ def same_samples(o: Observed) -> Iterator[Finding]:
         title = "Training data is not divided among the ranks"
         evidence = (
             f"within one pass over the DataLoader, {same.num_samples} of {same.num_compared} compared samples of one "
-            f"rank were those of another one, too; {drawn}"
+            f"rank also went to another rank; {drawn}"
         )
     yield Finding("same-samples", title, evidence, divide_data(o.framework, same.loader), None, is_correctness=True)
 
 
 def epoch_never_set(o: Observed) -> Iterator[Finding]:
-    """DistributedSampler shuffles by its epoch: without ``set_epoch`` every epoch has the same order."""
+    """Report a DistributedSampler without ``set_epoch`` calls, so that every epoch has the same order."""
     for _, loader in _training_loaders(o):
         epochs = loader.epochs_set
         if loader.set_epoch_called or not loader.shuffles or epochs is None:
@@ -45,7 +45,7 @@ def epoch_never_set(o: Observed) -> Iterator[Finding]:
             yield Finding(
                 "set-epoch-never-called",
                 "Every epoch has the same order: set_epoch is never called",
-                f"{len(epochs)} epochs were begun, and {loader.sampler} shuffled each of them as epoch {epochs[0]}",
+                f"{len(epochs)} epochs began, and {loader.sampler} shuffled each of them as epoch {epochs[0]}",
                 reshuffle(o.framework),
                 None,
                 is_correctness=True,
@@ -54,7 +54,7 @@ def epoch_never_set(o: Observed) -> Iterator[Finding]:
 
 
 def same_checkpoint(o: Observed) -> Iterator[Finding]:
-    """Several ranks write one file."""
+    """Report several ranks that write the same file."""
     writers: dict[tuple[str, str], list[int]] = {}
     for rank, (host, paths) in o.checkpoints.items():
         for path in paths:
@@ -67,14 +67,14 @@ def same_checkpoint(o: Observed) -> Iterator[Finding]:
             f"{len(ranks)} ranks save the same checkpoint",
             f"ranks {', '.join(map(str, ranks))} all wrote {path}"
             + (f" ({len(shared)} such files)" if len(shared) > 1 else ""),
-            "if dist.get_rank() == 0: torch.save(…), then dist.barrier() where others read it.",
+            "Use: if dist.get_rank() == 0: torch.save(…), and then dist.barrier() if other ranks read it.",
             None,
             is_correctness=True,
         )
 
 
 def idle_for_data(o: Observed) -> Iterator[Finding]:
-    """The training thread waits for its batch."""
+    """Report a training thread that waits for its batches."""
     if not o.data_ns or not o.step_ns or o.data_ns < 0.05 * o.step_ns:
         return
     slowest = max((one for _, one in _training_loaders(o)), key=lambda one: one.waited_ns or 0, default=None)
@@ -88,19 +88,19 @@ def idle_for_data(o: Observed) -> Iterator[Finding]:
     )
 
 
-_CHEAPER = "Make loading cheaper: fewer transforms, data that is stored as training reads it."
+_CHEAPER = "Make loading cheaper: use fewer transforms, or store the data in the form that training reads."
 
 
 def _more_workers(o: Observed, loader: Loader) -> str:
-    """Workers beside the training, as far as the host has cores for them."""
+    """Return advice on adding workers, as far as the host has cores for them."""
     wanted, again = max(4, 2 * loader.num_workers), loader.num_iterations > 1 and not loader.persistent_workers
     if o.cores_per_rank is None:
-        return f"{load_with(o.framework, wanted, again)}, if the host has cores for them, or cheaper transforms."
-    possible = min(wanted, int(o.cores_per_rank) - 1)  # one trains
+        return f"{load_with(o.framework, wanted, again)}, if the host has cores for them, or use cheaper transforms."
+    possible = min(wanted, int(o.cores_per_rank) - 1)  # one core trains
     if possible > loader.num_workers:
-        return f"{load_with(o.framework, possible, again)}, or cheaper transforms."
+        return f"{load_with(o.framework, possible, again)}, or use cheaper transforms."
     cores = f"{o.cores_per_rank:.3g} core{'' if o.cores_per_rank == 1 else 's'} for each rank"
     if loader.num_workers == 0:
         one = load_with(o.framework, 1, again)
-        return f"{_CHEAPER} {one} helps where loading waits for storage; for computing, the host has only {cores}."
+        return f"{_CHEAPER} {one} helps if loading waits for storage; for computation, the host has only {cores}."
     return f"{_CHEAPER} The host has {cores}, and none left for more workers."

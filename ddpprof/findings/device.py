@@ -1,4 +1,4 @@
-"""Rules about devices: what communication slows, one that waits for its host, one that works more than the others."""
+"""Rules about the device: computation slowed by communication, and an accelerator that waits for its host."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ _MUCH = 0.1
 
 
 def overlap_slowdown(o: Observed) -> Iterator[Finding]:
-    """Communication and the computation beside it share the device."""
+    """Report computation that is slower because communication shares its device."""
     if not o.worth(o.slowdown_lost_ns) or o.slowdown_ratio is None or (o.slowdown_known_share or 0) < ENOUGH_KNOWN:
         return
     if o.slowdown_control is not None and abs(o.slowdown_control - 1) >= o.slowdown_ratio - 1:
-        return  # the steps to compare with differed by more than communication makes
+        return  # the steps to compare with differed by more than the effect of communication
     yield Finding(
         "overlap-slowdown",
-        f"Communication makes the computation beside it take {o.slowdown_ratio:.2f} × as long",
-        f"{ms(o.slowdown_lost_ns or 0)} per step are lost by kernels that were also seen without communication, "
-        f"{o.slowdown_known_share:.0%} of the computation under it; a step feels what of that is on its critical path",
+        f"Communication makes concurrent computation take {o.slowdown_ratio:.2f} × as long",
+        f"{ms(o.slowdown_lost_ns or 0)} per step are lost by kernels that also ran without communication, "
+        f"{o.slowdown_known_share:.0%} of the computation under it; the step only loses the part on its critical path",
         _advice(o),
         o.slowdown_lost_ns,
-        is_noise=o.shares_cores and o.slowdown_control is None,  # other work on the cores explains as much
+        is_noise=o.shares_cores and o.slowdown_control is None,  # other work on the cores would explain as much
     )
 
 
 def _advice(o: Observed) -> str:
     threads, cores = o.num_threads, o.cores_per_rank
     if o.backend == "gloo" and (threads is None or cores is None or threads == 1 or threads < cores):
-        return _ADVICE[""]  # its threads have a core left, or cannot be given one so
+        return _ADVICE[""]  # its threads have a core left, or this would not give them one
     return _ADVICE.get(o.backend or "", _ADVICE[""])
 
 
 _ADVICE = {
-    "nccl": "Let NCCL take fewer SMs: try NCCL_MAX_CTAS=8, then 4 (NCCL 2.17 and newer); less time lost beside it is "
-    "worth more than its speed as long as the communication stays hidden.",
-    "gloo": "Leave a core to gloo's threads: OMP_NUM_THREADS, or torch.set_num_threads, below the number of cores per "
-    "rank.",
-    "": "Give communication fewer of the device's resources, as far as it stays hidden.",
+    "nccl": "Let NCCL take fewer SMs: try NCCL_MAX_CTAS=8, then 4 (NCCL 2.17 and newer). Slower communication costs "
+    "nothing as long as it stays hidden.",
+    "gloo": "Leave a core to gloo's threads: set OMP_NUM_THREADS or torch.set_num_threads below the number of cores "
+    "per rank.",
+    "": "Give communication fewer of the device's resources, as long as it stays hidden.",
 }
 
 
 def launch_bound(o: Observed) -> Iterator[Finding]:
-    """The accelerator has nothing to do because the host has not launched it yet."""
+    """Report an accelerator that idles because the host has not launched its next kernel yet."""
     if not o.launch_bound_ns or not o.step_ns or o.launch_bound_ns < 0.05 * o.step_ns:
         return
     yield Finding(
         "launch-bound",
         f"The accelerator waits {ms(o.launch_bound_ns)} per step for the host",
         f"{o.launch_bound_ns / o.step_ns:.0%} of the step: the kernel that ends the gap had not been launched when the "
-        "gap began; profiling slows the host, so without it the gaps are shorter",
-        "Fewer, larger launches: torch.compile(model), its mode='reduce-overhead' (CUDA graphs), fused optimizers "
-        "(AdamW(…, fused=True)), a larger batch; no .item() or .cpu() in the step.",
+        "gap began. Profiling slows the host, so the gaps are shorter without it",
+        "Make fewer and larger launches: torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused "
+        "optimizers (AdamW(…, fused=True)) or a larger batch. Avoid .item() and .cpu() in the step.",
         o.launch_bound_ns,
     )
 

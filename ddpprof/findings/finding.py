@@ -1,4 +1,4 @@
-"""What a rule looks at, and what it says."""
+"""The input and the output of a rule."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ddpprof.measures.step.accumulation import Accumulation
 from ddpprof.model import DdpModule, Loader
 
 _WORTH_SAYING = 0.01
-"""Findings below this fraction of the step are left out."""
+"""least fraction of the step worth a finding"""
 _SURELY_WORTH_SAYING = 0.02
-"""What was measured to be more than this is hardly left out in another run of the job."""
+"""fraction of the step above which another run of the job hardly misses a measured finding"""
 
 
 _ROUNDS_TO_NOTHING_NS = 5_000
@@ -29,20 +29,20 @@ _ROUNDS_TO_NOTHING_NS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to change."""
+    """A finding: one thing to change."""
 
     rule: str
     title: str
     evidence: str
     advice: str
     gain_ns: int | None
-    """per step, at most; ``None`` for what costs correctness or cannot be told from this run"""
+    """most ns per step to gain; ``None`` if the finding is about correctness, or this run cannot tell"""
     is_correctness: bool = False
-    """training does something else than it seems to, whatever the time"""
+    """True if training does something other than it seems to, regardless of time"""
     predicted: Predicted | None = None
-    """where the recorded steps can be replayed with just this change; `gain_ns` is then the upper end"""
+    """predicted gain, if the recorded steps can be replayed with just this change; `gain_ns` is then its upper end"""
     is_noise: bool = False
-    """chance may have made it, or the change may cost time: an observation, not advice"""
+    """True if it may be chance, or if the change may cost time: an observation, not advice"""
 
     @property
     def expected_ns(self) -> int | None:
@@ -51,12 +51,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the rules look at. Times are ns per step: medians over steps, of the rank where they are least."""
+    """The input of the rules. Times are ns per step: medians over steps, of the rank with the smallest."""
 
     world_size: int | None
     step_ns: int | None
     step_noise_ns: int | None = None
-    """half of the 95 % interval of `step_ns`; ``None`` where there are too few steps for one"""
+    """half of the 95 % interval of `step_ns`; ``None`` if there are too few steps for one"""
     backend: str | None = None
     modules: tuple[DdpModule, ...] = ()
     buckets: tuple[BucketSummary, ...] = ()
@@ -67,45 +67,45 @@ class Observed:
     data_ns: int | None = None
     buffer_sync_ns: int | None = None
     num_micro_steps: int = 1
-    """batches that a step accumulates"""
+    """number of batches that a step accumulates"""
     num_forwards: int = 1
-    """with gradients"""
+    """number of forwards with gradients"""
     num_buffer_syncs: int = 1
-    """of these, before which buffers are broadcast"""
+    """number of these before which buffers are broadcast"""
     unused_search_ns: int | None = None
     copy_out_ns: int | None = None
     slowdown_lost_ns: int | None = None
     slowdown_ratio: float | None = None
     slowdown_known_share: float | None = None
     slowdown_control: float | None = None
-    """how much longer work without communication took than in baseline steps; taken out of the ratio"""
+    """factor by which work without communication took longer than in baseline steps; already removed from the ratio"""
     launch_bound_ns: int | None = None
     stragglers: tuple[Straggler, ...] = ()
     late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)
-    """rank → the gradients with which it falls behind"""
+    """rank → the gradients at which it falls behind"""
     outside: tuple[OutsideCalls, ...] = ()
-    """collectives beside DDP"""
+    """collectives outside DDP"""
     device_loads: tuple[DeviceLoad, ...] = ()
-    """of the rank whose several devices differ most"""
+    """loads of the rank whose several devices differ most"""
     memory: tuple[RankMemory, ...] = ()
     waiting: tuple[RankWaiting, ...] = ()
-    """without the first step; where a file of another tool says which rank was late"""
+    """waiting per rank without the first step, if a file of another tool says which rank was late"""
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     same_samples: SameSamples | None = None
     drifts: tuple[Drift, ...] = ()
     group_size: int | None = None
-    """ranks that average their gradients together; the least of any rank's"""
+    """number of ranks that average their gradients together; the least of any rank"""
     device: str | None = None
-    """as torch names it: ``"cpu"``, ``"cuda"``"""
+    """torch's name for it: ``"cpu"`` or ``"cuda"``"""
     framework: str | None = None
-    """whose options make the DDP module; ``None``: the script does"""
+    """framework whose options make the DDP module; ``None`` if the script makes it"""
     cores_per_rank: float | None = None
-    """of the host where they are fewest"""
+    """number of cores per rank on the host with the fewest"""
     num_threads: int | None = None
-    """with which a rank computes on its host; the most of any rank"""
+    """number of threads with which a rank computes on its host; the most of any rank"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    """rank → its host and the paths that it saved"""
+    """rank → its host and the paths that it wrote"""
     predictions: Predictions = field(default_factory=Predictions)
     beside: tuple[Finding, ...] = ()
     """what side streets find"""
@@ -114,15 +114,15 @@ class Observed:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether the ranks compute on cores, which the machine gives to other work as well."""
+        """Return whether the ranks compute on CPU cores, which the machine also gives to other work."""
         return self.backend in ("gloo", "mpi", "ucc")
 
     def is_noise(self, finding: Finding) -> bool:
-        """Whether chance may have made a finding.
+        """Return whether chance may have made the finding.
 
-        A prediction: if it may be a loss, or is less than the noise of the step and may be less than half of what it
-        says. A cost that was measured: if it is so near the least that is worth saying that chance decides whether it
-        is said.
+        A prediction may be chance if it may be a loss, or if it is below the noise of the step and may be less than
+        half of what it says. A measured cost may be chance if it is so near the threshold for findings that another
+        run might not report it.
         """
         gain_ns = finding.expected_ns
         if finding.is_noise or gain_ns is None:
@@ -138,19 +138,19 @@ class Observed:
         return gain_ns < (self.step_noise_ns or 0) and 2 * low_ns < gain_ns
 
     def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
-        """`gain_ns`: at most, by what was measured. Where both are known both have to be: one may be wrong."""
+        """Return whether the gain is worth a finding. `gain_ns` is a measured bound; both gains must be big enough."""
         gains = [gain_ns, None if predicted is None else predicted.gain_ns]
         least = min((gain for gain in gains if gain is not None), default=0)
         return least > 0 and bool(self.step_ns) and least >= _WORTH_SAYING * (self.step_ns or 0)
 
 
 def at_most(gain_ns: int | None, predicted: Predicted | None) -> int | None:
-    """By the replay where there is one: measures only bound what a change could give back."""
+    """Return the upper end of the replay's prediction, or else the measured bound."""
     return gain_ns if predicted is None else predicted.high_ns
 
 
 def hoped_for(gain_ns: int | None, predicted: Predicted | None) -> tuple[int | None, Predicted | None]:
-    """What a change gives back at most, and its prediction; neither where it is predicted to cost something."""
+    """Return the most that a change gives back, and its prediction; neither if it is predicted to cost time."""
     if predicted is not None and predicted.gain_ns < 0:
         return None, None
     return at_most(gain_ns, predicted), predicted

@@ -1,6 +1,6 @@
-"""Where does a user turn each knob? In the options of the framework that makes the DDP module, if there is one.
+"""Where does the user set each option? In the framework that makes the DDP module, if there is one.
 
-`framework` is ``None`` where the script itself calls torch, else as the recorder names it.
+`framework` is ``None`` if the script itself calls torch, otherwise the recorder's name for it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from ddpprof.model import Loader
 _ACCELERATE = frozenset(
     ("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
 )
-"""options of its ``DistributedDataParallelKwargs``"""
+"""options of Accelerate's ``DistributedDataParallelKwargs``"""
 _TRANSFORMERS = frozenset(("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "static_graph"))
-"""options of ``TrainingArguments``, with ``ddp_`` before them; older versions have no ``ddp_static_graph``"""
+"""options of ``TrainingArguments``, prefixed by ``ddp_``; older versions have no ``ddp_static_graph``"""
 _TITLES = {"transformers": "transformers' Trainer", "accelerate": "Accelerate"}
 
 
 def ddp_argument(framework: str | None, argument: str) -> str:
-    """Return where to give DDP's constructor an argument, as ``static_graph=True``."""
+    """Return how to give DDP's constructor an argument such as ``static_graph=True``."""
     name = argument.partition("=")[0]
     if framework == "transformers" and name in _TRANSFORMERS:
         return f"TrainingArguments(ddp_{argument})"
@@ -26,7 +26,7 @@ def ddp_argument(framework: str | None, argument: str) -> str:
     if framework in ("lightning", "fabric"):
         return f"{_OF_LIGHTNING[framework]}(strategy=DDPStrategy({argument}))"
     if framework in _TITLES:
-        return f"{argument} of DistributedDataParallel (for which {_TITLES[framework]} has no option)"
+        return f"{argument} of DistributedDataParallel ({_TITLES[framework]} has no option for it)"
     return f"DistributedDataParallel(model, {argument})"
 
 
@@ -34,7 +34,7 @@ _OF_LIGHTNING = {"lightning": "Trainer", "fabric": "Fabric"}
 
 
 def without_ddp_argument(framework: str | None, name: str) -> str:
-    """Return how to construct DDP without an argument that the script gives it now."""
+    """Return how to construct DDP without an argument that the script passes now."""
     if framework == "transformers" and name == "find_unused_parameters":
         return "TrainingArguments(ddp_find_unused_parameters=False)"
     if framework == "transformers":
@@ -63,12 +63,12 @@ _ACCUMULATION = {
 
 
 def reduce_once(framework: str | None) -> str:
-    """Return how to reduce gradients in the last backward pass of a step alone."""
+    """Return how to reduce gradients only in the last backward pass of a step."""
     return _REDUCE_ONCE.get(framework, _REDUCE_ONCE[None])
 
 
 _REDUCE_ONCE = {
-    None: "Reduce only in the last pass of a step: run the forward and backward of the others under "
+    None: "Reduce only in the last pass of a step: run the forward and backward of the other passes under "
     "`with model.no_sync():`.",
     "transformers": "Let the Trainer accumulate: TrainingArguments(gradient_accumulation_steps=…) reduces only in the "
     "last pass of a step.",
@@ -76,14 +76,14 @@ _REDUCE_ONCE = {
     "accelerator.accumulate(model):` around each batch, reduce only in the last pass of a step.",
     "lightning": "Let the Trainer accumulate: Trainer(accumulate_grad_batches=…) reduces only in the last pass of a "
     "step. Under manual optimization, run the other passes under `with self.trainer.model.no_sync():`.",
-    "fabric": "Reduce only in the last pass of a step: run the forward and backward of the others under `with "
+    "fabric": "Reduce only in the last pass of a step: run the forward and backward of the other passes under `with "
     "fabric.no_backward_sync(model):`.",
 }
 
 
 def compression(framework: str | None, backend: str | None) -> str | None:
-    """Return how to send gradients in half of the bits; ``None`` where the framework has no option for it."""
-    bits = "bf16" if backend == "nccl" else "fp16"  # DDP refuses bf16 but for NCCL, XCCL
+    """Return how to send gradients in half as many bits; ``None`` if the framework has no option for it."""
+    bits = "bf16" if backend == "nccl" else "fp16"  # DDP accepts bf16 only for NCCL and XCCL
     hook = f"default_hooks.{bits}_compress_hook"
     where = ", from torch.distributed.algorithms.ddp_comm_hooks,"
     if framework is None:
@@ -91,7 +91,7 @@ def compression(framework: str | None, backend: str | None) -> str | None:
     if framework == "accelerate":
         kind = f"DDPCommunicationHookType.{bits.upper()}"
         return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook={kind})])"
-    if framework == "lightning" and backend == "nccl":  # it registers hooks on CUDA alone
+    if framework == "lightning" and backend == "nccl":  # Lightning registers hooks on CUDA only
         return f"Trainer(strategy=DDPStrategy(ddp_comm_hook={hook})){where}"
     return None
 
@@ -102,8 +102,8 @@ def divide_data(framework: str | None, loader: Loader) -> str:
         return _DIVISION[framework]
     if loader.is_iterable:
         return (
-            "Let the IterableDataset yield each rank its own part: of every dist.get_world_size() samples the one at "
-            "dist.get_rank(), say; or split_dataset_by_node of Hugging Face datasets, or split_by_node of WebDataset."
+            "Let the IterableDataset yield each rank its own part, such as every dist.get_world_size()-th sample from "
+            "dist.get_rank() on; or use split_dataset_by_node of Hugging Face datasets, or split_by_node of WebDataset."
         )
     shuffle = "shuffle=True" if loader.shuffles else "shuffle=False"
     return (
@@ -112,24 +112,24 @@ def divide_data(framework: str | None, loader: Loader) -> str:
 
 
 _DIVISION = {
-    "transformers": "The Trainer divides the DataLoaders that it makes. One of your own: return it from "
+    "transformers": "The Trainer divides the DataLoaders that it makes. If you make your own, return it from "
     "get_train_dataloader through self.accelerator.prepare(…).",
     "accelerate": "Let Accelerate divide it: loader = accelerator.prepare(loader).",
-    "lightning": "Let the Trainer divide it: leave use_distributed_sampler at True, and give it a map-style data set. "
+    "lightning": "Let the Trainer divide it: leave use_distributed_sampler at True, and use a map-style dataset. "
     "An IterableDataset must divide itself.",
     "fabric": "Let Fabric divide it: loader = fabric.setup_dataloaders(loader).",
 }
 
 
 def reshuffle(framework: str | None) -> str:
-    """Return how to shuffle anew in each epoch."""
+    """Return how to reshuffle in each epoch."""
     if framework == "accelerate":
-        return "At the start of each epoch: loader.set_epoch(epoch), which Accelerate's DataLoader passes on."
-    return "At the start of each epoch: sampler.set_epoch(epoch)."
+        return "Call loader.set_epoch(epoch) at the start of each epoch; Accelerate's DataLoader passes it on."
+    return "Call sampler.set_epoch(epoch) at the start of each epoch."
 
 
 def load_with(framework: str | None, num_workers: int, persistent: bool) -> str:
-    """Return how to load data in that many processes. `persistent`: they are to live through all epochs."""
+    """Return how to load data in that many processes. `persistent`: whether they live through all epochs."""
     if framework == "transformers":
         more = ", dataloader_persistent_workers=True" if persistent else ""
         return f"TrainingArguments(dataloader_num_workers={num_workers}{more})"

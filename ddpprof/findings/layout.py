@@ -17,7 +17,7 @@ def cap_mb(module: DdpModule) -> float:
 
 
 def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[int, ...]:
-    """Return the bytes of the buckets that DDP would make, in the order of launch, as `ddpprof whatif` has them.
+    """Return the bytes of DDP's buckets under other caps, in the order of launch, as in `ddpprof whatif`.
 
     The last cap holds for all further buckets.
     """
@@ -31,7 +31,7 @@ def smaller_cap(module: DdpModule, buckets: Sequence[BucketSummary]) -> int:
 
 
 def call_for(framework: str | None, new: NewBuckets) -> str:
-    """Return how to make DDP's buckets those, as part of a sentence."""
+    """Return how to get those buckets from DDP, as part of a sentence."""
     if new.is_default:
         return f"{without_ddp_argument(framework, 'bucket_cap_mb')},"
     since = since_torch(new.argument)
@@ -39,7 +39,7 @@ def call_for(framework: str | None, new: NewBuckets) -> str:
 
 
 def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketSummary]) -> NewBuckets:
-    """The best that the replay finds; without one, by a quarter of the cap."""
+    """Return the best buckets that the replay finds; without a replay, those of a quarter of the cap."""
     if predictions.best_buckets is not None:
         return predictions.best_buckets
     cap = smaller_cap(module, buckets)

@@ -1,4 +1,4 @@
-"""Rules about memory: one place that holds more than the others, processes that hold it where they do not train."""
+"""Rules about memory: a place that holds more than the others, and processes on devices where they do not train."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ddpprof.measures.ranks.memory import DeviceUse, Holder, RankMemory, devices
 
 _MUCH_BYTES = 256 * 2**20
 _MUCH = 0.25
-"""above the others"""
+"""excess over the others, as a fraction"""
 _MOST_LISTED = 8
-"""ranks"""
+"""number of ranks"""
 
 
 def _gb(num_bytes: float) -> str:
@@ -20,7 +20,7 @@ def _gb(num_bytes: float) -> str:
 
 
 def memory_of_others(o: Observed) -> Iterator[Finding]:
-    """Ranks with memory, or only a context, on a device on which they do not train: usually the first."""
+    """Report ranks with memory, or only a context, on a device on which they do not train: usually the first."""
     strangers: dict[tuple[str, str | int], list[tuple[RankMemory, DeviceUse]]] = {}
     for rank in o.memory:
         for use in rank.devices:
@@ -35,15 +35,15 @@ def memory_of_others(o: Observed) -> Iterator[Finding]:
             f"Rank{'s' if len(held) > 1 else ''} {listed} hold{'' if len(held) > 1 else 's'} a context on GPU {index}, "
             f"where {'they do' if len(held) > 1 else 'it does'} not train",
             f"{_gb(reserved)} are reserved there for tensors, on {host}; each context takes some hundred MB more",
-            "Begin with torch.cuda.set_device(local_rank), before anything touches a GPU; load checkpoints with "
-            "torch.load(path, map_location=f'cuda:{local_rank}'): a plain torch.load, and .cuda(), go to the GPU that "
-            "was saved from, or to the first.",
+            "Call torch.cuda.set_device(local_rank) before anything touches a GPU, and load checkpoints with "
+            "torch.load(path, map_location=f'cuda:{local_rank}'). A plain torch.load goes to the GPU that the "
+            "checkpoint was saved from, and .cuda() to the first one.",
             None,
         )
 
 
 def memory_imbalance(o: Observed) -> Iterator[Finding]:
-    """One accelerator, or one process on its host, holds much more than the others."""
+    """Report an accelerator, or a process on its host, that holds much more memory than the others."""
     devices = devices_of_job(o.memory)
     outliers = _outliers(devices) or _outliers(processes_of_job(o.memory))
     for holder, usual in outliers[:1]:
@@ -53,7 +53,7 @@ def memory_imbalance(o: Observed) -> Iterator[Finding]:
         yield Finding(
             "memory-imbalance",
             f"{what} holds {_gb(holder.num_bytes - usual)} more than the others",
-            f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory, the others "
+            f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory; the others hold "
             f"{_gb(usual)} (median); rank{'s' if len(holder.ranks) > 1 else ''} {listed} on {holder.host}",
             _advice(holder),
             None,
@@ -61,7 +61,7 @@ def memory_imbalance(o: Observed) -> Iterator[Finding]:
 
 
 def _outliers(holders: Sequence[Holder]) -> list[tuple[Holder, float]]:
-    """Those that hold much more than the median of the others, most first."""
+    """Return those that hold much more than the median of the others, largest excess first."""
     found = []
     for index, holder in enumerate(holders):
         others = [other.num_bytes for position, other in enumerate(holders) if position != index]
@@ -73,8 +73,8 @@ def _outliers(holders: Sequence[Holder]) -> list[tuple[Holder, float]]:
 
 def _advice(holder: Holder) -> str:
     if holder.device is not None and len(holder.ranks) > 1:
-        return "One device for each rank: torch.cuda.set_device(local_rank), before anything touches a GPU."
+        return "Use one device per rank: call torch.cuda.set_device(local_rank) before anything touches a GPU."
     return (
         "Look for what only this rank keeps: losses collected with their graph (use loss.item() or .detach()), a "
-        "second copy of the model (EMA, evaluation), gathered predictions, a cached data set."
+        "second copy of the model (EMA, evaluation), gathered predictions, a cached dataset."
     )

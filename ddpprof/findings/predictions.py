@@ -1,6 +1,6 @@
-"""What the replay of the recorded steps says of the changes that rules advise.
+"""Predicted effects, by replay of the recorded steps, of the changes that rules advise.
 
-`predict` makes them, `report` hands them over: a rule that finds its change here takes the gain of exactly that change.
+`predict` makes them and `report` passes them on; a rule that finds its change here uses exactly that change's gain.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 DEFAULT_CAP = "bucket_cap_mb=None"
 ACCUMULATED = 4
-"""backward passes for each that is reduced, where more accumulation is considered"""
+"""number of backward passes per reduction when more accumulation is considered"""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What one change alone gives back, ns per step; negative where it costs time."""
+    """Predicted gain of one change alone, ns per step; negative if it costs time."""
 
     gain_ns: int
     low_ns: int
@@ -24,12 +24,12 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class NewBuckets:
-    """What DDP makes when it is told so."""
+    """The buckets that DDP makes with a given argument."""
 
     argument: str
-    """of its constructor; empty: the recorded ones, as none were found that are better"""
+    """argument of DDP's constructor; empty for the recorded buckets, if no better ones were found"""
     bucket_bytes: tuple[int, ...]
-    """in the order of launch"""
+    """sizes in the order of launch"""
     predicted: Predicted | None = None
 
     @property
@@ -38,28 +38,28 @@ class NewBuckets:
 
 
 def since_torch(argument: str) -> str:
-    """What is to be said of an argument that older ones do not have."""
+    """Return a note for an argument that older versions of torch lack."""
     return ", from torch 2.13 on" if argument.startswith("bucket_cap_mb_list") else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """``None``: the run cannot tell, or has it already."""
+    """Predicted effects of single changes; ``None`` if the run cannot tell, or has the change already."""
 
     best_buckets: NewBuckets | None = None
-    """the best that were found"""
+    """best buckets found"""
     compression: Predicted | None = None
-    """by half: fp16 or bf16, whichever the backend takes"""
+    """halved gradients, in fp16 or bf16, whichever the backend supports"""
     bucket_views: Predicted | None = None
     static_graph: Predicted | None = None
     """no search for unused parameters, and buckets in the order of gradients"""
     no_sync: Predicted | None = None
-    """of a step's several reduced backward passes only the last reduces"""
+    """reduction only in the last of a step's several backward passes"""
     double_batch: Predicted | None = None
-    """batches of twice the size: per batch of the size as it is"""
+    """batches twice as large; gain per batch of the present size"""
     accumulation: Predicted | None = None
-    """gradients reduced in every `ACCUMULATED`-th backward pass: per backward pass"""
+    """reduction in every `ACCUMULATED`-th backward pass; gain per backward pass"""
     double_link: Predicted | None = None
-    """a network of twice the bandwidth"""
+    """a network with twice the bandwidth"""
     without_straggler: Predicted | None = None
     """the slowest rank as fast as the next one"""

@@ -1,22 +1,22 @@
-"""Rules about single ranks: one for which all others wait."""
+"""Rules about single ranks that all others wait for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, hoped_for, ms
-from ddpprof.measures.ranks.stragglers import Part
+from ddpprof.measures.ranks.stragglers import OwnTimePart
 
 
 def straggler(o: Observed) -> Iterator[Finding]:
-    """The slowest rank sets the pace. Without it the next one does, so that is all that can be gained."""
+    """Report the slowest rank, which sets the pace; the gain is limited by the next slowest rank."""
     if not o.stragglers:
         return
     slowest, others = o.stragglers[0], o.stragglers[1:]
     part = "" if slowest.part_late_ns >= _NEARLY_ALL * slowest.late_ns else f"{ms(slowest.part_late_ns)} of it "
     where = "" if slowest.part is None else f", {part}{_WHERE[slowest.part]}"
     since = "" if slowest.since_step is None else f" since step {slowest.since_step}"
-    evidence = [f"it was the last in {slowest.num_last} of {slowest.num_steps} steps{since}"]
+    evidence = [f"it was last in {slowest.num_last} of {slowest.num_steps} steps{since}"]
     gradients = o.late_gradients.get(slowest.rank, ())
     if gradients:
         after = gradients[0].previous_parameter
@@ -26,14 +26,14 @@ def straggler(o: Observed) -> Iterator[Finding]:
         )
     if others:
         listed = ", ".join(str(other.rank) for other in others)
-        evidence.append(f"also late, by less: rank{'s' if len(others) > 1 else ''} {listed}")
+        evidence.append(f"less late: rank{'s' if len(others) > 1 else ''} {listed}")
     lasted_ns = slowest.num_steps * (o.step_ns or 0)
     may_be_other_work = o.shares_cores and lasted_ns < _LONGER_THAN_OTHER_WORK_NS and not _is_out_of_proportion(o)
     if may_be_other_work:
         evidence.append(
-            f"these steps took {lasted_ns / 1e9:.1f} s, for which other work on its cores may have slowed it: "
-            f"{_LONGER_THAN_OTHER_WORK_NS / 1e9:.0f} s or more of steps would tell, as ddpprof trace --no-profiler "
-            f"--steps {_steps_to_tell(o.step_ns)} records them"
+            f"these steps took {lasted_ns / 1e9:.1f} s, in which other work on its cores may have slowed it: "
+            f"{_LONGER_THAN_OTHER_WORK_NS / 1e9:.0f} s or more of steps would tell; record them with ddpprof trace "
+            f"--no-profiler --steps {_steps_to_tell(o.step_ns)}"
         )
     late_ns = max(0, slowest.late_ns - (others[0].late_ns if others else 0))
     gain_ns, predicted = hoped_for(late_ns, o.predictions.without_straggler)
@@ -49,19 +49,19 @@ def straggler(o: Observed) -> Iterator[Finding]:
 
 
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
-"""Other work comes and goes: for less, a rank may be late by chance in every step."""
+"""time, ns, below which a rank may be late in every step by chance, since other work comes and goes"""
 _BY_OTHER_WORK = 5
-"""how many times as long a rank takes at most that shares its cores"""
+"""most by which sharing its cores makes a rank take longer, as a factor"""
 
 
 def _is_out_of_proportion(o: Observed) -> bool:
-    """Whether the rank has made the step longer, ever since steps were measured, than other work on its cores could."""
+    """Return whether the rank was slow from the first measured step on, by more than other work on its cores causes."""
     slowest = o.stragglers[0]
     return slowest.since_step is None and slowest.late_ns > (1 - 1 / _BY_OTHER_WORK) * (o.step_ns or 0)
 
 
 def _steps_to_tell(step_ns: int | None) -> int:
-    """Return a round number of steps that last long enough."""
+    """Return a round number of steps that takes long enough."""
     least = _LONGER_THAN_OTHER_WORK_NS // max(step_ns or 0, 1)
     tens = 10
     while 5 * tens < least:
@@ -69,8 +69,8 @@ def _steps_to_tell(step_ns: int | None) -> int:
     return next(number for number in (tens, 2 * tens, 5 * tens) if number >= least)
 
 
-def _advice(o: Observed, part: Part | None) -> str:
-    if part in (Part.DATA, Part.OTHER):
+def _advice(o: Observed, part: OwnTimePart | None) -> str:
+    if part in (OwnTimePart.DATA, OwnTimePart.OTHER):
         return _ADVICE[part]
     return _ON_CPU if o.device == "cpu" else _ON_ACCELERATOR
 
@@ -78,19 +78,19 @@ def _advice(o: Observed, part: Part | None) -> str:
 _NEARLY_ALL = 0.9
 
 _WHERE = {
-    Part.DATA: "waiting for its data",
-    Part.FORWARD: "in its forward",
-    Part.BACKWARD: "in its backward",
-    Part.OPTIMIZER: "in its optimizer",
-    Part.OTHER: "between its steps",
+    OwnTimePart.DATA: "waiting for its data",
+    OwnTimePart.FORWARD: "in its forward",
+    OwnTimePart.BACKWARD: "in its backward",
+    OwnTimePart.OPTIMIZER: "in its optimizer",
+    OwnTimePart.OTHER: "between its steps",
 }
 
 _ADVICE = {
-    Part.DATA: "Look at what feeds this rank: its storage, its DataLoader workers, larger samples in its shard.",
-    Part.OTHER: "Look for what only this rank does in the loop: logging, metrics, checkpoints, evaluation.",
+    OwnTimePart.DATA: "Look at what feeds this rank: its storage, its DataLoader workers, larger samples in its shard.",
+    OwnTimePart.OTHER: "Look for what only this rank does in the loop: logging, metrics, checkpoints or evaluation.",
 }
 _ON_ACCELERATOR = (
-    "Look at its device: clocks and temperature (nvidia-smi -q -d PERFORMANCE), other processes on it, its CPU cores; "
+    "Look at its device: clocks and temperature (nvidia-smi -q -d PERFORMANCE), other processes on it, its CPU cores, "
     "and whether its batches are larger."
 )
-_ON_CPU = "Look at its CPU cores: other processes on them, how fast they run; and whether its batches are larger."
+_ON_CPU = "Look at its CPU cores: other processes on them, how fast they run, and whether its batches are larger."

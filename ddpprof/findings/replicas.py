@@ -9,18 +9,18 @@ from ddpprof.measures.ranks.replicas import Drift
 
 
 def copies_differ(o: Observed) -> Iterator[Finding]:
-    """Parameters are not the same on all ranks."""
+    """Report parameters that are not the same on all ranks."""
     if o.group_size != o.world_size:
         return
     for drift in o.drifts:
         module = o.modules[drift.module]
         if "localsgd" in (module.comm_hook or "").lower():
-            continue  # it lets them move apart, and an averager brings them together now and then
+            continue  # it lets them diverge, and an averager brings them together now and then
         yield Finding(
             "copies-differ",
             "The ranks train different models: their copies of the parameters "
             + ("differ" if drift.differed_before else "move apart"),
-            f"{_evidence(drift)}, as some values of {module.name} on {_ranks(drift)} show",
+            f"{_evidence(drift)}, as sampled values of {module.name} on {_ranks(drift)} show",
             _advice(drift),
             None,
             is_correctness=True,
@@ -29,7 +29,7 @@ def copies_differ(o: Observed) -> Iterator[Finding]:
 
 def _evidence(drift: Drift) -> str:
     if drift.differed_before:
-        return "they were different when the recording began"
+        return "they already differed when the recording began"
     steps = "one step" if drift.num_steps == 1 else f"{drift.num_steps} steps"
     return f"in {steps} they moved apart by {drift.apart:.0%} of the distance they moved"
 
@@ -42,17 +42,17 @@ def _advice(drift: Drift) -> str:
     if drift.num_unreduced_passes:
         return (
             "Call backward() once for each forward, on the sum of the losses: DDP reduces gradients in the first "
-            "backward pass after a forward, and what a second one adds stays on its rank. "
-            f"That happened {_times(drift.num_unreduced_passes)} in the recorded steps."
+            "backward pass after a forward, and what a second pass adds stays on its rank. "
+            f"This happened {_times(drift.num_unreduced_passes)} in the recorded steps."
         )
     if drift.differed_before:
         return (
             "DDP makes the copies equal when it wraps the model. Load checkpoints and initialise parameters before "
-            "that, or do it in the same way on every rank."
+            "that, or do it the same way on every rank."
         )
     return (
-        "Look for what changes parameters or gradients on each rank by itself: gradients that are changed after "
-        "backward(), optimizers whose settings or random numbers differ, parameters that were replaced after DDP "
+        "Look for anything that changes parameters or gradients on each rank separately: changes to gradients after "
+        "backward(), optimizers with different settings or random numbers, or parameters that were replaced after DDP "
         "wrapped the model."
     )
 

@@ -1,4 +1,4 @@
-"""Rules about what DDP does beside communicating gradients: unused parameters, buffers, copies."""
+"""Rules about DDP's work besides gradient communication: unused parameters, buffers and copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _searches(module: DdpModule) -> bool:
 
 
 def unused_parameters(o: Observed) -> Iterator[Finding]:
-    """The search for unused parameters, where it finds nothing; the unused ones by name, where it does."""
+    """Report a search for unused parameters that finds nothing, or name the unused parameters that it finds."""
     for module in o.modules:
         if module.unused is None:
             continue
@@ -24,10 +24,10 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
             yield Finding(
                 "find-unused-for-nothing",
                 "find_unused_parameters=True, but every parameter was used",
-                f"no parameter of {module.name} was without gradient in {_passes(module)}; {cost}one more all-reduce "
+                f"every parameter of {module.name} got a gradient in {_passes(module)}; {cost}one more all-reduce "
                 "follows it, and DDP does not rebuild its buckets in the order of gradients",
                 f"Leave it out: {without_ddp_argument(o.framework, 'find_unused_parameters')}. Keep it only if other "
-                "batches, or other ranks, skip parts of the model.",
+                "batches skip parts of the model.",
                 gain_ns,
                 predicted=predicted,
             )
@@ -37,7 +37,7 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
             sent = "" if module.settings.get("skip_all_reduce_unused_params") else ", all-reduced for nothing"
             static = ""
             if _searches(module) and module.graph_is_static:
-                static = " If they never are used, static_graph=True spares the search."
+                static = " If they are never used, static_graph=True avoids the search."
             yield Finding(
                 "unused-parameters",
                 f"{len(module.unused)} parameters got no gradient in {_passes(module)}: {names(module.unused)}",
@@ -49,7 +49,7 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
 
 
 def _uses_everything(module: DdpModule) -> bool:
-    """Whether every pass gave every parameter a gradient; branches that take turns are each used in some pass only."""
+    """Return whether every pass gave every parameter a gradient; alternating branches only do so in some passes."""
     if module.num_lacking_passes is None:
         return module.unused == () and bool(module.graph_is_static)
     return module.num_lacking_passes == 0
@@ -61,7 +61,7 @@ def _passes(module: DdpModule) -> str:
 
 
 def static_graph(o: Observed) -> Iterator[Finding]:
-    """The search for unused parameters finds the same ones every time."""
+    """Report a search for unused parameters that finds the same ones every time."""
     predicted = o.predictions.static_graph
     if not o.unused_search_ns or not o.worth(o.unused_search_ns, predicted):
         return
@@ -69,7 +69,7 @@ def static_graph(o: Observed) -> Iterator[Finding]:
         if _searches(module) and module.unused and module.graph_is_static:
             yield Finding(
                 "static-graph",
-                "The set of unused parameters never changes, yet it is searched for in every step",
+                "The set of unused parameters never changes, yet every step searches for it",
                 f"torch reports a static graph; the search takes {ms(o.unused_search_ns)} per step",
                 f"{ddp_argument(o.framework, 'static_graph=True')} instead of find_unused_parameters=True, if the "
                 "graph is the same for the whole training.",
@@ -79,7 +79,7 @@ def static_graph(o: Observed) -> Iterator[Finding]:
 
 
 def buffers_broadcast(o: Observed) -> Iterator[Finding]:
-    """Buffers (BatchNorm's running statistics) are sent from rank 0 before each forward that synchronises."""
+    """Report buffers, such as BatchNorm's running statistics, that rank 0 sends before each synchronised forward."""
     modules = [m for m in o.modules if m.settings.get("broadcast_buffers") and m.num_buffers]
     if not modules or not o.worth(o.buffer_sync_ns):
         return
@@ -96,9 +96,9 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
         "waits for rank 0",
         f"{_without_broadcast(o.framework)}. "
         + (
-            "Training does not use running statistics, but ranks then keep their own: evaluate and save from rank 0."
+            "Training does not use running statistics, but each rank then keeps its own: evaluate and save on rank 0."
             if batch_norms
-            else "Only if the forward does not change them, or if ranks may differ in them."
+            else "Do this only if the forward does not change them, or if they may differ between ranks."
         ),
         o.buffer_sync_ns,
     )
@@ -117,7 +117,7 @@ def _without_broadcast(framework: str | None) -> str:
 
 
 def gradient_copies(o: Observed) -> Iterator[Finding]:
-    """Buckets are copied back into ``.grad``, which could be views of them."""
+    """Report buckets that are copied back into ``.grad``, which could be views of them instead."""
     modules = [m for m in o.modules if not m.settings.get("gradient_as_bucket_view")]
     predicted = o.predictions.bucket_views
     if not modules or not o.copy_out_ns or not o.worth(o.copy_out_ns, predicted):
@@ -127,7 +127,7 @@ def gradient_copies(o: Observed) -> Iterator[Finding]:
         "gradient-copies",
         "Reduced gradients are copied out of their buckets",
         f"{ms(o.copy_out_ns)} per step, and {size(memory)} of memory",
-        f"{ddp_argument(o.framework, 'gradient_as_bucket_view=True')}. Not with code that calls grad.detach_().",
+        f"{ddp_argument(o.framework, 'gradient_as_bucket_view=True')}. Code that calls grad.detach_() rules it out.",
         at_most(o.copy_out_ns, predicted),
         predicted=predicted,
     )

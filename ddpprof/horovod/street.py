@@ -52,8 +52,8 @@ HOROVOD: SideStreet[None, HorovodSummary] = SideStreet(
     folder="horovod",
     report_field="horovod",
     name="Horovod",
-    meaning="From its timeline, per step, tensor and fused group: negotiation, queueing, fusion-buffer copies, "
-    "collectives, which rank was late; a timeline has no computation, so nothing about overlap.",
+    meaning="Data from a Horovod timeline, per step, tensor and fused group: negotiation, queueing, fusion-buffer "
+    "copies, collectives, and which rank was late. A timeline has no computation, and so tells nothing about overlap.",
     aliases=("negotiation", "fusion buffer"),
     sections={"step": horovod_tables},
     rules=(negotiation, not_fused, fusion_copies),

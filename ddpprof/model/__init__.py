@@ -1,8 +1,8 @@
-"""What is known of a run, read-only: ``Run > Rank > Trace and Record``.
+"""Read-only data of a run: ``Run > Rank > Trace and Record``.
 
 tables.py    a trace as numpy columns
-record.py    what ddpprof recorded beside it: its layout in files, too
-netbench.py  what `ddpprof netbench` measured of a network
+record.py    data that ddpprof recorded, and their layout in files
+netbench.py  a network as measured by `ddpprof netbench`
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Rank:
 
     @property
     def world_size(self) -> int | None:
-        """The largest that its trace or its record knows of."""
+        """World size, the largest in its trace or record."""
         known = [part.world_size for part in (self.record, self.trace) if part is not None]
         return max((size for size in known if size is not None), default=None)
 
@@ -107,14 +107,14 @@ class Attempt:
     """One start of all ranks of a job by torchrun, without traces."""
 
     number: int
-    """0 is the first one that set up DDP"""
+    """number of the start, from 0 for the first one that set up DDP"""
     restarts: int | None
-    """how often torchrun had restarted the ranks for a failure"""
+    """number of times that torchrun had restarted the ranks after a failure"""
     created_unix_s: float | None
     world_size: int | None
     records: tuple[Record, ...]
     is_shown: bool
-    """`Run.ranks` are those of this attempt"""
+    """True if `Run.ranks` are from this attempt"""
 
 
 class OtherFile(Protocol):
@@ -126,29 +126,29 @@ class OtherFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Every rank that could be read, in order, and what could not."""
+    """All ranks that could be read, in order, and what could not be read."""
 
     name: str
     command: tuple[str, ...]
     world_size: int | None
     ranks: tuple[Rank, ...]
     missing: tuple[str, ...] = ()
-    """what should be there and is not, in words for the report"""
+    """what should be there but is missing, in words for the report"""
     settings: Mapping[str, object] = field(default_factory=dict)
     """the recorder's settings; empty for traces that ddpprof did not record"""
     other_file: OtherFile | None = None
     """instead of ranks"""
     attempts: tuple[Attempt, ...] = ()
-    """of a job that torchrun started more than once: all, in order"""
+    """all attempts, in order, of a job that torchrun started more than once"""
     exits: tuple[ProcessExit, ...] = ()
-    """of its processes, as far as those who had started them noted them"""
+    """ends of its processes, as far as their parents noted them"""
 
 
 @dataclass(frozen=True, slots=True)
 class TimesTable:
-    """Times that were measured elsewhere."""
+    """Table of times that were measured elsewhere."""
 
     varied: str
-    """what the sizes are"""
+    """meaning of the sizes"""
     times_ns: Mapping[str, Mapping[float, tuple[float, ...]]]
-    """configuration → size → one time or more"""
+    """configuration → size → one or more times"""

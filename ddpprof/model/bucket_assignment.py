@@ -3,13 +3,13 @@
     a bucket is closed by the gradient that makes it as large as its cap, or larger
 
 There is one open bucket per kind of gradient, and each kind goes through the list of caps on its own; the last cap
-stands for all further buckets. This is torch 2.13's ``compute_bucket_assignment_by_size`` and what
-``DistributedDataParallel`` and its reducer call it with (torch/csrc/distributed/c10d/reducer.cpp), where
-``DDP_SET_LAST_BUCKET_CAP`` is not set.
+applies to all further buckets. This is torch 2.13's ``compute_bucket_assignment_by_size``, as called by
+``DistributedDataParallel`` and its reducer (torch/csrc/distributed/c10d/reducer.cpp) if ``DDP_SET_LAST_BUCKET_CAP``
+is not set.
 
-DDP constructs with buckets in the reverse of the model's order. Unless it searches for unused parameters in every
-iteration, it then builds them anew, in the order in which rank 0's gradients became ready: at the second forward,
-with a static graph at the third.
+DDP starts with buckets in the reverse of the model's order. Unless it searches for unused parameters in every
+iteration, it then rebuilds them in the order in which rank 0's gradients became ready: at the second forward, or with
+a static graph at the third.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from ddpprof.model.record import DdpModule, Parameter
 
 MIB = 1 << 20
 DEFAULT_CAP_MIB = 25
-"""torch's ``_DEFAULT_BUCKET_CAP_MB``, which counts in MiB"""
+"""torch's ``_DEFAULT_BUCKET_CAP_MB``, MiB"""
 DEFAULT_FIRST_CAP_MIB = 1
 
 Buckets = tuple[tuple[int, ...], ...]
-"""per bucket, in the order in which they are launched, the indices of its parameters"""
+"""parameter indices of each bucket, in the order of launch"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Of one parameter."""
+    """The gradient of one parameter."""
 
     num_bytes: int
     kind: str = ""
     """dtype and device; a bucket holds gradients of one kind"""
     is_sparse: bool = False
-    """expected to be: it gets a bucket of its own"""
+    """True if it is expected to be sparse, and so gets a bucket of its own"""
     item_bytes: int = 4
-    """of one number"""
+    """bytes per number"""
     shape: tuple[int, ...] = ()
-    """empty where it is not known"""
+    """shape; empty if unknown"""
 
 
 def gradient_of(parameter: Parameter) -> Gradient:
@@ -60,11 +60,11 @@ class Caps:
     first_bytes: int = DEFAULT_FIRST_CAP_MIB * MIB
     others_bytes: int = DEFAULT_CAP_MIB * MIB
     per_bucket_bytes: tuple[int, ...] = ()
-    """instead of the two above"""
+    """caps of the buckets in turn, instead of the two above"""
 
     @classmethod
     def of(cls, bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] = ()) -> Caps:
-        """As DDP takes its arguments: a list goes before a cap, and only the default has a small first bucket."""
+        """Return the caps for DDP's arguments: a list overrides a cap; only the default has a small first bucket."""
         if bucket_cap_mb_list:
             return cls(per_bucket_bytes=tuple(int(cap * MIB) for cap in bucket_cap_mb_list))
         if bucket_cap_mb is None:
@@ -77,17 +77,17 @@ class Caps:
 
 
 def same_buckets(one: Buckets, other: Buckets) -> bool:
-    """Whatever their order: recorded ones do not tell in which order gradients of several kinds came."""
+    """Return whether the buckets are equal in any order; records do not show in which order several kinds came."""
     return sorted(map(sorted, one)) == sorted(map(sorted, other))
 
 
 def rebuilds_buckets(*, find_unused_parameters: bool, static_graph: bool) -> bool:
-    """Whether DDP fills its buckets anew, in the order in which gradients came in the first backward pass."""
+    """Return whether DDP rebuilds its buckets, in the order of gradients in the first backward pass."""
     return static_graph or not find_unused_parameters
 
 
 def is_rebuilt(module: DdpModule) -> bool:
-    """Whether `rebuilds_buckets` holds for a recorded module."""
+    """Return whether `rebuilds_buckets` holds for a recorded module."""
     return rebuilds_buckets(
         find_unused_parameters=bool(module.settings.get("find_unused_parameters")),
         static_graph=bool(module.settings.get("static_graph")),
@@ -95,7 +95,7 @@ def is_rebuilt(module: DdpModule) -> bool:
 
 
 def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
-    """Return the buckets that DDP would make of the module's gradients under these caps, in the order of launch."""
+    """Return the buckets that DDP would make from the module's gradients with these caps, in the order of launch."""
     return final_buckets(
         tuple(map(gradient_of, module.parameters)),
         caps,
@@ -111,9 +111,9 @@ def final_buckets(
     *,
     rebuilt: bool = True,
 ) -> Buckets:
-    """Return the buckets in force once DDP has rebuilt them, or the initial ones where it never does.
+    """Return the buckets after DDP's rebuild, or the initial ones if it never rebuilds them.
 
-    `ready_order`: indices of gradients in the order in which rank 0 had them; those missing are unused.
+    `ready_order`: indices of gradients in the order in which rank 0 had them; missing ones are unused.
     """
     if not rebuilt:
         return initial_buckets(gradients, caps, rebuilt=False)
@@ -128,17 +128,17 @@ def initial_buckets(gradients: Sequence[Gradient], caps: Caps, *, rebuilt: bool 
 
 
 def rebuilt_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int]) -> Buckets:
-    """After the first backward pass. Gradients that were never ready, as a static graph allows, come last."""
+    """Return the buckets after the first backward pass. Gradients that were never ready (static graph) come last."""
     seen = set(ready_order)
     unused = [index for index in range(len(gradients)) if index not in seen]
     return tuple(_cut(gradients, [*ready_order, *unused], caps.limits))
 
 
 def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[int]) -> list[tuple[int, ...]]:
-    """Buckets in the order in which they were closed; then those that never were.
+    """Return the buckets in the order in which they were closed, and then those left open.
 
-    Torch goes through the latter in the order of a hash table: the last kind first. Where three or more kinds are left
-    and two of them meet in the table, as complex128 and float8_e5m2 do, torch's order is another.
+    Torch orders the latter by a hash table, last kind first. If three or more kinds are left and two of them collide
+    in the table, as complex128 and float8_e5m2 do, torch's order differs.
     """
     closed: list[tuple[int, ...]] = []
     filled: dict[str, list[int]] = {}

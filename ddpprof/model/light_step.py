@@ -1,8 +1,8 @@
-"""Splits a step into parts by what light recording noted: for runs without a trace, and while training goes on.
+"""The parts of a step from light recording, for runs without a trace, and during training.
 
     backward = from the end of the last DDP forward (the loss included) to the optimizer's start
 
-so it holds the communication that nothing hides, which only a trace can tell apart.
+The backward part therefore includes exposed communication, which only a trace can separate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RecordedBreakdown:
 
 
 def measure_recorded_breakdown(step: RecordedStep) -> RecordedBreakdown | None:
-    """``None`` for a step whose inside was not recorded."""
+    """Split a step into its parts; ``None`` if only its length was recorded."""
     if not step.forwards or step.data_ns is None:
         return None
     forward = sum(f.end_ns - f.start_ns for f in step.forwards)

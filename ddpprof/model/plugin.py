@@ -1,4 +1,4 @@
-"""What TensorBoard's profiler plugin (torch-tb-profiler) is to count of one rank: what the report counts."""
+"""Data of one rank that TensorBoard's profiler plugin (torch-tb-profiler) shows, equal to the report's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ddpprof.model.tables import Step
 
 @dataclass(frozen=True, slots=True)
 class PluginCollective:
-    """One collective under a name that the plugin knows."""
+    """A collective under a name that the plugin knows."""
 
     name: str
-    """``nccl:all_reduce``, …: the plugin takes the rank's i-th for the i-th of the other ranks, by their starts"""
+    """``nccl:all_reduce``, …; the plugin pairs the rank's i-th by start with the i-th of the other ranks"""
     start_ns: int
     end_ns: int
     num_bytes: int | None
@@ -21,8 +21,8 @@ class PluginCollective:
 
 @dataclass(frozen=True, slots=True)
 class PluginView:
-    """The steps and collectives of one trace that count."""
+    """The steps and collectives of one trace that the plugin counts."""
 
     steps: tuple[Step, ...]
     collectives: Mapping[int, PluginCollective]
-    """by row of ``Trace.collectives``; the other rows are on no rank or not on all, and count nowhere"""
+    """collectives by row of ``Trace.collectives``; the other rows are not on all ranks, and are not counted"""

@@ -1,9 +1,9 @@
-"""The tables of a run: ``Run > Rank > Step``, read-only numpy columns, int64 nanoseconds.
+"""The tables of a run: ``Run > Rank > Step``, as read-only numpy columns of int64 nanoseconds.
 
-All spans are half-open: ``start_ns <= t < end_ns``. Times are the trace file's own clock; add ``Rank.epoch_ns`` to get
-nanoseconds since 1970. Rows of every table are sorted by ``start_ns``. A row's ``step`` is an index into ``Rank.steps``
-or ``NO_STEP``; on an accelerator it is the step whose host span holds the row's *launch*, on CPU the one that holds its
-start.
+All spans are half-open: ``start_ns <= t < end_ns``. Times are on the trace file's own clock; add ``Rank.epoch_ns`` to
+get nanoseconds since 1970. Rows of every table are sorted by ``start_ns``. A row's ``step`` is an index into
+``Rank.steps``, or ``NO_STEP``. On an accelerator it is the step whose host span contains the row's *launch*, and on CPU
+the one that contains its start.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Int64Column = NDArray[np.int64]
 Int32Column = NDArray[np.int32]
 
 NO_STEP = -1
-"""``step`` of a row that belongs to no recorded step."""
+"""``step`` of a row that belongs to no recorded step"""
 
 UNKNOWN = -1
-"""In a column of sizes or identifiers: the trace does not say. Measures turn it into ``None``."""
+"""entry in a column of sizes or identifiers that the trace lacks; measures turn it into ``None``"""
 
 
 class Phase(IntEnum):
     """What launched a kernel or op.
 
-    ``FINALIZE`` is DDP's reducer after the last backward node: waiting for buckets and copying them into ``.grad``.
+    ``FINALIZE`` is DDP's reducer after the last backward node, which waits for buckets and copies them into ``.grad``.
     """
 
     OTHER = 0
@@ -38,7 +38,7 @@ class Phase(IntEnum):
 
 
 class Mark(IntEnum):
-    """What a host span stands for. See ``load/kineto/classify.py`` for the names that map to each."""
+    """Meaning of a host span. See ``load/classify.py`` for the names that map to each."""
 
     FORWARD = 0
     """``DistributedDataParallel.forward``"""
@@ -49,33 +49,33 @@ class Mark(IntEnum):
     DATA = 3
     """``enumerate(DataLoader)#…``: the training thread waits for a batch"""
     BUCKET_COPY_IN = 4
-    """reducer: gradient scaled and copied into its bucket"""
+    """reducer: gradient is scaled and copied into its bucket"""
     BUCKET_COPY_OUT = 5
-    """reducer: bucket copied back into ``.grad``"""
+    """reducer: bucket is copied back into ``.grad``"""
     UNUSED_SEARCH = 6
-    """reducer: search of the autograd graph for unused parameters"""
+    """reducer: autograd graph is searched for unused parameters"""
     COLLECTIVE_CALL = 7
-    """``c10d::…`` op: the host hands a collective to the backend"""
+    """``c10d::…`` op: the host passes a collective to the backend"""
     SYNC_BATCH_NORM = 8
-    """``SyncBatchNorm``: the forward of the autograd function, which gathers statistics"""
+    """``SyncBatchNorm``: forward of the autograd function, which gathers statistics"""
     DATA_PARALLEL = 9
-    """``DataParallel.forward``, of one process with several devices"""
+    """``DataParallel.forward`` of one process with several devices"""
     REPLICATE = 10
     """``Broadcast``: DataParallel copies parameters to its devices"""
     SCATTER = 11
-    """``Scatter``: DataParallel divides a batch among its devices; in the backward pass the gradients of its output"""
+    """``Scatter``: DataParallel divides a batch among its devices; in the backward pass, the gradients of its output"""
     GATHER = 12
-    """``Gather``: DataParallel brings the output to one device"""
+    """``Gather``: DataParallel collects the output on one device"""
     REDUCE_GRADIENTS = 13
     """``ReduceAddCoalesced``: DataParallel adds up the gradients of its devices"""
     SHARDED = 14
     """FSDP, which reduces shards instead of buckets"""
     FLATTEN = 15
-    """many tensors are made one, or one many: what Apex does with gradients before and after their all-reduce"""
+    """many tensors are flattened into one, or back, as Apex does with gradients before and after their all-reduce"""
 
 
 class CollectiveKind(IntEnum):
-    """The collective, as far as the trace names it."""
+    """Kind of collective, as far as the trace names it."""
 
     OTHER = 0
     ALL_REDUCE = 1
@@ -92,7 +92,7 @@ class CollectiveKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Columns of one length."""
+    """Columns of equal length."""
 
     def __post_init__(self) -> None:
         lengths = {len(getattr(self, column.name)) for column in fields(self)}
@@ -106,20 +106,20 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What makes two kernels, or two ops of the CPU, the same work."""
+    """Identity of a kernel, or of an op on CPU: equal identities do the same work."""
 
     name: str
     launch_shape: str | None = None
-    """grid and block; ``None`` on CPU and where the trace does not say"""
+    """grid and block; ``None`` on CPU, or if not in the trace"""
     input_shapes: str | None = None
-    """those of the op that launched it, as the trace writes them; ``None`` where they were not recorded"""
+    """input shapes of the op that launched it, as written in the trace; ``None`` if not recorded"""
     position: int | None = None
-    """on CPU, where an op has no launch shape: it is the n-th of its name in the step"""
+    """on CPU, where ops have no launch shape: its position among the step's ops of that name"""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """The process group of a collective, as far as its arguments say."""
+    """The process group of a collective, as far as its arguments tell."""
 
     name: str | None = None
     size: int | None = None
@@ -130,8 +130,8 @@ class ProcessGroup:
 class Work(_Table):
     """Kernels, copies or (on CPU) ops: n rows each.
 
-    On CPU the rows are the outermost ``cpu_op`` spans of the training threads, less ``c10d::*``: an op that holds a
-    ``c10d::*`` op stands as the two or more pieces that are left of it, so rows of one thread never overlap.
+    On CPU the rows are the outermost ``cpu_op`` spans of the training threads, without ``c10d::*``. An op that contains
+    a ``c10d::*`` op is split into the pieces around it, so rows of one thread never overlap.
     """
 
     start_ns: Int64Column
@@ -142,11 +142,11 @@ class Work(_Table):
     """`Phase`"""
     step: Int32Column
     lane: Int64Column
-    """stream of an accelerator, thread of the CPU"""
+    """stream of an accelerator, or thread of the CPU"""
     kernel: Int32Column
-    """index into ``Trace.kernels``, or `UNKNOWN`: copies have no identity"""
+    """index into ``Trace.kernels``, or `UNKNOWN` for copies, which have no identity"""
     launched_ns: Int64Column
-    """start of the host's call that queued it, or `UNKNOWN`: on CPU an op is its own launch"""
+    """start of the host's call that queued it, or `UNKNOWN` on CPU, where an op is its own launch"""
     device: Int32Column
     """accelerator on which it ran, or `UNKNOWN`"""
 
@@ -166,7 +166,7 @@ class Collectives(_Table):
     launched_ns: Int64Column
     """start of the host's call that queued it (launch of the kernel, ``c10d::*`` op), or `UNKNOWN`"""
     num_bytes: Int64Column
-    """message size as nccl-tests counts it, the larger of this rank's input and output, or `UNKNOWN`"""
+    """message size as counted by nccl-tests, the larger of this rank's input and output, or `UNKNOWN`"""
     group: Int32Column
     """index into ``Trace.groups``, or `UNKNOWN`"""
     sequence: Int64Column
@@ -182,7 +182,7 @@ class Collectives(_Table):
 
 @dataclass(frozen=True, slots=True)
 class HostSpans(_Table):
-    """What the host says that it is doing."""
+    """Spans of the host's activity."""
 
     start_ns: Int64Column
     end_ns: Int64Column
@@ -197,14 +197,14 @@ class HostSpans(_Table):
 class Step:
     """One training step of one rank.
 
-    ``number`` is that of ``ProfilerStep#number``, or counts from 0 where DDP forwards delimit the steps.
+    ``number`` is that of ``ProfilerStep#number``, or counts from 0 if DDP forwards delimit the steps.
     """
 
     number: int
     start_ns: int
     end_ns: int
     cycle: int = 0
-    """which of the profiler's windows it lies in: each wrote a file of its own, and between them nothing is known"""
+    """index of the profiler window that contains it; each window wrote a file, and nothing is known between them"""
 
     @property
     def duration_ns(self) -> int:
@@ -213,16 +213,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One rank's profiler trace as tables. Several traces of one rank, one after the other, are one `Trace`."""
+    """The profiler trace of one rank as tables. Several successive traces of one rank form one `Trace`."""
 
     device: str
-    """``"cpu"`` where the trace holds no accelerator work, else ``"gpu"``"""
+    """``"cpu"`` if the trace has no accelerator work, else ``"gpu"``"""
     backend: str | None
     rank: int | None
     world_size: int | None
     host: str | None
     epoch_ns: int | None
-    """what to add to the tables' times to get nanoseconds since 1970, where the trace says"""
+    """offset to add to the tables' times to get nanoseconds since 1970, if the trace has it"""
     names: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     groups: tuple[ProcessGroup, ...]
@@ -232,8 +232,8 @@ class Trace:
     collectives: Collectives
     host_spans: HostSpans
     files: tuple[str, ...] = ()
-    """where it was read, in order of time"""
+    """paths of its files, in order of time"""
     steps_are_counted: bool = False
-    """the trace has no ``ProfilerStep#k``: the steps' numbers count its DDP forwards"""
+    """True if the trace has no ``ProfilerStep#k``, so that the steps' numbers count its DDP forwards"""
     notes: tuple[str, ...] = ()
-    """what is missing or was mended, in words for the report"""
+    """what is missing or was repaired, in words for the report"""

@@ -1,4 +1,4 @@
-"""From a path to its report and timeline, whatever its size: map over ranks, reduce, and keep what was found."""
+"""From a path to its report and timeline, for any size: map over ranks, reduce, and keep the results."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from ddpprof.report.build import Reduced, reduce_summary
 from ddpprof.report.predicted_gains import ranks_to_replay
 from ddpprof.report.rank_summary import RunSummary, merge_summaries
 from ddpprof.report.ranks import steps_to_replay
-from ddpprof.report.run_profile import Known
+from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.timeline import Drawing, Timeline, draw_timeline
 
 _MERGED_AT_ONCE = 32
-"""Each summary is large while its kernels are not merged with others'."""
+"""number of summaries in a merge; each is large until its kernels are merged with others'"""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What is read, and by whom."""
+class AnalysisOptions:
+    """What is read, and by which processes."""
 
     ranks: Numbers | None = None
-    """``None``: all"""
+    """``None`` for all"""
     steps: Container[int] | None = None
     sample: int | None = None
-    """at most so many ranks"""
+    """most ranks to read"""
     use_cache: bool = True
     jobs: int | None = None
-    """processes; ``None``: as many as cores and memory allow"""
+    """number of processes; ``None`` for as many as cores and memory allow"""
     scheduler: str | None = None
-    """address of a Dask scheduler; ``None``: this machine's cores"""
+    """address of a Dask scheduler; ``None`` for this machine's cores"""
     limits: Limits = DEFAULT_LIMITS
     further_parts: tuple[Location, ...] = ()
-    """of the same run, where its hosts share no file system"""
+    """further parts of the same run, if its hosts share no file system"""
 
 
-ALL = Choice()
+ALL = AnalysisOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """Valid while the context that made it is open: timelines are drawn from what lies on disk."""
+    """An analysis, valid while the context that made it is open, since timelines are drawn from data on disk."""
 
     _reduced: Reduced
     _cache: Cache
@@ -68,17 +68,17 @@ class Analysis:
     def report(self) -> Report:
         return self._reduced.report
 
-    def to_replay(self, also: Collection[int] = ()) -> Known:
-        """What predictions start from: of a job of thousands of ranks of enough of them, and of `also`."""
+    def to_replay(self, also: Collection[int] = ()) -> KnownRun:
+        """Return the input of predictions: enough ranks of a large job, and those in `also`."""
         late = self.report.across.stragglers if self.report.across is not None else None
         ranks = [one.rank for one in self.report.ranks]
         chosen = {*ranks_to_replay(ranks, late.stragglers if late is not None else ()), *also}
         recorded = _recorded_by(self._ranks, None)(sorted(chosen & {one.rank for one in self._ranks} - {None}))
         passes = {rank: found for rank, found in self._reduced.passes.items() if rank in chosen}
-        return Known(self.report, self.modules, recorded, passes)
+        return KnownRun(self.report, self.modules, recorded, passes)
 
     def drawings(self, ranks: Container[int] | None = None) -> Iterator[Drawing]:
-        """Of the ranks with these numbers, or of all: the profiled steps that the report measures, each by itself."""
+        """Yield drawings of the profiled steps that the report measures, for all ranks or those with these numbers."""
         for one in self._ranks:
             if ranks is None or one.rank is None or one.rank in ranks:
                 drawing = read_drawing(self._cache.path(one))
@@ -86,13 +86,13 @@ class Analysis:
                     yield drawing
 
     def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
-        """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
+        """Draw the profiled steps that the report measures, or only those steps and ranks with these numbers."""
         return draw_timeline(list(self.drawings(ranks)), self.report, self._reduced.buckets, steps)
 
 
 @contextmanager
-def analysed(path: Location, choice: Choice = ALL, watch: Watch = lambda _step: None) -> Iterator[Analysis]:
-    """Raises `NotARun`, `BadTrace` where the path is one bad trace, and `DdpprofError`."""
+def analysed(path: Location, choice: AnalysisOptions = ALL, watch: Watch = lambda _step: None) -> Iterator[Analysis]:
+    """Analyse a path. Raises `NotARun`, `BadTrace` if the path is one bad trace, and `DdpprofError`."""
     files = find_parts([path, *choice.further_parts], choice.limits)
     selection = select_ranks(files.ranks, choice.ranks, choice.sample)
     modules = _modules(files.ranks)
@@ -109,7 +109,7 @@ def analysed(path: Location, choice: Choice = ALL, watch: Watch = lambda _step: 
 
 @contextmanager
 def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[None]:
-    """Raises ``KeyboardInterrupt`` that says what is kept."""
+    """Make a ``KeyboardInterrupt`` say what is kept."""
     before = {one.rank: cache.written_ns(one) for one in ranks}
     try:
         yield
@@ -118,15 +118,15 @@ def _interruption_told(ranks: Sequence[RankFiles], cache: Cache) -> Iterator[Non
         if not cache.is_kept or len(ranks) < 2 or not num_new:
             raise
         raise KeyboardInterrupt(
-            f"interrupted. {num_new} of {len(ranks)} ranks were read now and are kept: the same command goes on from "
-            "there."
+            f"interrupted. {num_new} of {len(ranks)} ranks were newly read and are kept; the same command continues "
+            "from there."
         ) from interrupt
 
 
 def _map(
-    ranks: Sequence[RankFiles], modules: tuple[DdpModule, ...], choice: Choice, cache: Cache, watch: Watch
+    ranks: Sequence[RankFiles], modules: tuple[DdpModule, ...], choice: AnalysisOptions, cache: Cache, watch: Watch
 ) -> tuple[RunSummary, dict[int, tuple[str, ...]]]:
-    """All that the ranks have an entry for, made where there was none, and rank → why there is none."""
+    """Return the merged entries of the ranks, made if missing, and rank → why there is none."""
     known: list[RankFiles] = []
     tasks = []
     for one in ranks:
@@ -157,7 +157,7 @@ def _merged(ranks: Sequence[RankFiles], cache: Cache, merged: RunSummary) -> Run
 
 
 def _modules(ranks: Sequence[RankFiles]) -> tuple[DdpModule, ...]:
-    """DDP builds the same modules and buckets on every rank: those of the first rank that says so."""
+    """Return the modules of the first rank that has them; DDP builds the same ones on every rank."""
     for one in ranks:
         record = _record(one)
         if record is not None and record.modules:
@@ -180,7 +180,7 @@ def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> Re
 
 
 def _record(files: RankFiles) -> Record | None:
-    """``None`` also where it cannot be read: its rank says so."""
+    """Return the record; ``None`` also if it cannot be read, which its rank will report."""
     if files.directory is None or files.rank is None:
         return None
     try:
@@ -192,7 +192,7 @@ def _record(files: RankFiles) -> Record | None:
 def _on_steps(
     steps: Container[int] | None, summary: RunSummary, ranks: Sequence[RankFiles], cache: Cache
 ) -> tuple[str, ...]:
-    """Raises `DdpprofError` where no rank has such a step."""
+    """Return notes about the selected steps. Raises `DdpprofError` if no rank has such a step."""
     if steps is None:
         return ()
     numbers = {step.step for one in summary.ranks for step in one.report.steps}
@@ -200,4 +200,4 @@ def _on_steps(
     if not numbers:
         there = Numbers.of(number for one in ranks for number in read_about(cache.path(one)).steps)
         raise DdpprofError(f"no such step: {f'there are {there}' if there else 'no rank has any'}.")
-    return (f"only {len(numbers)} step{'s were' if len(numbers) > 1 else ' was'} measured, as asked",)
+    return (f"only {len(numbers)} step{'s were' if len(numbers) > 1 else ' was'} measured, as requested",)

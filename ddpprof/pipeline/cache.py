@@ -1,9 +1,8 @@
-"""Where entries are kept: in the run directory, in the user's cache folder, or for one command only.
+"""Storage of entries: in the run directory, in the user's cache folder, or only for one command.
 
-An entry counts only if this user wrote it: one that came with a run, or that was changed, is made anew.
-It holds while its files are what they were. A file of the same size and time of change is; another is looked
-at: with the same content it is, too, as after a copy or a checkout. Entries of other code, of other modules or of
-other steps have other names.
+An entry only counts if this user wrote it; one that came with a run, or was changed, is made again. Entries are
+invalidated by size and modification time of their files, and then by checksum, so they survive a copy or a checkout.
+Entries for other code, modules or steps have other names.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from ddpprof.scratch import scratch_folder
 from ddpprof.user_key import SEAL_BYTES, is_of_this_user, is_sealed_file, seal_file, user_folder, user_key
 
 _UNUSED_S = 30 * 24 * 3600
-"""Folders of the user's cache that nobody has looked at for so long go."""
+"""seconds after which unused folders of the user's cache are removed"""
 
 _CHUNK_BYTES = 1 << 20
 _MOST_LOOKED_AT_BYTES = 16 << 30
@@ -54,28 +53,28 @@ class Cache:
     def __init__(
         self, folder: Path, modules: Sequence[DdpModule], steps: Container[int] | None, key: bytes, *, is_kept: bool
     ) -> None:
-        """`key`: with which entries are sealed."""
+        """Open a cache. `key`: the key that seals its entries."""
         self.folder = folder
         self._key = key
         self.is_kept = is_kept
-        """by the next command"""
+        """True if the next command can use it"""
         chosen = hashlib.blake2b(encode(tuple(modules)) + repr(steps).encode(), digest_size=4).hexdigest()
         self._kind = f"{code_version()}-{chosen}"
 
     def path(self, files: RankFiles) -> Path:
-        """Where the rank's entry is, or is to be written."""
+        """Return the path of the rank's entry, which may not exist yet."""
         name = f"rank-{files.rank}" if files.rank is not None else "trace"
         return self.folder / f"{name}.{self._kind}.zip"
 
     def written_ns(self, files: RankFiles) -> int | None:
-        """When the rank's entry was written; ``None`` where there is none."""
+        """Return when the rank's entry was written; ``None`` if there is none."""
         try:
             return self.path(files).stat().st_mtime_ns
         except OSError:
             return None
 
     def holds(self, files: RankFiles) -> bool:
-        """Whether there is an entry of the rank, of its files as they are now."""
+        """Return whether there is an entry for the rank's files as they are now."""
         path = self.path(files)
         if not is_sealed_file(path, self._key, _LARGEST_ENTRY_BYTES):
             return False
@@ -96,7 +95,7 @@ class Cache:
         return True
 
     def _keep_stamps(self, files: RankFiles, about: About) -> None:
-        """So that the next command need not look at the content again."""
+        """Update the stamps, so that the next command need not compare the content again."""
 
         def make(part: Path) -> None:
             with part.open("wb") as out:
@@ -106,21 +105,21 @@ class Cache:
             self.write(files, make)
 
     def write(self, files: RankFiles, make: Callable[[Path], None]) -> None:
-        """`make` writes beside, and what it wrote takes the place of an older entry. Raises `DdpprofError`."""
+        """Replace the rank's entry by what `make` writes to a temporary file. Raises `DdpprofError`."""
         try:
             if own_files.is_folder(path := self.path(files)):
-                own_files.remove_folder(path)  # none of ours has the name of an entry
+                own_files.remove_folder(path)  # not ours, since no folder of ours has the name of an entry
             with own_files.whole_file(path) as part:
                 make(part)
                 seal_file(part, self._key)
         except OSError as error:
             why = error.strerror or error
             raise DdpprofError(
-                f"cannot write {self.folder}: {why}. Make room, or try --no-cache: then to $TMPDIR"
+                f"cannot write {self.folder}: {why}. Make room, or try --no-cache, which writes to $TMPDIR"
             ) from error
 
     def tidy(self) -> None:
-        """Delete what other code wrote, and what processes that are dead did not write to its end."""
+        """Delete entries of other code, and unfinished ones of dead processes."""
         own_files.remove_left_parts(self.folder)
         with suppress(OSError):
             for path in [path for path in self.folder.iterdir() if is_cached(path.name)]:
@@ -137,7 +136,7 @@ def cache_of(
     *,
     keep: bool,
 ) -> Iterator[Cache]:
-    """That of the run at `path`. `keep`: else nothing is looked up, and what is written goes at the end."""
+    """Open the run's cache. Without `keep`, open a temporary one that is empty and removed at the end."""
     recorded_in = ranks[0].directory if ranks else None
     key = user_key() if keep and ranks else None
     folder = _folder(path, recorded_in) if key is not None else None
@@ -149,7 +148,7 @@ def cache_of(
 
 
 def _folder(path: Location, recorded_in: Location | None) -> Path | None:
-    """``None`` where nothing can be written anywhere."""
+    """Return the folder for entries; ``None`` if none can be written."""
     candidates = [recorded_in / CACHE_DIRECTORY] if isinstance(recorded_in, Path) else []
     if (users := _users_folder()) is not None:
         candidates.append(users / hashlib.blake2b(os.fsencode(_absolute(path)), digest_size=12).hexdigest())
@@ -166,7 +165,7 @@ def _folder(path: Location, recorded_in: Location | None) -> Path | None:
 
 
 def _mark_as_used(mark: Path) -> None:
-    """Raises ``OSError`` where nothing can be written."""
+    """Mark a folder as used. Raises ``OSError`` if nothing can be written."""
     if not mark.is_symlink() and mark.is_file():
         os.utime(mark, follow_symlinks=False)
     else:
@@ -178,7 +177,7 @@ def _absolute(path: Location) -> str:
 
 
 def _users_folder() -> Path | None:
-    """Made if need be; ``None`` where the user has no home. What nobody has used for long goes."""
+    """Return the user's cache folder, without long unused entries; ``None`` if there is no place for it."""
     folder = user_folder()
     if folder is not None:
         with suppress(OSError):
@@ -190,7 +189,7 @@ def _users_folder() -> Path | None:
 
 @cache
 def code_version() -> str:
-    """Of all that an entry depends on: a checkout changes between releases."""
+    """Return a digest of all code that an entry depends on, since a checkout changes between releases."""
     digest = hashlib.blake2b(ddpprof.__version__.encode(), digest_size=6)
     root = Path(ddpprof.__file__).parent
     for part in _DEPENDS_ON:
@@ -205,7 +204,7 @@ _DEPENDS_ON = (
 
 
 def seen_files(files: RankFiles, *, with_content: bool = True) -> dict[str, SeenFile]:
-    """Those that are there now, by their names."""
+    """Return the existing files, by name."""
     found = {}
     for name, path in _paths(files).items():
         stamp = identity(path)
@@ -230,7 +229,7 @@ def _has_content(path: Location, content: str | None) -> bool:
 
 
 def _content(path: Path) -> str | None:
-    """``None`` where it cannot be read, or is so large that reading the rank anew may be as fast."""
+    """Return the file's checksum; ``None`` if it is unreadable, or so large that reading the rank may be as fast."""
     num_bytes, checksum = 0, 0
     try:
         with os.fdopen(open_file(path), "rb") as file:

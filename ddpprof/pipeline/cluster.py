@@ -1,7 +1,7 @@
-"""The map on a Dask cluster: its workers read the files, merge the summaries in a tree, and send back what is kept.
+"""The map on a Dask cluster: its workers read the files, merge the summaries in a tree, and return what is kept.
 
-Dask runs what a lost worker did, or had, again on others. How the cluster came up is its own affair: Dask deploys on
-Slurm, Kubernetes, SSH and others.
+Dask repeats the work of lost workers on others. It does not matter how the cluster was started: Dask supports Slurm,
+Kubernetes, SSH and others.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _LOOK_EVERY_S = 0.1
 def run_on_cluster(
     tasks: Sequence[RankTask], cache: Cache, address: str, watch: Watch
 ) -> tuple[RunSummary | None, dict[int, str]]:
-    """Write an entry for each rank. Returns the summary of them all, and why tasks failed, by index.
+    """Write an entry for each rank; return the merged summary, and why tasks failed, by index.
 
-    The summary is ``None`` where the cluster went before it was merged: all entries are there.
+    The summary is ``None`` if the cluster was lost before the merge; all entries are then there.
     """
     client = _connected(address)
     try:
         _await_workers(client, address)
-        # Sent once, and known to the scheduler, so that no lost worker takes it away.
+        # Sent once, and known to the scheduler, so that it survives lost workers.
         modules = client.submit(_same, tasks[0].modules) if tasks else None
         leaves = {
             client.submit(_entry, replace(_for_others(task), modules=()), modules, pure=False): index
@@ -70,7 +70,7 @@ def run_on_cluster(
 
 
 def _await_workers(client: Client, address: str) -> None:
-    """Raises `DdpprofError` where none comes."""
+    """Wait for a worker. Raises `DdpprofError` if none comes."""
     try:
         client.wait_for_workers(1, timeout=_WORKERS_COME_S)
     except TimeoutError as error:
@@ -79,19 +79,19 @@ def _await_workers(client: Client, address: str) -> None:
         versions = set(client.run(code_version).values())
     except Exception as error:
         why = str(error).partition("\n")[0]
-        raise DdpprofError(f"the Dask workers of {address} have no such ddpprof ({why}). Install it there.") from error
+        raise DdpprofError(f"the Dask workers of {address} lack this ddpprof ({why}). Install it there.") from error
     if versions - {code_version()}:
         raise DdpprofError(f"the Dask workers of {address} have another version of ddpprof. Install the same there.")
 
 
 def _connected(address: str) -> Client:
-    """Raises `DdpprofError`."""
+    """Connect to the scheduler. Raises `DdpprofError`."""
     try:
         from distributed import Client
     except ImportError as error:
         raise DdpprofError("--scheduler needs Dask. Install it with: pip install 'ddpprof[cluster]'") from error
     address = _checked(address)
-    for part in ("client", "core", "comm"):  # they would tell of every lost connection
+    for part in ("client", "core", "comm"):  # they would report every lost connection
         logging.getLogger(f"distributed.{part}").setLevel(logging.CRITICAL)
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
@@ -101,20 +101,20 @@ def _connected(address: str) -> Client:
 
 
 def _checked(text: str) -> str:
-    """The address, also from a scheduler file. Dask itself goes on trying for long. Raises `DdpprofError`."""
+    """Return the checked address, perhaps from a scheduler file, since Dask retries for long. Raises `DdpprofError`."""
     address = text
     if text.endswith(".json"):
         try:
             address = msgspec.json.decode(Path(text).read_bytes(), type=_SchedulerFile).address
         except (OSError, msgspec.MsgspecError) as error:
-            raise DdpprofError(f"{text} is no scheduler file of Dask: {error}.") from error
+            raise DdpprofError(f"{text} is not a scheduler file of Dask: {error}.") from error
     try:
         parts = urlsplit(address)
         where = (parts.hostname, parts.port)
     except ValueError:
         where = (None, None)
     if where[0] is None or where[1] is None or "://" not in address:
-        raise DdpprofError(f"{address} is no address of a Dask scheduler; write, say, tcp://10.0.0.1:8786")
+        raise DdpprofError(f"{address} is not an address of a Dask scheduler; write, for example, tcp://10.0.0.1:8786")
     try:
         socket.create_connection((where[0], where[1]), _CONNECT_S).close()
     except OSError as error:
@@ -129,7 +129,7 @@ class _SchedulerFile(msgspec.Struct):
 def _keep(
     client: Client, leaves: dict[Future[bytes], int], tasks: Sequence[RankTask], cache: Cache, watch: Watch
 ) -> dict[int, str]:
-    """Write entries as they come. Returns why others do not come."""
+    """Write entries as they come; return why others do not come."""
     from distributed import KilledWorker
 
     progress = Progress(watch, [task.files for task in tasks], [num_bytes(task.files) for task in tasks])
@@ -139,10 +139,10 @@ def _keep(
         progress.begin(index)
         try:
             entry: bytes = leaf.result()
-        except (DdpprofError, CancelledError):  # the client gives up all that it asked for when it loses the scheduler
+        except (DdpprofError, CancelledError):  # the client cancels all its requests when it loses the scheduler
             raise
         except KilledWorker:
-            failed[index] = "the workers that read it were killed again and again: too little memory?"
+            failed[index] = "the workers that read it were killed repeatedly: too little memory?"
         except Exception as error:
             if client.status != "running":
                 raise
@@ -154,7 +154,7 @@ def _keep(
 
 
 def _as_they_come(client: Client, leaves: Iterable[Future[bytes]]) -> Iterator[Future[bytes]]:
-    """Raises `DdpprofError` where all workers go and none comes."""
+    """Yield finished futures. Raises `DdpprofError` if all workers are lost and none comes back."""
     left, with_workers = list(leaves), time.monotonic()
     while left:
         done = [leaf for leaf in left if leaf.done()]
@@ -164,7 +164,7 @@ def _as_they_come(client: Client, leaves: Iterable[Future[bytes]]) -> Iterator[F
             with_workers = time.monotonic()
         elif time.monotonic() > with_workers + _WORKERS_COME_S:
             raise DdpprofError(
-                f"all workers of the Dask scheduler are gone for {_WORKERS_COME_S} s. What was read is kept."
+                f"all workers of the Dask scheduler have been gone for {_WORKERS_COME_S} s. What was read is kept."
             )
         if not done:
             time.sleep(_LOOK_EVERY_S)
@@ -175,7 +175,7 @@ def _write(entry: bytes, part: Path) -> None:
 
 
 def _tree(client: Client, leaves: Sequence[Future[bytes]]) -> RunSummary | None:
-    """``None`` where it cannot be done any more."""
+    """Merge the summaries in a tree; return ``None`` if that is no longer possible."""
     level = [client.submit(_summary_of, leaf, pure=False) for leaf in leaves]
     while len(level) > 1:
         groups = [level[first : first + _MERGED_AT_ONCE] for first in range(0, len(level), _MERGED_AT_ONCE)]
@@ -185,12 +185,12 @@ def _tree(client: Client, leaves: Sequence[Future[bytes]]) -> RunSummary | None:
     try:
         (root,) = _as_they_come(client, level)
         return decode(root.result(), RunSummary)
-    except Exception:  # noqa: BLE001 (whatever happened to the workers, this process can merge what is there)
+    except Exception:  # noqa: BLE001 (if the workers are lost, this process can merge what is there)
         return None
 
 
 def _for_others(task: RankTask) -> RankTask:
-    """As another process on another machine finds the files."""
+    """Return the task with paths that another process on another machine can find."""
 
     def absolute(path: Location) -> Location:
         return path.absolute() if isinstance(path, Path) else path

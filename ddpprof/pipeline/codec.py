@@ -1,7 +1,7 @@
-"""Frozen dataclasses with numpy columns ↔ bytes: msgpack, compressed. Equal objects give equal bytes.
+"""Conversion between frozen dataclasses with numpy columns and bytes (compressed msgpack). Equal objects, equal bytes.
 
-Columns of times grow slowly, so that their differences compress well. The bytes are read by the code that wrote them
-and no other: entries of the cache carry its version.
+Columns of times grow slowly, so their differences compress well. The bytes are only read by the code that wrote them,
+since entries of the cache carry its version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 _T = TypeVar("_T")
 _LEVEL = 1
-"""of compression: higher ones take longer than reading the trace"""
+"""compression level; higher ones take longer than reading the trace"""
 
 
 def encode(value: object) -> bytes:
@@ -24,7 +24,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(content: bytes, kind: type[_T]) -> _T:
-    """Raises ``zlib.error`` and ``msgspec.MsgspecError``."""
+    """Decode a value. Raises ``zlib.error`` and ``msgspec.MsgspecError``."""
     return msgspec.msgpack.decode(zlib.decompress(content), type=kind, dec_hook=_decoded)
 
 

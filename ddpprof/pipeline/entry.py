@@ -1,6 +1,6 @@
-"""An entry: what is kept of one rank. A zip file, so that a single step can be read of many.
+"""An entry: what is kept of one rank. It is a zip file, so that single steps can be read.
 
-about       which files it was made of
+about       the files it was made from
 summary     `RunSummary` of the rank alone
 drawing     `DrawnRank`; absent without a trace
 step-N      `StepTimeline` of the step with that index
@@ -26,31 +26,31 @@ from ddpprof.report.timeline import Drawing, DrawnRank
 
 _T = TypeVar("_T")
 _ALWAYS = (1980, 1, 1, 0, 0, 0)
-"""the time of every member: equal entries are equal bytes"""
+"""time stamp of every member, so that equal entries are equal bytes"""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenFile:
-    """A file as it was when it was read."""
+    """A file at the time when it was read."""
 
     stamp: str
-    """of a local file size and time of last change, of a remote one what its server says; another: look again"""
+    """size and modification time of a local file, or what a remote one's server says; if it changes, look again"""
     content: str | None
-    """size and checksum; ``None``: remote, the stamp must do"""
+    """size and checksum; ``None`` for a remote file, for which the stamp must do"""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
     files: Mapping[str, SeenFile]
-    """by name"""
+    """files by name"""
     is_whole: bool
-    """``False``: some file could not be read, which may be better next time"""
+    """``False`` if some file could not be read, which may work next time"""
     steps: tuple[int, ...] = ()
-    """numbers of all that the rank has, also of those that nobody wanted to measure"""
+    """numbers of all steps that the rank has, including those that were not measured"""
 
 
 class BadEntryError(DdpprofError):
-    """No entry, or a damaged one."""
+    """The entry does not exist or is damaged."""
 
 
 def write_entry(out: BinaryIO, about: About, summary: RunSummary, drawing: Drawing | None) -> None:
@@ -64,7 +64,7 @@ def write_entry(out: BinaryIO, about: About, summary: RunSummary, drawing: Drawi
 
 
 def copy_entry(source: Path, out: BinaryIO, about: About) -> None:
-    """The same, of files with other stamps. Raises `BadEntryError`."""
+    """Copy an entry for files with other stamps. Raises `BadEntryError`."""
     with _opened(source) as old, zipfile.ZipFile(out, "w") as new:
         for name in old.namelist():
             _add(new, name, encode(about) if name == "about" else old.read(name))
@@ -75,17 +75,17 @@ def _add(file: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def read_about(path: Path) -> About:
-    """Raises `BadEntryError`."""
+    """Read what the entry was made from. Raises `BadEntryError`."""
     return _read(path, "about", About)
 
 
 def read_summary(source: Path | BinaryIO) -> RunSummary:
-    """Raises `BadEntryError`."""
+    """Read the rank's summary. Raises `BadEntryError`."""
     return _read(source, "summary", RunSummary)
 
 
 def read_drawing(path: Path) -> Drawing | None:
-    """``None`` where the rank has no trace. Its steps are read when they are drawn. Raises `BadEntryError`."""
+    """Return the drawing, which reads steps on demand; ``None`` if there is no trace. Raises `BadEntryError`."""
     with _opened(path) as file:
         if "drawing" not in file.namelist():
             return None

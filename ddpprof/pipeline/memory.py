@@ -1,7 +1,7 @@
-"""How much memory is left: of the system, and of what the control groups of this process may use.
+"""How much memory is left, in the system and in the control groups of this process?
 
-Slurm, systemd and container runtimes limit memory by control groups, of version 2 or 1, one within the other. What a
-group has read from files and could forget counts as used there, and is left all the same.
+Slurm, systemd and container runtimes limit memory by nested control groups, of version 2 or 1. File data that a group
+could drop counts as used there, but is available.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ROOT = Path("/")
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:
-    """``None`` where the system does not say. `root`: of the file system."""
+    """Return the available bytes; ``None`` if the system does not tell. `root`: root of the file system."""
     found = []
     with suppress(OSError, ValueError, IndexError, StopIteration):
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -30,7 +30,7 @@ def available_bytes(root: Path = _ROOT) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Of this process, and all that they are in."""
+    """Yield the control groups of this process, and all that contain them."""
     mounts = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -47,7 +47,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _left(group: Path, limit: str, usage: str, forgettable: str) -> int:
-    """Raises ``OSError``, and ``ValueError`` where there is no limit."""
+    """Return the bytes left in a group. Raises ``OSError``, and ``ValueError`` if there is no limit."""
     most, used = (int((group / name).read_text()) for name in (limit, usage))
     with suppress(OSError, ValueError):
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Numbers of ranks or steps that a user asked for, or that there are: ``0-7,64``."""
+"""Numbers of ranks or steps that a user requested, or that exist: ``0-7,64``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Numbers:
     """A container of spans, so that a long one costs nothing."""
 
     spans: tuple[tuple[int, int], ...]
-    """first and last"""
+    """first and last of each span"""
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> Numbers:
@@ -37,7 +37,7 @@ class Numbers:
         return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in self.spans)
 
     def without(self, there: Iterable[int]) -> Numbers:
-        """Those of them that are not there."""
+        """Return the numbers without those in `there`."""
         left: list[tuple[int, int]] = []
         known = sorted(set(there))
         for first, last in self.spans:

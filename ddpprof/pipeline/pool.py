@@ -1,4 +1,4 @@
-"""The map on this machine: one process for each core, as far as memory goes; of few ranks each is read by several."""
+"""The map on this machine: one process per core, as memory allows; with few ranks, several processes per rank."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ddpprof.pipeline.task import RankTask, run_task
 from ddpprof.signals import children_without_ctrl_c
 
 _BASE_BYTES = 150_000_000
-"""that a process needs for itself, and for what is measured"""
+"""bytes that a process needs for itself, and for measuring"""
 _BYTES_PER_BYTE = 1.5
-"""of memory for each byte of a compressed trace: 6 % of its JSON, which is 12 times as large, with a margin"""
+"""memory per byte of a compressed trace: 6 % of its JSON, which is 12 times as large, with a margin"""
 _TELL_EVERY_S = 0.2
 _WORTH_A_POOL_BYTES = 4_000_000
-"""Less is read before a process has started."""
+"""amount that is read faster than a process starts"""
 _MOST_PER_RANK = 4
-"""With more, inflating would be most of what each does."""
+"""most processes per rank; with more, each would mostly decompress"""
 
 
 def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watch: Watch) -> dict[int, str]:
-    """Write an entry for each rank. `jobs`: processes, ``None``: as many as fit. Returns why tasks failed, by index."""
+    """Write an entry for each rank; return why tasks failed, by index. `jobs`: processes, ``None`` for all that fit."""
     sizes = [num_bytes(task.files) for task in tasks]
     num_processes, per_rank = _divided(jobs or _that_fit(max(sizes, default=0)), len(tasks))
     progress = Progress(watch, [task.files for task in tasks], sizes)
@@ -68,7 +68,7 @@ def _run_here(tasks: Sequence[RankTask], cache: Cache, num_processes: int, progr
 
 
 def make_entry(task: RankTask, cache: Cache, told: Callable[[int], None], num_processes: int) -> None:
-    """`told`: learns how many bytes have been read. `num_processes`: of the rank. Raises `DdpprofError`."""
+    """Write an entry. `told` gets the number of bytes read; `num_processes` share the rank. Raises `DdpprofError`."""
 
     def make(part: Path) -> None:
         with part.open("wb") as out, telling(FileBytes(told)):
@@ -85,8 +85,8 @@ def _run(
     per_rank: int,
     progress: Progress,
 ) -> tuple[list[int], list[int]]:
-    """Returns those that may have killed a process, or found too little memory, and those that were not begun then."""
-    # spawn: a fork of a process with threads may hang.
+    """Return tasks that may have killed a process or run out of memory, and tasks that were not begun then."""
+    # spawn: forking a process with threads may hang.
     context = multiprocessing.get_context("spawn")
     read_bytes = context.RawArray("q", len(tasks))
     pool = ProcessPoolExecutor(num_processes, context, _begin_process, (read_bytes,))
@@ -137,7 +137,7 @@ def _begin_process(read_bytes: MutableSequence[int]) -> None:
 
 
 _read_bytes: MutableSequence[int] = []
-"""by index of the task; shared by all processes"""
+"""bytes read by index of the task; shared by all processes"""
 
 
 def _make_entry(index: int, task: RankTask, cache: Cache, num_processes: int) -> None:
@@ -153,6 +153,6 @@ def _that_fit(largest_bytes: int) -> int:
 
 
 def _divided(num_processes: int, num_ranks: int) -> tuple[int, int]:
-    """How many ranks are read at a time, and by how many processes each."""
+    """Return how many ranks are read at a time, and by how many processes each."""
     at_a_time = max(1, min(num_processes, num_ranks))
     return at_a_time, min(_MOST_PER_RANK, num_processes // at_a_time)

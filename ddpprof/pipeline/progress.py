@@ -1,4 +1,4 @@
-"""How far the map is, for those who wait for it."""
+"""Progress of the map, for those who wait for it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from ddpprof.load.rank import RankFiles, some_file
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """How far it was at one moment."""
+class ReadProgress:
+    """Progress at one moment."""
 
     path: Location
-    """one of the files that are being read"""
+    """one of the files being read"""
     num_done: int
     num_ranks: int
     done_bytes: int
     all_bytes: int
-    """of the files; 0 where nobody says"""
+    """bytes of the files; 0 if unknown"""
 
 
-Watch = Callable[[Step], None]
+Watch = Callable[[ReadProgress], None]
 
 
 class Progress:
-    """Ranks are named by their index."""
+    """Progress of all ranks, which are identified by their index."""
 
     def __init__(self, watch: Watch, ranks: Sequence[RankFiles], sizes: Sequence[int]) -> None:
         self._watch, self._ranks, self._sizes = watch, ranks, sizes
         self._read: dict[int, int] = {}
-        """bytes of each that was begun"""
+        """bytes read of each rank that was begun"""
         self._num_done = 0
         self._path: Location = some_file(ranks[0]) if ranks else Path()
 
@@ -41,7 +41,7 @@ class Progress:
         self.read(index, 0)
 
     def read(self, index: int, num_bytes: int) -> None:
-        """So many bytes of its files until now."""
+        """Note the bytes of the rank's files read so far."""
         self._read[index] = min(num_bytes, self._sizes[index])
         self._tell()
 
@@ -50,11 +50,13 @@ class Progress:
         self.read(index, self._sizes[index])
 
     def _tell(self) -> None:
-        self._watch(Step(self._path, self._num_done, len(self._ranks), sum(self._read.values()), sum(self._sizes)))
+        self._watch(
+            ReadProgress(self._path, self._num_done, len(self._ranks), sum(self._read.values()), sum(self._sizes))
+        )
 
 
 class FileBytes:
-    """Adds up what is told of one file after the other; each counts from 0."""
+    """Sum of the bytes of successive files, each counted from 0."""
 
     def __init__(self, told: Callable[[int], None]) -> None:
         self._told = told
@@ -68,7 +70,7 @@ class FileBytes:
 
 
 def num_bytes(files: RankFiles) -> int:
-    """Of its traces; 0 where nobody says."""
+    """Return the bytes of its traces; 0 if unknown."""
     total = 0
     for path in files.traces:
         try:

@@ -1,4 +1,4 @@
-"""Which ranks are read, where not all are; the report says which are not."""
+"""Selection of the ranks to read; the report says which are not read."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Selection:
 
 
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
-    """`ranks`: numbers, ``None``: all; of these at most `sample`. Raises `DdpprofError` where none is left."""
+    """Select the ranks with these numbers (``None``: all), at most `sample`. Raises `DdpprofError` if none is left."""
     if ranks is not None and any(one.rank is None for one in files):
-        raise DdpprofError("--ranks chooses among the ranks of a run, or of a folder, and this is one trace.")
+        raise DdpprofError("--ranks chooses among the ranks of a run or a folder, but this is one trace.")
     wanted = [one for one in files if ranks is None or one.rank in ranks]
     there = Numbers.of(one.rank for one in files if one.rank is not None)
     if files and not wanted:
         raise DdpprofError(f"no such rank: the run has {there}.")
     lacking = ranks.without(one.rank for one in files if one.rank is not None) if ranks and there else Numbers(())
-    notes = (f"{_ranks(lacking)} asked for, but the run has {there}",) if lacking else ()
+    notes = (f"{_ranks(lacking)} requested, but the run has {there}",) if lacking else ()
     late: list[int] = []
     if sample is not None and sample < len(wanted):
         late = _suspects(wanted)[: max(1, sample // 2)]
         wanted = _sampled(wanted, late, sample)
     if len(wanted) == len(files):
         return Selection(tuple(files), notes=notes)
-    how = "" if sample is None else f", of which {_named(late)} by the light record" if late else ", evenly chosen"
+    how = "" if sample is None else f", of which {_named(late)} in the light record" if late else ", evenly chosen"
     left_out = frozenset(one.rank for one in files if one not in wanted and one.rank is not None)
-    note = f"only {len(wanted)} of {len(files)} ranks {'was' if len(wanted) == 1 else 'were'} read, as asked{how}"
+    note = f"only {len(wanted)} of {len(files)} ranks {'was' if len(wanted) == 1 else 'were'} read, as requested{how}"
     return Selection(tuple(wanted), left_out, (note, *notes))
 
 
@@ -54,7 +54,7 @@ def _named(late: Sequence[int]) -> str:
 
 
 def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> list[RankFiles]:
-    """The late ones, and others at even distances, the first and the last among them."""
+    """Return the late ranks, and others at even distances, including the first and the last."""
     others = [one for one in files if one.rank not in late]
     number = sample - len(late)
     last = len(others) - 1
@@ -64,14 +64,14 @@ def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> li
 
 
 def _suspects(files: Iterable[RankFiles]) -> list[int]:
-    """Those that the others wait for by what the light recorder saw of them, the latest first."""
+    """Return the ranks that the others wait for according to the light recorder, the latest first."""
     progress = {one.rank: _progress(one) for one in files if one.rank is not None}
     found = find_stragglers({rank: rows for rank, rows in progress.items() if rows})
     return [one.rank for one in found.stragglers] if found is not None else []
 
 
 def _progress(files: RankFiles) -> list[StepProgress]:
-    """On an accelerator the host's times only hint at it."""
+    """Return the rank's light steps; on an accelerator the host's times are only a hint."""
     if files.directory is None or files.rank is None:
         return []
     try:

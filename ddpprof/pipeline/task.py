@@ -22,18 +22,18 @@ from ddpprof.report.timeline import drawing_of
 class RankTask:
     files: RankFiles
     modules: tuple[DdpModule, ...]
-    """those of the job"""
+    """modules of the job"""
     steps: Container[int] | None = None
-    """numbers of those to measure; ``None``: all"""
+    """numbers of the steps to measure; ``None`` for all"""
     limits: Limits = DEFAULT_LIMITS
 
 
 def run_task(task: RankTask, out: BinaryIO, num_processes: int = 1) -> None:
-    """`num_processes`: that may decode its traces.
+    """Read a rank and write its entry. `num_processes`: number of processes that may decode its traces.
 
-    Raises `BadTrace` where the rank is one bad trace that was asked for by its name.
+    Raises `BadTrace` if the rank is one bad trace that the user named.
     """
-    seen = seen_files(task.files)  # before they are read: what is written meanwhile must not pass for known
+    seen = seen_files(task.files)  # taken before reading: later writes must not count as known
     loaded = load_rank(task.files, task.limits, num_processes)
     steps = _step_numbers(loaded.rank) if loaded.rank is not None else ()
     if loaded.rank is not None and task.steps is not None:

@@ -1,10 +1,10 @@
 """Which settings of DDP are worth trying for real?
 
-settings   caps of buckets, alike or smaller at the ends; gradients that are views of their buckets; a static graph
+settings   caps of buckets, equal or smaller at the ends; gradients as views of their buckets; a static graph
            instead of the search for unused parameters; a hook that rounds
-distinct   of those that make DDP do the same, the one that says least
-promising  predicted to take less than the job as it is: the best for each number of buckets, since what the model
-           is wrong about grows with their number; and one of them without what all others have in common
+distinct   the shortest of the settings that make DDP do the same
+promising  predicted to take less than the job as it is: the best for each number of buckets, since the model's error
+           grows with their number; and one of them without what all others have in common
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ddpprof.predict.training import Training
 
 _CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
 _EQUAL = 1e-3
-"""of a step: of settings that are predicted this close the one that says less comes first"""
+"""fraction of a step; of settings predicted this close, the shorter one comes first"""
 
 Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of a step, ns."""
+    """Forecast of a step, ns."""
 
     step_ns: float
     low_ns: float
@@ -41,18 +41,18 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What is set, and what comes of it; without anything set, the job as it is."""
+    """A setting and its forecast; without any settings, the job as it is."""
 
     arguments: Arguments = field(default_factory=dict)
-    """of DDP's constructor"""
+    """arguments of DDP's constructor"""
     comm_hook: str | None = None
-    """of torch's ``default_hooks``: what is sent is rounded"""
+    """name in torch's ``default_hooks``; such a hook rounds what is sent"""
     forecast: Forecast | None = None
     num_buckets: int | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Of DDP's constructor, as one writes them."""
+        """Arguments of DDP's constructor, as written in Python."""
         return tuple(
             f"{name}={as_written(value) if isinstance(value, list) else repr(value)}"
             for name, value in self.arguments.items()
@@ -65,15 +65,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What may be turned."""
+    """Options that may be changed."""
 
     view: bool
     static_graph: bool
     compression: Compression | None
     lists: bool
-    """DDP takes a cap for each bucket"""
+    """True if DDP accepts a cap for each bucket"""
     drops_list: bool
-    """the script gives ``bucket_cap_mb_list``, which goes before a cap"""
+    """True if the script passes ``bucket_cap_mb_list``, which overrides a cap"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _Tried:
 
     @property
     def does(self) -> tuple[object, ...]:
-        """The same for settings between which DDP makes no difference."""
+        """Key that is equal for settings with which DDP does the same."""
         setting = self.setting
         return (
             self.prediction.bucket_bytes,
@@ -102,16 +102,16 @@ class _Tried:
 @dataclass(frozen=True, slots=True)
 class Shortlist:
     now: Candidate
-    """the job as it is"""
+    """job as it is"""
     chosen: tuple[Candidate, ...]
     others: tuple[Candidate, ...]
-    """that were considered, and do something else, too"""
+    """other settings that were considered and differ in effect"""
     promises: bool
-    """at least one of them is predicted to be faster; else the best of them stands there alone"""
+    """True if at least one is predicted to be faster; otherwise only the best of them is chosen"""
 
 
 def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
-    """At most `most` beside the job as it is."""
+    """Choose at most `most` settings besides the job as it is."""
     now = _try(profile, Setting(), Candidate())
     distinct = {now.does: now}
     for one in sorted((_try(profile, *made) for made in _settings(profile, knobs)), key=lambda one: one.rank):
@@ -124,7 +124,7 @@ def shortlist(profile: Profile, knobs: Knobs, most: int) -> Shortlist:
 
 
 def _diverse(promising: Sequence[_Tried], most: int) -> list[_Tried]:
-    """`promising`: best first."""
+    """Choose diverse settings from `promising`, which has the best first."""
     best_of: dict[int, _Tried] = {}
     for one in promising:
         best_of.setdefault(len(one.prediction.bucket_bytes), one)
@@ -140,7 +140,7 @@ def _diverse(promising: Sequence[_Tried], most: int) -> list[_Tried]:
 
 
 def _shares_switch(a: _Tried, b: _Tried) -> bool:
-    """Something beside buckets is set in both."""
+    """Return whether both set the same option other than buckets."""
     return any(
         (
             a.setting.gradient_as_bucket_view and b.setting.gradient_as_bucket_view,
@@ -191,7 +191,7 @@ _SPREAD_MB = (5, 100, 10, 1, 50, 2, 200, 25, 400)
 
 
 def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
-    """Where nothing can be predicted: caps that make buckets of other numbers, and each switch alone."""
+    """Choose settings without predictions: caps that make different numbers of buckets, and each switch alone."""
     order = [index for bucket in training.buckets for index in bucket]
     now = Candidate(num_buckets=len(training.buckets))
     made: dict[Buckets, Candidate] = {}

@@ -1,7 +1,7 @@
-"""What can DDP's constructor be told about the size of buckets, and what of it is worth a look?
+"""Which bucket sizes does DDP's constructor accept, and which are worth trying?
 
-one cap for all buckets; beside it a small one for the first bucket, with which communication begins, for the last,
-which is sent when computation is over, or for both
+There is one cap for all buckets, optionally with a small one for the first bucket, with which communication begins, for
+the last, which is sent when computation is over, or for both.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ddpprof.model.bucket_assignment import MIB, Caps
 
 _ENDS_MB = (0.25, 1, 4)
 _MOST_LISTED = 16
-"""buckets whose caps one would write into a script"""
+"""most buckets whose caps one would list in a script"""
 _MANY = 4
-"""equal ones in a row, which are not written one by one"""
+"""number of equal caps in a row that are not written one by one"""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketCaps:
-    """As DDP takes it: a list goes before a cap, and without either the first bucket is a small one."""
+    """Bucket caps as in DDP: a list overrides a cap, and with neither the first bucket is small."""
 
     cap_mb: float | None = None
     list_mb: tuple[float, ...] = ()
-    """the last one stands for all further buckets"""
+    """caps of the buckets in turn; the last one applies to all further buckets"""
 
     @property
     def caps(self) -> Caps:
@@ -33,14 +33,14 @@ class BucketCaps:
 
     @property
     def argument(self) -> str:
-        """As one writes it."""
+        """Argument as written in Python."""
         if self.list_mb:
             return f"bucket_cap_mb_list={as_written(self.list_mb)}"
         return f"bucket_cap_mb={self.cap_mb}" if self.cap_mb is None else f"bucket_cap_mb={self.cap_mb:g}"
 
 
 def as_written(list_mb: Sequence[float]) -> str:
-    """In Python, short."""
+    """Return a list as short Python code."""
     runs = [(f"{cap:g}", len(list(same))) for cap, same in groupby(list_mb)]
     if all(times < _MANY for _, times in runs):
         return f"[{', '.join(cap for cap, times in runs for _ in range(times))}]"
@@ -48,7 +48,7 @@ def as_written(list_mb: Sequence[float]) -> str:
 
 
 def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[float]:
-    """Those of `caps_mb`, which ascend, to the first that all gradients fit under."""
+    """Yield the ascending `caps_mb` up to the first that all gradients fit under."""
     for cap_mb in caps_mb:
         yield cap_mb
         if cap_mb * MIB >= gradient_bytes:
@@ -56,7 +56,7 @@ def up_to_one_bucket(caps_mb: Sequence[float], gradient_bytes: int) -> Iterator[
 
 
 def with_own_ends(cap_mb: float, num_buckets: int) -> Iterator[BucketCaps]:
-    """Beside a cap that makes `num_buckets` buckets."""
+    """Yield variants of a cap that makes `num_buckets` buckets, with smaller buckets at its ends."""
     ends = [end for end in _ENDS_MB if end < cap_mb]
     yield from (BucketCaps(list_mb=(first, cap_mb)) for first in ends)
     if 1 < num_buckets <= _MOST_LISTED:

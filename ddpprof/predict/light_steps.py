@@ -1,14 +1,12 @@
-"""What light recording saw of the backward passes that predictions start from: all ranks together.
+"""Backward passes as seen by light recording on all ranks together, from which predictions start.
 
-A step of one synchronised backward pass is observed as a whole. A step of several is cut into as many parts, each of
-which ends where the next pass's forward, or the optimizer, begins. Times are ns since the part began.
-
-    ready      when a gradient was there on the rank that had it last: its bucket waits for all ranks
-    finished   when a bucket was there on the last rank
-    reduced    when DDP was done with the backward pass: the first optimizer began, or the step ended
-    measured   length of the step, the mean of all ranks: they go on at one pace
-
-Only steps of one synchronised backward pass through one DDP module count.
+A step with one synchronised backward pass is observed as a whole. A step with several is split into as many parts, each
+ending where the next pass's forward, or the optimizer, begins. Times are ns since the part began.
+    ready      when the last rank had a gradient, since its bucket waits for all ranks
+    finished   when the last rank had a bucket
+    reduced    when DDP had finished the backward pass: the first optimizer began, or the step ended
+    measured   length of the step, mean of all ranks, which keep pace
+Only steps with one synchronised backward pass through one DDP module count.
 """
 
 from __future__ import annotations
@@ -27,18 +25,18 @@ from ddpprof.model import RecordedStep, StepMode
 class ObservedStep:
     measured_ns: float
     backward_ns: float
-    """when the last forward ended, on the rank that was last"""
+    """end of the last forward, on the last rank"""
     ready_ns: tuple[float | None, ...]
-    """per parameter; ``None``: it had no gradient"""
+    """time per parameter; ``None`` if it had no gradient"""
     finished_ns: Mapping[int, float]
-    """of the buckets that were timed"""
+    """times of the buckets that were timed"""
     reduced_ns: float
     backward_end_ns: float | None = None
-    """where more is computed after the last gradient of a bucket"""
+    """end of the computation, if it continues after the last gradient of a bucket"""
     num_forwards: int = 1
-    """each with its backward pass; the last pass is reduced"""
+    """number of forwards, each with its backward pass; only the last pass is reduced"""
     step: int = 0
-    """number of the step that it is of"""
+    """number of its step"""
 
     @property
     def computed_ns(self) -> float:
@@ -48,10 +46,10 @@ class ObservedStep:
 def observe_steps(
     recorded: Mapping[int, Sequence[RecordedStep]], module: int = 0, one_clock: bool = False
 ) -> tuple[ObservedStep, ...]:
-    """Return what light recording saw on every rank that was read, one for each synchronised backward pass.
+    """Return what light recording saw on every rank that was read, one observation per synchronised backward pass.
 
-    `one_clock`: the ranks are on one host, and a step begins where the first of them begins it. Else each rank's times
-    count from its own beginning, as if all began together.
+    `one_clock`: the ranks are on one host, and a step begins when the first of them begins it. Otherwise each rank's
+    times count from its own beginning, as if all began together.
     """
     by_rank = [{step.number: step for step in steps if step.mode is StepMode.LIGHT} for steps in recorded.values()]
     common = sorted(set.intersection(*map(set, by_rank))) if by_rank else []
@@ -64,9 +62,9 @@ def observe_steps(
 
 
 def one_part_for_each_pass(step: RecordedStep, module: int = 0) -> tuple[RecordedStep, ...]:
-    """Cut the step where a forward begins after a synchronised backward pass.
+    """Split the step where a forward begins after a synchronised backward pass.
 
-    Empty where a pass goes through another module, or where not every pass has gradients and a forward of its own.
+    The result is empty if a pass goes through another module, or if a pass lacks gradients or a forward of its own.
     """
     if not step.passes or any(one.module != module or one.last_ready_ns is None for one in step.passes):
         return ()
@@ -91,10 +89,10 @@ def one_part_for_each_pass(step: RecordedStep, module: int = 0) -> tuple[Recorde
 
 
 def backward_alone_ns(recorded: Mapping[int, Sequence[RecordedStep]]) -> float | None:
-    """Of a backward pass without communication, on the rank that takes longest. ``None`` without such steps.
+    """Return the length of a backward pass without communication, on the slowest rank; ``None`` without such steps.
 
-    The first quartile of each rank's steps: what takes longer was disturbed, and ranks that do not wait for each other
-    are so at different times.
+    This is the first quartile of each rank's steps: longer ones were disturbed, and ranks that do not wait for each
+    other are disturbed at different times.
     """
     of_ranks = [
         first_quartile([_backward_ns(step) for step in alone])

@@ -1,8 +1,8 @@
-"""How long does an all-reduce take between the ranks of a job, and what does it take of computation beside it?
+"""How long does an all-reduce take between the ranks of a job, and how much of a concurrent computation does it cost?
 
-Each is latency + bytes × time per byte, and never below a floor: `measures.size_model`. From `ddpprof netbench`, which
-measures all sizes; or from the buckets of the run itself, which tell the time per byte of the sizes that it has, and
-nothing of what they take.
+Each is latency + bytes × time per byte, but never below a floor: `measures.size_model`. The source is `ddpprof
+netbench`, which measures all sizes, or else the buckets of the run itself, which only show the time per byte for their
+sizes, and not what they cost.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ddpprof.predict.replay import NOTHING, Cost, Link, replay
 from ddpprof.predict.training import Training
 
 _LEAST_OF_LARGEST = 8
-"""buckets below this part of the largest tell of latency rather than of the rate"""
+"""ratio to the largest bucket below which buckets show latency rather than the rate"""
 _FASTEST, _SLOWEST = 1e-4, 1e4
-"""ns per byte: 10 TB/s and 100 kB/s"""
+"""limits of ns per byte: 10 TB/s and 100 kB/s"""
 _NARROWINGS = 25
-"""from one end to the other of these: to within 0.02 %"""
+"""number of search steps between these limits, for an accuracy of 0.02 %"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,21 @@ class Network:
     world_size: int
     least_bytes: float
     most_bytes: float
-    """sizes that were measured"""
+    """measured sizes"""
     num_sizes: int
     relative_error: float
-    """root mean square of what the fit misses, as a fraction of the time"""
+    """root mean square error of the fit, as a fraction of the time"""
     is_benched: bool
-    """by `ddpprof netbench`, not from a run's buckets"""
+    """True if measured by `ddpprof netbench`, not by a run's buckets"""
 
 
 def workers(backend: str) -> int:
-    """How many all-reduces a backend does at once: gloo has two threads, NCCL one stream."""
+    """Return how many all-reduces a backend does at once: gloo has two threads, NCCL one stream."""
     return 2 if backend == "gloo" else 1
 
 
 def network_of_bench(bench: NetBench) -> Network | None:
-    """The first quartile of each size: what takes longer was disturbed. ``None`` for less than three sizes."""
+    """Fit the first quartile of each size, since longer times were disturbed; ``None`` for fewer than three sizes."""
     sizes = [one.num_bytes for one in bench.sizes]
     model = fit_size_model(sizes, [first_quartile(one.longest_ns) for one in bench.sizes])
     if model is None or model.slope_ns <= 0:
@@ -70,7 +70,7 @@ def _cost(model: SizeModel | None) -> Cost:
 
 
 def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
-    """Theil and Sen's line: what is taken of a computation is a small difference, and may come out as anything."""
+    """Fit the line of Theil and Sen, because the cost to a computation is a small, noisy difference."""
     points = list(zip(sizes, times_ns, strict=True))
     slopes = [(y - v) / (x - u) for (u, v), (x, y) in combinations(points, 2)]
     if not slopes:
@@ -80,16 +80,16 @@ def _robust_cost(sizes: Sequence[int], times_ns: Sequence[float]) -> Cost:
 
 
 def network_of_steps(steps: Sequence[ObservedStep], training: Training) -> Network | None:
-    """From when buckets were there, and when they had been sent; ``None`` where no bucket's end was observed.
+    """Derive the network from when buckets were ready and when they had been sent; ``None`` if no end was observed.
 
-    Where they are sent one after the other, each tells how long it took; else what is sought is the time per byte with
-    which buckets that were launched when they were finish when they did.
+    If they are sent one after the other, each shows its duration. Otherwise, search the time per byte with which
+    buckets launched at these times would finish when they did.
     """
     return _of_a_queue(steps, training) or _of_shared_link(steps, training)
 
 
 def _of_a_queue(steps: Sequence[ObservedStep], training: Training) -> Network | None:
-    """``None`` where buckets share the link, or do not tell latency and rate apart."""
+    """Fit buckets sent in sequence; ``None`` if they share the link, or do not separate latency from rate."""
     sizes = training.bucket_bytes
     if workers(training.backend) > 1 or any(len(step.finished_ns) < len(sizes) for step in steps):
         return None
@@ -143,7 +143,7 @@ def _network(training: Training, alone: Cost, relative_error: float) -> Network:
 
 
 def _least_of(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function with one valley is lowest: golden section, by ratios."""
+    """Return the minimum of a function with one valley, by golden section on a logarithmic scale."""
     golden = (sqrt(5) - 1) / 2
     left, right = low * (high / low) ** (1 - golden), low * (high / low) ** golden
     of_left, of_right = cost(left), cost(right)

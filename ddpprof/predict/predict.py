@@ -1,13 +1,12 @@
-"""How long would the step take under another setting? The replay of it, and by how much it may be off.
+"""How long would the step take with another setting? It is replayed, and the possible error estimated.
 
     step = measured step + pace × (replayed backward passes - replay of the recorded ones)
 
-What the replay does not know of (the optimizer, data, Python) stays as it was measured. A step's reduced backward
-passes are taken to be alike, and one is replayed; passes that only accumulate add what they compute. The pace is by how
-much the machine was slower than the replay: whatever slowed the recorded steps would slow others. The interval joins,
-as independent errors: the noise of the measured steps, what the replay misses of them, what is guessed of computation,
-and the replay once with a slower and once with a faster network, which differ the more the further the setting is from
-what was measured.
+What the replay does not model (the optimizer, data, Python) stays as measured. A step's reduced backward passes are
+assumed to be alike, and one is replayed; passes that only accumulate add their computation. The pace is how much slower
+the machine was than the replay: whatever slowed the recorded steps would slow others. The interval combines, as
+independent errors: the noise of the measured steps, the replay's error for them, guesses about computation, and replays
+with a slower and a faster network, which differ more the further the setting is from what was measured.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from ddpprof.predict.training import Computed, Training
 from ddpprof.predict.uncertainty import doubts_about
 
 TCP_PAYLOAD = 1448 / 1514
-"""Of an Ethernet frame of 1500 bytes and its header, what is left to the data of TCP with timestamps."""
+"""share of an Ethernet frame (1500 bytes and header) left for the data of TCP with timestamps"""
 
 _BATCH_ERROR = 0.1
-"""of the computation, for each doubling: it need not grow in proportion"""
+"""error of the computation per doubling of the batch, since it need not grow in proportion"""
 _PASSES = {Compression.FP16: 2.0, Compression.BF16: 2.0, Compression.POWERSGD: 4.0}
-"""How often a hook goes through the gradients, where copying into a bucket goes once; half before they are sent."""
+"""number of times a hook processes the gradients, where copying into a bucket counts once; half before sending"""
 
 
 @dataclass(frozen=True, slots=True)
-class StepParts:
-    """They add up to the step, ns."""
+class PredictedParts:
+    """The parts of a step, ns, which add up to it."""
 
     forward_ns: float
     """until the last forward ends"""
     backward_ns: float
-    """if nothing were sent"""
+    """backward pass without communication"""
     slowed_ns: float
-    """by what communication takes of the processor meanwhile"""
+    """processor time that communication takes from it"""
     exposed_ns: float
-    """after the last gradient: waiting for buckets, and copying them"""
+    """waits for buckets, and their copies, after the last gradient"""
     rest_ns: float
-    """the optimizer, and what the replay does not know of"""
+    """optimizer, and everything outside the replay's model"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +53,23 @@ class Prediction:
     low_ns: float
     high_ns: float
     """ends of a 95 % interval"""
-    parts: StepParts
+    parts: PredictedParts
     bucket_bytes: tuple[int, ...]
-    """in the order of launch"""
+    """sizes in the order of launch"""
     doubted_ns: tuple[float, ...]
-    """the step with each of the networks that it may be instead: of two predictions in the same order"""
+    """step with each of the alternative networks, in the same order in all predictions"""
     missed_ns: float
-    """by how much the replay of the recorded settings misses the observed end of the backward pass, and more where the
-    predicted one is longer"""
+    """error of the replay of the recorded settings at the end of the backward pass, increased if the predicted pass is
+    longer"""
     guessed_ns: float
-    """by how much it may be off since what a hook or another batch computes is guessed"""
+    """error from guesses about what a hook or another batch computes"""
     widened: tuple[str, ...]
-    """why the interval is wider than the run itself makes it, in words"""
+    """why the interval is wider than the run's own errors make it, in words"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Of one setting over another, ns per step. The noise of the measured steps, which is in both, is not in it."""
+    """Gain of one setting over another, ns per step, without the noise of the measured steps, which both share."""
 
     gain_ns: float
     low_ns: float
@@ -87,7 +86,7 @@ def gain(before: Prediction, after: Prediction) -> Gain:
 
 
 def predict(profile: Profile, setting: Setting, target: Network | None = None) -> Prediction:
-    """`target`: the network to train on, where it is not that of the run."""
+    """Predict the step. `target` is the network to train on, if it is not the run's."""
     network = target or profile.network
     ranks = num_ranks(setting, profile.training, network)
     setting = replace(setting, world_size=ranks)
@@ -120,7 +119,7 @@ def predict(profile: Profile, setting: Setting, target: Network | None = None) -
         step_ns=step_ns,
         low_ns=max(0.0, step_ns - half_ns),
         high_ns=step_ns + half_ns,
-        parts=StepParts(
+        parts=PredictedParts(
             forward_ns=pace * computed.forward_end_ns,
             backward_ns=pace * (computed.end_ns - computed.forward_end_ns),
             slowed_ns=pace * (base.computed_ns - computed.end_ns),
@@ -136,7 +135,7 @@ def predict(profile: Profile, setting: Setting, target: Network | None = None) -
 
 
 def num_ranks(setting: Setting, training: Training, network: Network) -> int:
-    """That train: as many as in the run, whatever the number that the network was measured among."""
+    """Return the world size of the predicted job: by default the run's, regardless of the network's measurement."""
     return setting.world_size or (training.world_size if training.world_size > 1 else network.world_size)
 
 
@@ -181,19 +180,19 @@ def _hook_ns_per_byte(profile: Profile, setting: Setting) -> float:
 
 
 def _after_ns_per_byte(profile: Profile, training: Training, setting: Setting) -> float:
-    """What DDP and a hook do once a bucket is there."""
+    """Return what DDP and a hook do once a bucket is there."""
     copied = 0.0 if training.gradient_as_bucket_view else profile.copied_ns_per_byte
     return copied + _hook_ns_per_byte(profile, setting) / 2
 
 
 def _link(network: Network, setting: Setting, ranks: int, backend: str) -> Link:
-    """That of the network, for another number of ranks, and as fast as was said."""
+    """Return the network's link, for another number of ranks and the given speed."""
     was = network.link
     if ranks == 1:
         return Link(NOTHING, at_once=was.at_once)
     rounds = setting.algorithm.rounds(ranks) / Algorithm.RING.rounds(network.world_size)
     if not network.is_benched:
-        rounds = 1.0  # what a run's buckets take whatever their size is mostly waiting for other ranks
+        rounds = 1.0  # the size-independent part of a run's buckets is mostly waiting for other ranks
     carried = setting.algorithm.bytes_per_byte(ranks)
     more = carried / Algorithm.RING.bytes_per_byte(network.world_size)
     link = replace(
@@ -221,11 +220,11 @@ def _link(network: Network, setting: Setting, ranks: int, backend: str) -> Link:
 def _guesses(profile: Profile, setting: Setting) -> list[str]:
     guesses = []
     if setting.batch_scale != 1:
-        guesses.append("computation is taken to grow with the batch")
+        guesses.append("computation is assumed to grow with the batch")
     if setting.compression is not None and profile.copied_ns_per_byte:
-        guesses.append("what the hook computes is guessed from what DDP's own copies take")
+        guesses.append("the hook's computation is estimated from the time of DDP's own copies")
     elif setting.compression is not None:
-        guesses.append("what the hook computes is left out: the run does not tell how fast gradients are copied")
+        guesses.append("the hook's computation is left out, since the run does not show how fast gradients are copied")
     if setting.compression is not None and not profile.training.knows_parameters:
-        guesses.append("gradients are taken to be of 32 bits: traces do not tell")
+        guesses.append("gradients are assumed to have 32 bits, since traces do not tell")
     return guesses

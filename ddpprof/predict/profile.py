@@ -1,13 +1,13 @@
-"""What a run's own steps would be if nothing were sent: where predictions start from.
+"""What would a run's own steps be without communication? Predictions start from these.
 
-    computed   when a gradient would be there: its observed time, less what buckets on the way took of the processor;
-               with a backward pass as long as in steps without communication, where there are any
-    copied     what DDP does per byte once a bucket is there: as the trace tells, or so that the replay ends when the
+    computed   when a gradient would be there: its observed time, without the processor time taken by buckets in
+               transit; the backward pass is as long as in steps without communication, if there are any
+    copied     DDP's work per byte once a bucket is there: from the trace, or so that the replay ends when the
                observed steps did
-    rest       of the step, behind the backward pass: the optimizer, and what is between steps
-    pace       by how much the observed backward pass took longer than its replay
+    rest       the step outside the backward pass: the optimizer, and everything between steps
+    pace       observed length of the backward pass relative to its replay
 
-All are medians over the steps that were seen.
+All are medians over the observed steps.
 """
 
 from __future__ import annotations
@@ -25,62 +25,62 @@ from ddpprof.predict.replay import NOTHING, Cost, Link, SentBucket, replay
 from ddpprof.predict.training import Computed, Times, Training
 
 _MOST_COPIED = 4.0
-"""ns per byte: what takes longer is no copy but the script's own work before its optimizer"""
+"""ns per byte; anything slower is not a copy but the script's own work before its optimizer"""
 _MOST_PACE = 1.1
-"""and at least its inverse: what misses by more does something that the replay does not know of"""
+"""largest pace, and inverse of the smallest; beyond it, the replay's model does not fit"""
 _ENOUGH_SENT = 0.5
-"""of the gradients"""
+"""least share of the gradients"""
 _UNKNOWN_ERROR = 0.0625
-"""of one step, whose spread nobody knows"""
+"""error of a single step, whose spread is unknown, as a fraction"""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     training: Training
     step_ns: float
-    """measured: median"""
+    """median of measured steps"""
     step_error_ns: float
-    """standard error of it"""
+    """standard error of the median"""
     computed: Computed
     copied_ns_per_byte: float
     network: Network
-    """between the ranks of the run"""
+    """network between the ranks of the run"""
     replayed_ns: float
-    """end of the backward pass with the recorded settings, by the replay"""
+    """end of the backward pass with the recorded settings, according to the replay"""
     reduced_ns: float
     """the same, observed"""
     num_steps: int
     searched_ns: float = 0.0
-    """what DDP takes in every forward to find unused parameters"""
+    """time that DDP spends in every forward to find unused parameters"""
     knows_alone: bool = False
-    """the run has steps without communication"""
+    """True if the run has steps without communication"""
     accumulation: int = 1
-    """backward passes for each that is reduced"""
+    """number of backward passes per reduction"""
     num_reduced: int = 1
-    """reduced backward passes in a step; all times but the step's are of one of them"""
+    """number of reduced backward passes in a step; all times except the step's are for one of them"""
 
     @property
     def pace(self) -> float:
-        """Observed time for each that the replay says, as far as it may be the machine's own."""
+        """Observed time relative to the replay's, within the limits of what the machine may cause."""
         return min(max(self.reduced_ns / self.replayed_ns, 1 / _MOST_PACE), _MOST_PACE)
 
     @property
     def replay_error(self) -> float:
-        """By how much of the step the replay of the recorded settings misses it."""
+        """Error of the replay of the recorded settings, as a fraction of the step."""
         return self.num_reduced * (self.replayed_ns - self.reduced_ns) / self.step_ns
 
     def without_others(self, ranks: Profile) -> Profile:
-        """`ranks`: of some of the ranks. As if the others were like them, beside what was measured of all.
+        """Return a profile as if all ranks computed like `ranks`, a profile of some of them.
 
-        Raises `DdpprofError` where it knows other gradients.
+        Everything else is as measured on all ranks. Raises `DdpprofError` if it has other gradients.
         """
         if len(ranks.computed.gradients_ns) != len(self.computed.gradients_ns):
-            raise DdpprofError("without that rank the traces do not tell of the same gradients.")
+            raise DdpprofError("without that rank, the traces do not show the same gradients.")
         return replace(self, computed=ranks.computed)
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Gradients as they come."""
+        """Gradients in the order in which they come."""
         known = [(ns, index) for index, ns in enumerate(self.computed.gradients_ns) if ns is not None]
         return tuple(index for _, index in sorted(known))
 
@@ -93,11 +93,11 @@ def profile_of(
     copied_ns: float | None = None,
     alone_ns: float | None = None,
 ) -> Profile:
-    """Return what one reduced backward pass, and the step that has some of them, take.
+    """Return the profile of one reduced backward pass, and of a step, which has one or more of them.
 
-    `steps`: one for each reduced pass. `measured_ns`: steps that were not profiled. `network`: that of the run.
-    `copied_ns`: what DDP copies out of its buckets in a step, if a trace tells. `alone_ns`: of a backward pass without
-    communication.
+    `steps`: one for each reduced pass. `measured_ns`: steps that were not profiled. `network`: the run's network.
+    `copied_ns`: time in which DDP copies out of its buckets in a step, if a trace has it. `alone_ns`: length of a
+    backward pass without communication.
     """
     passes_of = Counter(step.step for step in steps)
     num_reduced = round(median(passes_of.values()))
@@ -111,7 +111,7 @@ def profile_of(
         copied = _copied_ns_per_byte(training, computed, network.link, reduced_ns)
     if alone_ns is not None:
         observed_end_ns = median(step.computed_ns for step in steps)
-        copied_in_ns = copied * training.gradient_bytes  # as much as when they are copied out again
+        copied_in_ns = copied * training.gradient_bytes  # the same time as for copying them out again
         end_ns = min(computed.forward_end_ns + alone_ns + copied_in_ns, observed_end_ns)
         if training.on_cpu and network.link.taken == NOTHING:
             taken = _taken(training, steps, network.link, observed_end_ns - end_ns)
@@ -135,7 +135,7 @@ def profile_of(
 
 
 def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
-    """Observed times less what transfers had taken of the processor until then."""
+    """Return observed times without the processor time that transfers had taken until then."""
     sent = _sent(training, step, link)
 
     def taken_until(now_ns: float) -> float:
@@ -149,7 +149,7 @@ def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
 
 
 def _sent(training: Training, step: ObservedStep, link: Link) -> list[tuple[SentBucket, float]]:
-    """The buckets as they went over the link, with their bytes, beside the computation as it was observed."""
+    """Return the buckets as sent over the link during the observed computation, with their bytes."""
     buckets = training.sent_when(step.ready_ns)
     sent = replay(buckets, step.computed_ns, replace(link, taken=NOTHING)).buckets
     return [(one, bucket.num_bytes) for one, bucket in zip(sent, buckets, strict=True)]
@@ -162,9 +162,9 @@ def _share_sent(bucket: SentBucket, now_ns: float) -> float:
 
 
 def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_ns: float) -> Cost:
-    """What the buckets that were sent beside the backward pass took, if all it lost were theirs.
+    """Return what buckets sent during the backward pass cost, if they caused all of its loss.
 
-    Of few of them it would be noise.
+    With few such buckets, the result would be noise.
     """
     sent_bytes = median(_sent_bytes(training, step, link) for step in steps)
     if sent_bytes < _ENOUGH_SENT * training.gradient_bytes:
@@ -173,12 +173,12 @@ def _taken(training: Training, steps: Sequence[ObservedStep], link: Link, lost_n
 
 
 def _sent_bytes(training: Training, step: ObservedStep, link: Link) -> float:
-    """Until the backward pass had computed all."""
+    """Return the bytes sent until the backward pass had finished its computation."""
     return sum(size * _share_sent(one, step.computed_ns) for one, size in _sent(training, step, link))
 
 
 def _copied_ns_per_byte(training: Training, computed: Computed, link: Link, reduced_ns: float) -> float:
-    """With which the replay ends when the steps did; by bisection, since it ends later the more there is to copy."""
+    """Return the copying time with which the replay ends when the steps did, by bisection: more copying ends later."""
     low, high = 0.0, _MOST_COPIED
     for _ in range(30):
         middle = (low + high) / 2
@@ -190,7 +190,7 @@ def _copied_ns_per_byte(training: Training, computed: Computed, link: Link, redu
 
 
 def _usual(steps: Sequence[Computed]) -> Computed:
-    """Medians over steps; a gradient that most of them lack has none."""
+    """Return medians over steps; a gradient that most steps lack is absent."""
 
     def usual(times: Times) -> float | None:
         known = [ns for ns in times if ns is not None]

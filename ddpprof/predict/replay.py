@@ -1,11 +1,11 @@
 """When is the backward pass over, if its gradients are sent in these buckets over this link?
 
-    computation   runs at full speed while nothing is sent; what is sent takes some of it: `Link.taken_ns`
+    computation   runs at full speed while nothing is sent; communication takes some of it: `Link.taken`
     bucket        is launched once its last gradient is there and all buckets before it are launched
     transfer      starts as soon as one of the backend's `Link.at_once` workers is free, and shares the link equally
-                  with the others; beside computation it may take longer than alone
-    finalisation  after the last gradient DDP takes bucket by bucket, in order: waits for it, then works on it for
-                  `Bucket.copied_ns`, as when it is copied to where the gradients are
+                  with the others; during computation it may take longer than alone
+    finalisation  after the last gradient DDP processes the buckets in order: it waits for each, and then works on it
+                  for `Bucket.copied_ns`, for example to copy it to the gradients
 
 Times are nanoseconds since the step began.
 """
@@ -17,20 +17,20 @@ from dataclasses import dataclass, replace
 from math import inf
 
 _TAKEN_WITH_TIME = 0.4
-"""Of what a transfer takes of computation, what goes with how long it lasts; the rest goes with its bytes. As netbench
-measured it for gloo, among 2 and 4 ranks at 0.5 to 4 Gbit/s."""
+"""share of a transfer's cost to computation that depends on its duration; the rest depends on its bytes. Measured by
+netbench for gloo with 2 and 4 ranks at 0.5 to 4 Gbit/s"""
 _LEAST_SPEED = 0.1
-"""of the computation, whatever is sent"""
+"""least speed of the computation, whatever is sent"""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Nanoseconds, by a number of bytes."""
+    """A cost in nanoseconds as a function of bytes."""
 
     constant_ns: float = 0.0
     ns_per_byte: float = 0.0
     floor_ns: float = 0.0
-    """small sizes all cost as much"""
+    """cost of small sizes, which are all equal"""
 
     def ns(self, num_bytes: float) -> float:
         return max(self.constant_ns + self.ns_per_byte * num_bytes, self.floor_ns)
@@ -44,19 +44,19 @@ NOTHING = Cost()
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Of an all-reduce among so many ranks, not of the wire."""
+    """The cost of an all-reduce among the ranks, rather than of the wire."""
 
     alone: Cost
-    """of a bucket that has the link and the processor to itself"""
+    """duration for a bucket that has the link and the processor to itself"""
     busy: Cost = NOTHING
-    """of one beside computation, where that is more"""
+    """duration during computation, if that is longer"""
     taken: Cost = NOTHING
-    """of the computation meanwhile"""
+    """cost to the concurrent computation"""
     at_once: int = 1
-    """transfers: NCCL does one after the other, gloo with its two threads two"""
+    """number of concurrent transfers: one with NCCL, two with gloo's two threads"""
 
     def taken_at(self, ns_per_byte: float) -> Cost:
-        """Of the computation, on a link of another rate."""
+        """Return the cost to the computation on a link with another rate."""
         longer = ns_per_byte / self.alone.ns_per_byte if self.alone.ns_per_byte else 1.0
         return replace(self.taken, ns_per_byte=self.taken.ns_per_byte * (1 + _TAKEN_WITH_TIME * (longer - 1)))
 
@@ -68,10 +68,10 @@ class Link:
 @dataclass(frozen=True, slots=True)
 class Bucket:
     computed_ns: float
-    """when its last gradient would be there if nothing were sent"""
+    """time at which its last gradient would be there without communication"""
     num_bytes: float
     copied_ns: float = 0.0
-    """computation that it takes once it is there"""
+    """computation that it needs once it is there"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +84,15 @@ class SentBucket:
 @dataclass(frozen=True, slots=True)
 class Replayed:
     buckets: tuple[SentBucket, ...]
-    """in the order of launch"""
+    """buckets in the order of launch"""
     computed_ns: float
-    """when the backward pass has computed all"""
+    """time at which the backward pass has finished its computation"""
     end_ns: float
-    """when finalisation is over"""
+    """time at which finalisation is over"""
 
 
 def replay(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replayed:
-    """`buckets`: in the order of launch. `computed_ns`: when the backward pass would end if nothing were sent."""
+    """Replay the buckets, in order of launch. `computed_ns`: end of the backward pass without communication."""
     state = _State(buckets, computed_ns, link)
     while not state.is_over:
         state.advance()
@@ -102,7 +102,7 @@ def replay(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replaye
 
 @dataclass(slots=True)
 class _Task:
-    """Of the computation."""
+    """A part of the computation."""
 
     left_ns: float
     awaited: int | None = None
@@ -119,9 +119,9 @@ class _State:
         self.computed_at = inf
         self._tasks = _tasks(buckets, computed_ns)
         self._next = 0
-        """task: first one for each bucket, which launches it, then the rest of the backward pass, then the copies"""
+        """index of the task: one per bucket that launches it, then the rest of the backward pass, then the copies"""
         self._left: dict[int, float] = {}
-        """of each bucket that is sent, the part that is left"""
+        """remaining fraction of each bucket in transit"""
         self._settle()
 
     @property
@@ -129,7 +129,7 @@ class _State:
         return self._next == len(self._tasks)
 
     def advance(self) -> None:
-        """To the next moment at which anything changes."""
+        """Advance to the next moment at which anything changes."""
         speed, rates = self._speeds()
         step = min(
             self._tasks[self._next].left_ns / speed if speed else inf,
@@ -145,7 +145,7 @@ class _State:
         return awaited is not None and self.finished[awaited] == inf
 
     def _speeds(self) -> tuple[float, dict[int, float]]:
-        """Of the computation, and of each transfer the part that is sent in a nanosecond."""
+        """Return the speed of the computation, and the fraction of each transfer sent per nanosecond."""
         computes, sharing = not self._is_held_back(), len(self._left)
         sizes = {index: self._buckets[index].num_bytes for index in self._left}
         lasts_ns = {index: self._link.lasts_ns(size, computes) for index, size in sizes.items()}
@@ -156,7 +156,7 @@ class _State:
         return max(1 - taken, _LEAST_SPEED), rates
 
     def _settle(self) -> None:
-        """Whatever is due now happens."""
+        """Perform everything that is due now."""
         for index in [index for index, left in self._left.items() if left <= _NOTHING_LEFT]:
             del self._left[index]
             self.finished[index] = self.now
@@ -183,6 +183,6 @@ def _tasks(buckets: Sequence[Bucket], computed_ns: float) -> list[_Task]:
 
 
 _NOTHING = 1e-3
-"""of a nanosecond: less than rounding leaves"""
+"""ns; less than rounding errors"""
 _NOTHING_LEFT = 1e-9
-"""of a bucket"""
+"""fraction of a bucket"""

@@ -1,4 +1,4 @@
-"""Which buckets make the step shortest? Tried one by one: there are few caps that make different buckets."""
+"""Which buckets make the step shortest? They are tried one by one, as few caps make different buckets."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from ddpprof.predict.setting import Setting
 
 _CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
 _EQUAL = 1.001
-"""Of two settings as good as each other the one that changes less is taken."""
+"""factor within which two settings are equally good; the one that changes less is then taken"""
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class SearchedSetting:
     setting: Setting
     prediction: Prediction
 
 
-def try_caps(profile: Profile, base: Setting, target: Network | None = None) -> tuple[Tried, ...]:
-    """DDP's default, and every cap up to the one that makes a single bucket; `base` says all else."""
+def try_caps(profile: Profile, base: Setting, target: Network | None = None) -> tuple[SearchedSetting, ...]:
+    """Try DDP's default, and every cap up to the one that makes a single bucket; `base` has the other settings."""
     caps_mb = [None, *up_to_one_bucket(_CAPS_MB, profile.training.gradient_bytes)]
     return tuple(try_buckets(profile, base, BucketCaps(cap_mb), target) for cap_mb in caps_mb)
 
 
-def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Network | None = None) -> Tried:
+def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Network | None = None) -> SearchedSetting:
     setting = replace(base, buckets=buckets)
-    return Tried(setting, predict(profile, setting, target))
+    return SearchedSetting(setting, predict(profile, setting, target))
 
 
-def best_caps(profile: Profile, base: Setting, target: Network | None = None, tried: Sequence[Tried] = ()) -> Tried:
-    """Of what DDP's constructor can be told about buckets, and of leaving it alone.
+def best_caps(
+    profile: Profile, base: Setting, target: Network | None = None, tried: Sequence[SearchedSetting] = ()
+) -> SearchedSetting:
+    """Return the best bucket settings for DDP's constructor, including none.
 
-    `tried`: by `try_caps` and others, where that has been done.
+    `tried`: results of `try_caps` and others, if there are any.
     """
-    best = Tried(base, predict(profile, base, target))
+    best = SearchedSetting(base, predict(profile, base, target))
     of_caps = min(tried or try_caps(profile, base, target), key=lambda one: one.prediction.step_ns)
     cap_mb = of_caps.setting.buckets.cap_mb if of_caps.setting.buckets is not None else None
     ends = with_own_ends(cap_mb or DEFAULT_CAP_MIB, len(of_caps.prediction.bucket_bytes))

@@ -1,4 +1,4 @@
-"""What is asked for: each knob as DDP or the cluster has it; ``None`` leaves it as it was recorded."""
+"""What the user asks for: options of DDP or the cluster; ``None`` leaves one as recorded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ddpprof.predict.caps import BucketCaps
 
 
 class Algorithm(StrEnum):
-    """How an all-reduce goes among n ranks. Rounds are of latency; bytes are those that one link carries."""
+    """Algorithm of an all-reduce among n ranks. Rounds determine latency; bytes are those carried by one link."""
 
     RING = "ring"
     TREE = "tree"
     GATHER = "gather"
-    """all send to one rank, which sends the sum to all"""
+    """all ranks send to one rank, which sends the sum to all"""
 
     def rounds(self, num_ranks: int) -> float:
         if self is Algorithm.RING:
@@ -39,7 +39,7 @@ class Compression(StrEnum):
 
     @classmethod
     def by_half(cls, backend: str | None) -> Compression:
-        """DDP refuses bf16 but for NCCL."""
+        """Return the hook that halves gradients: DDP accepts bf16 only for NCCL."""
         return cls.BF16 if backend == "nccl" else cls.FP16
 
 
@@ -53,17 +53,17 @@ class Setting:
     overlaps: bool = True
     batch_scale: float = 1.0
     accumulation: int | None = None
-    """backward passes in a step, the last of which alone is reduced"""
+    """number of backward passes in a step, of which only the last is reduced"""
     world_size: int | None = None
     algorithm: Algorithm = Algorithm.RING
     bytes_per_s: float | None = None
-    """of each rank's link"""
+    """bandwidth of each rank's link"""
     latency_ns: float | None = None
-    """of one message between two ranks"""
+    """latency of one message between two ranks"""
 
 
 def sent_share(gradients: Sequence[Gradient], compression: Compression | None, rank: int) -> float:
-    """Of the bytes of all gradients, what a hook sends."""
+    """Return the share of the bytes of all gradients that a hook sends."""
     total = sum(gradient.num_bytes for gradient in gradients)
     if compression is None or not total:
         return 1.0
@@ -73,7 +73,7 @@ def sent_share(gradients: Sequence[Gradient], compression: Compression | None, r
 
 
 _POWERSGD_LEAST_COMPRESSION = 2
-"""torch's ``min_compression_rate``: what would not become smaller by this is sent as it is"""
+"""torch's ``min_compression_rate``; gradients that would shrink by less are sent uncompressed"""
 
 
 def _low_rank_bytes(gradient: Gradient, rank: int) -> float:

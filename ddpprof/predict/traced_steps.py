@@ -1,8 +1,8 @@
-"""What traces tell of the steps that predictions start from: buckets, and with the record of the same steps gradients.
+"""Steps as seen in traces, from which predictions start: their buckets and, with the same steps' records, gradients.
 
-A bucket is there when its kernel starts, unless the one before it has just ended: then it may have waited for that
-one. It was then there as long after its launch by the host as the buckets around it were, for so far is the host ahead.
-A gradient is there between the buckets as it was for the host, which the record tells.
+A bucket is there when its kernel starts, unless the previous one has just ended, so that it may have waited for that.
+It was then there as long after its launch by the host as the buckets around it, since the host is ahead by that time.
+Gradients between buckets are interpolated from the host's times in the record.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ddpprof.model.bucket_assignment import Buckets
 from ddpprof.predict.light_steps import ObservedStep, one_part_for_each_pass
 
 _QUEUED_NS = 20_000
-"""A kernel that starts so soon after another ends was waiting for it."""
+"""ns after another kernel's end within which a kernel was waiting for it"""
 
 
 HostTimes = Mapping[int, Mapping[int, RecordedStep]]
-"""of each rank, its profiled steps by number"""
+"""profiled steps of each rank, by number"""
 
 
 def observe_gradients(
     ranks: Mapping[int, TracedPasses], recorded: HostTimes, buckets: Buckets
 ) -> tuple[ObservedStep, ...]:
-    """Of steps that traces and records have; none where the traces show other buckets than `buckets`."""
+    """Return steps that traces and records have; none if the traces show other buckets than `buckets`."""
     steps = []
     for (number, index), passes in _common_passes(ranks).items():
         hosts = [_part_of_pass(recorded.get(rank, {}).get(number), index) for rank in passes]
@@ -50,7 +50,7 @@ def _part_of_pass(step: RecordedStep | None, index: int) -> RecordedStep | None:
 
 
 def _gradients(one: TracedPass, host: RecordedStep, buckets: Buckets) -> list[float | None]:
-    """By lines from the end of the forward to the first bucket, and on to the next."""
+    """Interpolate linearly from the end of the forward to the first bucket, and on to the next ones."""
     recorded = host.passes[0]
     launched = [None if ns is None else float(ns - recorded.origin_ns) for ns in recorded.ready_ns]
     of_host, of_device = [0.0], [float(-one.step_start_ns)]
@@ -68,7 +68,7 @@ def observe_passes(ranks: Mapping[int, TracedPasses]) -> tuple[ObservedStep, ...
 
 
 def _common_passes(ranks: Mapping[int, TracedPasses]) -> dict[tuple[int, int], dict[int, TracedPass]]:
-    """Number of the step and place of the pass in it → rank → its pass."""
+    """Return number of the step and position of the pass in it → rank → its pass."""
     if not any(of_rank.passes for of_rank in ranks.values()):
         return {}
     by_rank = {

@@ -1,4 +1,4 @@
-"""What was run, as far as predictions need it."""
+"""The recorded training, as far as predictions need it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ddpprof.model.bucket_assignment import Buckets, Caps, Gradient, rebuilds_bu
 from ddpprof.predict.replay import Bucket, Link, Replayed, replay
 
 Times = Sequence[float | None]
-"""of each gradient, ns since the step began; ``None``: it has none"""
+"""time of each gradient, ns since the step began; ``None`` if there is none"""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """If nothing were sent, ns since the step began."""
+    """The computation without communication, ns since the step began."""
 
     forward_end_ns: float
-    """of the last one"""
+    """end of the last forward"""
     gradients_ns: tuple[float | None, ...]
     end_ns: float
-    """of the backward pass"""
+    """end of the backward pass"""
 
     def ending_at(self, end_ns: float) -> Computed:
-        """With a backward pass that is longer or shorter throughout."""
+        """Return the computation with a backward pass that is uniformly longer or shorter."""
         was_ns = self.end_ns - self.forward_end_ns
         factor = (end_ns - self.forward_end_ns) / was_ns if was_ns > 0 else 1.0
 
@@ -42,14 +42,14 @@ class Computed:
 class Training:
     gradients: tuple[Gradient, ...]
     buckets: Buckets
-    """in the order of launch"""
+    """buckets in the order of launch"""
     caps: Caps
-    """by which they were made"""
+    """caps by which they were made"""
     world_size: int
     backend: str
     on_cpu: bool
     knows_parameters: bool = True
-    """``False``: each of `gradients` is a whole bucket of a trace, which cannot be divided"""
+    """``False`` if each of `gradients` is a whole bucket of a trace, which cannot be divided"""
     find_unused_parameters: bool = False
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
@@ -68,7 +68,7 @@ class Training:
         return rebuilds_buckets(find_unused_parameters=self.find_unused_parameters, static_graph=self.static_graph)
 
     def launches(self, ready_ns: Times) -> list[float]:
-        """Of each bucket: once it and all before it are there. One without gradients goes with the one before."""
+        """Return when each bucket is launched: once it and all before it are there; at once, if it has no gradients."""
         launches, latest = [], 0.0
         for bucket in self.buckets:
             latest = max([latest, *(ns for index in bucket if (ns := ready_ns[index]) is not None)])
@@ -76,11 +76,11 @@ class Training:
         return launches
 
     def sent_when(self, ready_ns: Times) -> list[Bucket]:
-        """Each as soon as it may be launched."""
+        """Return the buckets, each sent as soon as it may be launched."""
         return [Bucket(*pair) for pair in zip(self.launches(ready_ns), self.bucket_bytes, strict=True)]
 
     def replay(self, computed: Computed, link: Link, copied_ns_per_byte: float, sent_share: float = 1.0) -> Replayed:
-        """`sent_share`: of the bytes, what goes over the link."""
+        """Replay the training. `sent_share`: share of the bytes that goes over the link."""
         rows = [
             Bucket(one.computed_ns, one.num_bytes * sent_share, copied_ns_per_byte * one.num_bytes)
             for one in self.sent_when(computed.gradients_ns)

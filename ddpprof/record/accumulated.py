@@ -1,7 +1,7 @@
-"""Which parameters got a gradient in a backward pass? Noted where torch itself does not: on accelerators.
+"""Which parameters got a gradient in a backward pass? This is only recorded on accelerators, where torch does not.
 
-There DDP's logger keeps the order of gradients of its first ten iterations and of every hundredth only, and of modules
-on several devices never.
+There DDP's logger keeps the order of gradients only for its first ten iterations and every hundredth one, and never for
+modules on several devices.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 
 class Accumulated:
-    """Of one DDP module, in the steps whose inside is recorded, and in those that are skipped at first.
+    """Gradients of one DDP module, in the steps that are recorded in detail and the initial skipped ones.
 
-    Every other step is recorded lightly: branches that take turns by twos would never be seen there.
+    Only every other step is recorded lightly, which would never show branches that alternate between steps.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -23,14 +23,14 @@ class Accumulated:
         self._handles: list[Any] = []
         self._seen: set[int] = set()
         self.ever: set[int] = set()
-        """indices of parameters that got a gradient in any pass while this noted"""
+        """indices of parameters that got a gradient in any noted pass"""
 
     @property
     def is_noted(self) -> bool:
         return bool(self._handles)
 
     def note(self, on: bool) -> None:
-        """Between two steps: whether to note from now on."""
+        """Turn noting on or off. Call this between two steps."""
         if on == self.is_noted:
             return
         for handle in self._handles:
@@ -42,7 +42,7 @@ class Accumulated:
         )
 
     def _noting(self, index: int) -> Callable[[torch.Tensor], None]:
-        seen, ever = self._seen, self.ever  # the parameter keeps the hook, and the hook must not keep the parameters
+        seen, ever = self._seen, self.ever  # the parameter keeps the hook, so the hook must not keep the parameters
 
         def note(_parameter: torch.Tensor) -> None:
             seen.add(index)

@@ -1,6 +1,6 @@
-"""Which runs are attempts of one job: torchrun starts all ranks again when one fails, or when nodes come and go.
+"""Which runs are attempts of one job? torchrun restarts all ranks when one fails, or when nodes come and go.
 
-The first attempt that gets as far as a DDP forward records into the run directory, the next ones into folders of it.
+The first attempt that reaches a DDP forward records into the run directory, and later ones into subfolders.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ddpprof.record.settings import Settings
 
 _RUN_ID, _RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
 _NO_ID = ("", "none")
-"""run ids that torchrun gives to every job"""
+"""run ids that torchrun gives by default to every job"""
 
 
 def agent_of_this_process(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Torchrun's process that started this one, where it did: it lives through all attempts of its node."""
+    """Return torchrun's process that started this one, if any; it lives through all attempts of its node."""
     run_id = environment.get(_RUN_ID)
     return None if run_id is None else f"{run_id}@{socket.gethostname()}:{os.getppid()}"
 
 
 def describe(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """What ``run.json`` says of the job, so that a later attempt knows it again; ``None`` without torchrun."""
+    """Return the job's identity for ``run.json``, by which a later attempt recognises it; ``None`` without torchrun."""
     run_id, restarts = environment.get(_RUN_ID), environment.get(_RESTARTS, "")
     if run_id is None:
         return None
@@ -42,7 +42,7 @@ def describe(settings: Settings, environment: Mapping[str, str] = os.environ) ->
 
 
 def next_attempt(directory: Path, settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
-    """The number under which this process records: 0 where `directory` holds no attempt of its job."""
+    """Return the number of this attempt; 0 if `directory` holds no attempt of its job."""
     if not rundir.is_run(directory):
         return 0
     last = list(rundir.attempts_in(directory))[-1]
@@ -51,7 +51,7 @@ def next_attempt(directory: Path, settings: Settings, environment: Mapping[str, 
 
 
 def is_restart(directory: Path, settings: Settings, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun has started the job before; then a refusal would end what an earlier attempt began."""
+    """Return whether torchrun has started the job before; refusing to record would end what an earlier one began."""
     restarts = environment.get(_RESTARTS, "0")
     return restarts not in ("", "0") or next_attempt(directory, settings, environment) > 0
 
@@ -64,10 +64,10 @@ def _is_of_this_job(directory: Path, mine: dict[str, Any] | None, settings: Sett
     if mine is None or not isinstance(found, dict):
         return False
     if found.get("host") == mine["host"] and found.get("pid") in _this_and_ancestors():
-        return False  # another recording of the same process, or of one that it started
+        return False  # another recording of the same process, or of one of its ancestors
     if found.get("agent") == mine["agent"]:
         return True
-    # Rank 0 has moved to another node. An id that the user chose may also be that of an earlier job.
+    # Rank 0 has moved to another node. An id chosen by the user may also belong to an earlier job.
     created = about.get("created_unix_s")
     began = settings.launched_unix_s
     is_later = isinstance(created, int | float) and began is not None and created >= began
@@ -78,7 +78,7 @@ def _this_and_ancestors() -> list[int]:
     found = [os.getpid(), os.getppid()]
     with suppress(OSError, ValueError, IndexError):
         while found[-1] > 1:
-            # pid (name) state ppid …; the name may hold anything
+            # pid (name) state ppid …; the name may contain anything
             words = (
                 Path(f"/proc/{found[-1]}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             )

@@ -1,7 +1,7 @@
 """Steps without gradient communication: every forward in them runs as if under ``ddp.no_sync()``.
 
-The ranks' parameters drift apart in them, so nothing that comes after may count: the job ends with them, and
-checkpoints are not written. The user's own ``no_sync()`` goes on to mean what it means.
+The ranks' parameters diverge in them, so nothing afterwards may count: the job ends with them, and no checkpoints are
+written. The user's own ``no_sync()`` keeps its meaning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 class Baseline:
     def __init__(self) -> None:
         self._held: dict[int, tuple[DistributedDataParallel, bool]] = {}
-        """modules inside a forward, and what they are to do afterwards"""
+        """modules inside a forward, with their flag to restore afterwards"""
         self.has_begun = False
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
@@ -21,7 +21,7 @@ class Baseline:
         ddp.require_backward_grad_sync = False
 
     def forward_is_over(self, ddp: DistributedDataParallel) -> None:
-        """Also before a forward: the last one may have failed half-way."""
+        """Restore the module's flag. Also call this before a forward, since the last one may have failed."""
         held = self._held.pop(id(ddp), None)
         if held is not None:
             ddp.require_backward_grad_sync = held[1]

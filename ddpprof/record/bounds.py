@@ -1,8 +1,8 @@
-"""Bounds on what the profiler collects while no step ends: in a validation, say, or while a CUDA graph is replayed.
+"""Bounds on what the profiler collects while no step ends, such as in a validation or while a CUDA graph is replayed.
 
-A thread looks at the clock and at the process's memory. The profiler belongs to the training thread, so the thread asks
-the interpreter to call it there, between two instructions of the main thread (``Py_AddPendingCall``). A step that was
-cut short is no profiled step any more; the next one is.
+A thread watches the clock and the process's memory. The profiler belongs to the training thread, so the watching thread
+asks the interpreter to make the call there, between two instructions of the main thread (``Py_AddPendingCall``). A step
+that was cut short does not count as profiled; the next one does.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ddpprof.record.memory import resident_bytes
 _LOOKS_EVERY_S = 0.01
 _TRIES_AGAIN_S = 0.05
 _USUAL_STEPS = 5
-"""A step that is so many times as long as the longest before it is unusual, and may not take much memory."""
+"""factor by which a step must exceed the longest earlier one to be unusual, and then may not take much memory"""
 _MEMORY_OF_UNUSUAL_BYTES = 8 << 20
-"""The profiler needs several times as much when it stops."""
+"""bytes; the profiler needs several times as much when it stops"""
 _LONG_S = 10.0
-"""An unusual step may not last longer, whatever it takes."""
+"""seconds that an unusual step may last in any case"""
 
 
 class Bounds:
-    """What the profiled steps may take in all, and a step that does not end."""
+    """Bounds on all profiled steps together, and on a step that does not end."""
 
     def __init__(self, leave_out: Callable[[], bool], most_seconds: float, most_bytes: int) -> None:
-        """`leave_out`: called in the main thread; False where it is to be tried again."""
+        """Set the bounds. `leave_out` is called in the main thread, and returns False to be tried again."""
         self._leave_out = leave_out
         self._most_s = most_seconds
         self._most_bytes = most_bytes
         self._longest_s = {True: 0.0, False: 0.0}
-        """of steps, by whether they are usual"""
+        """longest steps, by whether they are usual"""
         self._step_began = 0.0
         self._bytes_at_step = 0
         self._began: float | None = None
@@ -43,11 +43,11 @@ class Bounds:
 
     @property
     def longest_s(self) -> float:
-        """The longest step so far; of the first ones, which take longer, only where there is no other."""
+        """Length of the longest step so far; initial steps, which take longer, count only if there is no other."""
         return self._longest_s[True] or self._longest_s[False]
 
     def step_ends(self, usual: bool) -> None:
-        """A step, profiled or not. `usual`: it is not one of those that are skipped at first."""
+        """End a step, profiled or not. `usual`: it is not one of the initial skipped ones."""
         self._in_step = False
         if self._step_began:
             self._longest_s[usual] = max(self._longest_s[usual], time.monotonic() - self._step_began)
@@ -63,12 +63,12 @@ class Bounds:
         self._in_step = True
 
     def end(self) -> None:
-        """The profiled steps are over."""
+        """End the profiled steps."""
         self._in_step = False
         self._over.set()
 
     def exceeded(self) -> str | None:
-        """Return which bound on all profiled steps is reached, in words."""
+        """Return in words which bound on all profiled steps was reached."""
         if self._began is None:
             return None
         if time.monotonic() - self._began > self._most_s:
@@ -98,7 +98,7 @@ class Bounds:
 
 
 class _Call:
-    """One call of a function by the main thread."""
+    """One call of a function in the main thread."""
 
     def __init__(self, function: Callable[[], bool]) -> None:
         self._function = function
@@ -126,4 +126,4 @@ def _run_asked(_nothing: object) -> int:
 
 
 _RUN_ASKED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_asked)
-"""lives as long as the interpreter, which may call it late"""
+"""kept alive as long as the interpreter, which may call it late"""

@@ -1,9 +1,8 @@
-"""When is each gradient bucket launched, and when is it finished? Asked only in steps of light recording.
+"""When is each gradient bucket launched, and when is it finished? Only light recording asks.
 
-Profiled steps have the trace for this, and on an accelerator a future completes long before its kernel does, so there
-is nothing here to read: buckets are timed on CPU only. A Python callback at a bucket's end costs more than all other
-recording together, since it takes the interpreter's lock from a backend thread; so only a few buckets per step get one,
-others in the next step.
+Profiled steps have the trace for this. On an accelerator a future completes long before its kernel, so buckets are
+timed on CPU only. A Python callback at the end of a bucket costs more than all other recording together, since it takes
+the interpreter's lock from a backend thread; so only a few buckets per step get one, and others in the next step.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from ddpprof.model import BucketTimes
 
 _FINISHES_PER_PASS = 4
 _LAUNCHES_PER_STEP = 10
-"""On average: with more buckets, only some of the light steps time them."""
+"""average number per step; with more buckets, only some of the light steps time them"""
 
 
-class BucketTimer:
-    """Launch and finish of the buckets of one DDP module, in the current backward pass."""
+class ReducerTimer:
+    """Launch and finish times of the buckets of one DDP module, in the current backward pass."""
 
     def __init__(self, bucket_numels: list[int]) -> None:
         self._numels = bucket_numels
@@ -37,7 +36,7 @@ class BucketTimer:
         self.finished_ns: dict[int, int] = {}
 
     def begin_step(self, light: bool) -> bool:
-        """Whether this step's buckets are timed."""
+        """Begin a step; return whether its buckets are timed."""
         self.recording = light and self._step % self._every == 0
         self._step += light
         self.begin_backward()
@@ -51,7 +50,7 @@ class BucketTimer:
         self.finished_ns = {}
 
     def times(self) -> tuple[BucketTimes, ...]:
-        """Return launch and finish of each bucket that was timed, ascending by index."""
+        """Return launch and finish of each timed bucket, ascending by index."""
         if not self.recording:
             return ()
         finished = dict(self.finished_ns)
@@ -59,7 +58,7 @@ class BucketTimer:
         return tuple(BucketTimes(index, launched_ns, finished.get(index)) for index, launched_ns in launched)
 
     def index_of(self, numel: int) -> int | None:
-        """The bucket that the reducer launches now: in index order, skipping those that it skips."""
+        """Return the bucket that the reducer launches now; the reducer goes in index order, and may skip some."""
         for index in range(self._next, len(self._numels)):
             if self._numels[index] == numel:
                 self._next = index + 1
@@ -67,9 +66,9 @@ class BucketTimer:
         return None
 
     def launched(self, index: int | None, now_ns: int, future: Callable[[], torch.futures.Future[Any]]) -> None:
-        """A bucket's collective was launched at `now_ns`; its future completes with it.
+        """Note a bucket's collective, launched at `now_ns`; its future completes with it.
 
-        An error in here ends the timing, not the backward pass that it happens in.
+        An error in here ends the timing, but not the surrounding backward pass.
         """
         if index is None:
             return
@@ -83,13 +82,13 @@ class BucketTimer:
 
 
 class TimingProcessGroup(dist.ProcessGroup):
-    """Stands in for the real process group inside the reducer, during steps of light recording.
+    """Replacement for the real process group inside the reducer, during steps of light recording.
 
-    Hands every all-reduce on to the real group, so the numbers that come out are the real group's. Its backend name
-    must be neither ``gloo`` nor ``nccl``: DDP's C++ logger would cast it to their classes.
+    It passes every all-reduce on to the real group, so the results are the real group's. Its backend name must not be
+    ``gloo`` or ``nccl``, because DDP's C++ logger would cast it to their classes.
     """
 
-    def __init__(self, real: dist.ProcessGroup, times: BucketTimer) -> None:
+    def __init__(self, real: dist.ProcessGroup, times: ReducerTimer) -> None:
         super().__init__(real.rank(), real.size())  # type: ignore[call-arg]  # missing in torch's stub
         self._real_allreduce = real.allreduce
         self._real_broadcast = real.broadcast
@@ -105,12 +104,12 @@ class TimingProcessGroup(dist.ProcessGroup):
         return work
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:  # type: ignore[override]
-        """The reducer broadcasts its new layout when it rebuilds its buckets."""
+        """Broadcast for the reducer, which sends its new layout when it rebuilds its buckets."""
         return self._real_broadcast(tensors, options)
 
 
-def timed_hook(hook: Callable[..., Any], times_now: Callable[[], BucketTimer | None]) -> Callable[..., Any]:
-    """A user's comm hook that also notes its buckets' times. `times_now` is ``None`` outside light recording."""
+def timed_hook(hook: Callable[..., Any], times_now: Callable[[], ReducerTimer | None]) -> Callable[..., Any]:
+    """Return the user's comm hook with timing of its buckets. `times_now` is ``None`` outside light recording."""
 
     @functools.wraps(hook)
     def timed(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

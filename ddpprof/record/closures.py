@@ -1,4 +1,4 @@
-"""Optimizers that are given a closure: what it computes, loss and gradients, is not the optimizer's own work."""
+"""Optimizer closures: they compute loss and gradients, which is not the optimizer's own work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def with_noted_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], begins: Callable[[], None], ends: Callable[[], None]
 ) -> tuple[Any, Any] | None:
-    """Return the arguments of ``Optimizer.step`` with a closure that tells when it runs; ``None`` where it has none."""
+    """Return arguments of ``Optimizer.step`` whose closure reports when it runs; ``None`` if they have no closure."""
     if len(args) > 1 and callable(args[1]):  # the first is the optimizer
         return (args[0], _noted(args[1], begins, ends), *args[2:]), kwargs
     if callable(kwargs.get("closure")):

@@ -1,4 +1,4 @@
-"""What torch.compile must leave alone."""
+"""Modules that torch.compile must not compile."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MODULES = (
     "ending",
     "trace_file",
 )
-"""They run in the forward and at the ends of steps. `patches` is not among them: it takes care of itself."""
+"""modules used in the forward and at ends of steps; `patches` is not included because it handles this itself"""
 
 
 def keep_out_of_compiled_graphs() -> None:
-    """torch.compile runs these modules as they are."""
+    """Tell torch.compile to run these modules uncompiled."""
     import torch._dynamo.trace_rules as rules
 
     for name in _MODULES:

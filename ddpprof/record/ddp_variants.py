@@ -1,13 +1,12 @@
-"""DDP as a trial of `ddpprof overhead`, `scale`, `sweep` or `tune` wants it, without an edit of the script.
+"""DDP modified for a trial of `ddpprof overhead`, `scale`, `sweep` or `tune`, without editing the script.
 
-other arguments   those of DDP's constructor are replaced, however the script gave them
-a hook            one of torch's own is registered, which rounds what is sent
-without DDP       a pass-through: the object is a `DistributedDataParallel` in all that a script can see (``module``,
-                  the keys of ``state_dict``, ``no_sync``, ``join``, comm hooks), but its reducer is unhooked from
-                  the gradients, and its forward does nothing but call the module; for the whole training, or
-                  for blocks of steps in turn
+other arguments   arguments of DDP's constructor are replaced, however the script gave them
+a hook            one of torch's own hooks is registered, which rounds what is sent
+without DDP       a pass-through: scripts see a `DistributedDataParallel` in every respect (``module``, the keys of
+                  ``state_dict``, ``no_sync``, ``join``, comm hooks), but its reducer is unhooked from the gradients,
+                  and its forward only calls the module; for the whole training, or in alternating blocks of steps
 
-Inputs are moved to DDP's device in both. Without DDP the ranks train on their own.
+Inputs are moved to DDP's device in either case. Without DDP the ranks train independently.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 from ddpprof.errors import CannotRecord
 
 _NOT_WITHOUT_DDP = ("mixed_precision", "delay_all_reduce_named_params")
-"""DDP does this work itself: without DDP the module would compute something else."""
+"""arguments whose work DDP does itself, so that the module would compute something else without DDP"""
 
 _AWAY = "_ddpprof_takes_ddp_away"
 """attribute of a module whose reducer is unhooked"""
@@ -35,9 +34,9 @@ def install(
     by_turns: bool,
     comm_hook: str | None = None,
 ) -> None:
-    """Called with `torch.nn.parallel.distributed`, before anything else wraps its methods. Raises `CannotRecord`.
+    """Modify DDP before anything else wraps the methods of `torch.nn.parallel.distributed`. Raises `CannotRecord`.
 
-    `without_ddp`: from the constructor on. `by_turns`: as `switch` says.
+    `without_ddp`: from the constructor on. `by_turns`: as in `switch`.
     """
     ddp = distributed.DistributedDataParallel
     known = inspect.signature(ddp.__init__).parameters
@@ -54,21 +53,21 @@ def install(
 
 
 def switch(ddp: Any, on: bool) -> None:
-    """Between two steps: take DDP away from its module, or put it back with a new reducer, as unpickling makes one.
+    """Take DDP away from its module, or put it back with a new reducer, as in unpickling. Call this between two steps.
 
     Raises `CannotRecord`.
     """
     if on != getattr(ddp, _AWAY, False):
         return
     if _has_compiled():
-        raise CannotRecord("what torch.compile made under DDP would run without it. Use: ddpprof overhead --apart")
+        raise CannotRecord("code that torch.compile made with DDP would run without it. Use: ddpprof overhead --apart")
     setattr(ddp, _AWAY, not on)
     if not on:
         ddp.reducer._remove_autograd_hooks()
         return
     parameters, expect_sparse = ddp._build_params_for_reducer()
     names = ddp._build_debug_param_to_name_mapping(parameters)
-    del ddp.reducer  # two would need the memory of two
+    del ddp.reducer  # two reducers would need twice the memory
     ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
     ddp._has_rebuilt_buckets = False
     if ddp.static_graph:
@@ -93,13 +92,13 @@ def _init(
         given = signature.bind(self, *args, **kwargs)
         given.arguments.update(replaced)
         if "bucket_cap_mb" in replaced and "bucket_cap_mb_list" not in replaced:
-            given.arguments.pop("bucket_cap_mb_list", None)  # which goes before it
+            given.arguments.pop("bucket_cap_mb_list", None)  # it would override bucket_cap_mb
         for name in _NOT_WITHOUT_DDP if without_ddp or by_turns else ():
             if given.arguments.get(name) is not None:
-                raise RuntimeError(f"ddpprof cannot take DDP away: the script gives it {name}")
+                raise RuntimeError(f"ddpprof cannot take DDP away: the script passes {name}")
         original(*given.args, **given.kwargs)
         if by_turns and self._use_python_reducer:
-            raise RuntimeError("ddpprof cannot take a compiled DDP away by turns. Use: ddpprof overhead --apart")
+            raise RuntimeError("ddpprof cannot alternate with a compiled DDP. Use: ddpprof overhead --apart")
         if without_ddp:
             for hook in getattr(self, "_accum_grad_hooks", []):
                 hook.remove()

@@ -1,7 +1,7 @@
-"""Which devices does DDP train on, and when have they done what they were told?
+"""Which devices does DDP train on, and when have they finished their work?
 
-A kernel of NCCL whose peer has gone never ends, and whoever waits for its device hangs. So another thread waits for the
-device, and the training thread waits for that thread no longer than it is told to. Signals reach it meanwhile.
+A NCCL kernel whose peer has gone never ends, and whoever waits for its device hangs. So another thread waits for the
+device, and the training thread waits for that thread with a time limit. Signals can reach it meanwhile.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 PATIENCE_S = 5.0
-"""How long to wait for a device; longer where steps are long."""
+"""seconds to wait for a device; more if steps are long"""
 
 
 class TrainingDevice:
-    """The accelerators of one process's DDP modules; none where it trains on the CPU."""
+    """The accelerators of one process's DDP modules; none if it trains on the CPU."""
 
     def __init__(self) -> None:
         self._devices: tuple[torch.device, ...] = ()
 
     def found(self, devices: Iterable[torch.device]) -> None:
-        """Training takes place on these, too."""
+        """Add devices on which training takes place."""
         self._devices = tuple(dict.fromkeys([*self._devices, *(one for one in devices if one.type != "cpu")]))
 
     @property
@@ -35,12 +35,12 @@ class TrainingDevice:
         return bool(self._devices)
 
     def synchronise(self) -> None:
-        """Wait until the devices have done what they were told, however long that takes."""
+        """Wait until the devices have finished their work, however long that takes."""
         for device in self._devices:
             torch.accelerator.synchronize(device)
 
     def comes_to_rest(self, patience_s: float) -> bool:
-        """Wait as `synchronise` does, but for `patience_s` at most. False where it takes longer, or a device fails."""
+        """Wait as `synchronise` does, but at most `patience_s`; return False if it takes longer or a device fails."""
         if not self._devices:
             return True
         at_rest, is_over = [], threading.Event()
@@ -49,7 +49,7 @@ class TrainingDevice:
             try:
                 self.synchronise()
                 at_rest.append(True)
-            except Exception:  # an error of the device is the training's to meet
+            except Exception:  # the training itself will meet an error of the device
                 pass
             finally:
                 is_over.set()
@@ -60,7 +60,7 @@ class TrainingDevice:
 
 
 def devices_of(ddp: DistributedDataParallel) -> tuple[torch.device, ...]:
-    """Return the devices that hold the module's parameters, those of DDP's own type."""
+    """Return the devices of DDP's own type that hold the module's parameters."""
     kind = ddp.device_type
     held = dict.fromkeys(parameter.device for parameter in ddp.parameters() if parameter.device.type == kind)
     return tuple(held) or (torch.device(kind),)

@@ -1,8 +1,8 @@
-"""Lets signals end the process while the training thread may hang in a call that never returns.
+"""Handling of signals while the training thread may hang in a call that never returns.
 
-Python runs handlers of signals between two of its instructions, and so never while the profiler's stop waits for a
-device that has stopped working. The system, however, writes a signal's number into a file at once. A thread reads it,
-gives the call a moment to return, and else ends the process with that very signal, as if nobody had handled it.
+Python runs signal handlers between two of its instructions, and so never while the profiler waits, in its stop, for a
+broken device. The system, however, writes a signal's number into a file at once. A thread reads it, gives the call a
+moment to return, and otherwise ends the process with that same signal, as if nobody had handled it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 GRACE_S = 3.0
-"""How long the call may go on after the signal."""
+"""seconds that the call may go on after the signal"""
 _GRACE_OF_SCRIPTS_S = 20.0
-"""The same where the script has a handler of its own: it may want to save its work, as soon as the call returns."""
+"""the same for a script with its own handler, which may want to save its work when the call returns"""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def signals_end_a_hang() -> Iterator[None]:
-    """Guard a call that may never return. Does nothing outside the main thread, nor where there are no such files."""
+    """Guard a call that may never return. Does nothing outside the main thread, or on systems without such files."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return
@@ -60,6 +60,6 @@ def _grace_s(number: int) -> float:
 
 
 def _end_with(number: int) -> None:
-    """`signal.signal` is for the main thread alone, which hangs."""
+    """End the process, without `signal.signal`, which only works in the main thread, and that hangs."""
     ctypes.CDLL(None).signal(number, None)  # SIG_DFL
     os.kill(os.getpid(), number)

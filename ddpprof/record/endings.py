@@ -1,4 +1,4 @@
-"""In which words does a rank say how it ended?"""
+"""How does a rank say how it ended?"""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ _MOST = 200
 
 
 def how_it_ends(error: BaseException | None) -> str:
-    """Return ``"finished"``, ``"interrupted"`` for Ctrl-C, or ``"failed: "`` and the error. `error`: that ends it."""
+    """Return ``"finished"``, ``"interrupted"`` for Ctrl-C, or ``"failed: "`` with `error`, which ends the process."""
     if isinstance(error, SystemExit):
         if error.code in (None, 0):
             return "finished"
-        error = error.__context__ or error  # `mp.spawn` catches what ends a rank, and exits with 1
+        error = error.__context__ or error  # `mp.spawn` catches the error that ends a rank, and exits with 1
     if error is None:
         return "finished"
     if isinstance(error, KeyboardInterrupt):

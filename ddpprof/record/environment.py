@@ -1,4 +1,4 @@
-"""Where training runs, on whose behalf, and what it saves."""
+"""Where training runs, which framework runs it, and what it saves."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class JobEnvironment:
 
 
 def backend_for(group: Any, device_type: str) -> str:
-    """Return the backend that the group uses on such a device; one group may have several, by device.
+    """Return the group's backend for that kind of device; one group may have several.
 
-    A group that nobody told its backend says that it is ``"undefined"``.
+    A group that was given no backend reports ``"undefined"``.
     """
     try:
         return str(group._get_backend(torch.device(device_type)).name())
-    except (RuntimeError, AttributeError):  # one that torch does not know, or no backend at all for the device
+    except (RuntimeError, AttributeError):  # a backend unknown to torch, or none for the device
         return str(dist.get_backend(group))

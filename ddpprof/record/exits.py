@@ -1,6 +1,6 @@
-"""How ranks end, as those who started them see it: torchrun knows the exit code, or the signal, of a rank that failed.
+"""How ranks end, as seen by their parents: torchrun knows the exit code, or the signal, of a rank that failed.
 
-torchrun's own process runs under ddpprof's injection, too, and creates a ``ProcessFailure`` for each rank that ended by
+torchrun's own process also runs with ddpprof injected. It creates a ``ProcessFailure`` for each rank that ended by
 itself, before it ends the others with SIGTERM.
 """
 
@@ -21,18 +21,18 @@ from ddpprof.record.inject._ddpprof_ends_with_agent import place
 from ddpprof.record.settings import settings_from_environment
 
 AGENT = "DDPPROF_AGENT"
-"""tells ranks which process is torchrun's, so that they end with it (``inject/_ddpprof_ends_with_agent.py``)"""
+"""variable that names torchrun's process, with which ranks end (``inject/_ddpprof_ends_with_agent.py``)"""
 _OF_RANKS = "TORCHELASTIC_RUN_ID"
-"""variable that torchrun sets for ranks alone"""
+"""variable that torchrun sets only for ranks"""
 
 
 def install(errors: ModuleType) -> None:
-    """Listen to torchrun, where this process is one. `errors`: ``torch.distributed.elastic.multiprocessing.errors``."""
+    """Listen to torchrun, if this is its process. `errors`: ``torch.distributed.elastic.multiprocessing.errors``."""
     settings = settings_from_environment()
     failure = getattr(errors, "ProcessFailure", None)
     if settings is None or failure is None:
         return
-    if _OF_RANKS not in os.environ:  # a rank imports that module, too, where its script uses `record`
+    if _OF_RANKS not in os.environ:  # a rank also imports that module if its script uses `record`
         with suppress(OSError):
             os.environ[AGENT] = f"{os.getpid()} {place()}"
     original, out = failure.__post_init__, Path(settings.out)
@@ -40,14 +40,14 @@ def install(errors: ModuleType) -> None:
     @functools.wraps(original)
     def post_init(self: Any) -> None:
         original(self)
-        with suppress(Exception):  # torchrun goes on, whatever becomes of ddpprof
+        with suppress(Exception):  # torchrun must go on, whatever happens to ddpprof
             append(out, {"pid": int(self.pid), "exit_code": int(self.exitcode)})
 
     failure.__post_init__ = post_init
 
 
 def append(out: Path, seen: dict[str, Any]) -> None:
-    """Add a line to the run's file, if there is a run. Raises ``OSError``."""
+    """Append a line to the run's file, if there is a run. Raises ``OSError``."""
     if not rundir.is_run(out):
         return
     line = json.dumps({"host": socket.gethostname(), "unix_ns": time.time_ns(), **seen})

@@ -1,4 +1,4 @@
-"""What do DDP, its buckets and their parameters look like? Read from the wrapper, without a collective."""
+"""What do DDP, its buckets and their parameters look like? The wrapper tells, without a collective."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SETTINGS = {
     "skip_all_reduce_unused_params": False,
     "require_backward_grad_sync": True,
 }
-"""DDP's attributes of the same names, and what an older torch without them does."""
+"""attributes of DDP with these names, and the behaviour of older torch versions without them"""
 
 _TORCH_TIMES = (
     "forward_compute_time",
@@ -31,10 +31,10 @@ _TORCH_TIMES = (
 
 
 class ReducerParameters(NamedTuple):
-    """In the reducer's order: those that need gradients now, which a script may change later."""
+    """The parameters that need gradients now, which a script may change later, in the reducer's order."""
 
     names: list[str]
-    """each the first that the module gives it"""
+    """first name of each in the module"""
     parameters: list[torch.nn.Parameter]
     expect_sparse: list[bool]
 
@@ -46,7 +46,7 @@ def reducer_parameters(ddp: DistributedDataParallel) -> ReducerParameters:
 
 
 def ddp_settings(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """The constructor's arguments as they took effect."""
+    """Return the constructor's arguments as they took effect."""
     settings: dict[str, Any] = {name: getattr(ddp, name, absent) for name, absent in _SETTINGS.items()}
     settings["bucket_cap_mb"] = ddp.bucket_bytes_cap / 2**20
     settings["broadcast_buffers"] = bool(getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers))
@@ -62,10 +62,10 @@ def _indices(text: str) -> list[int]:
 
 
 def bucket_layout(ddp: DistributedDataParallel, parameters: list[torch.nn.Parameter]) -> list[list[int]]:
-    """Per bucket, the indices of its parameters, as the reducer uses them now.
+    """Return the parameter indices of each bucket, as the reducer uses them now.
 
-    After the rebuild torch's own logging data has them; before it, or where DDP never rebuilds
-    (``find_unused_parameters``), the assignment is computed as DDP's constructor does.
+    After the rebuild torch's own logging data has them. Before it, or if DDP never rebuilds
+    (``find_unused_parameters``), the assignment is computed as in DDP's constructor.
     """
     logged = ddp._get_ddp_logging_data()
     rebuilt = logged.get("rebuilt_per_bucket_param_indices")
@@ -86,9 +86,9 @@ def bucket_layout(ddp: DistributedDataParallel, parameters: list[torch.nn.Parame
 
 
 def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int] | None:
-    """Return the parameters that got no gradient in the last synchronised backward pass; on CPU alone.
+    """Return the parameters without gradient in the last synchronised backward pass; on CPU only.
 
-    ``None`` where torch does not say.
+    Returns ``None`` if torch does not tell.
     """
     order = ddp._get_ddp_logging_data().get("prev_iteration_grad_ready_order_indices")
     if order is None:
@@ -99,7 +99,7 @@ def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int
 
 
 def torch_times(ddp: DistributedDataParallel) -> dict[str, int]:
-    """DDP's own times of the last synchronised iteration, ns; without those that it did not take."""
+    """Return DDP's own times of the last synchronised iteration, ns, without those that it did not take."""
     logged = ddp._get_ddp_logging_data()
     return {name: logged[name] for name in _TORCH_TIMES if logged.get(name, 0) > 0}
 
@@ -117,8 +117,8 @@ def module_facts(
 ) -> DdpModule:
     """Describe one DDP module.
 
-    `unused`: parameters without gradient in each of the `num_searched` backward passes that were looked at.
-    `num_lacking`: those of them that left any parameter without gradient.
+    `unused`: parameters without gradient in each of the `num_searched` examined backward passes.
+    `num_lacking`: number of these that left any parameter without gradient.
     """
     names, parameters, _ = of_reducer
     hooks = getattr(ddp, "_comm_hooks", [])

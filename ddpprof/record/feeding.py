@@ -1,8 +1,8 @@
 """Which DataLoader feeds the training, and with which samples?
 
-A batch feeds the training where a DDP forward with gradients follows it before the next batch of its loader. The
-batches of an evaluation meet none: their loader runs out, or forwards without gradients come before the next batch. A
-wrapper that fetches one batch ahead only shifts this by one batch.
+A batch feeds the training if a DDP forward with gradients follows it before the next batch of its loader. No such
+forward follows the batches of an evaluation: their loader runs out, or forwards without gradients come first. A wrapper
+that fetches one batch ahead only shifts this by one batch.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MAX_LOADERS = 32
 _MAX_EPOCHS_KEPT = 16
 _MAX_BATCHES_KEPT = 32
 _BATCHES_AHEAD = 4
-"""of which one may be what a forward gets"""
+"""number of recent batches, one of which may be the input of a forward"""
 
 
 @dataclass
 class _Feed:
-    """One DataLoader, as long as its sampler lives."""
+    """One DataLoader, for the lifetime of its sampler."""
 
     loader: Loader
-    """as it was when the first pass over it began"""
+    """description when the first pass over it began"""
     sampler_id: int
     drawn_by: weakref.ref[Any] | None
     epochs_set: list[int] | None = None
@@ -45,9 +45,9 @@ class _Feed:
     waited_ns: int = 0
     batches: list[Batch] = field(default_factory=list)
     has_run_out: bool = True
-    """the last pass over it, or there was none"""
+    """True if the last pass over it was completed, or there was none"""
     place: int = 0
-    """of the last batch in its pass"""
+    """position of the last batch in its pass"""
     sizes: deque[frozenset[int]] = field(default_factory=lambda: deque(maxlen=_BATCHES_AHEAD))
 
     def described(self) -> Loader:
@@ -69,15 +69,15 @@ class Feeding:
 
     def __init__(self) -> None:
         self.data_ns = 0
-        """how long the training thread has waited for batches in this step"""
+        """time that the training thread has waited for batches in this step"""
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
         self._waiting: dict[int, bool] = {}
-        """positions of the loaders whose last batch no forward with gradients has followed; whether one without did"""
+        """loaders whose last batch is not yet followed by a forward with gradients → whether by one without"""
         self._epochs_set_on: set[int] = set()
 
     def loader_begins(self, loader: DataLoader[Any]) -> None:
-        """A pass over `loader` begins."""
+        """Note that a pass over `loader` begins."""
         feed = self._feed(loader)
         if feed is None:
             return
@@ -87,7 +87,7 @@ class Feeding:
         epochs = feed.epochs_set
         if epochs is not None and len(epochs) < _MAX_EPOCHS_KEPT:
             if not feed.has_run_out:
-                epochs.pop()  # a look at the first batches is no epoch
+                epochs.pop()  # only looking at the first batches is not an epoch
             epochs.append(int(drawing_sampler(loader).epoch))
         feed.has_run_out = False
 
@@ -109,7 +109,7 @@ class Feeding:
         return feed
 
     def fetches(self, iterator: Any, batch: Any, waited_ns: int, recording: bool) -> None:
-        """`batch` was fetched; ``None``: the iterator has run out."""
+        """Note that `batch` was fetched, or, if ``None``, that the iterator has run out."""
         self.data_ns += waited_ns
         feed = self._by_index_sampler.get(id(iterator._index_sampler))
         if feed is None:
@@ -125,11 +125,11 @@ class Feeding:
         feed.num_batches += 1
         feed.place += 1
         if recording:
-            with suppress(Exception):  # a batch may be any object: what cannot be read is no evidence
+            with suppress(Exception):  # a batch may be any object, and an unreadable one is no evidence
                 self._keep(feed, batch)
 
     def runs_out(self, iterator: Any) -> None:
-        """A pass over the loader is complete."""
+        """Note that a pass over the loader is complete."""
         feed = self._by_index_sampler.get(id(iterator._index_sampler))
         if feed is not None:
             feed.has_run_out = True
@@ -143,7 +143,7 @@ class Feeding:
                 kept.append(Batch(feed.num_iterations, feed.place, tuple(found)))
 
     def forward_begins(self, inputs: Any, has_gradients: bool, recording: bool) -> None:
-        """A DDP module is called with `inputs`."""
+        """Note that a DDP module is called with `inputs`."""
         if not has_gradients:
             self._waiting = dict.fromkeys(self._waiting, True)
             return
@@ -151,11 +151,11 @@ class Feeding:
             self._feeds[number].num_fed += 1
         self._waiting.clear()
         if recording:
-            with suppress(Exception):  # likewise
+            with suppress(Exception):  # as above
                 self._pass_on(inputs)
 
     def _pass_on(self, inputs: Any) -> None:
-        """Note whose batches the inputs may be: by their size, as they may lie on another device by now."""
+        """Note whose batches the inputs may be, by their size, since they may be on another device by now."""
         largest = max(sizes_of(inputs), default=0)
         for feed in self._feeds:
             if any(largest in sizes for sizes in feed.sizes):
@@ -180,7 +180,7 @@ def _num_cores() -> int | None:
 
 
 def drawing_sampler(loader: DataLoader[Any]) -> Any:
-    """Return what draws the indices: `loader.sampler` is only a default where the script gave a batch sampler."""
+    """Return what draws the indices; `loader.sampler` is only a default if the script passed a batch sampler."""
     batches = loader.batch_sampler
     if batches is None:
         return loader.sampler
@@ -188,7 +188,7 @@ def drawing_sampler(loader: DataLoader[Any]) -> Any:
 
 
 def describe_loader(loader: DataLoader[Any]) -> Loader:
-    """Describe a loader of which nothing has been fetched."""
+    """Describe a loader that nothing has been fetched from."""
     sampler = drawing_sampler(loader)
     try:
         dataset_size = len(loader.dataset)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Which framework makes the DDP module and owns its options? The one whose functions stand on the stack."""
+"""Which framework makes the DDP module and owns its options? The one with functions on the stack."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _BY_MODULE = {
     "lightning_fabric": "fabric",
     "accelerate.accelerator": "accelerate",
 }
-"""The first one wins: the Trainer of transformers works through Accelerate, Lightning's through Fabric."""
+"""first match wins: transformers' Trainer uses Accelerate, and Lightning uses Fabric"""
 
 
 def framework_at_work() -> str | None:
-    """Return the framework that is at work now, or ``None`` where the script uses torch itself."""
+    """Return the framework at work now, or ``None`` if the script itself uses torch."""
     return _on_stack() or _holding_the_model()
 
 
 def _holding_the_model() -> str | None:
-    """Return ``"accelerate"`` where the script has an Accelerator, which calls nothing while training runs."""
+    """Return ``"accelerate"`` if the script has an Accelerator, which is not on the stack during training."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     return "accelerate" if getattr(state, "_shared_state", None) else None
 

@@ -1,15 +1,15 @@
-"""CUDA graphs: while one is captured no step may end, and one that holds whole steps hides them when it is replayed."""
+"""CUDA graphs: no step may end during a capture, and a graph of whole steps hides them when it is replayed."""
 
 from __future__ import annotations
 
 _HIDES_STEPS = 3
-"""So many replays without the end of a step: a graph holds whole steps, or more are replayed in each."""
+"""number of replays without the end of a step, from which a graph must hold whole steps"""
 
 
 class Graphs:
     def __init__(self) -> None:
         self.captured = False
-        """one is being captured: whoever waits for the device, or starts or stops the profiler, would break that"""
+        """True during a capture, which waiting for the device, or starting or stopping the profiler, would break"""
         self.num_replays = 0
         self._since_step = 0
         self._most_in_step = 0
@@ -30,5 +30,5 @@ class Graphs:
 
     @property
     def hide_steps(self) -> bool:
-        """Whether replays go on where steps, with as many replays at most, used to end."""
+        """Whether replays continue where steps, with at most as many replays, used to end."""
         return self._since_step >= _HIDES_STEPS * max(1, self._most_in_step)

@@ -1,12 +1,11 @@
-"""`ddpprof.hooks`: a DDP communication hook that times buckets, for users who want that and nothing else.
+"""`ddpprof.hooks`: a DDP communication hook that only times buckets.
 
     timer = ddpprof.hooks.BucketTimer()
     ddp.register_comm_hook(timer, ddpprof.hooks.timed_allreduce_hook)
     … after some steps:
     for bucket in timer.take(): print(bucket.index, bucket.num_bytes, bucket.duration_ns)
 
-Gradients come out bit-identical to those of DDP without a hook: both multiply by ``1 / world_size`` before the sum.
-
+Gradients are bit-identical to those of DDP without a hook: both multiply by ``1 / world_size`` before the sum.
 DDP inspects the hook's annotations, so they are not postponed here.
 """
 
@@ -21,7 +20,7 @@ __all__ = ["BucketTimer", "TimedBucket", "timed_allreduce_hook"]
 
 @dataclass(frozen=True, slots=True)
 class TimedBucket:
-    """One all-reduce of one bucket, by the host's clock since 1970. On an accelerator the end is that of the launch."""
+    """One all-reduce of one bucket, by the host's clock since 1970. On an accelerator it ends with the launch."""
 
     index: int
     num_bytes: int
@@ -34,19 +33,19 @@ class TimedBucket:
 
 
 class BucketTimer:
-    """State of `timed_allreduce_hook`. `process_group`: the one that DDP was given, or ``None`` for the default."""
+    """State of `timed_allreduce_hook`. `process_group`: the one passed to DDP, or ``None`` for the default."""
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = process_group
         self._finished: list[TimedBucket] = []
 
     def take(self) -> list[TimedBucket]:
-        """The buckets finished since the last call, in the order in which they finished."""
+        """Return the buckets finished since the last call, in the order in which they finished."""
         taken, self._finished = self._finished, []
         return taken
 
     def add(self, bucket: TimedBucket) -> None:
-        """One more finished bucket."""
+        """Add a finished bucket."""
         self._finished.append(bucket)
 
 

@@ -1,4 +1,4 @@
-"""The same session in a process of `ddpprof trace`: from its first DDP module to the end of the process."""
+"""The session of a process in `ddpprof trace`, from its first DDP module to the end of the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpprof.record.settings import Settings, settings_from_environment
 
 
 def install(distributed: ModuleType) -> None:
-    """Called by ``sitecustomize`` while torch is being imported: nothing of torch may be needed yet."""
+    """Prepare the recording. ``sitecustomize`` calls this while torch is being imported, so torch is not usable yet."""
     settings = settings_from_environment()
     if settings is not None:
         if settings.ddp or settings.comm_hook or settings.without_ddp or settings.ddp_blocks:
@@ -31,7 +31,7 @@ def _begin(settings: Settings) -> None:
     try:
         session = Session(settings)
         session.begin()
-    except Exception as error:  # never a danger to the training
+    except Exception as error:  # must never endanger the training
         with suppress(Exception):
             sys.stderr.write(f"ddpprof: cannot record: {error}. Training goes on.\n")
         return

@@ -1,4 +1,4 @@
-"""A process's place in the job: its rank, the run directory that all ranks agree on, and its own files there."""
+"""A process's place in the job: its rank, the run directory that all ranks agree on, and its own files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ddpprof.redaction import without_secrets
 _session_numbers = iter(range(1 << 30))
 
 
-class Job:
+class JobRank:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._number = next(_session_numbers)
@@ -34,42 +34,40 @@ class Job:
         self._process = os.getpid()
         self.rank = 0
         self.world_size = 1
-        self.files: output.RankFiles | None = None
+        self.files: output.RankOutput | None = None
         self.everyone_records = True
         self.alone = False
-        """the job is this process, without a process group"""
+        """True if the job is this process alone, without a process group"""
 
     @property
     def attached(self) -> bool:
         return self._agreement is not None
 
     def in_this_process(self) -> bool:
-        """False in a child that was forked from the training process."""
+        """Return False in a child that was forked from the training process."""
         return os.getpid() == self._process
 
     def attach(self) -> None:
-        """At the first DDP forward: the process group exists, and no backward has run."""
+        """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run."""
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         store = dist.distributed_c10d._get_default_store()
         agreement = Agreement(store, self.world_size, self._number)
         if not agreement.is_possible():
-            raise DdpprofError(
-                "the ranks cannot agree on what to record: the job's store keeps nothing (MPI's does not)."
-            )
+            raise DdpprofError("the ranks cannot agree on what to record: the job's store keeps nothing, as with MPI.")
         self._agreement = agreement
         if self.rank == 0:
             self._agreement.offer(*self._open_run())
         self._agreement.join()
 
     def attach_alone(self) -> None:
-        """Instead of `attach`, where there is no process group: this process agrees with itself.
+        """Replace `attach` if there is no process group: this process agrees with itself.
 
-        Raises `DdpprofError` in all but the first of several that a launcher started: each is a job of its own, and all
-        of them would record into one directory.
+        Raises `DdpprofError` in all but the first of several processes that a launcher started: each is a job of its
+        own, and all of them would record into one directory.
         """
         if not is_first_rank(os.environ):
             self.rank = int(rank_given(os.environ) or 0)
-            raise DdpprofError("each of the launcher's processes trains on its own: only the first is recorded.")
+            raise DdpprofError("each of the launcher's processes trains on its own: only the first one is recorded.")
         self.alone = True
         self._agreement = Agreement(dist.HashStore(), 1, self._number)
         self._agreement.offer(*self._open_run())
@@ -91,22 +89,23 @@ class Job:
         return self._agreement is not None and self._agreement.vetoed()
 
     def come_to_the_end(self) -> None:
-        """The last step begins that all ranks train alike."""
+        """Note that the last step begins that all ranks train together."""
         if self._agreement is not None:
             self._agreement.come_to_the_end()
 
     def all_came_to_the_end(self) -> bool:
-        """Whether every rank still recorded in that step, which is over on the device."""
+        """Return whether every rank still recorded in that step, which is over on the device."""
         return self._agreement is not None and self._agreement.all_came_to_the_end()
 
     def open_files(self, device: TrainingDevice) -> bool:
-        """After a synchronised backward pass on `device`. False where rank 0 cannot record, and says so for all.
+        """Open this rank's files, after a synchronised backward pass on `device`.
 
-        Raises `DdpprofError` and `OSError` for what this rank has to say itself.
+        Returns False if rank 0 cannot record, and reports that for all ranks. Raises `DdpprofError` and `OSError` for
+        problems that this rank has to report.
         """
         if self._agreement is None or self.files is not None:
             return True
-        device.comes_to_rest(PATIENCE_S)  # this rank's all-reduces are over, so every rank has come this far
+        device.comes_to_rest(PATIENCE_S)  # after this rank's all-reduces, every rank has come this far
         verdict = self._agreement.verdict()
         if verdict.out is None:
             if verdict.problem is not None and self.rank != 0:
@@ -116,11 +115,11 @@ class Job:
         make_named_folder(directory)
         self._run_id, self.everyone_records = verdict.run_id, verdict.everyone
         keep_part(directory, self._settings, verdict.run_id, self.rank, self.world_size)
-        self.files = output.RankFiles(directory, self.rank)
+        self.files = output.RankOutput(directory, self.rank)
         return True
 
     def write_facts(self, noted: dict[str, Any], profiler_pause_ns: int, ended: str | None) -> None:
-        """Raises `OSError`."""
+        """Write the rank's facts. Raises `OSError`."""
         if self.files is None:
             return
         local_rank = os.environ.get("LOCAL_RANK")

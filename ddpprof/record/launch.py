@@ -1,6 +1,6 @@
-"""Around the job: starts the user's command with ddpprof injected, passes signals and the exit code through.
+"""Launch of the user's command with ddpprof injected; signals and the exit code are passed on.
 
-Needs no torch itself. The job's stdin, stdout and stderr are the terminal's own, but for trials.
+This needs no torch. The job's stdin, stdout and stderr are those of the terminal, except in trials.
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ from ddpprof.scratch import scratch_folder
 _INJECT = Path(__file__).parent / "inject"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _SI_KERNEL = 0x80
-"""`si_code` of a signal that the terminal sent, to the whole job: passing it on would deliver it twice."""
+"""`si_code` of a signal that the terminal sent to the whole job; passing it on would deliver it twice"""
 _GRACE_S = 10.0
-"""How long processes that outlive a signal get before SIGKILL."""
+"""seconds before SIGKILL for processes that outlive a signal"""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobEnd:
     """How the job ended."""
 
     exit_code: int
     signal: int | None
-    """the signal that ended the job's first process"""
+    """signal that ended the job's first process"""
     needs_rank: str | None
-    """the launcher's variable for want of which the script ended"""
+    """launcher's variable whose absence ended the script"""
     interrupted: bool
-    """ddpprof was asked to end, and passed that on"""
+    """True if ddpprof was asked to end, and passed that on"""
 
 
 def inside_job(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun, Slurm or MPI has already started one process per rank, this being one of them."""
+    """Return whether this is one of the processes, one per rank, that torchrun, Slurm or MPI has started."""
     if any(name in environment for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")):
         return True
     return "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment and "SLURM_STEP_NUM_TASKS" in environment
 
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
-    """Of the processes inside a job: the one that may speak for all."""
+    """Return whether this process of a job may speak for all."""
     return rank_given(environment) in (None, "0")
 
 
 def rank_given(environment: Mapping[str, str]) -> str | None:
-    """The process's number by its launcher."""
+    """Return the process's number from its launcher."""
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
     return next((environment[name] for name in names if name in environment), None)
 
 
 def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[str] | None) -> list[str]:
-    """The command for ``train.py [its arguments]``, under torchrun where its options were given.
+    """Return the command for ``train.py [its arguments]``, under torchrun if its options were given.
 
-    Raises `CannotRecord` where there is no such script or no torch to launch it with.
+    Raises `CannotRecord` if there is no such script, or no torch to launch it with.
     """
     if not as_module and not Path(script[0]).is_file():
         raise CannotRecord(
@@ -84,23 +84,22 @@ def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[st
 
 
 def torchrun_command(words: Sequence[str]) -> list[str]:
-    """Raises `CannotRecord` where there is no torch."""
+    """Return the command for torchrun. Raises `CannotRecord` if torch is not installed."""
     refuse_without_torch()
     return [sys.executable, "-m", "torch.distributed.run", *words]
 
 
 def refuse_without_torch() -> None:
-    """Raises `CannotRecord`."""
+    """Raise `CannotRecord` if torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise CannotRecord("torch is not installed in this environment. Install it with: pip install 'ddpprof[torch]'")
 
 
 def clear_out(settings: Settings, inside: bool = False) -> Settings:
-    """Before anything is started: make room for the run, once, so that a second job of the command cannot take it away.
+    """Make room for the run once, before anything starts, so that a second job of the command cannot remove it.
 
     `inside`: torchrun has started this process, perhaps not for the first time.
-
-    Raises ``RunExists`` where an earlier run is to be kept.
+    Raises ``RunExists`` if an earlier run must be kept.
     """
     directory = Path(settings.out)
     if inside and attempts.is_restart(directory, settings):
@@ -121,14 +120,13 @@ def run_job(
     *,
     variables: Mapping[str, str] = MappingProxyType({}),
     output: BinaryIO | None = None,
-) -> Outcome:
-    """Run `command` with every Python process of it recorded. Returns when it has ended.
+) -> JobEnd:
+    """Run `command`, record all of its Python processes, and return when it has ended.
 
-    `explain_rank`: a first process that ends for want of RANK leaves that in the outcome instead of a traceback.
-    `variables`: environment variables of the job, beside ddpprof's own. `output`: takes what the job prints, which
-    else goes to the terminal; the job then reads nothing from it either.
-
-    Raises `CannotRecord` where the command cannot be started.
+    `explain_rank`: if the first process ends for lack of RANK, the outcome says so instead of a traceback.
+    `variables`: environment variables of the job, besides ddpprof's own.
+    `output`: file for the job's output, instead of the terminal; the job then cannot read from the terminal either.
+    Raises `CannotRecord` if the command cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise CannotRecord(f"there is no command {command[0]}")
@@ -142,19 +140,19 @@ def run_job(
         returncode, interrupted = run_to_its_end(command, environment, **streams)
         needs_rank = note.read_text(encoding="utf-8") if note.exists() else None
     if returncode < 0:
-        return Outcome(128 - returncode, -returncode, needs_rank, interrupted)
-    return Outcome(returncode, None, needs_rank, interrupted)
+        return JobEnd(128 - returncode, -returncode, needs_rank, interrupted)
+    return JobEnd(returncode, None, needs_rank, interrupted)
 
 
 def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], **streams: Any) -> tuple[int, bool]:
-    """Return the return code, and whether a signal asked it to end: signals are passed on, and no process is left over.
+    """Run a command; return its return code, and whether a signal asked it to end.
 
-    It ends, too, when this process is killed. `streams`: as for ``subprocess.Popen``.
-
-    Raises `CannotRecord` where the command cannot be started.
+    Signals are passed on, no process is left over, and the command also ends if this process is killed.
+    `streams`: as for ``subprocess.Popen``.
+    Raises `CannotRecord` if the command cannot be started.
     """
     adopt_orphans()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would never come
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would never arrive
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
     try:
         job = start(command, environment, _begin_job, **streams)
@@ -171,7 +169,7 @@ def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], **str
 def _environment(settings: Settings, note: Path | None) -> dict[str, str]:
     inherited = os.environ.get("PYTHONPATH")
     return {
-        "KINETO_LOG_LEVEL": "99",  # Kineto would write its start and stop to the job's stderr
+        "KINETO_LOG_LEVEL": "99",  # otherwise Kineto reports its start and stop on the job's stderr
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(_INJECT), *([inherited] if inherited else [])]),
         **({"DDPPROF_EXPLAIN_RANK": str(note)} if note is not None else {}),
@@ -189,7 +187,7 @@ def _begin_job() -> None:
 
 
 def end_jobs_into(out: Path) -> None:
-    """End all processes of this user that record into `out`: who started them was killed."""
+    """End all processes of this user that record into `out`, whose parent was killed."""
     deadline = time.monotonic() + _GRACE_S
     while (left := _recording_into(out)) and time.monotonic() < deadline:
         for process in left:
@@ -201,7 +199,7 @@ def end_jobs_into(out: Path) -> None:
 def _recording_into(out: Path) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # another user's, or one that has just ended
+        with suppress(OSError, ValueError, KeyError, TypeError):  # belongs to another user, or has just ended
             words = (folder / "environ").read_bytes().split(b"\0")
             prefix = f"{ENVIRONMENT_VARIABLE}=".encode()
             settings = next((word.removeprefix(prefix) for word in words if word.startswith(prefix)), None)
@@ -211,7 +209,7 @@ def _recording_into(out: Path) -> list[int]:
 
 
 def _wait(job: Process) -> tuple[int, bool]:
-    """The job's return code, and whether a signal asked it to end."""
+    """Return the job's return code, and whether a signal asked it to end."""
     interrupted = False
     while True:
         info = signal.sigwaitinfo({*_PASSED_ON, signal.SIGCHLD})
@@ -224,7 +222,7 @@ def _wait(job: Process) -> tuple[int, bool]:
 
 
 def _pass_on(job: int, number: int) -> None:
-    """A signal for ddpprof is one for the job; SIGINT goes to all its processes, as Ctrl-C does."""
+    """Pass a signal on to the job; SIGINT goes to all its processes, like Ctrl-C."""
     for process in [job, *descendants(job)] if number == signal.SIGINT else [job]:
         with suppress(ProcessLookupError):
             os.kill(process, number)

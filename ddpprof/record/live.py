@@ -1,7 +1,7 @@
-"""The times of each step as scalars for TensorBoard, while training runs: what light recording knows, of every step.
+"""Live scalars for TensorBoard: the times of every step during training, as far as light recording knows them.
 
-Each rank writes a TensorBoard run of its own, ``ddpprof-rank-N``, into the directory that the user's own writer uses,
-so that ranks have the same tags. A thread of its own writes: training only hands over some numbers.
+Each rank writes its own TensorBoard run, ``ddpprof-rank-N``, into the directory of the user's own writer, so that ranks
+have the same tags. A separate thread writes; training only passes some numbers on.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ddpprof.model.light_step import measure_recorded_breakdown
 
 NS_PER_MS = 1e6
 _MOST_WAITING = 10_000
-"""Steps that wait to be written where the disk does not keep up; then the oldest are left out."""
+"""most steps waiting to be written, if the disk is slow; then the oldest are dropped"""
 _EVERY_S = 1.0
 _BETWEEN_S = 0.001
-"""The writer lets training run after each step that it writes: a tenth of a millisecond of the interpreter's lock."""
+"""seconds that the writer yields to training after each step, which holds the interpreter's lock for 0.1 ms"""
 _END_S = 10.0
-"""How long the end of recording waits for the last steps to be written."""
+"""seconds that the end of recording waits for the last steps to be written"""
 
 
 def scalars_of(step: RecordedStep, of_launches: bool = False) -> dict[str, float]:
     """Return the scalars of a step by tag, with the same tags and parts as the TensorBoard data of a report.
 
-    `of_launches`: an accelerator does the work, so that the parts say how long the host took to launch theirs.
+    `of_launches`: an accelerator does the work, so the parts are the times that the host took to launch it.
     """
     scalars = {"ddp/step_ms": (step.end_ns - step.start_ns) / NS_PER_MS}
     parts = measure_recorded_breakdown(step)
@@ -45,10 +45,10 @@ def scalars_of(step: RecordedStep, of_launches: bool = False) -> dict[str, float
 
 
 class LiveScalars:
-    """Nothing here raises: a problem is said once, and training and recording go on."""
+    """Live scalars of one rank. Nothing here raises: a problem is reported once, and training and recording go on."""
 
     def __init__(self, target: Any) -> None:
-        """`target`: a ``SummaryWriter``, or its directory."""
+        """Set the target: a ``SummaryWriter`` or its directory."""
         self._target = target
         self._steps: deque[RecordedStep] = deque(maxlen=_MOST_WAITING)
         self._ending = threading.Event()
@@ -57,7 +57,7 @@ class LiveScalars:
         self._of_launches = False
 
     def open(self, rank: int, of_launches: bool) -> None:
-        """At the first step, when the rank is known, and whether an accelerator does the work."""
+        """Open the file at the first step, when the rank and its device are known."""
         self._of_launches = of_launches
         try:
             from tensorboard.compat.proto.event_pb2 import Event
@@ -76,10 +76,10 @@ class LiveScalars:
 
     def add(self, step: RecordedStep) -> None:
         if self._thread is not None:
-            self._steps.append(step)  # wakes no thread: that costs more than all else here
+            self._steps.append(step)  # does not wake the thread, which would cost more than all else here
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write the waiting steps."""
         thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._process:
             self._ending.set()
@@ -96,12 +96,12 @@ class LiveScalars:
             self._thread = None
             _warn(error)
         finally:
-            with suppress(Exception):  # what went wrong has been said
+            with suppress(Exception):  # the problem has been reported
                 records.close()
 
 
 def _event(step: RecordedStep, of_launches: bool) -> Any:
-    """All scalars of a step in one record."""
+    """Return all scalars of a step in one record."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -115,5 +115,5 @@ def _directory(target: Any) -> Path:
 
 def _warn(error: Exception) -> None:
     with suppress(Exception):  # stderr may be closed, or its disk full
-        hint = " pip install 'ddpprof[tensorboard]'." if isinstance(error, ImportError) else ""
+        hint = " Install it with: pip install 'ddpprof[tensorboard]'." if isinstance(error, ImportError) else ""
         sys.stderr.write(f"ddpprof: no live scalars: {error}.{hint} Training goes on.\n")

@@ -1,6 +1,6 @@
-"""How much memory does this process hold? Read from the operating system and from torch's allocator.
+"""How much memory does this process hold? The operating system and torch's allocator tell.
 
-Nothing here makes a CUDA context, resets a peak or waits for a device.
+Nothing here creates a CUDA context, resets a peak or waits for a device.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ddpprof.model import DeviceMemory, Memory
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _NOT_TOLD = (RuntimeError, KeyError)
-"""from a device in trouble, or an allocator that counts nothing: the rest of the record is worth keeping"""
+"""errors of a failing device, or of an allocator without statistics; the rest of the record is still useful"""
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 _COUNTED = ("cuda", "xpu")
-"""accelerators whose allocators torch asks in the same words"""
+"""accelerators whose allocators torch queries in the same way"""
 
 
 class MemoryNotes:
@@ -33,17 +33,17 @@ class MemoryNotes:
         """torch's module for the accelerator"""
 
     def owns(self, devices: Iterable[torch.device]) -> None:
-        """The process trains on these."""
+        """Note devices on which the process trains."""
         for device in devices:
             if device.type in _COUNTED and device.index is not None:
                 self._own.add(device.index)
                 self._torch = getattr(torch, device.type)
 
     def sample(self) -> Memory:
-        """The process's memory, and that of its own devices, now and at most so far."""
+        """Return the memory of the process and of its own devices, now and at its peak."""
         rss, peak = resident_bytes(), peak_resident_bytes()
         if rss is not None and peak is not None:
-            peak = max(rss, peak)  # the system brings its peak up to date only now and then
+            peak = max(rss, peak)  # the system updates its peak only now and then
         return Memory(rss, peak, self._own_devices())
 
     def _own_devices(self) -> tuple[DeviceMemory, ...]:
@@ -65,7 +65,7 @@ class MemoryNotes:
 
 
 def resident_bytes() -> int | None:
-    """``None`` where the system does not say."""
+    """Return the process's resident memory in bytes; ``None`` if the system does not tell."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):
@@ -81,7 +81,7 @@ def peak_resident_bytes() -> int | None:
 
 
 def _allocated(module: Any, device: int) -> tuple[int, int, int]:
-    """Bytes in tensors, at most so far, and reserved by the allocator."""
+    """Return bytes in tensors, their peak, and bytes reserved by the allocator."""
     stats = module.memory_stats_as_nested_dict(device)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return allocated["current"], allocated["peak"], reserved["current"]

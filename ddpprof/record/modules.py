@@ -1,4 +1,4 @@
-"""One DDP module under observation: its backward passes, with its parameters' ready times and its buckets' times."""
+"""One DDP module under observation: its backward passes, with ready times of parameters and times of buckets."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.model import DETAILED_MODES, BackwardPass, DdpModule, Replica, StepMode
 from ddpprof.record import facts
 from ddpprof.record.accumulated import Accumulated
-from ddpprof.record.buckets import BucketTimer, TimingProcessGroup
+from ddpprof.record.buckets import ReducerTimer, TimingProcessGroup
 from ddpprof.record.replicas import ReplicaNotes
 
 _TORCH_SAMPLES_EVERY = 100
-"""DDP's default: its own times are taken in one iteration of a hundred."""
+"""DDP's default, by which it takes its own times in every hundredth iteration"""
 _NEVER = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class OpenForward:
-    """A forward whose end is still to come."""
+    """A forward that has not ended yet."""
 
     start_ns: int
     inner_start_ns: int
-    """DDP's own work before the module's forward was over"""
+    """end of DDP's own work before the module's forward"""
     buffer_sync_ns: int
     rebuild_ns: int
 
@@ -38,14 +38,14 @@ class RecordedModule:
         self.open_forwards: list[OpenForward] = []
         self.buffer_sync_ns = 0
         self.synchronised = False
-        """a forward of the current step was to be followed by a synchronised backward pass"""
-        self.times: BucketTimer | None = None
+        """True if a forward of the current step was to be followed by a synchronised backward pass"""
+        self.times: ReducerTimer | None = None
         self._passes: list[BackwardPass] = []
         self._of_reducer = facts.reducer_parameters(ddp)
         self._origin_ns = 0
         self._adds_up = False
         self._stats: list[int] | None = None
-        """the reducer's, when the current pass began; ``None`` in steps that are not recorded"""
+        """reducer's statistics when the current pass began; ``None`` in steps that are not recorded"""
         self._accumulated = Accumulated(self._of_reducer.parameters)
         if ddp.device_type != "cpu":
             self._accumulated.note(self._searches())
@@ -54,7 +54,7 @@ class RecordedModule:
         self.replica = ReplicaNotes(self._of_reducer.parameters)
         self._gradient: tuple[int, int] | None = None
         self._num_backwards: int | None = None
-        """since the last forward; ``None``: its backward pass is not to be reduced"""
+        """number since the last forward; ``None`` if its backward pass is not to be reduced"""
         self._num_unreduced = 0
         self._group: TimingProcessGroup | None = None
         self._group_installed = False
@@ -65,9 +65,9 @@ class RecordedModule:
         return len(self._of_reducer.names)
 
     def synchronising_forward_is_over(self, end_ns: int) -> None:
-        """Close the pass before, if there was one. The reducer counts its times from now on, `end_ns`.
+        """Close the previous pass, if any. The reducer's times count from `end_ns`.
 
-        Several forwards may have one backward pass in common; then it counts from the last of them.
+        Several forwards may share one backward pass, whose times then count from the last of them.
         """
         self._close_pass()
         self.synchronised = True
@@ -79,22 +79,22 @@ class RecordedModule:
             self.times.begin_backward()
 
     def accumulating_forward_is_over(self) -> None:
-        """It was under ``no_sync()``."""
+        """Note that a forward under ``no_sync()`` is over."""
         self._num_backwards = None
 
     def backward_begins(self) -> None:
-        """A call of ``backward``, which need not reach this module."""
+        """Note a call of ``backward``, which need not reach this module."""
         self._gradient = _state_of_gradient(self._of_reducer.parameters)
 
     def backward_is_over(self) -> None:
-        """The reducer waits for one backward pass after each forward. One more only adds to this rank's gradients."""
+        """Note the end of a backward pass. The reducer handles one per forward; more only add to local gradients."""
         if self._num_backwards is None or _state_of_gradient(self._of_reducer.parameters) == self._gradient:
             return
         self._num_backwards += 1
         self._num_unreduced += self._num_backwards > 1
 
     def begin_step(self, mode: StepMode) -> None:
-        """Between steps, when no collective is under way."""
+        """Begin a step. Call this between steps, when no collective is in flight."""
         recorded, light = mode in DETAILED_MODES, mode is StepMode.LIGHT
         self.synchronised = False
         self.open_forwards.clear()
@@ -107,18 +107,18 @@ class RecordedModule:
         if light and self.times is None and self._layout_is_final():
             parameters = self._of_reducer.parameters
             layout = facts.bucket_layout(self.ddp, parameters)
-            self.times = BucketTimer([sum(parameters[i].numel() for i in bucket) for bucket in layout])
+            self.times = ReducerTimer([sum(parameters[i].numel() for i in bucket) for bucket in layout])
         timed = self.times is not None and self.times.begin_step(light)
         self._time_all_reduces(timed and not getattr(self.ddp, "_comm_hooks", None))
         self._let_torch_sample(1 if mode is StepMode.PROFILED else _TORCH_SAMPLES_EVERY)
 
     def _layout_is_final(self) -> bool:
-        """DDP rebuilds its buckets at its second forward, unless it must search for unused parameters every time."""
+        """Return whether DDP keeps its buckets: it rebuilds them at its second forward, unless it always searches."""
         searches = self.ddp.find_unused_parameters and not self.ddp.static_graph
         return searches or bool(getattr(self.ddp, "_has_rebuilt_buckets", True))
 
     def _time_all_reduces(self, on: bool) -> None:
-        """Put the timing process group into the reducer, or the real one back."""
+        """Put the timing process group into the reducer, or restore the real one."""
         if on == self._group_installed or not hasattr(self.ddp.reducer, "_update_process_group"):
             return
         if on and self._group is None:
@@ -131,14 +131,14 @@ class RecordedModule:
         self._group_installed = on
 
     def _let_torch_sample(self, every: int) -> None:
-        """DDP's own times in every profiled step. An accelerator would be waited for, so there in no recorded step."""
-        wanted = (every, id(self.ddp.reducer))  # which `ddp_variants` replaces
+        """Set how often DDP takes its own times: in every profiled step; never on an accelerator, which it awaits."""
+        wanted = (every, id(self.ddp.reducer))  # `ddp_variants` replaces the reducer
         if wanted != self._samples_every:
             self.ddp._set_ddp_runtime_logging_sample_rate(every)
             self._samples_every = wanted
 
     def passes(self) -> list[BackwardPass]:
-        """Close the current pass and return all of the step's."""
+        """Close the current pass, and return all passes of the step."""
         self._close_pass()
         return self._passes
 
@@ -157,14 +157,14 @@ class RecordedModule:
         self._look_for_unused()
 
     def torch_times(self) -> dict[str, int]:
-        """DDP's own times of the iteration before the current one."""
+        """Return DDP's own times of the iteration before the current one."""
         return facts.torch_times(self.ddp) if self._samples_every[0] == 1 else {}
 
     def _look_for_unused(self) -> None:
         """Note which parameters got no gradient in the pass that is over.
 
-        Without the search for unused parameters torch refuses a pass that lacks one. On CPU torch knows the order of
-        gradients in each iteration, on an accelerator in few only.
+        Without the search for unused parameters, torch refuses a pass that lacks a gradient. Torch knows the order of
+        gradients in each iteration on CPU, but only in few on an accelerator.
         """
         num_parameters = len(self._of_reducer.names)
         unused: set[int] | None = None
@@ -181,11 +181,11 @@ class RecordedModule:
         self._num_lacking += bool(unused)
 
     def _searches(self) -> bool:
-        """Whether torch lets parameters go without gradient."""
+        """Return whether torch permits parameters without gradient."""
         return bool(self.ddp.find_unused_parameters or self.ddp.static_graph)
 
     def note_unreduced(self, complaint: str) -> None:
-        """DDP is about to raise because gradients are missing; it says which, but only by index."""
+        """Note the missing gradients for which DDP is about to raise; it only gives their indices."""
         listed = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", complaint)
         if listed:
             self._unused = {int(word) for word in listed.group(1).split()}
@@ -196,11 +196,11 @@ class RecordedModule:
         return facts.module_facts(self.ddp, self._of_reducer, unused, self._num_searched, self._num_lacking)
 
     def compared_replica(self) -> Replica | None:
-        """``None`` where there is nothing to compare with other ranks."""
+        """Return the replica's values; ``None`` if there is nothing to compare with other ranks."""
         return self.replica.compared(self.index, self._num_unreduced)
 
 
 def _state_of_gradient(parameters: Sequence[Parameter]) -> tuple[int, int] | None:
-    """Return what changes whenever a backward pass adds to the first parameter's gradient."""
+    """Return a value that changes whenever a backward pass adds to the first parameter's gradient."""
     gradient = parameters[0].grad if parameters else None
     return None if gradient is None or gradient.is_sparse else (gradient.data_ptr(), gradient._version)

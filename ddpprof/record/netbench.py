@@ -1,12 +1,12 @@
-"""How long do collectives take between the ranks of this job? Called in every rank of it.
+"""How long do collectives take between the ranks of this job? All of its ranks call this.
 
-Each size: up to three iterations to warm up, then as many as fit into the time that a size may take, each after a
-barrier. How many, all ranks know from the same numbers. The first size of which one iteration takes longer than all
-may is the last. Two at once take turns with one alone, so that a slow minute of the machine hits both. The fields of
-what comes out stand in `ddpprof.model.netbench`.
+Each size gets up to three warm-up iterations, and then as many as fit into its time limit, each after a barrier. All
+ranks derive that number from the same data. The first size for which one iteration exceeds the limit is the last. Two
+collectives at once alternate with one alone, so that a slow moment of the machine affects both. The fields of the
+result are described in `ddpprof.model.netbench`.
 
-On an accelerator several iterations follow each other after one barrier, and the device times them: launching a short
-collective and waiting for it would take the host longer than the collective takes the device.
+On an accelerator several iterations follow one barrier, and the device times them: launching and awaiting a short
+collective takes the host longer than the collective takes the device.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from ddpprof.record.netbench_job import STORE_VARIABLE
 _WARM_UPS = 3
 _FEWEST, _MOST = 3, 200
 _EVERY = 4
-"""of the sizes, counted from the largest, is also measured with two at once"""
+"""every n-th size, from the largest, is also measured with two at once"""
 _BESIDE = 1 << 18, 1 << 26
-"""bytes: of what is measured beside a computation, the sizes that buckets have"""
+"""least and most bytes measured during a computation: the sizes of buckets"""
 _DUPLICATE = "Duplicate GPU detected"
 _PATIENCE = timedelta(minutes=5)
 _ELEMENT_BYTES = 4
 
 _PARTS = 10
-"""of a size's iterations, after each of which the ranks agree whether there is time for more"""
+"""number of parts of a size's iterations, after each of which the ranks agree whether there is time for more"""
 
 _IN_A_ROW_NS, _MOST_IN_A_ROW = 2_000_000, 20
-"""So long, or so many, is what an accelerator times at once."""
+"""time and number of iterations that an accelerator times at once"""
 
 _Start = Callable[[], Any]
-"""starts a collective, and gives its work"""
+"""function that starts a collective, and returns its work"""
 
 
 class _Time(NamedTuple):
-    """Of one iteration on one rank."""
+    """Times of one iteration on one rank."""
 
     wall_ns: int
     cpu_ns: int
 
 
 _Ranks = tuple[_Time, ...]
-"""of one iteration, in order"""
+"""times of one iteration, by rank"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Plan:
     collective: str
     sizes_bytes: Sequence[int]
     backend: str | None
-    """``None``: that of the device"""
+    """``None`` for the device's default"""
     seconds: float
-    """for each size"""
+    """time limit for each size"""
 
 
 def measure(plan: Plan) -> NetBench | None:
@@ -115,7 +115,7 @@ def _device_and_backend(asked: str | None) -> tuple[torch.device, str]:
 
 
 def _place(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """Rank, world size and local rank, as torchrun, MPI or Slurm says. Raises `CannotRecord`."""
+    """Return rank, world size and local rank from torchrun, MPI or Slurm. Raises `CannotRecord`."""
     launchers = (
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -125,7 +125,7 @@ def _place(environment: Mapping[str, str]) -> tuple[int, int, int]:
     for rank, size, local in launchers:
         if rank in environment and size in environment:
             return int(environment[rank]), int(environment[size]), int(environment.get(local, "0"))
-    raise CannotRecord("the launcher does not say how many ranks there are: set RANK and WORLD_SIZE.")
+    raise CannotRecord("the launcher does not give the number of ranks: set RANK and WORLD_SIZE.")
 
 
 @contextmanager
@@ -134,10 +134,10 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
     store = os.environ.get(STORE_VARIABLE)
     if store is None and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         raise CannotRecord(
-            "MASTER_ADDR and MASTER_PORT are not set: the first rank's host and a free port there, the same for all."
+            "MASTER_ADDR and MASTER_PORT are not set. Set them to the first rank's host and a free port there."
         )
     if world_size < 2:
-        raise CannotRecord("one rank has none to exchange anything with: start two or more.")
+        raise CannotRecord("one rank has no other to communicate with: start two or more.")
     try:
         dist.init_process_group(
             backend,
@@ -154,7 +154,7 @@ def _process_group(backend: str, device: torch.device) -> Iterator[None]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the error in one line. NCCL may say only in a later line that ranks share a GPU."""
+    """Return the error in one line. NCCL may only say in a later line that ranks share a GPU."""
     if _DUPLICATE in str(error):
         return (
             f"two ranks have the same GPU, which NCCL refuses ({_DUPLICATE}): start no more ranks on a host than it "
@@ -164,7 +164,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _from_all(mine: Any) -> list[Any]:
-    """What each rank gives, in order."""
+    """Return the value of each rank, in order."""
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     return everyones
@@ -210,7 +210,7 @@ class _Bench:
         return _COLLECTIVES[self._collective](num_bytes, self._device)
 
     def beside(self, sizes: Sequence[CollectiveTimes]) -> Iterator[BesideTimes]:
-        """Measure all-reduces of the sizes that buckets have beside a computation, as DDP runs them."""
+        """Measure all-reduces of bucket sizes during a computation, as in DDP."""
         if self._device.type != "cpu" or self._collective != "all_reduce":
             return
         for one in sizes:
@@ -220,7 +220,7 @@ class _Bench:
                 yield BesideTimes(size, tuple(taken), tuple(lasted))
 
     def _in_turns(self, variants: Sequence[Sequence[_Start]]) -> list[list[_Ranks]]:
-        """Per variant and iteration, the times of all ranks. A variant starts its collectives at once."""
+        """Return per variant and iteration the times of all ranks. A variant starts its collectives at once."""
         warm_ns: list[int] = []
         while len(warm_ns) < _WARM_UPS and sum(warm_ns) <= self._may_take_ns:
             warm_ns.append(max(_from_all(sum(self._time(starts).wall_ns for starts in variants))))
@@ -274,7 +274,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """Events on the device's current stream, which waits for the collectives; read once the device is at rest."""
+    """Clock of events on the device's current stream, which waits for the collectives; read it with the device idle."""
 
     def __init__(self, device: torch.device) -> None:
         self._begin, self._end = (torch.Event(device=device, enable_timing=True) for _ in range(2))
@@ -300,7 +300,7 @@ def _broadcast(num_bytes: int, device: torch.device) -> _Start:
 
 
 def _all_gather(num_bytes: int, device: torch.device) -> _Start:
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
     whole, share = _tensor(num_bytes, device), _tensor(num_bytes // dist.get_world_size(), device)
     return lambda: gather(whole, share, async_op=True)
 
@@ -322,4 +322,4 @@ _COLLECTIVES: Mapping[str, Callable[[int, torch.device], _Start]] = {
     "broadcast": _broadcast,
 }
 _SHARED_OUT = ("all_gather", "reduce_scatter")
-"""each rank has an equal part of the bytes"""
+"""collectives in which each rank has an equal part of the bytes"""

@@ -1,9 +1,9 @@
-"""What do collectives take of a computation beside them? On CPU: the backend's threads, and the network, need cores.
+"""How much of a concurrent computation do collectives cost? On CPU, the backend's threads and the network need cores.
 
-A rank multiplies matrices, first alone and then while a few collectives are always under way; all ranks at once.
+Every rank multiplies matrices, first alone, and then while a few collectives are always in flight.
 
-    taken    = (time beside - products done beside × time of one alone) / number of collectives
-    lasted   = time beside / number of collectives
+    taken    = (time with collectives - products in that time × time of one alone) / number of collectives
+    lasted   = time with collectives / number of collectives
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 _ROUNDS = 5
 _UNDER_WAY = 4
-"""more than a backend works on at once, as in a backward pass"""
+"""more than a backend handles at once, as in a backward pass"""
 _FEWEST, _MOST = 2, 64
-"""collectives of a round"""
+"""number of collectives in a round"""
 _LEAST_NS = 100_000_000
-"""of computation alone in a round"""
+"""least computation without collectives in a round"""
 _ROWS, _WIDTH = 128, 512
-"""of the matrices: one product takes some milliseconds on one core"""
+"""size of the matrices, whose product takes some milliseconds on one core"""
 
 _Start = Callable[[], Any]
 
@@ -30,9 +30,9 @@ _Start = Callable[[], Any]
 def measure_beside(
     start: _Start, alone_ns: float, may_take_ns: float, from_all: Callable[[Any], list[Any]]
 ) -> tuple[list[int], list[int]]:
-    """Per round, what one collective takes, on the rank that loses most, and how long it lasts.
+    """Return, per round, the cost of a collective on the rank that loses most, and how long it lasts, ns.
 
-    `start` gives the work of a collective that takes `alone_ns`; `from_all` gathers what each rank gives, in order.
+    `start` returns the work of a collective that takes `alone_ns`; `from_all` gathers each rank's value, in order.
     """
     number = int(min(max(may_take_ns / _ROUNDS / alone_ns, _FEWEST), _MOST))
     rounds = [from_all(_round(start, number, from_all)) for _ in range(_ROUNDS)]
@@ -41,7 +41,7 @@ def measure_beside(
 
 
 def _round(start: _Start, number: int, from_all: Callable[[Any], list[Any]]) -> tuple[int, int]:
-    """What was taken of this rank, and how long it lasted, per collective."""
+    """Return the computing time that a collective cost this rank, and how long it lasted, ns."""
     rows, matrix = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, _WIDTH)
     from_all(None)
     begin_ns, products = time.perf_counter_ns(), 0
@@ -64,7 +64,7 @@ def _round(start: _Start, number: int, from_all: Callable[[Any], list[Any]]) -> 
 
 
 def _under_way(works: Sequence[Any]) -> list[Any]:
-    """Those that have ended are waited for, so that their errors are raised."""
+    """Return the unfinished works, after waiting for the others so that their errors are raised."""
     for work in works:
         if work.is_completed():
             work.wait()

@@ -1,6 +1,6 @@
-"""Around the ranks of `ddpprof netbench`: starts them with torchrun, and says in one line why they ended.
+"""Start of the ranks of `ddpprof netbench` with torchrun, and a one-line reason if they fail.
 
-Needs no torch itself. Ranks that are all on this machine meet in a file, and gloo listens on the loopback interface, so
+This needs no torch. Ranks that are all on this machine meet in a file, and gloo listens on the loopback interface, so
 that nobody else can reach them.
 """
 
@@ -18,7 +18,7 @@ from ddpprof.record import launch
 from ddpprof.scratch import scratch_folder
 
 STORE_VARIABLE = "DDPPROF_NETBENCH_STORE"
-"""names the file in which the ranks meet"""
+"""variable that names the file in which the ranks meet"""
 
 _HERE = ("--nproc-per-node", "--nproc_per_node", "--standalone")
 _SAID = re.compile(r"^ddpprof: (.*)$", re.MULTILINE)
@@ -26,9 +26,9 @@ _ENDED = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTIL
 
 
 def run_ranks(torchrun: Sequence[str], words: Sequence[str]) -> bool:
-    """`ddpprof netbench`, with the options `words`, in every rank that torchrun starts. Whether it was interrupted.
+    """Run `ddpprof netbench` with the options `words` in every rank that torchrun starts.
 
-    Raises `CannotRecord`.
+    Returns whether it was interrupted. Raises `CannotRecord`.
     """
     with scratch_folder() as scratch:
         options, variables = _on_this_machine(scratch) if _is_on_this_machine(torchrun) else ([], {})
@@ -58,12 +58,12 @@ def _on_this_machine(scratch: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _why(said: str, code: int) -> str:
-    """Of all that the ranks and torchrun wrote: what came first."""
+    """Return the first problem in the output of the ranks and torchrun."""
     for rank, exit_code in _ENDED.findall(said):
-        if int(exit_code) < 0 and -int(exit_code) != signal.SIGTERM:  # by which torchrun ends the others
+        if int(exit_code) < 0 and -int(exit_code) != signal.SIGTERM:  # torchrun ends the others with SIGTERM
             return f"rank {rank} was ended by {signal.Signals(-int(exit_code)).name}."
     own = _SAID.search(said)
     if own is not None:
         return own.group(1)
     last = [line.strip() for line in said.splitlines() if "rror" in line]
-    return f"torchrun ended with exit code {code}: {last[-1] if last else 'it does not say why'}"
+    return f"torchrun ended with exit code {code}: {last[-1] if last else 'it gives no reason'}"

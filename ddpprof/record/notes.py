@@ -1,4 +1,4 @@
-"""What happens inside the current step: forwards, optimizer steps, waiting for data. Collected here, not judged."""
+"""Events inside the current step: forwards, optimizer steps, waits for data. They are collected here, not judged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StepNotes:
         self.rpc = RpcNotes()
         self.recording = False
         self.live = False
-        """the inside of every step is noted, whatever its mode"""
+        """True if the inside of every step is noted, whatever its mode"""
         self._forwards: list[Forward] = []
         self._optimizers: list[tuple[int, int]] = []
         self._optimizer_start_ns = 0
@@ -42,7 +42,7 @@ class StepNotes:
         return None
 
     def module(self, ddp: DistributedDataParallel) -> RecordedModule:
-        """The module's notes, begun if it is new."""
+        """Return the module's notes, created if it is new."""
         module = self.find(ddp)
         if module is None:
             module = RecordedModule(ddp, len(self.modules))
@@ -52,24 +52,24 @@ class StepNotes:
         return module
 
     def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> None:
-        """A forward of it begins."""
+        """Note that a forward of a `DataParallel` begins."""
         devices = [torch.device("cuda", device) for device in model.device_ids]
         self.memory.owns(devices)
         self.device.found(devices)
         self.data_parallel.forward_begins(model)
 
     def recording_begins(self, step: int) -> None:
-        """With step number `step`."""
+        """Note that recording begins with step number `step`."""
         for module in self.modules:
             module.replica.recording_begins(step)
 
     def recording_ends(self, step: int) -> None:
-        """Before step number `step`, on every rank that comes so far."""
+        """Note that recording ends before step number `step`, on every rank that comes this far."""
         for module in self.modules:
             module.replica.recording_ends(step)
 
     def begin_step(self, mode: StepMode) -> None:
-        """Between two steps, when no collective is under way."""
+        """Begin a step. Call this between two steps, when no collective is in flight."""
         self.recording = self.live or mode in DETAILED_MODES
         for module in self.modules:
             module.begin_step(mode)
@@ -81,7 +81,7 @@ class StepNotes:
         self.feeding.end_step()
 
     def pre_forward_is_over(self, ddp: DistributedDataParallel, start_ns: int, had_rebuilt: bool) -> None:
-        """DDP's own work before the module's forward took from `start_ns` to now."""
+        """Note DDP's own work before the module's forward, from `start_ns` to now."""
         module = self.module(ddp)
         end, sync = time.time_ns(), module.buffer_sync_ns
         module.buffer_sync_ns = 0
@@ -89,7 +89,7 @@ class StepNotes:
         module.open_forwards.append(OpenForward(start_ns, end, sync, rebuild))
 
     def forward_is_over(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
-        """The module's forward ended at `inner_end_ns`, DDP's work after it now."""
+        """Note a forward whose module ended at `inner_end_ns`, and whose DDP work after it ends now."""
         module = self.find(ddp)
         if module is None or not module.open_forwards:
             return
@@ -130,14 +130,14 @@ class StepNotes:
         self._optimizers.append((self._optimizer_start_ns, time.time_ns()))
 
     def closure_begins(self) -> None:
-        """The optimizer asks for the loss and its gradients: what follows is not its own work."""
+        """Note that a closure computes the loss and its gradients, which is not the optimizer's own work."""
         self.optimizer_ends()
 
     def closure_ends(self) -> None:
         self.optimizer_begins()
 
     def step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
-        """Return the step that is about to end, its end still 0."""
+        """Return the step that is about to end, with an end of 0."""
         if mode not in DETAILED_MODES:
             return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)
         passes = (one for module in self.modules for one in module.passes())
@@ -157,7 +157,7 @@ class StepNotes:
         )
 
     def live_step(self, number: int, mode: StepMode, start_ns: int, end_ns: int) -> RecordedStep:
-        """Return what the parts of the step that has just ended can be told from."""
+        """Return a record of the step that has just ended, with all that its parts are derived from."""
         return RecordedStep(
             number=number,
             mode=mode,
@@ -169,7 +169,7 @@ class StepNotes:
         )
 
     def release_modules(self) -> None:
-        """Keep what is known of the modules, not the modules: they may be large, and the user may be done with them."""
+        """Keep the facts of the modules but release the modules, which may be large and no longer in use."""
         self._facts_of_released = self._facts_of_modules()
         self.modules = []
 

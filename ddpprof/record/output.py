@@ -23,7 +23,7 @@ _NOT_SHOWN = ("out", "command", "launched_unix_s", "agent")
 
 
 def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
-    """Create the run directory, or that of a further attempt in it, with its ``run.json``. Called by rank 0.
+    """Create the run directory, or an attempt's folder in it, with its ``run.json``. Rank 0 calls this.
 
     Raises ``OSError`` and ``RunExists``.
     """
@@ -44,7 +44,7 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
 
 
 def about_run(settings: Settings, run_id: str, world_size: int) -> dict[str, Any]:
-    """Return what every ``run.json`` of a run says, that of a part as well."""
+    """Return the common content of every ``run.json`` of a run, including those of parts."""
     return {
         "format": rundir.FORMAT,
         "run_id": run_id,
@@ -57,12 +57,12 @@ def about_run(settings: Settings, run_id: str, world_size: int) -> dict[str, Any
 
 
 def refuse_earlier_run(directory: Path, force: bool) -> None:
-    """Raises ``RunExists`` where `directory` holds a run and may not be replaced."""
+    """Raise ``RunExists`` if `directory` holds a run that must not be replaced."""
     if directory.is_dir() and (rundir.is_run(directory) or rundir.ranks_in(directory)) and not force:
         raise RunExists(f"{directory} holds an earlier run. Choose another --out, or replace it with --force.")
 
 
-class RankFiles:
+class RankOutput:
     """``facts.json``, ``steps.jsonl``, ``last_step`` and losses of one rank. Every method raises ``OSError``."""
 
     def __init__(self, directory: Path, rank: int) -> None:
@@ -74,7 +74,7 @@ class RankFiles:
         self.last_step = LastStep(directory / rundir.last_step_file(rank))
 
     def write_facts(self, record: Record) -> None:
-        """All that is known of the rank but its steps, which have a file of their own."""
+        """Write all that is known of the rank except its steps, which have a file of their own."""
         facts = {"format": rundir.FORMAT, **msgspec.structs.asdict(record)}
         rundir.write_json(self.directory / rundir.facts_file(self._rank), msgspec.to_builtins(facts))
 
@@ -84,7 +84,7 @@ class RankFiles:
     def append_step(self, step: RecordedStep) -> int:
         """Append one flushed line, which survives the death of this process; return the step's end, ns since 1970.
 
-        The step ends when all but its end, the last field, is encoded: the cost of that is part of the step.
+        The step ends when all but its end, the last field, is encoded, so that this cost is part of the step.
         """
         line = self._encode(step).removesuffix(b"0}")
         end_ns = time.time_ns()

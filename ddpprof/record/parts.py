@@ -1,7 +1,7 @@
-"""Where hosts share no file system, each keeps the files of its own ranks: a part of the run.
+"""A part of the run: the files of one host's own ranks, if hosts share no file system.
 
 Rank 0 writes ``run.json`` into the run directory before any rank asks for it, and the ranks know its ``run_id`` from
-the job's store. A rank that does not see that file writes one for its host, and says how to bring the parts together.
+the job's store. A rank that does not see that file writes one for its host, and says how to join the parts.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ddpprof.record.output import about_run
 from ddpprof.record.settings import Settings
 
 _PATIENCE_S = 1.0
-"""How long a network file system may take to show what another host has written."""
+"""seconds that a network file system may take to show what another host has written"""
 
 
 def keep_part(directory: Path, settings: Settings, run_id: str, rank: int, world_size: int) -> None:
-    """Make `directory` a part of the run, unless it is the one that rank 0 has made.
+    """Make `directory` a part of the run, unless it is the one that rank 0 created.
 
-    Raises ``OSError``, and ``RunExists`` where this host keeps an earlier run there.
+    Raises ``OSError``, and ``RunExists`` if this host keeps an earlier run there.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while (there := _run_in(directory)) != run_id:
         if there is not None and time.monotonic() > deadline:
             raise RunExists(f"{directory} holds an earlier run on this host. Remove it, or choose another --out.")
         if time.monotonic() > deadline:
-            make_folder(directory)  # asks the server, where this host only remembers that nothing was there
+            make_folder(directory)  # asks the server, in case this host only remembers that nothing was there
             if _run_in(directory) is None:
                 _begin_part(directory, settings, run_id, rank, world_size)
                 return
@@ -42,7 +42,7 @@ def keep_part(directory: Path, settings: Settings, run_id: str, rank: int, world
 
 
 def _run_in(directory: Path) -> str | None:
-    """Return the ``run_id`` of the run there; the listing makes a network file system look again."""
+    """Return the ``run_id`` of the run there; listing the folder makes a network file system look again."""
     with suppress(OSError, ValueError, AttributeError):
         if rundir.RUN_FILE in os.listdir(directory):
             return str(json.loads((directory / rundir.RUN_FILE).read_bytes()).get("run_id"))

@@ -1,8 +1,8 @@
-"""The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns what it returned.
-The one exception is saving in steps that are thrown away (``--baseline-steps``, trials).
+"""The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns its result.
 
-Without an active session a wrapper costs one comparison, after the last recorded step a few calls. `remove` puts the
-originals back.
+The one exception is saving in steps whose result is discarded (``--baseline-steps``, trials).
+Without an active session a wrapper costs one comparison, and after the last recorded step a few calls. `remove`
+restores the originals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _originals: list[tuple[Any, str, Any]] = []
 
 
 def activate(session: Session | None) -> None:
-    """Events go to `session` from now on, or to nobody."""
+    """Send events to `session` from now on, or to nobody."""
     global _active
     _active = session
 
@@ -35,13 +35,13 @@ def active() -> Session | None:
 
 
 def wait_for_ddp(begin: Callable[[], None]) -> None:
-    """Call `begin`, once, when the first DDP module, or DataParallel, is constructed."""
+    """Call `begin` once, when the first DDP or DataParallel module is constructed."""
     global _waiting
     _waiting = begin
 
 
 def install(distributed: ModuleType) -> None:
-    """Wrap DDP's methods. Called with `torch.nn.parallel.distributed`, perhaps while torch is still being imported."""
+    """Wrap DDP's methods in `torch.nn.parallel.distributed`, perhaps while torch is still being imported."""
     if _originals:
         return
     _forget_in_forked_children()
@@ -67,12 +67,12 @@ def install(distributed: ModuleType) -> None:
 
 @functools.cache
 def _forget_in_forked_children() -> None:
-    """In a DataLoader worker, say: the recording belongs to the parent."""
+    """Deactivate the session in forked children, such as DataLoader workers: the recording belongs to the parent."""
     os.register_at_fork(after_in_child=lambda: activate(None))
 
 
 def install_around_training() -> None:
-    """Wrap what lies outside DDP, once torch is imported: data, ``backward``, checkpoints, RPC, the user's profiler."""
+    """Wrap functions outside DDP, once torch is imported: data, ``backward``, checkpoints, RPC, the user's profiler."""
     import torch
     from torch.amp.grad_scaler import GradScaler
     from torch.autograd.profiler import profile
@@ -87,7 +87,7 @@ def install_around_training() -> None:
     _wrap(DistributedSampler, "set_epoch", _set_epoch)
     _wrap(GradScaler, "step", _scaler_step)
     _wrap(profile, "_prepare_trace", _prepare_trace)
-    _wrap(torch.autograd, "backward", _backward)  # which every `Tensor.backward` calls
+    _wrap(torch.autograd, "backward", _backward)  # every `Tensor.backward` calls it
     _wrap(torch.cuda.CUDAGraph, "capture_begin", _capture_begin)
     _wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
     _wrap(torch.cuda.CUDAGraph, "replay", _replay)
@@ -116,7 +116,7 @@ def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
 
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.compile leaves `function` alone, and goes on compiling what it calls."""
+    """Exclude `function` from torch.compile, but not the functions that it calls."""
     from torch._compile import _disable_dynamo
 
     return _disable_dynamo(function, recursive=False)
@@ -261,7 +261,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
         session = _active
         if session is None:
             return original(tensors, *args, **kwargs)
-        tensors = tuple(tensors) if isinstance(tensors, Iterator) else tensors  # both are to see them
+        tensors = tuple(tensors) if isinstance(tensors, Iterator) else tensors  # both need to see them
         session.backward_begins(tensors)
         result = original(tensors, *args, **kwargs)
         session.backward_is_over()
@@ -271,7 +271,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that the scaler skips, because gradients overflowed, is a step of the training all the same."""
+    """Count a step that the scaler skips because gradients overflowed: it is still a step of the training."""
 
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         session = _active
@@ -329,7 +329,7 @@ def _replay(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _prepare_trace(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The user starts a profiler of their own: ours makes room."""
+    """Make room when the user starts a profiler of their own."""
 
     def prepare_trace(self: Any) -> Any:
         session = _active

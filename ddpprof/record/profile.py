@@ -1,4 +1,4 @@
-"""`with ddpprof.profile("runs/a") as prof:` in user code."""
+"""The context manager `with ddpprof.profile("runs/a") as prof:` for user code."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile is)
     """Record the DDP training inside the ``with`` block into the run directory `out`.
 
-    Every rank enters the block with the same arguments. Steps are found by themselves: they end with the optimizer's
-    step. Call `step()` at the end of each training step only where that does not fit.
+    Every rank enters the block with the same arguments. Steps are found automatically: they end with the optimizer's
+    step. Only if that does not fit, call `step()` at the end of each training step.
 
     Args:
-        out: the run directory. It is created; an earlier run in it is kept unless `force` is given.
-        skip_first: steps left alone at first.
-        cost_steps: steps that measure ddpprof's own cost, with recording alternately off and on.
+        out: the run directory, which is created; an earlier run in it is kept unless `force` is given.
+        skip_first: initial steps that are not recorded.
+        cost_steps: steps that measure ddpprof's own cost, alternately with recording off and on.
         timed_steps: steps with recording off, of which only the length is kept.
-        warmup: steps with the profiler on whose trace is thrown away.
+        warmup: steps with the profiler on, whose trace is discarded.
         steps: profiled steps.
-        profiler: ``False`` records without torch.profiler, which costs less and shows less.
+        profiler: ``False`` records without torch.profiler, at lower cost and in less detail.
         record_shapes, with_stack, profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
-        keep_command: ``False`` keeps no word of the process's command line in the run.
-        tensorboard: a ``SummaryWriter`` or its directory: scalars of every step go there while training runs, until
-            the block ends: each rank's as a TensorBoard run ``ddpprof-rank-N`` of its own. Ranks without it write none.
+        keep_command: ``False`` does not store the process's command line in the run.
+        tensorboard: a ``SummaryWriter`` or its directory, for scalars of every step during training. Each rank writes
+            its own TensorBoard run ``ddpprof-rank-N``. Ranks without this argument write none.
 
-    Nothing here raises because of recording: a problem is said once on stderr, and training goes on. In a script that
-    `ddpprof trace` runs, the block makes no run of its own; its `step()` counts there.
+    Recording never raises: a problem is reported once on stderr, and training goes on. In a script under
+    `ddpprof trace`, the block creates no run of its own, but its `step()` counts.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         self._session: Session | None = None
 
     def __enter__(self) -> profile:
-        if not patches.installed():  # else `ddpprof trace`, or a block around this one, records already
+        if not patches.installed():  # otherwise `ddpprof trace`, or an outer block, is already recording
             self._session = self._begin()
         return self
 
@@ -88,7 +88,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
             patches.install(distributed)
             session = Session(self._settings, self._live)
             session.begin()
-        except Exception as error:  # never a danger to the training
+        except Exception as error:  # must never endanger the training
             patches.remove()
             with suppress(Exception):
                 sys.stderr.write(f"ddpprof: cannot record: {error}. Training goes on.\n")
@@ -96,7 +96,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         return session
 
     def step(self) -> None:
-        """A training step has ended. Once called, nothing else ends a step."""
+        """Mark the end of a training step. After the first call, nothing else ends a step."""
         session = patches.active()
         if session is not None:
             session.explicit_step()

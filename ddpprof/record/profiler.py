@@ -1,6 +1,6 @@
 """torch.profiler over the profiled steps, each marked ``ProfilerStep#k`` with ddpprof's own step number.
 
-The time for which training stands still for the profiler is measured, and is part of no step.
+The time for which training pauses for the profiler is measured, and is not part of any step.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ddpprof.record.ending import GRACE_S, signals_end_a_hang
 from ddpprof.record.settings import Settings
 
 _LETS_GO_S = 0.02
-"""Gloo's threads end their spans a moment after their collectives: with the profiler gone, in memory that is free."""
+"""seconds for gloo's threads to end their spans after their collectives, before the profiler's memory is freed"""
 _ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 _TOGGLED = {ProfilerActivity.CPU, *_ACTIVITIES.values()}
 if torch.__version__ < "2.8":
-    _TOGGLED.remove(ProfilerActivity.XPU)  # it would say on the job's stderr that it cannot
-"""Torch says on the job's stderr where one that it could toggle stays as it is."""
+    _TOGGLED.remove(ProfilerActivity.XPU)  # torch would report on the job's stderr that it cannot
+"""activities that can be toggled; torch reports on the job's stderr when one of these stays as it is"""
 
 
 class StepProfiler:
@@ -35,7 +35,7 @@ class StepProfiler:
         self._device = device
         self._profile: profile | None = None
         self._left: profile | None = None
-        """one that could not be stopped, since the device did not come to rest"""
+        """profile that could not be stopped because the device did not come to rest"""
         self._is_busy = False
         self._recording = False
         self._collects = True
@@ -52,12 +52,12 @@ class StepProfiler:
         return not self._collects
 
     def owns(self, inner: object) -> bool:
-        """Whether `inner`, about to start, is the autograd profiler that this one drives."""
+        """Return whether `inner`, about to start, is the autograd profiler that this one drives."""
         return self._is_busy or (self._profile is not None and self._profile.profiler is inner)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Training stands still for the profiler."""
+        """Measure a pause of the training for the profiler."""
         began = time.perf_counter_ns()
         self._is_busy = True
         try:
@@ -67,8 +67,8 @@ class StepProfiler:
             self.pause_ns += time.perf_counter_ns() - began
 
     def prepare(self) -> None:
-        """Warm up: buffers are allocated, nothing is kept yet. Raises ``RuntimeError`` if another profiler runs."""
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Kineto would write its start and stop to the job's stderr
+        """Warm up: allocate buffers without keeping anything. Raises ``RuntimeError`` if another profiler runs."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or Kineto reports its start and stop on the job's stderr
         if torch.autograd._profiler_enabled():
             raise RuntimeError("the script's own profiler is running")
         with self.paused():
@@ -79,7 +79,7 @@ class StepProfiler:
                     with_stack=self._settings.with_stack,
                     profile_memory=self._settings.profile_memory,
                 )
-                with warnings.catch_warnings():  # torch 2.10 warns of a second cycle, though there is one
+                with warnings.catch_warnings():  # torch 2.10 warns of a second cycle, although there is only one
                     warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
                     self._profile.prepare_trace()
             except BaseException:
@@ -87,7 +87,7 @@ class StepProfiler:
                 raise
 
     def begin_step(self, number: int) -> None:
-        """A profiled step begins; the first one starts the recording."""
+        """Begin a profiled step; the first one starts the recording."""
         assert self._profile is not None
         with self.paused():
             if not self._recording:
@@ -103,9 +103,9 @@ class StepProfiler:
             self._step = None
 
     def leave_out(self) -> bool:
-        """Collect nothing for the rest of the step; the next one is profiled again. False where that cannot be done.
+        """Collect nothing for the rest of the step, but profile the next one; return False if that is impossible.
 
-        May be called between any two instructions of the training thread, but not within a backward pass.
+        This may be called between any two instructions of the training thread, but not within a backward pass.
         """
         if self._is_busy or not self._recording or torch._C._current_graph_task_id() != -1:
             return False
@@ -119,7 +119,7 @@ class StepProfiler:
         return self._collects == on
 
     def stop(self, patience_s: float = PATIENCE_S) -> profile | None:
-        """Return what was recorded; ``None`` where nothing was, or the device does not come to rest in time."""
+        """Return what was recorded; ``None`` if nothing was, or the device does not come to rest in time."""
         self.end_step()
         finished, self._profile = self._profile, None
         recorded, self._recording = self._recording, False
@@ -132,7 +132,7 @@ class StepProfiler:
         return finished if recorded else None
 
     def abandon(self) -> None:
-        """Let go of what was recorded, and wait for nothing: the job ends in failure, and the device may be stuck."""
+        """Release what was recorded without waiting: the job ends in failure, and the device may be stuck."""
         self.end_step()
         finished, self._profile = self._profile, None
         recorded, self._recording = self._recording, False
@@ -146,9 +146,9 @@ class StepProfiler:
             self._end(left, recorded=True)
 
     def _let_go(self, unfinished: profile, recorded: bool) -> None:
-        """It collects nothing more; a process that ends while a profiler collects would crash."""
+        """Make it collect nothing more; a process that ends while a profiler collects would crash."""
         if recorded and self._settings.with_stack and self._device.comes_to_rest(GRACE_S):
-            self._end(unfinished, recorded)  # what notes Python's calls cannot be told to collect nothing
+            self._end(unfinished, recorded)  # recording of Python's calls cannot be told to collect nothing
         elif recorded:
             self._collect(False)
             self._left = unfinished
@@ -164,7 +164,7 @@ class StepProfiler:
 
 
 def _activities(device: str) -> list[ProfilerActivity]:
-    """Nothing of an accelerator that this training does not use: it would make a context there."""
+    """Return the activities, without accelerators that this training does not use: they would get a context."""
     module = getattr(torch, device, None)
     if device in _ACTIVITIES and module is not None and module.is_available():
         return [ProfilerActivity.CPU, _ACTIVITIES[device]]

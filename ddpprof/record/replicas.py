@@ -1,7 +1,7 @@
-"""Do all ranks have the same model? A few values of its parameters, before and after the recorded steps.
+"""Do all ranks have the same model? A few values of its parameters are read before and after the recorded steps.
 
 DDP makes parameters equal when it wraps a model, and keeps them equal as long as only averaged gradients change them.
-Values are read between steps, twice in a job, and on CPU alone: nothing ever waits for an accelerator.
+Values are read between steps, twice per job, and on CPU only, so nothing ever waits for an accelerator.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ddpprof.model import Replica
 
 _MAX_PARAMETERS = 16
 _MAX_VALUES = 8
-"""of each"""
+"""most values of each parameter"""
 
 
 class ReplicaNotes:
-    """Reads some values of one rank's copy of the model."""
+    """Some values of one rank's copy of the model."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         read = [one for one in parameters if _can_be_read(one)]
@@ -28,7 +28,7 @@ class ReplicaNotes:
         self._after: tuple[int, tuple[float, ...]] | None = None
 
     def recording_begins(self, step: int) -> None:
-        """`step`: the number of the one that begins, the same on all ranks."""
+        """Read the values before step number `step`, which is the same on all ranks."""
         self._before = step, self._values()
 
     def recording_ends(self, step: int) -> None:
@@ -38,7 +38,7 @@ class ReplicaNotes:
         return tuple(value for parameter in self._parameters for value in _some(parameter))
 
     def compared(self, module: int, num_unreduced_passes: int) -> Replica | None:
-        """Return the values of the module with that index; ``None`` where there is nothing to compare."""
+        """Return the values of the module with that index; ``None`` if there is nothing to compare."""
         if self._before is None or self._after is None or not self._parameters:
             return None
         if not all(map(isfinite, self._before[1] + self._after[1])):
@@ -54,7 +54,7 @@ class ReplicaNotes:
 
 
 def _can_be_read(parameter: torch.nn.Parameter) -> bool:
-    """Neither on an accelerator nor one of the tensors that only look like one, as a sharded one does."""
+    """Return whether it is an ordinary tensor on CPU, unlike a sharded one, which only looks like a tensor."""
     plain = type(parameter.data) is torch.Tensor and parameter.layout == torch.strided
     return plain and parameter.device.type == "cpu" and parameter.is_floating_point() and parameter.is_contiguous()
 

@@ -1,7 +1,7 @@
-"""What a batch holds, as numbers that are the same on two ranks exactly where its samples are.
+"""Digests of a batch: numbers that are equal on two ranks exactly if its samples are.
 
-Each sample, a row of the batch's tensors, gets a digest of some of its elements. Only what lies in the host's memory
-is read: an accelerator is never waited for. No operator of torch runs, so that the profiler sees nothing of it.
+Each sample, a row of the batch's tensors, gets a digest of some of its elements. Only data in the host's memory is
+read, so nothing waits for an accelerator. No operator of torch runs, so the profiler sees nothing of it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch
 
 _MAX_ROWS = 32
 _MAX_ELEMENTS = 256
-"""of a row, over all tensors: at most 64 KiB of a batch"""
+"""most elements of a row, over all tensors, which makes at most 64 KiB per batch"""
 _MAX_TENSORS = 8
 _MAX_DEPTH = 3
 _DIGEST_BYTES = 7
-"""a number that every reader of JSON holds in 64 bits"""
+"""size of a number that every JSON reader holds in 64 bits"""
 
 
 def tensors_in(batch: Any, depth: int = _MAX_DEPTH) -> Iterator[Any]:
-    """Yield the batch's tensors and arrays, in the order in which they stand."""
+    """Yield the batch's tensors and arrays, in order."""
     if isinstance(batch, torch.Tensor | np.ndarray):
         yield batch
     elif depth and isinstance(batch, Mapping):
@@ -44,9 +44,9 @@ def sizes_of(batch: Any) -> frozenset[int]:
 
 
 def digests(batch: Any) -> list[int] | None:
-    """Return a number for each of the first samples; ``None`` where the batch cannot be read.
+    """Return a number for each of the first samples; ``None`` if the batch cannot be read.
 
-    A batch whose tensors differ in their number of rows counts as one sample.
+    A batch whose tensors have different numbers of rows counts as one sample.
     """
     arrays = [_array(one) for one in islice(tensors_in(batch), _MAX_TENSORS)]
     known = [array for array in arrays if array is not None and array.ndim > 0]
@@ -60,9 +60,9 @@ def digests(batch: Any) -> list[int] | None:
 
 
 def _array(tensor: Any) -> np.ndarray[Any, Any] | None:
-    """Return the same memory as an array; ``None`` where it is not simply in the host's memory.
+    """Return the same memory as an array; ``None`` if it is not plain host memory.
 
-    ``Tensor.numpy`` would do, but runs operators, which the profiler of a profiled step sees.
+    ``Tensor.numpy`` would do, but it runs operators that the profiler of a profiled step sees.
     """
     if type(tensor) is not torch.Tensor:
         return tensor if isinstance(tensor, np.ndarray) else None
@@ -78,7 +78,7 @@ def _array(tensor: Any) -> np.ndarray[Any, Any] | None:
 
 @lru_cache(maxsize=64)
 def _sampled(shape: tuple[int, ...], most: int) -> tuple[slice, ...]:
-    """Return which elements to read: of the first rows, evenly spread, at most `most` each."""
+    """Return which elements to read: at most `most` of each of the first rows, evenly spread."""
     sizes, every = list(shape[1:]), [1] * (len(shape) - 1)
     counts = sizes.copy()
     while np.prod(counts, dtype=np.int64) > most:

@@ -1,10 +1,10 @@
-"""Which step is skipped, timed, recorded, profiled.
+"""Which steps are skipped, timed, recorded and profiled?
 
 step   0 1 2 | 3 4 5 6 7 8 9 10      |              | 11     | 12 13 14 15 16 |            |         | 17 …
        skip  | off light off light … | (timed: off) | warmup | profiled       | (baseline) | (alone) | done
 
 On an accelerator at least eleven steps are skipped: in a reducer's first ten iterations, and in every hundredth, torch
-waits for the device, and what it then waits for is not what training costs.
+waits for the device, which distorts what training costs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ddpprof.model import StepMode
 from ddpprof.record.settings import Settings
 
 _SETTLE = 3
-"""steps at the begin of a block that do not count: DDP rebuilds its buckets in the second, memory is laid out anew"""
+"""uncounted steps at the beginning of a block: DDP rebuilds its buckets in the second, and memory is reallocated"""
 
 
 _TORCH_WAITS = 11
-"""So many steps into the life of a reducer torch itself waits for an accelerator, to take the times of an iteration"""
+"""initial steps of a reducer in which torch may wait for an accelerator, to take the times of an iteration"""
 
 
 class Schedule:
@@ -36,37 +36,37 @@ class Schedule:
 
     @property
     def num_skipped(self) -> int:
-        """At least one: the ranks can agree only after a backward pass."""
+        """Number of skipped steps; at least one, as the ranks can agree only after a backward pass."""
         return self._cost_begin
 
     @property
     def num_steps(self) -> int:
-        """Steps that the script must take for everything to be recorded."""
+        """Number of steps that the script must take for everything to be recorded."""
         return self._done_begin + self._num_block_steps
 
     @property
     def num_profiled(self) -> int:
-        """Steps with the profiler on."""
+        """Number of steps with the profiler on."""
         return self._alone_begin - self._warmup_begin
 
     @property
     def common_end(self) -> int:
-        """From this step on a rank would be alone that still trains: without communication, or the job ends."""
+        """First step in which ranks would train alone, either without communication or because the job ends."""
         return self._baseline_begin
 
     def end_at_common_end(self) -> None:
-        """Not all ranks still record: none goes on without communication, and none ends the job."""
+        """End at the common end, as not all ranks still record: none goes on without communication or ends the job."""
         self._alone_begin = self._done_begin = self._baseline_begin
 
     def without_profiler(self) -> None:
-        """From now on light recording takes the profiler's place: the ranks could not agree, or it would not start."""
+        """Replace the profiler by light recording: the ranks could not agree on it, or it did not start."""
         self._profiled_begin = self._warmup_begin
         self._done_begin -= self._alone_begin - self._baseline_begin
         self._alone_begin = self._baseline_begin
         self._profiled = StepMode.LIGHT
 
     def mode(self, step: int) -> StepMode:
-        """What to do in step number `step`, counted from 0."""
+        """Return the mode of step number `step`, counted from 0."""
         if step < self._cost_begin:
             return StepMode.SKIP
         if step < self._timed_begin:
@@ -89,6 +89,6 @@ class Schedule:
         return StepMode.WITHOUT_DDP if self.is_without_ddp(step) else StepMode.OFF
 
     def is_without_ddp(self, step: int) -> bool:
-        """Whether DDP is to be taken away in this step, timed or not."""
+        """Return whether DDP is taken away in this step, timed or not."""
         into = step - self._done_begin
         return 0 <= into < self._num_block_steps and into // self._block % 2 == 1

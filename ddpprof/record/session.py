@@ -1,7 +1,7 @@
-"""What happens in one training process, from its first DDP forward to its end.
+"""The recording of one training process, from its first DDP forward to its end.
 
-Events come from `patches`; the session finds the steps, and `Window` records them.
-Whatever goes wrong in here is said once on stderr, and training goes on.
+Events come from `patches`; the session finds the steps, and `Window` records them. Any problem in here is reported once
+on stderr, and training goes on.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
 from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
-from ddpprof.record.buckets import BucketTimer, timed_hook
+from ddpprof.record.buckets import ReducerTimer, timed_hook
 from ddpprof.record.closures import with_noted_closure
 from ddpprof.record.compiled import keep_out_of_compiled_graphs
 from ddpprof.record.graphs import Graphs
-from ddpprof.record.job import Job
+from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.settings import Settings
-from ddpprof.record.steps import StepFinder
+from ddpprof.record.steps import StepDetector
 from ddpprof.record.window import Window
 from ddpprof.short_training import options_for
 
@@ -44,7 +44,7 @@ _P = ParamSpec("_P")
 
 
 def _harmless(method: Callable[_P, None]) -> Callable[_P, None]:
-    """An error inside ddpprof ends the recording, not the training."""
+    """Make an error inside ddpprof end the recording, not the training."""
 
     @functools.wraps(method)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -64,12 +64,12 @@ class Session:
     def __init__(self, settings: Settings, live: LiveScalars | None = None) -> None:
         self._settings = settings
         self._live = live
-        self._finder = StepFinder(_any_optimizer_alive)
+        self._finder = StepDetector(_any_optimizer_alive)
         self._notes = StepNotes()
         self._baseline = Baseline()
         self.graphs = Graphs()
         self._losses = LossNotes() if settings.losses else None
-        self._job = Job(settings)
+        self._job = JobRank(settings)
         self._notes.live = live is not None
         self._window = Window(settings, self._job, self._notes, self._warn_for_all, live)
         self._handles: list[Any] = []
@@ -79,7 +79,7 @@ class Session:
         self._closed = False
 
     def begin(self) -> None:
-        """Listen from now on."""
+        """Start listening."""
         self._notes.environment.look_who_calls()
         patches.install_around_training()
         self._handles = patches.hook_optimizers()
@@ -91,14 +91,14 @@ class Session:
 
     @property
     def _is_over(self) -> bool:
-        """Nothing that happens from now on counts."""
+        """Whether nothing that happens from now on counts."""
         return self._window.mode is StepMode.DONE and not self._notes.live
 
-    # Events, from `patches`. A method that is handed an original calls it once, whatever happens.
+    # Events from `patches`. A method that receives an original calls it once, whatever happens.
 
     @_harmless
     def ddp_forward_begins(self, ddp: DistributedDataParallel) -> None:
-        """Before the profiler's mark of the forward, so that a step that begins here holds the whole of it."""
+        """Handle a forward before the profiler marks it, so that a step that begins here contains all of it."""
         if self._window.stopping:
             raise SystemExit(0)
         if not torch.is_grad_enabled():
@@ -118,7 +118,7 @@ class Session:
 
     @_harmless
     def data_parallel_forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
-        """`nn.DataParallel`: all of the job is one process. In a job with a process group DDP is what counts."""
+        """Handle `nn.DataParallel`, whose whole job is one process. With a process group, DDP counts instead."""
         if self._window.stopping:
             raise SystemExit(0)
         if not torch.is_grad_enabled() or (dist.is_available() and dist.is_initialized()):
@@ -128,7 +128,7 @@ class Session:
             return
         if not self._job.attached:
             if self._settings.baseline_steps or self._settings.alone_steps:
-                raise DdpprofError("--baseline-steps needs DistributedDataParallel, and this is DataParallel.")
+                raise DdpprofError("--baseline-steps needs DistributedDataParallel, but this is DataParallel.")
             self._begin_training(self._job.attach_alone)
         self._notes.data_parallel_module(model)
         self._end_step_that_is_over()
@@ -168,19 +168,19 @@ class Session:
         return result
 
     def wrap_comm_hook(self, ddp: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """A hook that also times its buckets. On an accelerator a future says nothing about its kernel."""
+        """Return a hook that also times its buckets. On an accelerator a future says nothing about its kernel."""
         if not inspect.isroutine(hook) or getattr(ddp, "device_type", None) != "cpu":
             return hook
-        watched = weakref.ref(ddp)  # the reducer keeps the hook, and the hook must not keep the module
+        watched = weakref.ref(ddp)  # the reducer keeps the hook, so the hook must not keep the module
 
-        def times_now() -> BucketTimer | None:
+        def times_now() -> ReducerTimer | None:
             module = self._notes.find(watched())
             return module.times if module is not None else None
 
         return timed_hook(hook, times_now)
 
     def optimizer_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        """Return the step's arguments with a closure that tells when it runs; ``None`` where they stay."""
+        """Return arguments for the step whose closure reports when it runs; ``None`` if they stay unchanged."""
         if not self._notes.recording:
             return None
         self._note(self._notes.optimizer_begins)
@@ -199,7 +199,7 @@ class Session:
 
     @_harmless
     def scaler_skipped(self, optimizer: Any) -> None:
-        """A `GradScaler` skipped the optimizer's step, because gradients overflowed: a step of the training ends."""
+        """Note that a `GradScaler` skipped the optimizer's step because gradients overflowed; a training step ends."""
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner
         if self._is_over:
@@ -216,7 +216,7 @@ class Session:
 
     @_harmless
     def backward_begins(self, tensors: Any) -> None:
-        """Not one within another, as reentrant checkpointing has it."""
+        """Handle a backward pass, unless it is inside another, as in reentrant checkpointing."""
         if self._is_over or not self._between_backward_passes():
             return
         if self._losses is not None:
@@ -244,7 +244,7 @@ class Session:
             self._note(self._notes.feeding.fetches, iterator, batch, waited_ns, self._notes.recording)
 
     def _looks_for_its_end(self, original: Callable[..., Any], iterator: Any) -> Any:
-        """After the recorded steps: which epochs there were is all that counts."""
+        """Fetch a batch after the recorded steps, when only the number of epochs counts."""
         try:
             return original(iterator)
         except StopIteration:
@@ -258,16 +258,16 @@ class Session:
         self._note(self._notes.feeding.sets_epoch, sampler)
 
     def saves(self, target: Any) -> bool:
-        """Whether to go on and save: not what a trial, or the ranks' diverged parameters, would overwrite.
+        """Return whether to save: not if a trial, or the ranks' diverged parameters, would overwrite a file.
 
-        What goes into a buffer or an open file is the script's to write: cut off, it would leave an empty file there.
+        Writing to a buffer or an open file is left to the script: suppressing it would leave an empty file.
         """
         self._note(self._notes.environment.saves, target)
         trial, apart = self._settings.trial and (self._window.step or self._closed), self._baseline.has_begun
         if not (trial or apart) or not isinstance(target, str | os.PathLike):
             return True
         why = "this is a trial" if trial else "the steps since the profiled ones were without gradient communication"
-        if not (trial and self._closed):  # else it has said what it ends for
+        if not (trial and self._closed):  # otherwise it has said why it ends
             self._warn(f"not saved: {target}: {why}.")
         return False
 
@@ -280,7 +280,7 @@ class Session:
         profiler = self._window.profiler
         if profiler.running and not profiler.owns(inner):
             profiler.stop()
-            raise DdpprofError("the script started a profiler of its own in the profiled steps")
+            raise DdpprofError("the script started its own profiler in the profiled steps")
 
     @_harmless
     def graph_replays(self) -> None:
@@ -290,7 +290,7 @@ class Session:
 
     @_harmless
     def explicit_step(self) -> None:
-        """The user says that a step ended."""
+        """Handle a step that the user marks as ended."""
         self._end_step_that_is_over()
         if self._finder.step_marked():
             self._end_step()
@@ -320,7 +320,7 @@ class Session:
         self._window.begin()
 
     def _between_backward_passes(self) -> bool:
-        """The reducer may be touched: it holds its lock during a backward pass, and waits for other threads there."""
+        """Return whether the reducer may be touched: in a backward pass it holds its lock and awaits other threads."""
         return threading.get_ident() == self._training_thread and torch._C._current_graph_task_id() == -1
 
     @_harmless
@@ -330,7 +330,7 @@ class Session:
             self._end_step()
 
     def _count_step_that_ends(self, has_ended: bool) -> None:
-        """After the recorded steps: how far the training came is all that counts."""
+        """Count a step after the recorded ones, when only the progress of the training counts."""
         if has_ended and self._job.attached:
             self._window.count_step()
 
@@ -349,7 +349,7 @@ class Session:
             raise SystemExit(0)
 
     def _open_files(self) -> None:
-        """After the last skipped step: the ranks agree, or nothing is recorded."""
+        """Open the files after the last skipped step: the ranks agree, or nothing is recorded."""
         if not self._job.open_files(self._notes.device):
             self._retire()
             return
@@ -368,7 +368,7 @@ class Session:
             handle.remove()
         self._handles = []
         self._end_live()
-        if self._between_backward_passes():  # what follows a `with` block trains as if there had been none
+        if self._between_backward_passes():  # code after a `with` block trains as if there had been none
             self._notes.begin_step(StepMode.DONE)
         if self._closed:
             return
@@ -386,18 +386,18 @@ class Session:
         if num_replays > num_steps:
             return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
         options = options_for(num_steps, num_skipped if self._notes.device.is_accelerator else 1)
-        instead = "let it take more" if options is None else f"ddpprof trace {options} records what they tell"
+        instead = "let it take more steps" if options is None else f"ddpprof trace {options} records what they show"
         return f"{took}, and the first {num_skipped} are not recorded: {instead}."
 
     def give_up(self, error: Exception) -> None:
-        """Recording ends here, training does not, unless it is a trial."""
+        """End the recording here but not the training, unless it is a trial."""
         self._warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
-        with suppress(Exception):  # it was said already, and training must go on
+        with suppress(Exception):  # the error was already reported, and training must go on
             self._window.give_up()
         with suppress(Exception):
             self._window.write_facts(f"stopped recording: {_one_line(error)}")
-        if self._settings.trial:  # whatever it trains from here on is for nothing
+        if self._settings.trial:  # whatever it trains from here on is useless
             raise SystemExit(1)
 
     def _end_live(self) -> None:
@@ -409,7 +409,7 @@ class Session:
         self._closed = True
         self._end_live()
         self._window.mode = StepMode.DONE
-        if not (self._settings.trial or self._baseline.has_begun):  # else nothing may be saved to the end
+        if not (self._settings.trial or self._baseline.has_begun):  # otherwise nothing may be saved until the end
             self._stop_listening()
         if self._between_backward_passes():
             self._notes.begin_step(StepMode.DONE)
@@ -429,5 +429,5 @@ def _one_line(error: Exception) -> str:
 
 
 def _any_optimizer_alive() -> bool:
-    """`type` instead of `isinstance`, which asks every object for its ``__class__``: some answer with a warning."""
+    """Return whether there is an optimizer. `isinstance` would ask for ``__class__``, to which some objects warn."""
     return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())

@@ -1,4 +1,4 @@
-"""What to record, and how it reaches the training processes: one environment variable."""
+"""Settings of the recording, and their way to the training processes: one environment variable."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ ENVIRONMENT_VARIABLE = "DDPPROF_SETTINGS"
 
 @dataclass(frozen=True)
 class Settings:
-    """Every choice of ``ddpprof trace`` and `ddpprof.profile` about recording."""
+    """All recording options of ``ddpprof trace`` and `ddpprof.profile`."""
 
     out: str
-    """the run directory"""
+    """run directory"""
     command: tuple[str, ...] = ()
-    """what the user asked to run"""
+    """command that the user asked to run"""
     recorded_with: tuple[str, ...] = ()
-    """words behind ``ddpprof trace`` that record such a run again: all but those that say where it goes"""
+    """arguments of ``ddpprof trace`` to record such a run again, without those that say where it goes"""
     skip_first: int = 3
-    """steps left alone at first: DDP rebuilds its buckets at the second forward, caches and allocators warm up"""
+    """initial steps not recorded: DDP rebuilds its buckets at the second forward, and caches and allocators warm up"""
     cost_steps: int = 8
-    """steps with recording alternately off and on, from which ddpprof measures its own cost"""
+    """steps alternately with recording off and on, from which ddpprof measures its own cost"""
     timed_steps: int = 0
-    """then steps with recording off, of which only the length is kept"""
+    """following steps with recording off, of which only the length is kept"""
     warmup: int = 1
-    """steps with the profiler on whose trace is thrown away"""
+    """steps with the profiler on, whose trace is discarded"""
     steps: int = 5
-    """steps with the profiler on (or with light recording, with ``profiler=False``)"""
+    """steps with the profiler on, or with light recording if ``profiler=False``"""
     profile_ranks: tuple[tuple[int, int], ...] = ()
-    """first and last of each span of ranks to profile; empty: all, or in a large job some"""
+    """first and last rank of each span to profile; if empty, all ranks, or some in a large job"""
     baseline_steps: int = 0
-    """then steps under the profiler without gradient communication, which end the job: the ranks drift apart"""
+    """following profiled steps without gradient communication; they end the job, since the ranks diverge"""
     alone_steps: int = 0
-    """then such steps without the profiler: how long computation takes alone"""
+    """following steps of that kind without the profiler, which show how long computation takes alone"""
     profiler: bool = True
-    """``False``: light recording only"""
+    """``False`` for light recording only"""
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
     most_seconds: float = 300.0
-    """after which the profiled steps end, however many there were"""
+    """seconds after which the profiled steps end, however many there were"""
     most_bytes: int = 2 << 30
-    """by which the process may grow in the profiled steps before they end"""
+    """growth of the process in the profiled steps that ends them"""
     stop_after: bool = False
-    """end the job, with exit code 0, once the steps are recorded"""
+    """end the job with exit code 0 once the steps are recorded"""
     force: bool = False
     """replace an earlier run in ``out``"""
     trial: bool = False
@@ -56,24 +56,24 @@ class Settings:
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """arguments of DDP's constructor that replace the script's"""
     comm_hook: str | None = None
-    """of ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``, registered with every DDP module"""
+    """hook from ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``, registered with every DDP module"""
     losses: bool = False
-    """keep what each step is trained for"""
+    """keep the loss of each step"""
     without_ddp: bool = False
-    """DDP does nothing but call its module"""
+    """make DDP only call its module"""
     ddp_blocks: int = 0
-    """at the end, so often: a block of timed steps with DDP, and one without"""
+    """number of final pairs of blocks: timed steps with DDP, and without"""
     block_steps: int = 0
-    """timed steps of a block"""
+    """number of timed steps in a block"""
 
     launched_unix_s: float | None = None
-    """when the launcher started the job; what was recorded later is the job's own"""
+    """time at which the launcher started the job; later recordings are the job's own"""
     agent: str | None = None
-    """of torchrun, where ddpprof stands between it and the rank"""
+    """torchrun's process, if ddpprof stands between it and the rank"""
 
     @property
     def reduces_throughout(self) -> bool:
-        """Whether DDP works in all recorded steps as the script has it."""
+        """Whether DDP works in all recorded steps as in the script."""
         return not (self.baseline_steps or self.alone_steps or self.ddp_blocks or self.without_ddp)
 
     def to_environment(self) -> dict[str, str]:
@@ -81,7 +81,7 @@ class Settings:
 
 
 def settings_from_environment() -> Settings | None:
-    """The launcher's settings, or ``None`` in a process that it did not start."""
+    """Return the launcher's settings, or ``None`` in a process that it did not start."""
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if not text:
         return None

@@ -1,13 +1,13 @@
-"""Where does a training step end? Found without the user's help.
+"""Where does a training step end? This is found without the user's help.
 
-    an optimizer steps         the step ends when the *anchor* optimizer has stepped: the one seen last for the first
-                               time, so that a GAN's `d.step(); g.step()`, or five critic steps and one generator
+    an optimizer steps         the step ends when the *anchor* optimizer has stepped, the last one to be seen for the
+                               first time; so a GAN's `d.step(); g.step()`, or five critic steps and one generator
                                step, are one training step
     no optimizer exists        the step ends when a DDP module that has synchronised begins its next forward
-    the user calls `step()`    then nothing else ends a step
+    the user calls `step()`    from then on nothing else ends a step
 
-A step holds at least one synchronising forward, so gradient accumulation under `no_sync`, and optimizers that step
-parameter by parameter inside the backward pass, count once. Every rank sees the same calls, so all count alike.
+A step contains at least one synchronising forward, so gradient accumulation under `no_sync`, and optimizers that step
+parameter by parameter inside the backward pass, count once. Every rank sees the same calls, so all ranks count alike.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _ANCHOR_LOST_AFTER = 50
-"""Steps of another optimizer after which an anchor that no longer steps is given up."""
+"""number of steps of another optimizer after which an anchor that no longer steps is given up"""
 
 
-class StepFinder:
+class StepDetector:
     def __init__(self, any_optimizer_alive: Callable[[], bool]) -> None:
         self._any_optimizer_alive = any_optimizer_alive
         self._explicit = False
@@ -30,10 +30,10 @@ class StepFinder:
         self._without_optimizer: bool | None = None
 
     def step_marked(self) -> bool:
-        """The user says that a step ended, and marks the steps from now on. True if it is to end now.
+        """Handle the user's mark of the end of a step; return True if the step ends now.
 
-        The first mark may come behind an optimizer that has just ended that step, and no step ends before the ranks
-        have first synchronised.
+        The first mark may follow an optimizer that has just ended that step, and no step ends before the ranks have
+        first synchronised.
         """
         ends = bool(self._synchronised) or (self._explicit and self._has_synchronised)
         self._explicit = True
@@ -41,7 +41,7 @@ class StepFinder:
         return ends
 
     def forward_begins(self, module: int, synchronises: bool) -> bool:
-        """A DDP forward with gradients begins. True if a step ended just before it."""
+        """Handle the beginning of a DDP forward with gradients; return True if a step ended just before it."""
         ended = module in self._synchronised and self._steps_end_at_forward()
         if ended:
             self._synchronised.clear()
@@ -51,7 +51,7 @@ class StepFinder:
         return ended
 
     def optimizer_stepped(self, optimizer: int) -> bool:
-        """An optimizer has stepped. True if a step ended with it."""
+        """Handle an optimizer's step; return True if a step ended with it."""
         if self._explicit:
             return False
         self._without_optimizer = False

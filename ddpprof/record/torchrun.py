@@ -1,6 +1,6 @@
 """torchrun's options, by torchrun's own names, so that `ddpprof trace` can pass them on without importing torch.
 
-A test compares the table with the parser of the torch that is installed.
+A test compares the table with the parser of the installed torch.
 """
 
 from __future__ import annotations
@@ -36,4 +36,4 @@ OPTIONS: tuple[tuple[tuple[str, ...], bool], ...] = (
     (("--shutdown-timeout", "--shutdown_timeout"), True),
     (("--virtual-local-rank", "--virtual_local_rank"), False),
 )
-"""Names of each option, and whether it takes a value. ``-m/--module`` is `ddpprof trace`'s own too."""
+"""names of each option, and whether it takes a value; ``-m/--module`` is also an option of `ddpprof trace`"""

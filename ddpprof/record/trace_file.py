@@ -1,8 +1,8 @@
-"""One rank's trace on its way into the run directory, written while training goes on.
+"""One rank's trace on its way into the run directory, written during training.
 
-A trace may have hundreds of megabytes, and the folder of the run may be one of a network, into which all ranks write at
-once. So a thread writes: to a disk of this node first, where the run lies elsewhere, and from there, compressed, into
-the run. On one disk the file only gets its name then, and is compressed when training is over.
+A trace may have hundreds of megabytes, and the run may be in a network folder into which all ranks write at once. So a
+thread writes it: if the run is elsewhere, first to a disk of this node, and from there, compressed, into the run. On
+the same disk the file only gets its final name then, and is compressed when training is over.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ except ImportError:
 
 _LOOKS_EVERY_S = 0.1
 _LOCAL_DISK_BYTES = 4 << 30
-"""that must be free on this node's disk, or the trace goes where the run lies at once"""
+"""least free bytes on this node's disk; with less, the trace goes directly to the run"""
 
 
 class TraceFile:
-    """``rank-N.trace.json.gz`` and what precedes it."""
+    """``rank-N.trace.json.gz`` and its intermediate files."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._plain = directory / rundir.plain_trace_file(rank)
@@ -45,13 +45,13 @@ class TraceFile:
         self._error: Exception | None = None
 
     def write(self, recorded: profile) -> None:
-        """Begin to write; `finish` says whether it went well."""
+        """Begin to write; `finish` reports whether it succeeded."""
         self._begin(lambda: self._export(recorded))
 
     def finish(self, patience_s: float, asked_to_end: Sequence[int]) -> None:
-        """At the end of training: wait until all is written, but for `patience_s` once there is a reason to hurry.
+        """Wait at the end of training until all is written, but only `patience_s` once there is a reason to hurry.
 
-        `asked_to_end`: grows where a signal arrives. Raises ``OSError``.
+        `asked_to_end`: list that grows when a signal arrives. Raises ``OSError``.
         """
         self.wait(patience_s, asked_to_end)
         if self._thread is None and self._plain.exists():
@@ -97,13 +97,13 @@ class TraceFile:
             recorded.export_chrome_trace(_relative(part))
             if not part.exists() or part.stat().st_size == 0:
                 raise OSError(f"the profiler could not write {part}")
-            own_files.narrow(part)  # Kineto makes it
+            own_files.narrow(part)  # Kineto creates it
             if folder == self._plain.parent:
                 part.replace(self._plain)
             else:
                 self._compress(part)
         finally:
-            for left in (part, part.with_name(f"{part.name}.tmp")):  # Kineto's own, where it did not come to its end
+            for left in (part, part.with_name(f"{part.name}.tmp")):  # Kineto's own, if it did not finish
                 own_files.remove_file(left)
 
     def _compress(self, plain: Path) -> None:
@@ -126,8 +126,8 @@ def _lies_elsewhere(directory: Path) -> bool:
 
 
 def _relative(path: Path) -> str:
-    """Kineto writes the path that it is given into the trace, which may be shown to others."""
+    """Return a relative path: Kineto writes the given path into the trace, which may be shown to others."""
     try:
         return os.path.relpath(path)
-    except OSError:  # the working folder is gone
+    except OSError:  # the working folder no longer exists
         return str(path)

@@ -1,6 +1,6 @@
-"""The recorded steps of one process: in which mode the current one is, the profiler over them, what is written of them.
+"""The recorded steps of one process: their modes, the profiler over them, and their output.
 
-`Session` says where steps end; here it is decided what that means.
+`Session` says where steps end; this module decides what follows from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddpprof.record import ddp_variants
 from ddpprof.record.bounds import Bounds
 from ddpprof.record.device import PATIENCE_S
 from ddpprof.record.ending import GRACE_S
-from ddpprof.record.job import Job
+from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.profiler import StepProfiler
@@ -28,10 +28,10 @@ _UNDER_THE_PROFILER = (StepMode.PROFILED, StepMode.CUT, StepMode.BASELINE)
 _PROFILED = (StepMode.WARMUP, StepMode.PROFILED)
 _TIMED = (StepMode.OFF, StepMode.WITHOUT_DDP)
 _BYTES_OF_A_PARAMETER = 40_000
-"""that the profiler keeps in a step of its gradient, its optimizer's operators and what calls them, on CPU"""
+"""bytes that the profiler keeps per step for a parameter's gradient, optimizer operators and their callers, on CPU"""
 _MUCH_BYTES = 2 * 10**9
 _PATIENCE_STEPS = 3
-"""The host may be ahead of an accelerator by so many steps when the profiler stops."""
+"""number of steps by which the host may be ahead of an accelerator when the profiler stops"""
 _STUCK = "the accelerator did not come to rest when the profiled steps were over"
 _FAILED = "the job failed in the profiled steps, and a failed job does not wait for its accelerator"
 
@@ -40,7 +40,7 @@ class Window:
     def __init__(
         self,
         settings: Settings,
-        job: Job,
+        job: JobRank,
         notes: StepNotes,
         warn_for_all: Callable[[str], None],
         live: LiveScalars | None = None,
@@ -57,17 +57,17 @@ class Window:
         self._knows_of_vetoes = False
         self._thread = 0
         self._no_trace: str | None = None
-        """why this rank profiles no more, or never did"""
+        """why this rank no longer profiles, or never did"""
         self._profiles = True
         self.mode = StepMode.SKIP
         self.step = 0
-        """number of the current one"""
+        """number of the current step"""
         self.stopping = False
-        """all is recorded, and the job is to end with that"""
+        """True if all is recorded, and the job is to end with that"""
         self._step_start_ns = 0
 
     def begin(self) -> None:
-        """Training begins, with step 0."""
+        """Begin with step 0 of the training."""
         self._thread = threading.get_ident()
         if not profiled_ranks.is_profiled(self._job.rank, self._job.world_size, self._settings.profile_ranks):
             self._profiles, self._no_trace = False, "it is not among the profiled ones"
@@ -76,7 +76,7 @@ class Window:
         self._step_start_ns = time.time_ns()
 
     def end_step(self) -> None:
-        """What recording costs between two steps falls in one of them, but for the profiler's start and end."""
+        """End a step. The cost of recording between steps is part of one, except the profiler's start and end."""
         end_ns = None
         self.profiler.end_step()
         self._bounds.step_ends(usual=self.mode is not StepMode.SKIP)
@@ -93,7 +93,7 @@ class Window:
         self.count_step()
 
     def count_step(self) -> None:
-        """A step has ended."""
+        """Count a step that has ended."""
         self.profiler.clear_away()
         self.step += 1
         if self._job.files is not None:
@@ -101,12 +101,12 @@ class Window:
 
     @property
     def num_skipped(self) -> int:
-        """Steps at first that are not recorded."""
+        """Number of initial steps that are not recorded."""
         return self._schedule.num_skipped
 
     @property
     def is_to_open(self) -> bool:
-        """The skipped steps are over."""
+        """Whether the skipped steps are over."""
         return self.step == self._schedule.num_skipped
 
     def begin_step(self) -> None:
@@ -136,7 +136,7 @@ class Window:
         self._bounds.step_begins(profiled)
 
     def _mode_now(self) -> StepMode:
-        """What the schedule says, but for what this rank does not profile."""
+        """Return the schedule's mode, unless this rank does not profile."""
         mode = self._schedule.mode(self.step)
         if mode in _PROFILED and self._no_trace is None:
             self._no_trace = self._bounds.exceeded()
@@ -147,14 +147,14 @@ class Window:
         return mode
 
     def cut_short(self, why: str) -> None:
-        """Between two operators, within a step: profile no more."""
+        """Stop profiling within a step, between two operators."""
         if self.mode in _PROFILED and self.profiler.running:
             self._no_trace, self.mode = why, StepMode.SKIP
             self._warn_for_all(f"the profiled steps end after {self.step} steps: {why}")
             self._end_profiling()
 
     def _agree(self) -> None:
-        """What another rank said before an all-reduce is known when that all-reduce is over on this rank's device."""
+        """Agree with the other ranks, whose word before an all-reduce is known when that is over on this device."""
         if self._schedule.mode(self.step - 1) in _PROFILED and not self._knows_of_vetoes:
             self._knows_of_vetoes = True
             self._notes.device.comes_to_rest(self._patience_s)
@@ -170,20 +170,20 @@ class Window:
             if not self._job.all_came_to_the_end():
                 self._schedule.end_at_common_end()
                 self._ends_job, self.mode = False, self._schedule.mode(self.step)
-                self._warn_for_all("not every rank still records, so the job goes on as the script has it")
+                self._warn_for_all("not every rank still records, so the job goes on as in the script")
 
     @property
     def _patience_s(self) -> float:
         return max(PATIENCE_S, _PATIENCE_STEPS * self._bounds.longest_s)
 
     def _leave_out(self) -> bool:
-        """In a step that does not end; called between any two instructions of the main thread."""
+        """Leave out the rest of a step that does not end; called between any two instructions of the main thread."""
         with suppress(Exception):
             return threading.get_ident() == self._thread and self.profiler.leave_out()
         return False
 
     def _wait_for_device(self) -> None:
-        """At both ends of a trial's timed steps: in between, the host is ahead of an accelerator by any number."""
+        """Wait at both ends of a trial's timed steps; in between, the host may be any number of steps ahead."""
         if self._settings.trial:
             self._notes.device.synchronise()
 
@@ -202,7 +202,7 @@ class Window:
         if num_bytes > _MUCH_BYTES:
             self._warn_for_all(
                 f"{num_steps} profiled steps of {num_parameters} parameters may take {num_bytes / 1e9:.1f} GB of "
-                "memory in each rank: --steps 1 takes less, --no-profiler next to none"
+                "memory in each rank: --steps 1 takes less, --no-profiler almost none"
             )
 
     def do_without_profiler(self, why: str) -> None:
@@ -220,7 +220,7 @@ class Window:
         self.stopping = self._ends_job
 
     def _end_profiling(self) -> None:
-        """Between two steps. A thread writes the trace; where steps follow that are timed, training waits for it."""
+        """End profiling between two steps. A thread writes the trace; training waits for it if timed steps follow."""
         self._bounds.end()
         was_running = self.profiler.running
         recorded, files = self.profiler.stop(self._patience_s), self._job.files
@@ -254,7 +254,7 @@ class Window:
         self._notes.release_modules()
 
     def give_up(self) -> None:
-        """Recording ends, and training goes on."""
+        """End the recording while training goes on."""
         self._bounds.end()
         self.profiler.stop()
 
@@ -264,7 +264,7 @@ class Window:
         self._notes.release_modules()
 
     def write_facts(self, ended: str | None) -> None:
-        """Raises `OSError`."""
+        """Write the rank's facts. Raises `OSError`."""
         about = {"profiles": self._profiles, "no_trace": self._no_trace}
         end = {} if ended is None else {"ended_unix_ns": time.time_ns(), "num_steps": self.step}
         self._job.write_facts({**self._notes.facts(), **about, **end}, self.profiler.pause_ns, ended)

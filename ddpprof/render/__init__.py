@@ -1,7 +1,7 @@
-"""A `Report` → terminal, Markdown, page, JSON, Perfetto, TensorBoard. Nothing is computed here.
+"""Output of a `Report` as text for a terminal, Markdown, a page, JSON, Perfetto and TensorBoard. It computes nothing.
 
-sections/     what a report says, in which order and words: terminal, Markdown and pages draw these
+sections/     the content, order and words of a report, which terminal, Markdown and pages draw
 html/         pages of one file each
 tensorboard/  event files
-glossary.py   what the terms mean, everywhere
+glossary.py   the meaning of all terms
 """

@@ -1,4 +1,4 @@
-"""What the terms mean: the one source of ``ddpprof explain``, the page's definitions and the README's table."""
+"""The meaning of all terms: the source of ``ddpprof explain``, the page's definitions and the README's table."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ class Term:
     definition: str
     formula: str = ""
     field: str = ""
-    """where the JSON report has it"""
+    """path in the JSON report"""
     aliases: tuple[str, ...] = ()
-    """other names, and columns of tables that show it"""
+    """other names, and table columns that show it"""
 
 
 TERMS = (
     Term(
         "step",
-        "One turn of the training loop, from one optimizer step to the next; in a trace, ProfilerStep#k. On a GPU a "
-        "kernel belongs to the step that launched it, not to the one during which it happens to run.",
+        "One iteration of the training loop, from one optimizer step to the next; in a trace, ProfilerStep#k. On a "
+        "GPU a kernel belongs to the step that launched it, not to the one during which it happens to run.",
         field="ranks[].steps[].duration_ns",
         aliases=("step ms", "ProfilerStep"),
     ),
     Term(
         "host time",
-        "When, and how long, the training thread worked: for an accelerator it launches work that is done later, so "
-        "that the length of a launch is not that of the work. On CPU it does the work itself.",
+        "When and how long the training thread worked. For an accelerator it only launches work that is done later, "
+        "so the length of a launch is not that of the work. On CPU it does the work itself.",
         field="times",
         aliases=("launch time", "host", "of the host"),
     ),
     Term(
         "device time",
-        "When, and how long, the accelerator worked, as kernels in the trace say, on the host's clock. Without a trace "
-        "it is not known: profile the job with ddpprof trace.",
+        "When and how long the accelerator worked, on the host's clock, according to the kernels in the trace. It is "
+        "unknown without a trace: profile the job with ddpprof trace.",
         field="times",
         aliases=("device", "of the device"),
     ),
@@ -49,33 +49,33 @@ TERMS = (
     ),
     Term(
         "communication",
-        "Kernels of NCCL, RCCL, oneCCL, HCCL; on CPU, gloo's spans. Several at once count once.",
+        "Kernels of NCCL, RCCL, oneCCL or HCCL; on CPU, gloo's spans. Concurrent ones count once.",
         field="ranks[].steps[].comm_ns",
         aliases=("comm", "collective"),
     ),
     Term(
         "gradient communication",
         "Communication that DDP's reducer launches in the backward pass to average gradients. Broadcasts of buffers, "
-        "SyncBatchNorm and collectives of the script's own are other communication.",
+        "SyncBatchNorm and the script's own collectives are other communication.",
     ),
     Term(
         "hidden",
-        "The share of communication under which computation runs: time that communication does not cost.",
+        "The share of communication that overlaps with computation and so costs no time.",
         formula="|communication AND compute| / |communication|",
         field="ranks[].steps[].overlap_ns",
         aliases=("overlap", "hidden communication"),
     ),
     Term(
         "exposed",
-        "Communication under which nothing is computed: what it adds to the step.",
+        "Communication that does not overlap with computation, and so adds to the step.",
         formula="|communication| - |communication AND compute|",
         field="ranks[].steps[].exposed_ns",
         aliases=("exposed communication", "exposed comm"),
     ),
     Term(
         "trailing",
-        "Gradient communication between the last op of a backward pass and the first of the optimizer or of the next "
-        "forward: nothing is left to hide it behind. The last bucket's all-reduce mostly ends up here. If a step has "
+        "Gradient communication between the last op of a backward pass and the first op of the optimizer or the next "
+        "forward, when no computation is left to hide it. Mostly it is the last bucket's all-reduce. If a step has "
         "several backward passes, it is their sum.",
         formula="|gradient communication AND [end of a backward pass, start of the next forward or optimizer)|",
         field="ranks[].steps[].trailing_ns",
@@ -84,86 +84,88 @@ TERMS = (
     Term(
         "step bar",
         "Seven parts that add up to the step. Compute counts first, by what launched it (forward, backward, "
-        "optimizer, other), then communication that no compute hides, copies, waiting for data; what is left is idle.",
+        "optimizer, other), then exposed communication, copies and waiting for data; the rest is idle.",
         field="ranks[].steps[].parts",
         aliases=("forward", "backward", "optimizer", "data", "other", "data, other", "parts"),
     ),
     Term(
         "idle",
-        "Nothing runs on the device. The host is late: the kernel that ends the gap had not been launched. Waits for "
-        "communication: it follows communication, or is some.",
+        "Nothing runs on the device. The host is late if the kernel that ends the gap had not been launched when the "
+        "gap began. The device waits for communication if the gap follows communication, or is communication.",
         field="ranks[].steps[].parts.idle_ns",
         aliases=("launch bound", "host is late", "waits for comm"),
     ),
     Term(
         "bucket",
-        "Gradients that DDP all-reduces together, in one message. It is ready when its last gradient is there, "
-        "launched when the reducer hands it to the backend, then started and finished. Buckets are launched strictly "
-        "in index order: one that is ready waits for those before it. Size: "
+        "Gradients that DDP all-reduces together in one message. It is ready when its last gradient is there, "
+        "launched when the reducer hands it to the backend, and then started and finished. Buckets are launched "
+        "strictly in index order, so a ready bucket waits for those before it. Set their size with "
         "DistributedDataParallel(bucket_cap_mb=...).",
         field="buckets[]",
         aliases=("gradient bucket", "ready", "launched", "started", "finished", "bucket_cap_mb"),
     ),
     Term(
         "late",
-        "The rank that launches a bucket last in most steps, and how long after the first one.",
+        "The rank that launches a bucket last in most steps, and how long after the first rank.",
         field="buckets[].late_rank",
     ),
     Term(
         "transfer",
-        "The shortest duration of a collective over the ranks: that of a rank for which all others are there already.",
+        "The shortest duration of a collective over the ranks, namely on a rank that finds all others already there.",
         field="across.collectives[].transfer_ns",
     ),
     Term(
         "waiting",
-        "What a collective takes longer on a rank than its transfer: the rank waits for the last one.",
+        "The time by which a collective lasts longer on a rank than its transfer, since the rank waits for the last "
+        "one.",
         formula="duration on the rank - transfer",
         field="across.waiting[]",
         aliases=("waits", "waits per step"),
     ),
     Term(
         "algbw",
-        "Algorithm bandwidth: message size by transfer time, in GB/s (10⁹ bytes). While a rank runs k collectives at "
-        "once, each gets 1/k of the time.",
+        "Algorithm bandwidth: message size divided by transfer time, in GB/s (10⁹ bytes). While a rank runs k "
+        "collectives at once, each gets 1/k of the time.",
         formula="bytes / transfer",
         field="across.collectives[].algbw_bytes_per_s",
         aliases=("algorithm bandwidth",),
     ),
     Term(
         "busbw",
-        "Bus bandwidth: what the link carries, as nccl-tests defines it, so that it can be compared with the "
-        "hardware's for any number of ranks n.",
+        "Bus bandwidth: what the link carries, as defined by nccl-tests, so that it can be compared with the "
+        "hardware's bandwidth for any number of ranks n.",
         formula="algbw × 2(n-1)/n for all-reduce, × (n-1)/n for all-gather and reduce-scatter, × 1 for broadcast",
         field="across.collectives[].busbw_bytes_per_s",
         aliases=("bus bandwidth",),
     ),
     Term(
         "straggler",
-        "The rank that needs most time of its own, without waiting for others, from one synchronisation to the next; "
-        "named only where chance would show it in less than 1 % of runs.",
+        "The rank that needs the most time of its own, without waiting for others, from one synchronisation to the "
+        "next. It is only named if chance would produce it in less than 1 % of runs.",
         field="across.stragglers",
         aliases=("last to come",),
     ),
     Term(
         "common clock",
-        "Collectives end together on all ranks: what each host's clock shows more than the first one's follows from "
-        "their ends. Its noise is the first ±; the second is what causality allows, as no collective ends on one rank "
-        "before it has begun on all.",
+        "Collectives end together on all ranks, so their ends tell how far each host's clock is ahead of the first "
+        "host's. The first ± is the noise of that offset; the second is its bound by causality, since no collective "
+        "ends on one rank before it has begun on all.",
         field="across.clock",
         aliases=("clocks", "clock"),
     ),
     Term(
         "slowdown",
-        "What communication does to the computation beside it: the same kernel (name, launch shape, input shapes) "
-        "while communication covers at least half of it, over its time with none beside it.",
+        "The effect of communication on concurrent computation: the duration of the same kernel (name, launch shape, "
+        "input shapes) while communication covers at least half of it, relative to its duration without communication.",
         formula="median duration under communication / median duration alone",
         field="slowdown",
         aliases=("overlap slowdown", "slowed"),
     ),
     Term(
         "DDP's own work",
-        "Time of the training thread in DDP's pre-forward (buffer sync, bookkeeping), search for unused parameters, "
-        "copies of gradients into buckets and back, launches and finalisation, without waiting for communication.",
+        "Time that the training thread spends in DDP's pre-forward (buffer sync, bookkeeping), search for unused "
+        "parameters, gradient copies into buckets and back, launches and finalisation, excluding waits for "
+        "communication.",
         field="ranks[].steps[].wrapper",
         aliases=(
             "wrapper",
@@ -178,46 +180,46 @@ TERMS = (
     ),
     Term(
         "measured overhead",
-        "The step with DDP over the step of the same module without it, in one process, blocks of steps taking turns: "
-        "ddpprof overhead train.py.",
+        "The step with DDP relative to the step of the same module without it, measured in one process that alternates "
+        "between blocks of steps: ddpprof overhead train.py.",
         aliases=("overhead",),
     ),
     Term(
         "light recording",
-        "Times of steps, forwards and buckets, without the profiler and without kernels.",
+        "Recording of the times of steps, forwards and buckets, without the profiler and without kernels.",
         field="ranks[].light_steps[]",
         aliases=("light", "lightly recorded"),
     ),
     Term(
         "baseline steps",
-        "Steps without gradient communication, to compare kernels with, and to predict from: ddpprof trace "
-        "--baseline-steps 5. They spoil the training, so that the job ends with them.",
+        "Steps without gradient communication, recorded to compare kernels with and to predict from: ddpprof trace "
+        "--baseline-steps 5. They spoil the training, so the job ends with them.",
         aliases=("baseline",),
     ),
     Term(
         "ddpprof's own cost",
-        "A recorded step over one with recording off, in turns before the profiled steps of every run.",
+        "The length of a recorded step relative to one without recording; both alternate before the profiled steps.",
         field="ranks[].recording_cost",
         aliases=("recording cost",),
     ),
     Term(
         "gain",
-        "What a finding could give back per step: predicted, with a 95 % interval, by replaying the recorded steps "
-        "with just that change, as ddpprof whatif does; else at most (up to). Two findings may explain the same "
-        "milliseconds: gains do not add up.",
+        "The time per step that a finding could give back: predicted, with a 95 % interval, by replaying the recorded "
+        "steps with just that change, as ddpprof whatif does; otherwise an upper bound (up to). Gains do not add up, "
+        "since two findings may explain the same milliseconds.",
         field="findings[].gain_ns",
         aliases=("finding", "findings"),
     ),
     Term(
-        "beside DDP",
-        "Collectives that the script itself asks for: parameters averaged by hand, metrics, barriers. Exposed: "
-        "neither computation nor DDP's communication runs beside them.",
+        "outside DDP",
+        "Collectives that the script calls itself: parameters averaged by hand, metrics, barriers. They are exposed "
+        "while neither computation nor DDP's communication runs.",
         field="outside",
     ),
     Term(
         "memory",
-        "Of each process, and in tensors on its GPUs: at the end of recorded steps (steady), and at most since it "
-        "began (peak). A context on a GPU that is not the rank's own is named.",
+        "Memory of each process, and of tensors on its GPUs: at the end of recorded steps (steady), and the maximum "
+        "since the process began (peak). A context on a GPU that is not the rank's own is listed too.",
         field="memory",
         aliases=("steady", "peak", "reserved"),
     ),
@@ -226,12 +228,12 @@ TERMS = (
 
 
 def find_term(words: str) -> Term | None:
-    """By its name or another one, however it is written; ``None`` where there is none."""
+    """Return the term with that name or alias, however it is written; ``None`` if there is none."""
     return _BY_NAME.get(_key(words))
 
 
 def similar_terms(words: str) -> tuple[str, ...]:
-    """Names that are written much like it."""
+    """Return names that are spelled similarly."""
     close = get_close_matches(_key(words), _BY_NAME, n=3)
     return tuple(dict.fromkeys(_BY_NAME[name].name for name in close))
 

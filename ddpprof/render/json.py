@@ -1,4 +1,4 @@
-"""Reports and comparisons as JSON, and back; and the JSON Schema of each."""
+"""JSON forms of reports, comparisons and experiments, their parser, and the JSON Schema of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ddpprof.comparison.compare import Comparison
-from ddpprof.comparison.gate import Verdict
+from ddpprof.comparison.gate import ConditionVerdict
 from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.errors import NotARun
 from ddpprof.experiments.overhead import OverheadReport
@@ -27,10 +27,10 @@ _BEGINNING_OF_A_COMPARISON = re.compile(rb'\s*\{\s*"comparison"\s*:\s*\{\s*"form
 
 
 class ComparisonFile(msgspec.Struct):
-    """A comparison, and what became of the conditions that it was to meet."""
+    """A comparison, and the verdicts on its conditions."""
 
     comparison: Comparison
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ConditionVerdict, ...]
 
 
 Written = Report | ComparisonFile | RepeatedReport | OverheadReport | ScalingReport | SweepReport | TuneReport | WhatIf
@@ -45,7 +45,7 @@ DOCUMENTS: dict[str, type[Written]] = {
     "tuning": TuneReport,
     "whatif": WhatIf,
 }
-"""by the names that ``ddpprof schema`` takes"""
+"""documents by the names that ``ddpprof schema`` takes"""
 
 
 def render_json(what: Written) -> str:
@@ -54,7 +54,7 @@ def render_json(what: Written) -> str:
 
 
 def read_report(path: Location) -> Report | None:
-    """The report in a file that `render_json` wrote, or ``None`` where it is none. Raises `NotARun`, ``OSError``."""
+    """Return the report in a file that `render_json` wrote; ``None`` if it is none. Raises `NotARun`, ``OSError``."""
     with path.open("rb") as file:
         beginning = file.read(4096)
         if _BEGINNING_OF_A_COMPARISON.match(beginning):

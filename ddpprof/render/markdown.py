@@ -1,4 +1,4 @@
-"""Sections as GitHub-flavoured Markdown."""
+"""Rendering of sections as GitHub-flavoured Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def render_markdown(title: str, sections: Iterable[Section]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Names stay text: nothing in them is markup."""
+    """Escape a name, so that nothing in it is markup."""
     return _SPECIAL.sub(r"\\\1", text)
 
 
@@ -26,7 +26,7 @@ def _block(section: Section) -> str:
     if isinstance(section, Bars):
         return f"## {_escape(section.title)}"  # the table that follows has the numbers
     if isinstance(section, Lanes):
-        return ""  # a picture of characters needs a terminal
+        return ""  # drawings made of characters need a terminal
     if isinstance(section, Table):
         return _table(section)
     if isinstance(section, Picture):

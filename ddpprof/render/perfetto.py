@@ -1,7 +1,7 @@
-"""A timeline in the JSON that https://ui.perfetto.dev opens: the trace event format of Chrome.
+"""Rendering of a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format.
 
-Each rank is a process, each track one of its threads. Slices of a track never overlap: Perfetto drops those that do.
-Times are µs since the first step.
+Each rank is a process, and each track is one of its threads. Slices of a track never overlap, because Perfetto drops
+those that do. Times are µs since the first step.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _Event = dict[str, Any]
 
 
 def render_perfetto(timeline: Timeline, report: Report, shortest_ns: int = 0) -> Iterator[bytes]:
-    """The file in pieces. Kernels, ops and copies shorter than `shortest_ns` are left out; all else stays."""
+    """Yield the file in pieces. Kernels, ops and copies shorter than `shortest_ns` are left out."""
     origin = min((_begin(step) for rank in timeline.ranks for step in rank.steps), default=0)
     hosts = {rank.rank: rank.host for rank in report.ranks}
     about = {
         "ddpprof": report.ddpprof,
         "job": report.job.name,
-        "start_ns": str(origin),  # on the first rank's clock; as a number it would lose its last digits in JavaScript
+        "start_ns": str(origin),  # on the first rank's clock; text, as JavaScript would round a number
         "clock_error_ns": timeline.clock_error_ns,
     }
     yield b'{"displayTimeUnit":"ns","otherData":' + msgspec.json.encode(about) + b',"traceEvents":[\n'
@@ -65,7 +65,7 @@ def _rank_events(rank: RankTimeline, host: str | None, origin_ns: int, shortest_
 
 
 def _begin(step: StepTimeline) -> int:
-    """Of whatever belongs to the step: a bucket may be ready before its first kernel."""
+    """Return when the first part of the step begins: a bucket may be ready before its first kernel."""
     rows = (table.start_ns.min() for table in (step.compute, step.copies, step.collectives) if len(table))
     return min([step.start_ns, *map(int, rows), *(b.ready_ns for b in step.buckets if b.ready_ns is not None)])
 
@@ -97,7 +97,7 @@ def _kernels(tracks: Tracks, what: str, rank: RankTimeline, table: Work, shortes
 
 
 def _collectives(tracks: Tracks, rank: RankTimeline, step: StepTimeline, sizes: Sequence[int | None]) -> list[_Event]:
-    """One for each row of the table, in its order."""
+    """Return one event for each row of the table, in its order."""
     comm, lane = step.collectives, "thread" if rank.device == "cpu" else "stream"
     columns = (comm.start_ns, comm.end_ns, comm.lane, comm.name)
     return [
@@ -114,7 +114,7 @@ def _about(step: StepTimeline, num_bytes: int | None) -> dict[str, Any]:
 
 
 def _sizes(step: StepTimeline) -> list[int | None]:
-    """Bytes of each collective: the trace's, or those of its bucket."""
+    """Return the bytes of each collective: the trace's, or those of its bucket."""
     sizes = [None if size == UNKNOWN else int(size) for size in step.collectives.num_bytes]
     for bucket in step.buckets:
         row = _row_of(step.collectives, bucket)
@@ -129,7 +129,7 @@ def _row_of(comm: Collectives, bucket: BucketSpan) -> int | None:
 
 
 def _bucket(tracks: Tracks, step: StepTimeline, bucket: BucketSpan, collectives: Sequence[_Event]) -> Iterator[_Event]:
-    """Held back, queued, transferred; with a flow from where it is ready to its collective."""
+    """Draw a bucket's stages (held back, queued, transferred), and a flow from when it is ready to its collective."""
     name = f"bucket {bucket.index}" if bucket.module == 0 else f"bucket {bucket.module}/{bucket.index}"
     times = (bucket.ready_ns, bucket.launched_ns, bucket.started_ns, bucket.finished_ns)
     points: list[tuple[int, int]] = []

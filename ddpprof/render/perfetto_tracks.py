@@ -1,4 +1,4 @@
-"""Tracks of one rank in Chrome's trace event format: slices, flows, counters, and their names."""
+"""The tracks of one rank in Chrome's trace event format: slices, flows, counters, and their names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 _Event = dict[str, Any]
 _GROUPS = ("steps", "step bar", "compute", "copies", "communication", "exposed", "trailing", "bucket")
-"""from the top down"""
+"""order of the tracks, from top to bottom"""
 _MOST_TRACKS = 10_000
-"""of one rank: its tracks' numbers are its own, as Perfetto takes them for threads of one machine"""
+"""most tracks per rank; numbers differ between ranks, since Perfetto takes them for threads of one machine"""
 
 
 class Tracks:
-    """A track is a thread of the process that stands for the rank; it gets a second thread where slices overlap."""
+    """The tracks of one rank. A track is a thread of the rank's process, with further threads where slices overlap."""
 
     def __init__(self, rank: int, host: str | None, origin_ns: int) -> None:
         self._rank = rank
@@ -21,7 +21,7 @@ class Tracks:
         self._host = host
         self._origin_ns = origin_ns
         self._free_ns: dict[str, list[int]] = {}
-        """track → of each of its threads, from when on it is free"""
+        """track → time from which each of its threads is free"""
         self._threads: dict[tuple[str, int], int] = {}
 
     def slices(
@@ -32,7 +32,7 @@ class Tracks:
         names: Sequence[str],
         arguments: Sequence[dict[str, Any]] | None = None,
     ) -> Iterator[_Event]:
-        """Sorted by start, and not before what the track has already got."""
+        """Yield slices, sorted by start and not before those already in the track."""
         free = self._free_ns.setdefault(track, [])
         for index, (start, end, name) in enumerate(zip(start_ns, end_ns, names, strict=True)):
             thread = next((number for number, since in enumerate(free) if since <= start), len(free))
@@ -44,7 +44,7 @@ class Tracks:
             yield event
 
     def flow(self, identity: str, name: str, points: Sequence[tuple[int, int]]) -> Iterator[_Event]:
-        """Arrows between slices: for each its thread, and an instant that it holds."""
+        """Yield arrows between slices; each point is a thread and an instant within its slice."""
         if len(points) < 2:
             return
         for index, (thread, time_ns) in enumerate(points):
@@ -57,7 +57,7 @@ class Tracks:
             yield {**self._event("C", time_ns, name, None), "args": {"value": value}}
 
     def names(self) -> Iterator[_Event]:
-        """After everything else: what the process and its threads are called."""
+        """Yield the names of the process and its threads; call this last."""
         host = f" ({self._host})" if self._host else ""
         yield self._about("process_name", None, {"name": f"rank {self._rank}{host}"})
         yield self._about("process_sort_index", None, {"sort_index": self._rank})

@@ -1,4 +1,4 @@
-"""A sweep, a scaling experiment or predictions as a picture, with matplotlib (``ddpprof[plot]``)."""
+"""Plots of sweeps, scaling experiments and predictions, with matplotlib (``ddpprof[plot]``)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ddpprof.own_files import write_whole
 from ddpprof.report.whatif import WhatIf
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which colour-blind readers can tell apart."""
+"""palette of Okabe and Ito, which colour-blind readers can tell apart"""
 _MARKERS = "osD^vP*"
 _LEAST_POINTS = 2
-"""of a line"""
+"""least number of points of a line"""
 
 
 def can_plot(report: ExperimentReport) -> bool:
-    """Whether there is a curve to draw, and something to draw it with."""
+    """Return whether there is a curve to draw, and matplotlib to draw it with."""
     if find_spec("matplotlib") is None:
         return False
     return isinstance(report, ScalingReport) or (isinstance(report, SweepReport) and bool(report.curves))
@@ -43,7 +43,7 @@ def plot(report: ExperimentReport, path: Location) -> None:
 
 @contextmanager
 def _axes(path: Location) -> Iterator[Any]:
-    """Of a picture that is written in the end. Raises `DdpprofError`."""
+    """Give the axes of a plot that is written at the end. Raises `DdpprofError`."""
     if find_spec("matplotlib") is None:
         raise DdpprofError("pictures need matplotlib. Install it with: pip install 'ddpprof[plot]'")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -66,11 +66,11 @@ def _axes(path: Location) -> Iterator[Any]:
 
 
 def plot_whatif(answer: WhatIf, path: Location) -> None:
-    """Predicted steps over one cap for all buckets, with their intervals. Raises `DdpprofError`."""
+    """Plot predicted steps over one cap for all buckets, with intervals. Raises `DdpprofError`."""
     known = [(one.cap_mib, one.prediction) for one in answer.outcomes[1:] if one.cap_mib is not None]
     points = sorted(known, key=lambda point: point[0])
     if len(points) < _LEAST_POINTS:
-        raise DdpprofError("there is nothing to plot: ask for several --bucket-cap-mb, or for none.")
+        raise DdpprofError("there is nothing to plot: give several values of --bucket-cap-mb, or none.")
     with _axes(path) as axes:
         caps = [cap for cap, _ in points]
         ends = [[one.low_ns / 1e6 for _, one in points], [one.high_ns / 1e6 for _, one in points]]
@@ -127,5 +127,5 @@ def _scaling(axes: Any, report: ScalingReport) -> None:
 
 
 def _plain(text: str) -> str:
-    """No name is markup: matplotlib sets what stands between dollar signs as mathematics."""
+    """Escape dollar signs, between which matplotlib would typeset mathematics."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Sections in a terminal, with rich; plain text where the output is a pipe, or ``NO_COLOR`` is set."""
+"""Rendering of sections in a terminal with rich; as plain text if the output is a pipe or ``NO_COLOR`` is set."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ddpprof.render.sections.steps import PARTS
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
 _GLYPHS, _ASCII_GLYPHS = "█▓▒#=·", "+*!#=."
-"""Bars tell their parts apart without colour, too."""
+"""characters that tell the parts of bars apart without colour"""
 _RECORDED = (0, 1, 3, 4)
-"""of `PARTS`, those that stand for the parts of light recording"""
+"""indices in `PARTS` that stand for the parts of light recording"""
 _TICK = 10
-"""columns between two numbers of an axis, at least"""
+"""least number of columns between two numbers of an axis"""
 _JOINER = "\N{NO-BREAK SPACE}"
 """keeps words on one line; printed as an ordinary space"""
 
 
 def render_terminal(sections: Iterable[Section], file: TextIO, width: int | None = None) -> None:
     """Print to `file`."""
-    plain = bool(os.environ.get("NO_COLOR"))  # to rich that would still mean bold and dim
+    plain = bool(os.environ.get("NO_COLOR"))  # with NO_COLOR, rich would still print bold and dim
     console = Console(file=file, highlight=False, width=width, color_system=None if plain else "auto")
     with console.capture() as captured:
         for section in sections:
@@ -96,7 +96,7 @@ def _lanes(console: Console, section: Section) -> None:
 
 
 def _cells(lane: Lane, length_ns: int, room: int) -> list[str]:
-    """For each column what goes on there longest, or a space."""
+    """Return what lasts longest in each column, or a space."""
     times: list[dict[str, float]] = [{} for _ in range(room)]
     for span in lane.spans:
         begin, end = span.start_ns * room / length_ns, span.end_ns * room / length_ns
@@ -107,7 +107,7 @@ def _cells(lane: Lane, length_ns: int, room: int) -> list[str]:
 
 
 def _axis(length_ns: int, room: int) -> str:
-    """Milliseconds, at round numbers that have room between them."""
+    """Return an axis of milliseconds, at round numbers with room between them."""
     step = next(
         step
         for exponent in range(3, 19)
@@ -133,7 +133,7 @@ def _table(console: Console, section: Section) -> None:
     natural = sum(max(width, cell_len(c.name)) + 2 for width, c in zip(widths, section.columns, strict=True))
     least = 0
     for column, width in zip(section.columns, widths, strict=True):
-        # rich would also break inside words, and squeeze numbers.
+        # otherwise rich would break inside words and squeeze numbers
         lines = column.name.split() if natural > console.width else [column.name]
         min_width = max([width if column.is_number else 1, *map(cell_len, lines)])
         justify: JustifyMethod = "right" if column.is_number else "left"
@@ -141,7 +141,7 @@ def _table(console: Console, section: Section) -> None:
         least += min_width + 1
     for row in section.rows:
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table, width=max(console.width, least), crop=False)  # else columns would be missing
+    console.print(table, width=max(console.width, least), crop=False)  # otherwise columns would be missing
     if section.note:
         console.print(Text(section.note, style="dim"))
 

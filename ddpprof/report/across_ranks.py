@@ -1,4 +1,4 @@
-"""What is measured across ranks: one collective on all of them, their clocks, who waits for whom."""
+"""Measures across ranks: collectives on all of them, their clocks, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ddpprof.measures.collectives.matching import match_collectives
 from ddpprof.measures.ranks.arrivals import measure_arrivals, summarise_waiting
 from ddpprof.measures.ranks.clock import find_common_clock
 from ddpprof.measures.ranks.late_gradients import find_late_gradients
-from ddpprof.measures.ranks.stragglers import Part, Stragglers, find_stragglers
+from ddpprof.measures.ranks.stragglers import OwnTimePart, Stragglers, find_stragglers
 from ddpprof.model import DdpModule, RecordedStep
 from ddpprof.report.rank_summary import RankSummary
 from ddpprof.report.tree import AcrossRanks, ClockReport, LateGradients
 
 RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
-"""The steps of ranks as recorded, but for baseline steps: far more than a summary holds, and needed of few."""
+"""function for the recorded steps of ranks, without baseline steps: large data, needed for few ranks"""
 
 _MOST_OTHERS = 63
-"""ranks that a straggler's gradients are compared with, evenly chosen: their medians hardly differ from those of all"""
+"""most ranks to compare a straggler's gradients with, evenly chosen; their medians are close to those of all"""
 
 
 def across_ranks(
     ranks: Sequence[RankSummary], modules: Sequence[DdpModule], world_size: int | None, recorded: RecordedSteps
 ) -> tuple[AcrossRanks, tuple[str, ...]]:
-    """What the ranks tell together, and what does not fit, in words."""
+    """Return the measures of all ranks together, and descriptions of what does not match."""
     traced = {one.rank: one.trace for one in ranks if one.trace is not None}
     known = [trace.collectives for trace in traced.values()]
     matched = match_collectives(known)
@@ -49,7 +49,7 @@ def _late_gradients(
     ranks: Sequence[RankSummary], modules: Sequence[DdpModule], stragglers: Stragglers | None, recorded: RecordedSteps
 ) -> tuple[LateGradients, ...]:
     found = stragglers.stragglers if stragglers is not None else ()
-    late = [one.rank for one in found if one.part in (Part.BACKWARD, None)]
+    late = [one.rank for one in found if one.part in (OwnTimePart.BACKWARD, None)]
     if not late:
         return ()
     others = [one.rank for one in ranks if one.record is not None and one.rank not in late]

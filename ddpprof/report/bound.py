@@ -1,10 +1,10 @@
 """What bounds a step whose communication is not hidden, and what would help?
 
-    waiting    more than half of the communication is waiting for ranks that come later
-    latency    a backward pass sends little: how often it sends counts, not how much
-    bandwidth  else
+    waiting    more than half of the communication is waiting for late ranks
+    latency    a backward pass sends little, so the number of messages counts, not their size
+    bandwidth  otherwise
 
-Rules of `findings` say what to change in DDP. This says what the step is bound by where no such change helps much.
+Rules of `findings` say what to change in DDP. This says what bounds the step if no such change helps much.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ddpprof.findings.predictions import Predicted
 from ddpprof.report.tree import Bound, BoundBy, Report, WhatHelps, WouldHelp
 
 _MUCH = 0.1
-"""of the step: less exposed communication bounds nothing"""
+"""least exposed communication that bounds a step, as a fraction of it"""
 _MOSTLY = 0.5
 _LITTLE_BYTES = 1 << 20
 
 
 def find_bound(report: Report, observed: Observed) -> Bound | None:
-    """Return ``None`` where little of the step is exposed communication, or no profiled step tells."""
+    """Return the bound; ``None`` if little of the step is exposed communication, or no profiled step tells."""
     steps = [step for rank in report.ranks for step in report.averaged(rank)]
     if not steps or not any(step.num_comm_kernels for step in steps):
         return None
@@ -58,7 +58,7 @@ def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int) -> BoundBy:
 
 
 def _waiting_ns(report: Report) -> int | None:
-    """Return how long a rank waits in a step, as the table of waiting ranks says; ``None`` where none were matched."""
+    """Return how long a rank waits in a step, as in the table of waiting ranks; ``None`` if none were matched."""
     across = report.across
     per_rank = [one.waiting_per_step_ns for one in across.waiting] if across is not None else []
     known = [waiting_ns for waiting_ns in per_rank if waiting_ns is not None]
@@ -66,10 +66,10 @@ def _waiting_ns(report: Report) -> int | None:
 
 
 def _would_help(observed: Observed) -> Sequence[WouldHelp]:
-    """Return what the replay says of each change.
+    """Return what the replay says about each change.
 
-    A step may have several backward passes that all need their own gradients, as a closure does that an optimizer
-    evaluates again and again: only where gradients accumulate can all passes but the last go without reduction.
+    A step may have several backward passes that all need their own gradients, for example if an optimizer evaluates its
+    closure repeatedly. Only if gradients accumulate can all passes but the last skip the reduction.
     """
     predictions = observed.predictions
     best = predictions.best_buckets

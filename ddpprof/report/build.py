@@ -1,4 +1,4 @@
-"""From a run to its report. The only list of measures."""
+"""Construction of a report from a run. This is the only list of measures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.ranks import modules_of, steps_to_replay
 from ddpprof.report.rule_input import observe
-from ddpprof.report.run_profile import Known
+from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.side_streets import combine_beside, observe_beside
 from ddpprof.report.times import times_of
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
@@ -36,9 +36,9 @@ from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 class Reduced:
     report: Report
     buckets: Mapping[int, Sequence[BucketStep]]
-    """by rank, in every profiled step: what a timeline draws of them"""
+    """buckets by rank, in every profiled step, for timelines"""
     passes: Mapping[int, TracedPasses] = field(default_factory=dict)
-    """by rank: gradient all-reduces as traces show them"""
+    """gradient all-reduces in traces, by rank"""
 
 
 def build_report(run: Run) -> Report:
@@ -46,7 +46,7 @@ def build_report(run: Run) -> Report:
 
 
 def reduce_run(run: Run) -> Reduced:
-    """Of a run that is in memory as a whole."""
+    """Reduce a run that is entirely in memory."""
     modules = modules_of(run.ranks)
     summary = merge_summaries([summarise_rank(rank, modules) for rank in run.ranks])
 
@@ -57,7 +57,7 @@ def reduce_run(run: Run) -> Reduced:
 
 
 def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary, recorded: RecordedSteps) -> Reduced:
-    """`run`: its ranks are not looked at."""
+    """Reduce a summary of a run, whose own ranks are not read."""
     if run.other_file is not None:
         return Reduced(report_of_file(utf8_text(run.name), run, run.other_file), {})
     ranks = summary.ranks
@@ -95,15 +95,15 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         **beside,
     )
     passes = {one.rank: one.trace.passes for one in ranks if one.trace}
-    predictions = _predictions(Known(report, modules, {}, passes), observed, recorded)
+    predictions = _predictions(KnownRun(report, modules, {}, passes), observed, recorded)
     observed = observe_beside(replace(observed, predictions=predictions), beside)
     findings, bound = find(observed), find_bound(report, observed)
     drawn = {one.rank: one.buckets for one in ranks} if modules else traced.ranks
     return Reduced(replace(report, findings=findings, bound=bound), drawn, passes)
 
 
-def _predictions(run: Known, observed: Observed, recorded: RecordedSteps) -> Predictions:
-    """Only where a rule asks for them: of one DDP module, or of a rank that is late."""
+def _predictions(run: KnownRun, observed: Observed, recorded: RecordedSteps) -> Predictions:
+    """Predict changes only if a rule needs them: for one DDP module, or a late rank."""
     if len(run.modules) != 1 and not observed.stragglers:
         return Predictions()
     known = [one.rank for one in run.report.ranks]
@@ -122,13 +122,13 @@ def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:
     where = {
         number: "" if len(of) == len(ranks) else f" ({len(of)} of {len(ranks)} ranks)" for number, of in found.items()
     }
-    return [f"step {number} holds no work of the device{where[number]}: it counts in no mean" for number in found]
+    return [f"step {number} has no device work{where[number]}, so it is excluded from all means" for number in found]
 
 
 def _buckets(
     ranks: Sequence[RankSummary], modules: Sequence[DdpModule]
 ) -> tuple[tuple[BucketSummary, ...], TracedBuckets]:
-    """From the recorder's facts; without them, as far as the traces show."""
+    """Summarise buckets from the recorder's facts or, without them, from the traces."""
     one_clock = len(_hosts(ranks)) == 1 and all(one.host is not None for one in ranks)
     if modules:
         return summarise_buckets(modules, {one.rank: one.buckets for one in ranks}, one_clock), NO_BUCKETS
@@ -144,7 +144,7 @@ def _first(values: Iterable[str | None]) -> str | None:
 
 
 def utf8_text(name: str) -> str:
-    """File names need not be UTF-8; JSON must."""
+    """Return a name as valid UTF-8, which JSON requires and file names need not be."""
     return name.encode("utf-8", "replace").decode()
 
 
@@ -167,7 +167,7 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
 
 
 def _words(found: object) -> tuple[str, ...]:
-    """Settings of a run are JSON that anybody may have written."""
+    """Return words from a run's settings, which are JSON that anybody may have written."""
     return tuple(utf8_text(str(word)) for word in found) if isinstance(found, list | tuple) else ()
 
 
@@ -185,7 +185,7 @@ def _module(module: DdpModule) -> Module:
 
 
 def _notes(run: Run, ranks: Sequence[RankSummary]) -> list[str]:
-    """What the traces lack; said once for all ranks that lack it."""
+    """Return what the traces lack, each once for all ranks that lack it."""
     counts, of_all = Counter(note for one in ranks if one.trace for note in one.trace.notes), len(ranks)
     notes = [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]
-    return ["DDP was taken away: a trial to compare with", *notes] if run.settings.get("without_ddp") else notes
+    return ["DDP was taken away: this is a trial for comparison", *notes] if run.settings.get("without_ddp") else notes

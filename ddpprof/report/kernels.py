@@ -8,7 +8,7 @@ from ddpprof.report.tree import SlowdownReport, SlowedKernel
 
 
 def slowdown_report(slowdown: Slowdown, num_baseline_steps: int) -> SlowdownReport:
-    """`slowdown`: of all ranks together."""
+    """Report on the slowdown of all ranks together."""
     kernels = tuple(_slowed(row, slowdown.num_steps) for row in slowdown.kernels if row.ratio is not None)
     return SlowdownReport(
         reason=slowdown.reason,

@@ -1,4 +1,4 @@
-"""What would the changes that findings advise give back? As `ddpprof whatif` answers, for each on its own."""
+"""How much would each change advised by a finding give back on its own? The answers are those of `ddpprof whatif`."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from math import hypot
 
 from ddpprof.errors import DdpprofError
 from ddpprof.findings.predictions import ACCUMULATED, NewBuckets, Predicted, Predictions
-from ddpprof.measures.ranks.stragglers import Part, Straggler
+from ddpprof.measures.ranks.stragglers import OwnTimePart, Straggler
 from ddpprof.measures.statistics.medians import error_of_median
 from ddpprof.model import StepMode
 from ddpprof.predict.predict import Prediction, gain, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.search import best_caps
 from ddpprof.predict.setting import Compression, Setting, sent_share
-from ddpprof.report.run_profile import LEAST_STEPS, Known, Recorded, profile_run
+from ddpprof.report.run_profile import LEAST_STEPS, KnownRun, Recorded, profile_run
 from ddpprof.report.tree import Report
 
 _MOST_RANKS = 16
 _MOST_BUCKETS = 64
 _MOST_REPLAYED = 64
-"""buckets of all steps together: a report is there at once"""
+"""most buckets of all steps together, to keep a report fast"""
 
 
 def ranks_to_replay(ranks: Sequence[int], stragglers: Sequence[Straggler]) -> list[int]:
-    """Of a job of thousands, enough to know when gradients come on the rank that has them last."""
+    """Return enough ranks of a large job to know when gradients come on the last rank."""
     late = {one.rank for one in stragglers}
     every = max(1, -(-len(ranks) // _MOST_RANKS))
     return sorted(late.intersection(ranks) | set(ranks[::every]))
 
 
-def predict_changes(run: Known, stragglers: Sequence[Straggler]) -> Predictions:
-    """None at all where the run cannot be replayed: what it lacks for that, only who asks for it wants to know."""
+def predict_changes(run: KnownRun, stragglers: Sequence[Straggler]) -> Predictions:
+    """Predict all changes; none if the run cannot be replayed. Why it cannot is only told to those who ask."""
     num_buckets = sum(len(module.buckets) for module in run.modules)
     if (run.report.job.world_size or 1) < 2 or num_buckets > _MOST_BUCKETS:
         return Predictions()
@@ -45,7 +45,7 @@ def predict_changes(run: Known, stragglers: Sequence[Straggler]) -> Predictions:
 
 
 def _some_steps(recorded: Recorded, most: int) -> Recorded:
-    """Of light recording, evenly chosen; all others."""
+    """Return an even selection of the lightly recorded steps, and all other steps."""
     light = sorted({step.number for steps in recorded.values() for step in steps if step.mode is StepMode.LIGHT})
     left_out = set(light) - set(light[:: max(1, -(-len(light) // most))])
     return {rank: [step for step in steps if step.number not in left_out] for rank, steps in recorded.items()}
@@ -55,7 +55,7 @@ def _some_steps(recorded: Recorded, most: int) -> Recorded:
 class _Changes:
     profile: Profile
     now: Prediction
-    """without any"""
+    """prediction without any change"""
     copying_error_ns: float
 
     def predictions(self, without_straggler: Predicted | None) -> Predictions:
@@ -75,19 +75,19 @@ class _Changes:
         )
 
     def _per_batch(self, setting: Setting, num_batches: float) -> Predicted:
-        """Return what `setting`, whose step does the work of `num_batches` recorded ones, saves of a recorded one."""
+        """Return what `setting`, whose step does the work of `num_batches` recorded steps, saves per recorded step."""
         after, now_ns = predict(self.profile, setting), self.now.step_ns
         gains = (now_ns - ns / num_batches for ns in (after.step_ns, after.high_ns, after.low_ns))
         return Predicted(*map(round, gains))
 
     def _accumulation(self) -> Predicted | None:
-        """``None`` where the job accumulates already."""
+        """Return the effect of accumulation; ``None`` if the job already accumulates."""
         if self.profile.accumulation > 1 or self.profile.num_reduced > 1:
             return None
         return self._per_batch(Setting(accumulation=ACCUMULATED), ACCUMULATED)
 
     def _double_link(self) -> Predicted | None:
-        """``None`` where a hook decides what is sent, or the run does not tell the link's rate."""
+        """Return the effect of a faster link; ``None`` if a hook decides what is sent, or the rate is unknown."""
         link, ranks = self.profile.network.link, self.profile.training.world_size
         if ranks < 2 or not link.alone.ns_per_byte or self.profile.training.comm_hook is not None:
             return None
@@ -115,7 +115,7 @@ class _Changes:
         return NewBuckets(buckets.argument, sizes, _predicted(self.now, best.prediction))
 
     def _compression(self) -> Predicted | None:
-        """``None`` where gradients are not known to become smaller."""
+        """Return the effect of compression; ``None`` unless gradients are known to become smaller."""
         training = self.profile.training
         hook = Compression.by_half(training.backend)
         halves = training.knows_parameters and sent_share(training.gradients, hook, rank=1) < 1
@@ -123,20 +123,20 @@ class _Changes:
 
 
 def _copying_error_ns(report: Report) -> float:
-    """Of the median of what traces show: twice its standard error, or as much as one step has."""
+    """Return the error of the median in the traces: twice its standard error, or the largest value of few steps."""
     copied = [step.wrapper.copy_out_ns for rank in report.ranks for step in rank.measured_steps]
     if len(copied) < LEAST_STEPS:
         return float(max(copied, default=0))
     return 2 * error_of_median(copied)
 
 
-def _without_straggler(run: Known, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
-    """As if its gradients came when the others have theirs, over the same network.
+def _without_straggler(run: KnownRun, changes: _Changes, stragglers: Sequence[Straggler]) -> Predicted | None:
+    """Predict the step as if the straggler's gradients came with the others', over the same network.
 
-    Only of one that is late in its backward pass, where the others' communication may hide it. What a rank loses
-    elsewhere all lose, and in a forward that synchronises, as of buffers, the others' gradients are as late as its own.
+    This applies only to a rank that is late in its backward pass, which the others' communication may hide. All ranks
+    share what a rank loses elsewhere, and in a forward that synchronises, say buffers, all gradients are equally late.
     """
-    if not stragglers or stragglers[0].part is not Part.BACKWARD:
+    if not stragglers or stragglers[0].part is not OwnTimePart.BACKWARD:
         return None
     profile, others = changes.profile, _profile(run, without=[stragglers[0].rank])
     if others is None:
@@ -148,7 +148,7 @@ def _without_straggler(run: Known, changes: _Changes, stragglers: Sequence[Strag
     return _predicted(changes.now, like_others, noise_ns=2 * profile.step_error_ns)
 
 
-def _profile(run: Known, without: Sequence[int] = ()) -> Profile | None:
+def _profile(run: KnownRun, without: Sequence[int] = ()) -> Profile | None:
     try:
         return profile_run(run.without(without) if without else run).profile
     except DdpprofError:
@@ -156,7 +156,7 @@ def _profile(run: Known, without: Sequence[int] = ()) -> Profile | None:
 
 
 def _predicted(was: Prediction, now: Prediction, noise_ns: float = 0.0) -> Predicted:
-    """`noise_ns`: of what was measured, where it is not the same in both."""
+    """Return the gain. `noise_ns`: noise of the measurement, if it is not the same in both."""
     one = gain(was, now)
     low_ns = one.gain_ns - hypot(one.gain_ns - one.low_ns, noise_ns)
     high_ns = one.gain_ns + hypot(one.high_ns - one.gain_ns, noise_ns)

@@ -1,7 +1,7 @@
-"""What ranks add to a report: kilobytes each, made of their traces and records, which are then no longer needed.
+"""The contribution of ranks to a report: kilobytes each, derived from traces and records that are then not needed.
 
-A summary is first that of one rank, which looks at no other, so that processes and machines can share the work. Several
-merge into one, in any order and grouping, and the result is the same bit for bit.
+A summary is first of a single rank, independent of all others, so that processes and machines can share the work.
+Summaries merge in any order and grouping, with bit-identical results.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from ddpprof.report.side_streets import BesideDdp, measure_beside
 from ddpprof.report.tree import RankReport
 
 MOST_KERNELS = 500
-"""in a report; the others take next to no time"""
+"""most kernels in a report; the others take hardly any time"""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSummary:
-    """Of what ddpprof recorded. Times are ns per step: medians."""
+    """Summary of a rank's record. Times are medians, ns per step."""
 
     host: str
     device: str
@@ -58,15 +58,15 @@ class RecordSummary:
     memory: RankMemory | None
     accumulation: tuple[Accumulation, ...] = ()
     replicas: tuple[Replica, ...] = ()
-    """of modules whose gradients are reduced in every step"""
+    """copies of modules whose gradients are reduced in every step"""
     num_steps: int | None = None
-    """that the rank finished"""
+    """number of steps that the rank finished"""
     num_micro_steps: int = 1
-    """batches that a step accumulates"""
+    """number of batches that a step accumulates"""
     num_forwards: int = 1
-    """with gradients, in a step"""
+    """number of forwards with gradients in a step"""
     num_buffer_syncs: int = 1
-    """of these, before which buffers were broadcast"""
+    """number of these before which buffers were broadcast"""
     gradient_use: tuple[GradientUse, ...] = ()
     """for each DDP module"""
 
@@ -78,15 +78,15 @@ class TraceSummary:
     backend: str | None
     notes: tuple[str, ...]
     collectives: RankCollectives
-    """of training steps"""
+    """collectives of training steps"""
     bucket_bytes: Mapping[int, int]
-    """row of ``collectives`` → bytes, of gradient all-reduces whose sizes the recorder knows"""
+    """row of ``collectives`` → bytes, for gradient all-reduces whose sizes the recorder knows"""
     exposed: Spans
-    """communication under which nothing is computed"""
+    """communication during which nothing is computed"""
     passes: TracedPasses
     num_baseline_steps: int
     outside: tuple[tuple[OutsideCalls, ...] | None, ...]
-    """per step"""
+    """calls per step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +108,19 @@ class RankSummary:
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     ranks: tuple[RankSummary, ...] = ()
-    """ascending"""
+    """ranks in ascending order"""
     slowdown: Slowdown | None = None
-    """``None`` where none of them has a trace"""
+    """``None`` if none of them has a trace"""
     kernels: tuple[KernelSummary, ...] = ()
-    """those that take most of the time of `kernels_of`"""
+    """kernels that take most of the time of `kernels_of`"""
     kernels_of: int | None = None
-    """the lowest rank with steps; ``None`` where none of them has any"""
+    """lowest rank with steps; ``None`` if no rank has any"""
     missing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """rank → what could not be read of it, in words"""
 
 
 def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
-    """`modules`: those of the job, which are the same on all ranks."""
+    """Summarise one rank. `modules`: those of the job, which are the same on all ranks."""
     trace, baseline = rank.trace, baseline_steps(rank)
     steps = measured_steps(rank)
     return RunSummary(
@@ -132,7 +132,7 @@ def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
 
 
 def merge_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
-    """No rank may be in two."""
+    """Merge summaries of disjoint ranks."""
     slowdowns = [one.slowdown for one in summaries if one.slowdown is not None]
     with_steps = [one for one in summaries if one.kernels_of is not None]
     first = min(with_steps, key=lambda one: one.kernels_of or 0, default=None)
@@ -214,7 +214,7 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
 
 
 def _of_training_steps(rank: Rank) -> RankCollectives | None:
-    """Those of steps without gradient communication say nothing of the training."""
+    """Return the rank's collectives without baseline steps, which tell nothing about the training."""
     one = rank_collectives(rank)
     if one is None or not (left_out := baseline_steps(rank)):
         return one
@@ -224,7 +224,7 @@ def _of_training_steps(rank: Rank) -> RankCollectives | None:
 
 
 def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
-    """Row → bytes of the gradient all-reduces, whose sizes gloo's spans have only where shapes were recorded."""
+    """Return row → bytes of gradient all-reduces; gloo's spans have sizes only if shapes were recorded."""
     if rank.trace is None or rank.record is None:
         return {}
     kept = ~np.isin(rank.trace.collectives.step, baseline_steps(rank))
@@ -238,7 +238,7 @@ def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
 
 
 def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
-    """Medians over the rank's steps; empty where it has one device."""
+    """Return medians over the rank's steps; empty if it has only one device."""
     if rank.trace is None:
         return ()
     return median_load([measure_devices(rank.trace, step) for step in measured_steps(rank)])

@@ -1,4 +1,4 @@
-"""What is measured of each rank on its own."""
+"""Measures of each rank on its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddpprof.report.tree import DeviceWork, LightStepReport, RankReport, StepRep
 
 
 def modules_of(ranks: Sequence[Rank]) -> tuple[DdpModule, ...]:
-    """DDP builds the same modules and buckets on every rank: those of the first rank that says so."""
+    """Return the modules of the first rank that has them; DDP builds the same ones on every rank."""
     return next((rank.record.modules for rank in ranks if rank.record and rank.record.modules), ())
 
 
@@ -43,17 +43,17 @@ def rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
 
 
 def training_steps(record: Record | None) -> tuple[RecordedStep, ...]:
-    """Without those that only serve to compare with."""
+    """Return the recorded steps without those that only serve for comparison."""
     return tuple(step for step in steps_to_replay(record) if step.mode is not StepMode.ALONE)
 
 
 def steps_to_replay(record: Record | None) -> tuple[RecordedStep, ...]:
-    """The training steps, and those that say how long computation takes alone."""
+    """Return the training steps, and those that show how long computation takes alone."""
     return tuple(step for step in record.steps if step.mode not in (StepMode.BASELINE, StepMode.CUT)) if record else ()
 
 
 def baseline_steps(rank: Rank) -> list[int]:
-    """Indices of the trace's steps that were recorded without communication."""
+    """Return indices of the trace's steps that were recorded without communication."""
     if rank.trace is None or rank.record is None:
         return []
     numbers = {step.number for step in rank.record.steps if step.mode is StepMode.BASELINE}
@@ -74,13 +74,13 @@ def _device_work(trace: Trace, step: int | None) -> DeviceWork:
 
 
 def whole_steps(trace: Trace, recorded: Sequence[RecordedStep]) -> list[int]:
-    """A step that the record does not know never ended: the job did, in the middle of it."""
+    """Return indices of completed steps; one that the record lacks was interrupted by the job's end."""
     known = {step.number for step in recorded}
     return [index for index, step in enumerate(trace.steps) if not recorded or step.number in known]
 
 
 def measured_steps(rank: Rank) -> list[int]:
-    """Indices of the steps of its trace that count; none without a trace."""
+    """Return indices of the steps of its trace that count; none without a trace."""
     return whole_steps(rank.trace, training_steps(rank.record)) if rank.trace is not None else []
 
 
@@ -117,7 +117,7 @@ def _step_report(
 def _torch_times(
     trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
 ) -> TorchTimes | None:
-    """DDP publishes the times of an iteration in the next one: they stand in the next step's record."""
+    """Compare with DDP's times, which DDP publishes in the next iteration, and so are in the next step's record."""
     step, following = recorded.get(number), recorded.get(number + 1)
     if step is None or following is None or len(modules) != 1:
         return None
@@ -126,7 +126,7 @@ def _torch_times(
 
 
 def bucket_steps(rank: Rank, modules: Sequence[DdpModule]) -> list[BucketStep]:
-    """From profiled steps where the rank has them, else from steps of light recording."""
+    """Return buckets from profiled steps if the rank has them, or else from light recording."""
     if rank.record is None:
         return []
     wanted = StepMode.PROFILED if rank.trace is not None and rank.trace.steps else StepMode.LIGHT

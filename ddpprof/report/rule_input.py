@@ -1,4 +1,4 @@
-"""What the rules of `findings` look at."""
+"""Construction of the input of the rules in `findings`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def observe(
     memory: tuple[RankMemory, ...],
     usual: Collection[int],
 ) -> Observed:
-    """Return what the rules look at. `usual`: numbers of the steps to average over."""
+    """Return the rules' input. `usual`: numbers of the steps to average over."""
 
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Return the mean over steps, of the rank where it is least: others' surplus is waiting for a slower rank."""
@@ -83,7 +83,7 @@ def observe(
 
 
 def _step_noise_ns(ranks: Sequence[RankReport]) -> int | None:
-    """Half of the 95 % interval of the median step, of the rank where it is least."""
+    """Return half of the 95 % interval of the median step, of the rank where it is least."""
     noises = []
     for rank in ranks:
         steps_ns = [step.duration_ns for step in rank.measured_steps] or [step.duration_ns for step in rank.light_steps]
@@ -93,7 +93,7 @@ def _step_noise_ns(ranks: Sequence[RankReport]) -> int | None:
 
 
 def _cores_per_rank(records: Sequence[RecordSummary], world_size: int | None) -> float | None:
-    """Return how many cores a rank has to itself, on the host where they are fewest; all ranks must be known."""
+    """Return the number of cores per rank on the host where it is least; all ranks must be known."""
     if len(records) != world_size:
         return None
     ranks = Counter(record.host for record in records)

@@ -1,4 +1,4 @@
-"""From a run to the `Profile` that predictions start from."""
+"""Construction of the `Profile` from which predictions start."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ LEAST_STEPS = 2
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
 
 _SAME_LINK = 0.15
-"""A measured network whose rate differs less from the run's own is taken to be the run's."""
+"""largest relative difference between a measured network and the run's own that counts as the same"""
 
 Recorded = Mapping[int, Sequence[RecordedStep]]
-"""of each rank that was read"""
+"""steps of each rank that was read"""
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
     profile: Profile
     target: Network | None
-    """to train on, where it is another than the run's"""
+    """network to train on, if it is not the run's"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Benches:
     """Networks that were measured."""
 
     to_train_on: Network | None = None
-    """the run's, if it is as fast"""
+    """network to train on; the run's, if it is as fast"""
     of_run: Network | None = None
 
 
@@ -49,17 +49,17 @@ NO_BENCHES = Benches()
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """Of a run."""
+class KnownRun:
+    """What is known of a run."""
 
     report: Report
     modules: tuple[DdpModule, ...]
     recorded: Recorded
     passes: Mapping[int, TracedPasses]
-    """by rank, as traces show them"""
+    """passes by rank, from traces"""
 
-    def without(self, ranks: Collection[int]) -> Known:
-        """Raises `DdpprofError`."""
+    def without(self, ranks: Collection[int]) -> KnownRun:
+        """Return the run without these ranks. Raises `DdpprofError`."""
         recorded = {rank: steps for rank, steps in self.recorded.items() if rank not in ranks}
         passes = {rank: found for rank, found in self.passes.items() if rank not in ranks}
         missing = set(ranks) - self.recorded.keys() - self.passes.keys()
@@ -68,15 +68,15 @@ class Known:
             raise DdpprofError(f"the run {which} to leave out.")
         return replace(self, recorded=recorded, passes=passes)
 
-    def of_known_modules(self) -> Known:
+    def of_known_modules(self) -> KnownRun:
         recorded = {rank: [step for step in steps if fits(self.modules, step)] for rank, steps in self.recorded.items()}
         return replace(self, recorded=recorded)
 
 
-def profile_run(run: Known, benches: Benches = NO_BENCHES, without: Collection[int] = ()) -> Profiled:
-    """From the record where it tells when buckets were there, which it does on CPU; else from the traces.
+def profile_run(run: KnownRun, benches: Benches = NO_BENCHES, without: Collection[int] = ()) -> Profiled:
+    """Profile a run from its record if that has the times of buckets, as on CPU, or else from its traces.
 
-    `without`: ranks that are taken to be like the others. Raises `DdpprofError` that says what to record.
+    `without`: ranks that are assumed to be like the others. Raises a `DdpprofError` that says what to record.
     """
     run = run.of_known_modules()
     of_all = _profile_run(run, benches)
@@ -86,13 +86,13 @@ def profile_run(run: Known, benches: Benches = NO_BENCHES, without: Collection[i
     return replace(of_all, profile=of_all.profile.without_others(kept.profile))
 
 
-def _profile_run(run: Known, benches: Benches) -> Profiled:
+def _profile_run(run: KnownRun, benches: Benches) -> Profiled:
     if run.modules and run.recorded and run.report.job.device == "cpu":
         return _of_record(run, benches)
     return _of_traces(run, benches)
 
 
-def _of_traces(run: Known, benches: Benches) -> Profiled:
+def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
     steps = observe_passes(run.passes)
     sizes = [] if not steps else usual_sizes(usual_passes(run.passes))
     known = [size for size in sizes if size is not None]
@@ -102,7 +102,7 @@ def _of_traces(run: Known, benches: Benches) -> Profiled:
             f"Record again with: {run.report.job.trace_command()}"
         )
     if run.report.job.world_size is None:
-        raise DdpprofError("how many ranks trained the traces do not say.")
+        raise DdpprofError("the traces do not show how many ranks trained.")
     training = _of_whole_buckets(run.report, known)
     of_gradients: tuple[ObservedStep, ...] = ()
     if len(run.modules) == 1:
@@ -120,7 +120,7 @@ def _of_traces(run: Known, benches: Benches) -> Profiled:
 
 
 def _whole_steps_ns(parts: Sequence[ObservedStep]) -> list[float]:
-    """Return the length of each step that was observed in one part for each backward pass."""
+    """Return the length of each step, which was observed in one part per backward pass."""
     lengths: dict[int, float] = {}
     for part in parts:
         lengths[part.step] = lengths.get(part.step, 0.0) + part.measured_ns
@@ -147,7 +147,7 @@ def _profiled_by_number(recorded: Recorded) -> HostTimes:
 
 
 def _slowed_ns_per_byte(report: Report, training: Training) -> float:
-    """What communication takes of computation beside it, as kernels beside it and alone tell; 0 where they do not."""
+    """Return the cost of communication to computation, ns per byte, from kernels with and without it; 0 if unknown."""
     slowdown = report.slowdown
     if slowdown is None or not slowdown.lost_ns or slowdown.lost_ns < 0 or not slowdown.known_share:
         return 0.0
@@ -156,16 +156,16 @@ def _slowed_ns_per_byte(report: Report, training: Training) -> float:
     return slowdown.lost_ns / slowdown.known_share / (training.gradient_bytes * hidden) if hidden else 0.0
 
 
-def _of_record(run: Known, benches: Benches) -> Profiled:
+def _of_record(run: KnownRun, benches: Benches) -> Profiled:
     report, modules, recorded = run.report, run.modules, run.recorded
     if len(modules) > 1:
         raise DdpprofError(
-            f"the run trains {len(modules)} DDP modules in turn, and a step of several cannot be replayed."
+            f"the run trains {len(modules)} DDP modules in turn, but a step of several modules cannot be replayed."
         )
     steps = observe_steps(recorded, one_clock=len(report.job.hosts) == 1)
     if len(steps) < LEAST_STEPS:
         raise DdpprofError(
-            f"{len(steps)} steps tell when gradients were there, and a prediction needs {LEAST_STEPS}: steps of light "
+            f"{len(steps)} steps show when gradients were there, but a prediction needs {LEAST_STEPS}: steps of light "
             "recording, with a forward for each synchronised backward pass. "
             f"Record again with: {report.job.trace_command()}, and let the training take some more steps."
         )
@@ -179,7 +179,7 @@ def _of_record(run: Known, benches: Benches) -> Profiled:
 
 
 def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
-    """What all-reduces take of the computation is hardly the link's: where it was not measured there, as in the run."""
+    """Use the run's cost of all-reduces to computation if it was not measured there: it hardly depends on the link."""
     if target is None or target.link.taken != NOTHING:
         return target
     return _with_taken_of(profile.network, target)
@@ -187,26 +187,26 @@ def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
 
 def _refuse_sparse(training: Training) -> None:
     if any(gradient.is_sparse for gradient in training.gradients):
-        raise DdpprofError("some gradients are sparse, and the run does not tell how much of them was sent.")
+        raise DdpprofError("some gradients are sparse, and the run does not show how much of them was sent.")
 
 
 def refuse_unknown_hook(training: Training, option: str) -> None:
-    """Raises `DdpprofError` where a hook decides what is sent."""
+    """Raise `DdpprofError` if a hook decides what is sent."""
     if training.comm_hook is not None and "allreduce_hook" not in training.comm_hook:
         raise DdpprofError(
-            f"what {training.comm_hook} sends the run does not tell, so {option} does not say how long it takes."
+            f"the run does not show what {training.comm_hook} sends, so {option} does not tell how long that takes."
         )
 
 
 def _networks(own: Network | None, benches: Benches, training: Training) -> tuple[Network, Network | None]:
-    """The run's, and the one to train on where it is another."""
+    """Return the run's network, and the one to train on if it differs."""
     bench, of_run = benches.to_train_on, benches.of_run
     for given, option in ((bench, "--network"), (of_run, "--run-network")):
         if given is not None:
             refuse_unknown_hook(training, option)
     if of_run is not None and of_run.world_size != training.world_size:
         raise DdpprofError(
-            f"--run-network was measured among {of_run.world_size} ranks, and the run has {training.world_size}."
+            f"--run-network was measured among {of_run.world_size} ranks, but the run has {training.world_size}."
         )
     if of_run is not None:
         return of_run, None if bench is None or _is_same(bench, of_run) else bench
@@ -217,12 +217,12 @@ def _networks(own: Network | None, benches: Benches, training: Training) -> tupl
     if own is None:
         if bench is None:
             raise DdpprofError(
-                "when its buckets were there the run does not tell, as on an accelerator, whose work only traces show: "
+                "the run does not show when its buckets were there, as on an accelerator, whose work only traces show: "
                 "measure the network with ddpprof netbench -o FILE.json, and give it as --network FILE.json"
             )
         if bench.world_size != training.world_size:
             raise DdpprofError(
-                f"--network was measured among {bench.world_size} ranks, and the run, which does not tell of its own "
+                f"--network was measured among {bench.world_size} ranks, but the run, which does not show its own "
                 f"network, has {training.world_size}."
             )
         return bench, None
@@ -259,7 +259,7 @@ def training_of(report: Report, module: DdpModule) -> Training:
 
 
 def _caps(module: DdpModule) -> Caps:
-    """As asked for; 25 may also be the default, which has a small first bucket, if that makes the recorded buckets."""
+    """Return the requested caps; 25 may also be the default, if its small first bucket makes the recorded buckets."""
     cap, caps_mb = module.settings.get("bucket_cap_mb"), module.settings.get("bucket_cap_mb_list")
     of_cap = Caps.of(float(cap) if isinstance(cap, int | float) else None, caps_mb if isinstance(caps_mb, list) else ())
     if of_cap != Caps.of(DEFAULT_CAP_MIB):
@@ -268,7 +268,7 @@ def _caps(module: DdpModule) -> Caps:
 
 
 def _measured_ns(recorded: Recorded) -> list[float]:
-    """Steps that were not profiled: the mean of the ranks, which go on at one pace."""
+    """Return steps that were not profiled, as the mean of the ranks, which keep pace."""
     by_number: dict[int, list[int]] = {}
     for step in (step for steps in recorded.values() for step in steps if step.mode in _TIMED):
         by_number.setdefault(step.number, []).append(step.end_ns - step.start_ns)
@@ -276,7 +276,7 @@ def _measured_ns(recorded: Recorded) -> list[float]:
 
 
 def _copied_ns(report: Report) -> float | None:
-    """What DDP copies out of its buckets in a step; ``None`` where no trace tells."""
+    """Return the time in which DDP copies out of its buckets in a step; ``None`` if no trace has it."""
     return _median(step.wrapper.copy_out_ns for rank in report.ranks for step in rank.measured_steps)
 
 

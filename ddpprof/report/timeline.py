@@ -1,4 +1,4 @@
-"""Steps of several ranks as they went on, on one clock: what the report page, the terminal and Perfetto draw."""
+"""Steps of several ranks over time, on one clock, as drawn on the report page, in the terminal and in Perfetto."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ class RankTimeline:
     device: str
     """``"cpu"`` or ``"gpu"``"""
     names: tuple[str, ...]
-    """of kernels, ops and collectives: tables hold indices into it"""
+    """names of kernels, ops and collectives; tables contain indices into it"""
     on_common_clock: bool
-    """whether its times can be compared with other ranks'; without: by its host's clock, see `_set_beside`"""
+    """whether its times can be compared with other ranks'; if not, they use its host's clock, see `_set_beside`"""
     steps: tuple[StepTimeline, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """Times are ns on the clock of the first rank; nanoseconds since 1970 where the traces say."""
+    """Times are ns on the clock of the first rank, and since 1970 if the traces have their epoch."""
 
     ranks: tuple[RankTimeline, ...]
     clock_error_ns: int | None
-    """two ranks' times differ from the truth by at most this; ``None``: one rank, or not known"""
+    """largest error of two ranks' relative times; ``None`` for one rank, or if unknown"""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnRank:
-    """What is known of a rank's steps before any is drawn."""
+    """Data of a rank's steps that are known before any is drawn."""
 
     rank: int
     device: str
     names: tuple[str, ...]
     epoch_ns: int | None
     steps: tuple[Step, ...]
-    """of the trace"""
+    """steps of the trace"""
     measured: tuple[int, ...]
-    """indices of those that the report measures"""
+    """indices of the steps that the report measures"""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One rank's steps. They may lie on disk, so that only what is asked for is read."""
+    """One rank's steps. They may be on disk, so that only the requested ones are read."""
 
     about: DrawnRank
     draw: Callable[[int], StepTimeline]
-    """by the step's index: by the trace's own times, and without buckets"""
+    """function from a step's index to its timeline, by the trace's own times and without buckets"""
 
 
 def drawing_of(rank: Rank) -> Drawing | None:
-    """``None`` without a trace."""
+    """Return the rank's drawing; ``None`` without a trace."""
     trace = rank.trace
     if trace is None:
         return None
@@ -73,7 +73,7 @@ def drawing_of(rank: Rank) -> Drawing | None:
 def build_timeline(
     run: Run, report: Report, steps: Container[int] | None = None, ranks: Container[int] | None = None
 ) -> Timeline:
-    """Of the steps and ranks with these numbers, or of all: profiled steps that the report measures."""
+    """Draw the profiled steps that the report measures, or only those steps and ranks with these numbers."""
     chosen = [rank for rank in run.ranks if ranks is None or rank.rank in ranks]
     drawings = [drawing for rank in chosen if (drawing := drawing_of(rank)) is not None]
     return draw_timeline(drawings, report, _buckets(run.ranks, chosen), steps)
@@ -85,7 +85,7 @@ def draw_timeline(
     buckets: Mapping[int, Sequence[BucketStep]],
     steps: Container[int] | None = None,
 ) -> Timeline:
-    """`buckets`: by rank. Otherwise like `build_timeline`."""
+    """Draw a timeline as in `build_timeline`. `buckets`: by rank."""
     clock = report.across.clock if report.across is not None else None
     sizes = {(row.module, row.index): row.num_bytes for row in report.buckets}
     moves = _set_beside([drawing.about for drawing in drawings], clock)
@@ -98,7 +98,7 @@ def draw_timeline(
 
 
 def _buckets(ranks: Sequence[Rank], chosen: Sequence[Rank]) -> Mapping[int, Sequence[BucketStep]]:
-    """From the recorder's facts; without them, as far as the traces of all ranks show."""
+    """Return buckets from the recorder's facts or, without them, from the traces of all ranks."""
     if modules := modules_of(ranks):
         return {rank.rank: bucket_steps(rank, modules) for rank in chosen}
     passes = {rank.rank: find_passes(rank.trace) for rank in ranks if rank.trace is not None}
@@ -133,10 +133,10 @@ def _is_on(clock: ClockReport | None, rank: int) -> bool:
 
 
 def _set_beside(ranks: Sequence[DrawnRank], clock: ClockReport | None) -> dict[int, int]:
-    """By rank, what else to add to its times: 0 on the common clock.
+    """Return by rank a further shift of its times; 0 on the common clock.
 
-    Ranks of a job run together. Where a host's clock says that they did not, it is no help: then the first step that
-    the rank has in common with the first rank of the clock begins with that.
+    Ranks of a job run together. If a host's clock contradicts this, it is ignored: the first step that the rank shares
+    with the first rank of the clock then begins at the same time.
     """
     moves, first, until = dict.fromkeys((one.rank for one in ranks), 0), None, 0
     for one in sorted(ranks, key=lambda one: not _is_on(clock, one.rank)):
@@ -155,7 +155,7 @@ def _set_beside(ranks: Sequence[DrawnRank], clock: ClockReport | None) -> dict[i
 
 
 def _moved_ns(rank: DrawnRank, clock: ClockReport | None, at_ns: int) -> int:
-    """What to add to times near `at_ns`: the drift within one step is less than the clock's error."""
+    """Return the shift of times near `at_ns`; the drift within one step is less than the clock's error."""
     epoch = rank.epoch_ns or 0
     own = next((one for one in clock.ranks if one.rank == rank.rank), None) if clock is not None else None
     if own is None or clock is None:

@@ -1,6 +1,6 @@
 """Whose time is each number of the report? On an accelerator the host launches work that the device does later.
 
-Both are on one clock, that of the host, so they can be compared; but a length on the one side is none on the other.
+Both use the host's clock, so they can be compared, but a length on one side is not a length on the other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_accelerator(device: str | None) -> bool:
 
 
 def times_of(device: str | None) -> Mapping[str, str]:
-    """Return, by field of the JSON report, whose time it is; empty on CPU, where the host does all work itself."""
+    """Return whose time each field of the JSON report is; empty on CPU, where the host does all work itself."""
     if not is_accelerator(device):
         return {}
     return {field: whose for whose, fields in _FIELDS.items() for field in fields}

@@ -1,6 +1,6 @@
-"""What a report is: the measures of a run as one tree.
+"""The report: the measures of a run as one tree.
 
-The JSON report is this tree, field by field; ``ddpprof schema`` prints its schema. ``None`` is what this run cannot
+The JSON report is this tree, field by field; ``ddpprof schema`` prints its schema. ``None`` means that this run cannot
 tell. Times are ns, sizes bytes.
 """
 
@@ -38,7 +38,7 @@ from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.rpc.calls import RankRpc
 
 REPORT_FORMAT = 1
-"""Version of the JSON report. It grows when a field changes its meaning or goes, not when one is added."""
+"""version of the JSON report; it grows when a field changes its meaning or is removed, not when one is added"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What ran."""
+    """The job that ran."""
 
     name: str
     command: tuple[str, ...]
@@ -69,11 +69,11 @@ class Job:
     torch: str | None
     modules: tuple[Module, ...]
     num_steps: int | None = None
-    """that the training took; ``None``: it is not known"""
+    """number of steps that the training took; ``None`` if unknown"""
     num_micro_steps: int | None = None
-    """batches that a step accumulates before the optimizer steps; ``None``: only a recording tells"""
+    """number of batches that a step accumulates before the optimizer steps; ``None`` without a recording"""
     recorded_with: tuple[str, ...] = ()
-    """words behind ``ddpprof trace`` that record such a run again; empty where it is not known"""
+    """arguments of ``ddpprof trace`` to record such a run again; empty if unknown"""
 
     def trace_command(self, *options: str) -> str:
         """Return the command that records such a run again, with further options."""
@@ -82,7 +82,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Lengths of unions of device work, ns: of one step, or of a whole trace."""
+    """Lengths of unions of device work, ns, of one step or a whole trace."""
 
     compute_ns: int
     comm_ns: int
@@ -109,7 +109,7 @@ class StepReport:
     wrapper: WrapperCost
     torch_times: TorchTimes | None
     idle: Idle | None = None
-    """why the accelerator had nothing to do: ``parts.idle_ns`` by cause; ``None`` on CPU"""
+    """causes of ``parts.idle_ns`` on an accelerator; ``None`` on CPU"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class LightStepReport:
 
     step: int
     mode: str
-    """that of the recorder, or ``"timeline"``"""
+    """recorder's mode, or ``"timeline"``"""
     duration_ns: int
     parts: RecordedBreakdown | None
 
@@ -129,60 +129,60 @@ class RankReport:
     host: str | None
     ended: str | None
     whole: DeviceWork | None
-    """the whole trace, between the steps too"""
+    """whole trace, including the time between steps"""
     steps: tuple[StepReport, ...]
     light_steps: tuple[LightStepReport, ...]
     recording_cost: RecordingCost | None
     devices: tuple[DeviceLoad, ...] = ()
-    """where it has several: each on its own, medians over steps"""
+    """medians over steps of each device, if there are several"""
 
     @property
     def measured_steps(self) -> tuple[StepReport, ...]:
-        """The steps in which the device worked: the others say nothing of a usual step, and count in no mean."""
+        """Steps in which the device worked; the others are not typical, and excluded from all means."""
         return tuple(step for step in self.steps if step.parts is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class SlowedKernel:
-    """One kernel under communication against itself alone."""
+    """One kernel under communication compared with itself alone."""
 
     kernel: Kernel
     ratio: float | None
-    """median of its duration under communication, over that of the same work alone"""
+    """median of its duration under communication relative to that of the same work alone"""
     num_covered: int
     num_alone: int
     covered_ns: int
     """per step and rank"""
     lost_ns: int
-    """per step and rank; negative: it was faster"""
+    """per step and rank; negative if it was faster"""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowdownReport:
-    """How much communication slows the computation beside it. Times are ns per step and rank."""
+    """How much communication slows concurrent computation. Times are ns per step and rank."""
 
     reason: str | None
-    """why it is not known, where it is not"""
+    """why it is unknown, if so"""
     ratio: float | None
     lost_ns: int | None
     covered_ns: int
-    """computation while communication goes on"""
+    """computation during communication"""
     known_share: float | None
-    """of it, the part by kernels that also ran alone: `ratio` and `lost_ns` are of these"""
+    """share of it by kernels that also ran alone, for which `ratio` and `lost_ns` hold"""
     knows_input_shapes: bool
     num_steps: int
-    """of all ranks together"""
+    """number of steps of all ranks together"""
     kernels: tuple[SlowedKernel, ...]
-    """most time lost first"""
+    """kernels, most time lost first"""
     num_baseline_steps: int = 0
-    """without communication, of all ranks together"""
+    """number of steps without communication, of all ranks together"""
     control: float | None = None
-    """of baseline steps: work that ran alone in both, by how much it took longer beside the measured ones; taken out"""
+    """factor by which work without communication took longer than in baseline steps; already removed from the ratio"""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReport:
-    """The clocks of the ranks, by the lowest one's. Times are nanoseconds since 1970 where the traces say."""
+    """The ranks' clocks relative to the lowest rank's. Times are since 1970, in ns, if the traces have their epoch."""
 
     at_ns: int
     ranks: tuple[RankClock, ...]
@@ -191,7 +191,7 @@ class ClockReport:
 
 @dataclass(frozen=True, slots=True)
 class LateGradients:
-    """Where a rank that is late in its backward pass falls behind, the largest jump first."""
+    """Gradients at which a rank that is late in its backward pass falls behind, largest jump first."""
 
     rank: int
     gradients: tuple[LateGradient, ...]
@@ -199,20 +199,20 @@ class LateGradients:
 
 @dataclass(frozen=True, slots=True)
 class AcrossRanks:
-    """What only several ranks together tell."""
+    """Measures of several ranks together."""
 
     num_matched: int
-    """collectives that were recognised on two ranks or more"""
+    """number of collectives that were recognised on at least two ranks"""
     clock: ClockReport | None
     waiting: tuple[RankWaiting, ...]
     collectives: tuple[CollectiveSummary, ...]
     stragglers: Stragglers | None
-    """``None`` where there are too few ranks or steps to tell"""
+    """``None`` if there are too few ranks or steps to tell"""
     late_gradients: tuple[LateGradients, ...]
 
 
 class BoundBy(StrEnum):
-    """What most of a step's communication is."""
+    """Main part of a step's communication."""
 
     WAITING = "waiting"
     LATENCY = "latency"
@@ -232,24 +232,24 @@ class WhatHelps(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WouldHelp:
-    """One change, and what the replay says that it gives back per step, or per batch of the recorded size."""
+    """One change, and its predicted gain per step, or per batch of the recorded size."""
 
     what: WhatHelps
     predicted: Predicted
     is_noise: bool = False
-    """chance may have made it, or the change may cost time"""
+    """True if chance may explain the gain, or the change may cost time"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Why the step is as long as it is, where much of it is exposed communication. Times are ns per step: means."""
+    """What bounds a step with much exposed communication. Times are means, ns per step."""
 
     by: BoundBy
     step_ns: int
     exposed_ns: int
     comm_ns: int
     waiting_ns: int | None
-    """of the communication: for ranks that come later; ``None`` where the ranks' collectives were not matched"""
+    """part of the communication that waits for late ranks; ``None`` if collectives were not matched between ranks"""
     gradient_bytes: int | None
     num_collectives: int
     would_help: tuple[WouldHelp, ...]
@@ -264,32 +264,32 @@ class Report:
     """what the report lacks, and why"""
     ranks: tuple[RankReport, ...]
     buckets: tuple[BucketRow, ...]
-    """by the recorder, or as far as traces alone tell"""
+    """buckets from the recorder, or as far as traces alone tell"""
     findings: tuple[Finding, ...]
     kernels: tuple[KernelSummary, ...] = ()
-    """of the first rank with a trace: those that take most of its time"""
+    """kernels that take most of the time of the first rank with a trace"""
     slowdown: SlowdownReport | None = None
     across: AcrossRanks | None = None
     outside: tuple[OutsideCalls, ...] | None = None
-    """collectives beside DDP, per step: medians, of the rank that exposes least"""
+    """collectives outside DDP, per step: medians, of the rank with the least exposed time"""
     data_parallel: DataParallelReport | None = None
     memory: tuple[RankMemory, ...] = ()
     rpc: tuple[RankRpc, ...] = ()
-    """ranks that call others through ``torch.distributed.rpc``"""
+    """calls of ranks through ``torch.distributed.rpc``"""
     horovod: HorovodSummary | None = None
-    """of a Horovod timeline, which tells nothing else"""
+    """summary of a Horovod timeline, which has no other data"""
     attempts: tuple[AttemptSummary, ...] = ()
-    """where torchrun started the job more than once; the rest is of one of them"""
+    """attempts of a job that torchrun restarted; the rest is about one of them"""
     bound: Bound | None = None
-    """what bounds the step; ``None`` where little communication is exposed, or it is not known"""
+    """what bounds the step; ``None`` if little communication is exposed, or it is unknown"""
     usual_steps: tuple[int, ...] = ()
-    """numbers of the profiled steps that tables average over; see `measures.usual_steps`"""
+    """numbers of the profiled steps that tables average over; see `measures.step.usual_steps`"""
     failure: Failure | None = None
-    """how the job failed; ``None`` where it did not, as far as is known"""
+    """how the job failed; ``None`` if it did not, as far as is known"""
     own_reduction: OwnReduction | None = None
-    """gradients that hooks of the script reduce, without torch's DDP: per step, of the rank that exposes least"""
+    """gradients reduced by the script's own hooks: per step, of the rank with the least exposed time"""
     times: Mapping[str, str] = field(default_factory=dict)
-    """on an accelerator, by field: ``"host"``, when work was launched, or ``"device"``, when it was done"""
+    """on an accelerator, by field: ``"host"`` for launch times, ``"device"`` for times of the work itself"""
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
         """Return the rank's steps that tables average over."""

@@ -1,4 +1,4 @@
-"""The recorded step under other settings: each with its prediction, and the best buckets that were found."""
+"""The recorded step with other settings: a prediction for each, and the best buckets found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Gain, Prediction, gain, num_ranks, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import NOTHING
-from ddpprof.predict.search import Tried, best_caps, try_buckets, try_caps
+from ddpprof.predict.search import SearchedSetting, best_caps, try_buckets, try_caps
 from ddpprof.predict.setting import Algorithm, Compression, Setting
 from ddpprof.report.run_profile import Profiled, refuse_unknown_hook
 from ddpprof.report.tree import Job
@@ -21,29 +21,29 @@ WHATIF_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PredictedSetting:
     label: str
-    """what is set, as one writes it"""
+    """setting as written in Python"""
     prediction: Prediction
     gain: Gain
-    """over the first outcome"""
+    """gain over the first outcome"""
     cap_mib: float | None = None
-    """where one holds for all buckets"""
+    """cap, if one holds for all buckets"""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """What was measured of the network, before anything is set."""
+    """The measured network, before any setting changes it."""
 
     is_benched: bool
-    """by `ddpprof netbench`; else from the run's buckets"""
+    """True if measured by `ddpprof netbench`; otherwise it is from the run's buckets"""
     world_size: int
     latency_ns: float
     ns_per_byte: float
     bus_bytes_per_s: float
-    """what each rank's link carries, by a ring: nccl-tests' busbw"""
+    """bandwidth that each rank's link carries in a ring: nccl-tests' busbw"""
     taken_ns_per_byte: float
-    """of computation beside it"""
+    """cost to the concurrent computation"""
     relative_error: float
     least_bytes: float
     most_bytes: float
@@ -59,38 +59,38 @@ class WhatIf:
     measured_error_ns: float
     """standard error"""
     replay_error: float
-    """of the recorded settings, as a fraction of the step"""
+    """error of the replay of the recorded settings, as a fraction of the step"""
     num_steps: int
     network: NetworkReport
     world: str
-    """what is set beside buckets, as one writes it"""
-    outcomes: tuple[Outcome, ...]
-    """first the recorded buckets under what is set of the world, then what was asked for"""
-    best: Outcome | None
-    """of the buckets that DDP can be told to make; ``None`` where the run does not know its parameters"""
+    """settings other than buckets, as the user wrote them"""
+    outcomes: tuple[PredictedSetting, ...]
+    """first the recorded buckets with these settings, and then the requested ones"""
+    best: PredictedSetting | None
+    """best buckets that DDP can be told to make; ``None`` if the run lacks its parameters"""
     assumes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     world: Setting
-    """of the world and the training: everything but buckets"""
+    """settings of job and network: everything except buckets"""
     world_label: str
     buckets: tuple[BucketCaps, ...] = ()
-    """to be compared; without any, a series of caps"""
+    """buckets to compare; if empty, a series of caps"""
 
 
 def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
-    """Raises `DdpprofError` where the run cannot tell."""
+    """Answer the question. Raises `DdpprofError` if the run cannot tell."""
     profile, target = profiled.profile, profiled.target
     _refuse_what_is_unknown(profile, asked)
     network = target or profile.network
     first = predict(profile, asked.world, target)
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[SearchedSetting, ...] = ()
     if profile.training.knows_parameters:
         tried = try_caps(profile, asked.world, target)
     rows = tuple(try_buckets(profile, asked.world, one, target) for one in asked.buckets) or tried
-    recorded = Outcome("as recorded", first, gain(first, first))
+    recorded = PredictedSetting("as recorded", first, gain(first, first))
     best = best_caps(profile, asked.world, target, (*tried, *rows)) if profile.training.knows_parameters else None
     return WhatIf(
         format=WHATIF_FORMAT,
@@ -108,20 +108,20 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
     )
 
 
-def _outcome(one: Tried, first: Prediction) -> Outcome:
+def _outcome(one: SearchedSetting, first: Prediction) -> PredictedSetting:
     buckets = one.setting.buckets
     label, cap_mib = (buckets.argument, buckets.cap_mb) if buckets is not None else ("", None)
-    return Outcome(label, one.prediction, gain(first, one.prediction), cap_mib)
+    return PredictedSetting(label, one.prediction, gain(first, one.prediction), cap_mib)
 
 
 def _refuse_what_is_unknown(profile: Profile, asked: Asked) -> None:
     training, world = profile.training, asked.world
     if asked.buckets and not training.knows_parameters:
-        raise DdpprofError("traces do not tell the sizes of gradients: record with ddpprof trace to try other caps.")
+        raise DdpprofError("traces do not show the sizes of gradients: record with ddpprof trace to try other caps.")
     if world.compression is Compression.POWERSGD and not all(one.shape or one.kind for one in training.gradients):
-        raise DdpprofError("PowerSGD needs the shapes of parameters, which this run does not have: record it again.")
+        raise DdpprofError("PowerSGD needs the shapes of parameters, which this run lacks: record it again.")
     if world.compression is not None and training.comm_hook is not None:
-        raise DdpprofError(f"the run has a communication hook already: {training.comm_hook}.")
+        raise DdpprofError(f"the run already has a communication hook: {training.comm_hook}.")
     if world.compression is Compression.BF16 and training.backend in ("gloo", "mpi"):
         raise DdpprofError(f"DDP refuses bf16_compress_hook on {training.backend}: fp16 sends as much.")
     if world.bytes_per_s is not None:
@@ -147,10 +147,10 @@ def _network_report(network: Network) -> NetworkReport:
 
 def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
     if network.link.taken == NOTHING:
-        return ["communication takes nothing of the processor"]
+        return ["communication takes no processor time"]
     if profile.knows_alone:
         return []
-    return ["communication took of the run what it takes of netbench (ddpprof trace --baseline-steps 5 measures it)"]
+    return ["communication takes as much processor time as in netbench (ddpprof trace --baseline-steps 5 measures it)"]
 
 
 def _assumes(profile: Profile, world: Setting, network: Network) -> Sequence[str]:
@@ -158,8 +158,8 @@ def _assumes(profile: Profile, world: Setting, network: Network) -> Sequence[str
     all_reduces = "one all-reduce at a time" if at_once == 1 else f"{at_once} all-reduces at once"
     said = ["gradients come as fast as in the run", all_reduces]
     if num_ranks(world, profile.training, network) != network.world_size:
-        said.append(f"all links alike, all-reduce by {world.algorithm}")
-        said.append("no rank slower than those of the run")
+        said.append(f"all links are alike, with {world.algorithm} all-reduce")
+        said.append("no rank is slower than those of the run")
     if world.batch_scale != 1:
         said.append("computation grows with the batch")
     if profile.training.on_cpu:

@@ -11,8 +11,8 @@ RPC: SideStreet[RankRpc, tuple[RankRpc, ...]] = SideStreet(
     folder="rpc",
     report_field="rpc",
     name="RPC",
-    meaning="Calls through torch.distributed.rpc (rpc_sync, rpc_async) of the ranks that train with DDP: latency as "
-    "the caller sees it, bytes of tensors; kept apart from DDP's communication.",
+    meaning="Calls through torch.distributed.rpc (rpc_sync, rpc_async) by the ranks that train with DDP: latency as "
+    "seen by the caller, and bytes of tensors. They are kept apart from DDP's communication.",
     aliases=("latency",),
     sections={"collectives": rpc_table},
     rules=(many_small_calls, calls_in_a_row),

@@ -61,7 +61,7 @@ finally:
 """)
     (tmp_path / "last.pt").write_text("the user's own")
     ended = ddpprof("overhead", "--rounds", "1", "--blocks", "1", *QUICK, "--out", "o", "train.py")
-    assert "the script started a profiler of its own" in ended.stdout
+    assert "the script started its own profiler" in ended.stdout
     assert (tmp_path / "last.pt").read_text() == "the user's own"
 
 
@@ -167,7 +167,7 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(ddpprof: Run, tmp_path
     rest, _ = job.communicate(timeout=60)
     assert job.returncode == 130
     assert "Note: 2 of 3 trials have not been run" in rest
-    assert rest.rstrip().endswith("Stopped. Go on with: ddpprof overhead --resume o")
+    assert rest.rstrip().endswith("Stopped. Continue with: ddpprof overhead --resume o")
     first = (tmp_path / "o" / "trial-0-0" / "rank-0.steps.jsonl").read_bytes()
     ended = ddpprof("overhead", "--resume", "o")
     assert ended.returncode == 0, ended.stderr
@@ -183,11 +183,11 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(ddpprof: Run, tmp_path
         pytest.param(["overhead"], "nothing to run", id="no-script"),
         pytest.param(["overhead", "absent.py"], "there is no script absent.py", id="no-such-script"),
         pytest.param(["sweep", "train.py"], "say what to vary", id="nothing-to-vary"),
-        pytest.param(["sweep", "train.py", "--vary", "x"], "no choice of values", id="no-values"),
+        pytest.param(["sweep", "train.py", "--vary", "x"], "not a choice of values", id="no-values"),
         pytest.param(["scale", "--nproc", "0,1", "train.py"], "must be at least 1", id="no-process"),
         pytest.param(["scale", "--no-weak", "train.py"], "nothing to measure", id="neither-weak-nor-strong"),
         pytest.param(["scale", "--", "mpirun", "train"], "where the number of processes goes", id="no-place"),
-        pytest.param(["overhead", "--resume", "absent"], "holds no experiment", id="nothing-to-resume"),
+        pytest.param(["overhead", "--resume", "absent"], "is not an experiment", id="nothing-to-resume"),
         pytest.param(
             ["overhead", "--resume", "o", "--rounds", "9"], "all options from the experiment", id="other-rounds"
         ),

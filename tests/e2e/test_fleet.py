@@ -35,7 +35,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_done(ddpprof: Run, fleet: P
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     kept = entries()
-    said = f"{len(kept)} of 24 ranks were read now and are kept: the same command goes on from there."
+    said = f"{len(kept)} of 24 ranks were newly read and are kept; the same command continues from there."
     assert (process.returncode, out, err) == (130, "", f"ddpprof: interrupted. {said}\n")
     wait_until(lambda: all(map(is_gone, pool)), "all processes ended")
     assert 2 <= len(kept) < 24
@@ -55,8 +55,10 @@ def test_a_rank_whose_process_is_killed_is_read_again(ddpprof: Run, fleet: Path,
 
 def test_chosen_ranks_on_the_command_line(ddpprof: Run, fleet: Path) -> None:
     shown = ddpprof("report", fleet, "--ranks", "0-3,20").stdout
-    assert "only 5 of 24 ranks were read, as asked" in shown
-    assert "only 4 of 24 ranks were read, as asked, evenly chosen" in ddpprof("report", fleet, "--sample", "4").stdout
+    assert "only 5 of 24 ranks were read, as requested" in shown
+    assert (
+        "only 4 of 24 ranks were read, as requested, evenly chosen" in ddpprof("report", fleet, "--sample", "4").stdout
+    )
 
 
 class Cluster:
@@ -122,7 +124,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line(ddpprof: Run, fleet: Path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ddpprof: no Dask scheduler answers at tcp://127.0.0.1:9: ")
     assert done.stderr.count("\n") == 1
-    assert "nonsense://x is no address" in ddpprof("report", fleet, "--scheduler", "nonsense://x").stderr
+    assert "nonsense://x is not an address" in ddpprof("report", fleet, "--scheduler", "nonsense://x").stderr
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_a_driver_that_is_missing_is_named(scheme: str, package: str, ddpprof: R
 
 
 def test_an_unknown_scheme_is_refused(ddpprof: Run) -> None:
-    assert "s4:// is no scheme that fsspec knows" in one_line(ddpprof("report", "s4://bucket/run"))
+    assert "s4:// is not a scheme that fsspec knows" in one_line(ddpprof("report", "s4://bucket/run"))
 
 
 @pytest.mark.parametrize(

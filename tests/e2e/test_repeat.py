@@ -43,4 +43,4 @@ def test_a_run_is_not_a_folder_of_runs(ddpprof: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     done = ddpprof("trace", "--repeat", "3", "--out", "run", "train.py")
     assert done.returncode == 2
-    assert "run is a run itself. Choose another folder for several: --out runs" in done.stderr
+    assert "run is itself a run. Choose another folder for repeated runs: --out runs" in done.stderr

@@ -1,4 +1,4 @@
-"""Steps are what the user calls steps: the iterations of their training loop, without a word from them."""
+"""Steps are what the user calls steps: the iterations of their training loop, without a message from them."""
 
 from __future__ import annotations
 

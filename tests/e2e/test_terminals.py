@@ -48,7 +48,7 @@ def test_a_report_fits_the_terminal(columns: int) -> None:
     shown = on_a_terminal("report", GLOO, columns=columns, NO_COLOR="1")
     assert ESCAPE not in shown
     assert columns * 0.9 < max(map(len, shown.splitlines())) <= columns
-    assert "as it went on, ms: all ranks on one clock" in shown
+    assert "over time, ms: all ranks on one clock" in shown
 
 
 def test_colours_where_they_are_wanted_and_nowhere_else(tmp_path: Path) -> None:

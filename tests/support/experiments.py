@@ -8,7 +8,7 @@ from typing import Any
 from ddpprof.experiments.plan import Experiment, Kind, Trial, Variant
 from ddpprof.experiments.results import ExperimentReport, build_experiment
 from ddpprof.experiments.trials import StepParts, TrialResult, WrapperParts
-from ddpprof.experiments.tuning import Choice, Measured, TuneReport, build_tuning
+from ddpprof.experiments.tuning import Measured, TuneReport, TuningPlan, build_tuning
 from ddpprof.predict.candidates import Candidate, Forecast
 from ddpprof.report.tree import Job
 
@@ -102,13 +102,13 @@ def sweep_report(varied: str = "--batch-size", is_work: bool = True) -> Experime
     return report
 
 
-def choice(*candidates: Candidate, **changes: Any) -> Choice:
+def choice(*candidates: Candidate, **changes: Any) -> TuningPlan:
     """The job as it is, these, and as many others that there are twenty settings."""
     untried = tuple(Candidate({"bucket_cap_mb": 100 + number}) for number in range(19 - len(candidates)))
-    return replace(Choice((Candidate(), *candidates), untried, True, None, 12, 9), **changes)
+    return replace(TuningPlan((Candidate(), *candidates), untried, True, None, 12, 9), **changes)
 
 
-def tuning(choice: Choice, *results: TrialResult, rounds: int = 3, **changes: Any) -> TuneReport:
+def tuning(choice: TuningPlan, *results: TrialResult, rounds: int = 3, **changes: Any) -> TuneReport:
     """Of two ranks whose losses never change, but for what `changes` says of `Measured`."""
     variants = tuple(Variant(2, one.label) for one in choice.candidates)
     same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))

@@ -250,7 +250,7 @@ def complaint_about(path: Path, number: int) -> str | None:
 
 def _show(path: Path, number: int) -> None:
     """As the command line does, in this process."""
-    from ddpprof.pipeline.analysis import Choice, analysed
+    from ddpprof.pipeline.analysis import AnalysisOptions, analysed
     from ddpprof.render import json as as_json
     from ddpprof.render.html.report_page import report_page
     from ddpprof.render.markdown import render_markdown
@@ -260,7 +260,7 @@ def _show(path: Path, number: int) -> None:
     report = as_json.read_report(path) if path.is_file() else None
     timeline = None
     if report is None:
-        with analysed(path, Choice(jobs=1, use_cache=number % 3 == 0)) as analysis:
+        with analysed(path, AnalysisOptions(jobs=1, use_cache=number % 3 == 0)) as analysis:
             report, timeline = analysis.report, analysis.timeline()
     if number // 10 % 4 == 0:
         as_json.render_json(report)

@@ -8,7 +8,7 @@ from tables import ddp_module, forward, record, recorded, run
 
 from ddpprof.model import DdpModule, Rank, RecordedStep
 from ddpprof.report import build_report
-from ddpprof.report.run_profile import Known
+from ddpprof.report.run_profile import KnownRun
 
 MODULE = ddp_module((2 * MIB, 2 * MIB), [[1], [0]], bucket_cap_mb=2.0)
 
@@ -37,6 +37,6 @@ def known(
     modules: Sequence[DdpModule] = (MODULE,),
     num_ranks: int = 2,
     **changes: Any,
-) -> Known:
+) -> KnownRun:
     ranks = [Rank(index, None, record(index, modules, steps, **changes)) for index in range(num_ranks)]
-    return Known(build_report(run(*ranks)), tuple(modules), {rank.rank: steps for rank in ranks}, {})
+    return KnownRun(build_report(run(*ranks)), tuple(modules), {rank.rank: steps for rank in ranks}, {})

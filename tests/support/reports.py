@@ -17,7 +17,7 @@ from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.measures.ranks.clock import HostClock, RankClock
 from ddpprof.measures.ranks.late_gradients import LateGradient
 from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
-from ddpprof.measures.ranks.stragglers import Part, RankLateness, Straggler, Stragglers
+from ddpprof.measures.ranks.stragglers import OwnTimePart, RankLateness, Straggler, Stragglers
 from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.measures.step.idle import Idle
 from ddpprof.measures.step.recording_cost import RecordingCost
@@ -131,7 +131,7 @@ def across(name: str = "node-a", **changes: Any) -> AcrossRanks:
         collective, kind="broadcast", group=None, at_least_bytes=None, below_bytes=None, num_bytes=None,
         algbw_bytes_per_s=None, busbw_bytes_per_s=None,
     )  # fmt: skip
-    straggler = Straggler(1, 5_750 * US, Part.BACKWARD, 5_500 * US, 8, 9, 7, 0.0004)
+    straggler = Straggler(1, 5_750 * US, OwnTimePart.BACKWARD, 5_500 * US, 8, 9, 7, 0.0004)
     given: dict[str, Any] = {
         "num_matched": 6,
         "clock": ClockReport(

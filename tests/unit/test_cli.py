@@ -97,9 +97,9 @@ def test_help_of_every_command_ends_with_an_example(output: Out, name: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param(["exposed"], "Communication under which nothing is computed", id="by-name"),
-        pytest.param(["Exposed-Comm"], "Communication under which nothing is computed", id="by-a-column"),
-        pytest.param(["DDP's", "own", "work"], "Time of the training thread", id="several-words"),
+        pytest.param(["exposed"], "Communication that does not overlap with computation", id="by-name"),
+        pytest.param(["Exposed-Comm"], "Communication that does not overlap with computation", id="by-a-column"),
+        pytest.param(["DDP's", "own", "work"], "Time that the training thread spends", id="several-words"),
         pytest.param([], "busbw\n   Bus bandwidth", id="all"),
     ],
 )
@@ -139,10 +139,10 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "endless-name-to-draw": (["timeline", "x" * 5000], "File name too long"),
         "endless-name-to-serve": (["tensorboard", "x" * 5000], "File name too long"),
         "ranks-of-one-trace": (["report", good, "--ranks", "5"], "--ranks chooses among the ranks of a run"),
-        "steps-of-times": (["report", str(tmp_path / "t.csv"), "--steps", "5"], "--steps chooses from a run or from"),
+        "steps-of-times": (["report", str(tmp_path / "t.csv"), "--steps", "5"], "--steps needs a run or traces"),
         "unwritable": (["report", good, "--out", nowhere], f"cannot write {nowhere}"),
         "no-path": (["report"], "required: path. See: ddpprof report --help"),
-        "two-paths": (["report", good, "b.json"], "parts of one run. Of several traces: give their folder."),
+        "two-paths": (["report", good, "b.json"], "parts of one run. For several traces, give their folder."),
         "no-such-format": (["report", good, "--format", "xml"], "invalid choice: 'xml'"),
         "no-such-command": (["nope"], "invalid choice: 'nope'"),
         "nothing-to-trace": (["trace"], "nothing to trace"),
@@ -154,9 +154,12 @@ def mistakes(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "negative": (["trace", "--warmup", "-1", "x.py"], "must not be negative"),
         "no-such-term": (["explain", "expsed"], "no term is called 'expsed'. Did you mean exposed?"),
         "no-such-shell": (["completion", "csh2"], "invalid choice: 'csh2'"),
-        "no-list-of-numbers": (["timeline", good, "--steps", "1-"], "'1-' is no list of numbers; write, say, 0-7,64"),
-        "no-such-step": (["timeline", good, "--steps", "7"], "It has steps 1-1 of ranks 0-0"),
-        "no-duration": (["timeline", good, "--min-duration", "5"], "'5' is no duration; write, say, 10us"),
+        "no-list-of-numbers": (
+            ["timeline", good, "--steps", "1-"],
+            "'1-' is not a list of numbers; write, say, 0-7,64",
+        ),
+        "no-such-step": (["timeline", good, "--steps", "7"], "only steps 1-1 of ranks 0-0"),
+        "no-duration": (["timeline", good, "--min-duration", "5"], "'5' is not a duration; write, say, 10us"),
         "backwards": (["timeline", good, "--ranks", "3-1"], "3-1 ends before it begins"),
         "torchrun-twice": (["trace", "--nnodes", "2", "--", "torchrun", "x.py"], "go to torchrun itself"),
     }

@@ -88,7 +88,7 @@ def test_one_that_is_stopped_before_there_is_anything_to_show_says_how_to_go_on(
     assert main(["overhead", "--out", str(tmp_path / "o"), "-m", "ddpprof.demo.train_convnet"]) == 130
     said = capsys.readouterr().out
     assert "nothing to compare yet" in said
-    assert said.rstrip().endswith(f"Stopped. Go on with: ddpprof overhead --resume {tmp_path / 'o'}")
+    assert said.rstrip().endswith(f"Stopped. Continue with: ddpprof overhead --resume {tmp_path / 'o'}")
 
 
 def test_a_table_of_times_gives_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,6 +112,6 @@ def test_a_tuning_is_resumed_by_its_own_command(tmp_path: Path, capsys: pytest.C
     write_plan(tmp_path, replace(PLAN, kind=Kind.TUNE))
     assert main(["sweep", "--resume", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"ddpprof: {tmp_path} was made by ddpprof tune. Go on with: ddpprof tune --resume {tmp_path}\n"
+        f"ddpprof: {tmp_path} was made by ddpprof tune. Continue it with: ddpprof tune --resume {tmp_path}\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.json"]

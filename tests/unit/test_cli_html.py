@@ -46,7 +46,7 @@ def test_ranks_that_the_run_does_not_have(tmp_path: Path, capsys: pytest.Capture
 def test_a_json_report_has_none(written: Path, tmp_path: Path) -> None:
     page = page_of("report", written, out=tmp_path / "page.htm")
     assert 'id="timeline-data"' not in page
-    assert "No timeline: it needs the run itself" in page
+    assert "There is no timeline: it needs the run itself" in page
 
 
 def test_a_comparison(written: Path, tmp_path: Path) -> None:

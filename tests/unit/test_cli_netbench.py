@@ -41,9 +41,9 @@ def test_by_default_sizes_reach_from_a_kilobyte_to_256_megabytes() -> None:
     ("arguments", "message"),
     [
         pytest.param([], "say how many ranks: ddpprof netbench --nproc-per-node 2", id="no-ranks"),
-        pytest.param(["--sizes", "3X"], "'3X' is no size; write, say, 1K-256M", id="size"),
-        pytest.param(["--seconds", "0"], "'0' is no number of seconds above 0", id="no-time"),
-        pytest.param(["--seconds", "nan"], "'nan' is no number of seconds above 0", id="nan"),
+        pytest.param(["--sizes", "3X"], "'3X' is not a size; write, say, 1K-256M", id="size"),
+        pytest.param(["--seconds", "0"], "'0' is not a number of seconds above 0", id="no-time"),
+        pytest.param(["--seconds", "nan"], "'nan' is not a number of seconds above 0", id="nan"),
         pytest.param(["--collective", "barrier"], "invalid choice: 'barrier'", id="collective"),
         pytest.param(["--out", "none/x.json", "--nproc-per-node", "2"], "there is no folder none", id="no-folder"),
         pytest.param(["--out", "s3://a/x.json"], "is not on this machine", id="far"),
@@ -105,7 +105,7 @@ Root Cause (first observed failure):
         pytest.param(
             "Traceback\nValueError: many\n", "torchrun ended with exit code 1: ValueError: many", id="torchrun"
         ),
-        pytest.param("", "torchrun ended with exit code 1: it does not say why", id="nothing"),
+        pytest.param("", "torchrun ended with exit code 1: it gives no reason", id="nothing"),
     ],
 )
 def test_why_the_ranks_ended(said: str, why: str) -> None:

@@ -26,7 +26,7 @@ def test_without_options_it_tries_caps_and_names_the_best(capsys: pytest.Capture
     assert lines[0] == "transformer-gloo-4ranks · 4 ranks · gloo · from 4 recorded steps"
     settings = [line.split()[0] for line in lines if line.startswith("bucket_cap_mb=")]
     assert settings[:4] == ["bucket_cap_mb=None", "bucket_cap_mb=1", "bucket_cap_mb=2", "bucket_cap_mb=5"]
-    for begin in ("Best buckets found: ", "Network among 4 ranks", "Replayed with its own settings", "Assumes: "):
+    for begin in ("Best buckets found: ", "Network among 4 ranks", "Replayed with its own settings", "Assumptions: "):
         assert any(line.startswith(begin) for line in lines), begin
     assert max(map(len, lines)) <= 80
 
@@ -61,11 +61,11 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "complaint"),
     [
         pytest.param(["--without-rank", "9"], "the run has no rank 9 to leave out", id="no-such-rank"),
-        pytest.param(["--bandwidth", "fast"], "'fast' is no bandwidth; write, say, 10Gbit or 1.2GB", id="bandwidth"),
-        pytest.param(["--compress", "zip"], "'zip' is none of fp16, bf16, powersgd:RANK", id="hook"),
+        pytest.param(["--bandwidth", "fast"], "'fast' is not a bandwidth; write, say, 10Gbit or 1.2GB", id="bandwidth"),
+        pytest.param(["--compress", "zip"], "'zip' is not one of fp16, bf16, powersgd:RANK", id="hook"),
         pytest.param(["--compress", "powersgd:4"], "PowerSGD needs the shapes of parameters", id="shapes"),
-        pytest.param(["--bucket-cap-mb", "1,-2"], "no size in MB above 0", id="cap"),
-        pytest.param(["--batch-scale", "0"], "'0' is no factor above 0", id="scale"),
+        pytest.param(["--bucket-cap-mb", "1,-2"], "not a size in MB above 0", id="cap"),
+        pytest.param(["--batch-scale", "0"], "'0' is not a factor above 0", id="scale"),
         pytest.param(["--network", "no.json"], "no.json cannot be read", id="network"),
         pytest.param(["--run-network", "no.json"], "no.json cannot be read", id="network-of-the-run"),
         pytest.param(["--plot", "a.png", "--bucket-cap-mb", "5"], "there is nothing to plot", id="plot"),

@@ -173,7 +173,7 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.C
     pytest.importorskip("tensorboard")
     (tmp_path / "file").touch()
     assert main(["tensorboard", str(SAMPLE), "--logdir", str(tmp_path / "file")]) == 2
-    assert capsys.readouterr().err.endswith("Not a directory. Choose a place with --logdir DIR\n")
+    assert capsys.readouterr().err.endswith("Not a directory. Choose another folder with --logdir DIR\n")
 
 
 def test_without_tensorboard_one_line_says_what_to_install(

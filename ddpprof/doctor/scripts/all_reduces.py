@@ -1,4 +1,4 @@
-"""How long does an all-reduce take? As nccl-tests time it: several in a row, the mean of them."""
+"""How long does an all-reduce take? It is timed as in nccl-tests: the mean of several in a row."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""A training that does not end by itself: rank 1 fails in a step, or everybody waits for a signal."""
+"""Training that does not end by itself: rank 1 fails in a step, or all ranks wait for a signal."""
 
 import os
 from pathlib import Path
@@ -18,12 +18,12 @@ def train(rank, device, options):
         if step == options.at_step:
             Path(options.pids, f"reached-{rank}").touch()
             if options.fails and rank == 1:
-                raise RuntimeError("the script fails, as it is to")
+                raise RuntimeError("the script fails, as it should")
 
 
 if __name__ == "__main__":
     parser = ranks.parser()
-    parser.add_argument("--pids", required=True, help="a folder")
+    parser.add_argument("--pids", required=True, help="folder for process numbers")
     parser.add_argument("--at-step", type=int, default=12)
     parser.add_argument("--fails", action="store_true")
     parser.set_defaults(steps=1_000_000)

@@ -1,4 +1,4 @@
-"""A whole training step as one CUDA graph, replayed many times: DDP's forward is called while it is captured only."""
+"""Training step as one CUDA graph, replayed many times; DDP's forward is only called during the capture."""
 
 import os
 
@@ -18,7 +18,7 @@ def train(rank, device, options):
         model = ranks.wrap(ranks.layers(256, 4), device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
         inputs = torch.randn(64, 256, device=device)
-        for _ in range(options.steps):  # DDP wants eleven before a capture
+        for _ in range(options.steps):  # DDP needs eleven before a capture
             optimizer.zero_grad(set_to_none=True)
             model(inputs).square().mean().backward()
             optimizer.step()
@@ -36,7 +36,7 @@ def train(rank, device, options):
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # torch asks for it where collectives are captured
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # torch requires it for captured collectives
     parser = ranks.parser()
     parser.add_argument("--replays", type=int, default=20_000)
     ranks.run(train, parser.parse_args())

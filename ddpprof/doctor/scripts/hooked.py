@@ -1,4 +1,4 @@
-"""The script times its buckets itself: a comm hook notes bytes, order and how long each all-reduce takes."""
+"""Training that times its own buckets: a comm hook notes bytes, order and duration of each all-reduce."""
 
 import time
 

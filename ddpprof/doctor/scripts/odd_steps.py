@@ -1,11 +1,11 @@
-"""Steps that are not forward, backward, step: skipped by a GradScaler, with a closure, or compiled."""
+"""Training with unusual steps: skipped by a GradScaler, with a closure, or compiled."""
 
 import ranks
 import torch
 
 
 def amp(model, optimizer, inputs, options):
-    """Every fifth step overflows, and the scaler skips it: it is a step of the training all the same."""
+    """Train with overflows in every fifth step, which the scaler skips but which still counts as a step."""
     scaler = torch.amp.GradScaler(inputs.device.type, init_scale=8.0)
     for step in range(options.steps):
         optimizer.zero_grad()

@@ -1,6 +1,6 @@
-"""An ordinary training. It tells a hash of its parameters, and what it asked of the process group and the devices.
+"""Ordinary training. It prints a hash of its parameters, and how it used the process group and the devices.
 
-It never calls ``torch.cuda.set_device``: a context on another rank's device is not of its making.
+It never calls ``torch.cuda.set_device``, so a context on another rank's device is not its own doing.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ SYNCHRONISES = [(torch.cuda, "synchronize"), (torch.accelerator, "synchronize")]
 
 
 def count_synchronising_calls():
-    """Count calls outside of the steps that --window names: a profiler's start and stop must synchronise."""
+    """Count calls outside the steps that --window names, since starting and stopping a profiler must synchronise."""
     calls = []
     for owner, name in SYNCHRONISES:
         original = getattr(owner, name)
@@ -63,5 +63,5 @@ def train(rank, device, options):
 
 if __name__ == "__main__":
     parser = ranks.parser()
-    parser.add_argument("--window", type=int, default=0, help="calls in the first N steps are not counted")
+    parser.add_argument("--window", type=int, default=0, help="do not count calls in the first N steps")
     ranks.run(train, parser.parse_args())

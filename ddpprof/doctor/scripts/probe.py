@@ -1,4 +1,4 @@
-"""Prints what torch sees on this machine, and whether its profiler sees one matrix product."""
+"""Print what torch sees on this machine, and whether its profiler sees one matrix product."""
 
 import glob
 import json
@@ -14,7 +14,7 @@ KNOWN_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
 
 
 def profile_one_product():
-    """Return how many kernels, or on a CPU spans, of how many events, and what the profiler said."""
+    """Return the number of kernels (on a CPU, spans), the number of events, and the profiler's messages."""
     has_gpu = torch.cuda.is_available()
     device = "cuda" if has_gpu else "cpu"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])]
@@ -35,7 +35,7 @@ def profile_one_product():
 
 
 class StderrTo:
-    """Kineto writes to the descriptor itself."""
+    """Redirection of stderr's descriptor, to which Kineto writes directly."""
 
     def __init__(self, file):
         self._file = file

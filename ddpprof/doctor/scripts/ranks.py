@@ -1,4 +1,4 @@
-"""What the training scripts beside this file share: they start their ranks, or are started by torchrun."""
+"""Code shared by the training scripts: they start their ranks, or are started by torchrun."""
 
 import argparse
 import itertools
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 PATIENCE = timedelta(seconds=60)
-"""of every collective"""
+"""timeout of every collective"""
 
 
 def parser():
@@ -32,7 +32,7 @@ def run(train, options):
         _be_rank(int(os.environ["RANK"]), train, options, "env://")
         return
     if options.device == "cpu":
-        import torch._dynamo  # as every optimizer does, which takes each rank seconds: now it is there before they fork
+        import torch._dynamo  # every optimizer imports it, which takes seconds per rank; import it before they fork
     # A process that has seen a GPU cannot fork.
     start = torch.multiprocessing.get_context("fork" if options.device == "cpu" else "spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -68,13 +68,13 @@ def layers(width, depth):
 
 
 def tell(rank, **facts):
-    """Rank 0 prints one line of JSON."""
+    """Print one line of JSON on rank 0."""
     if rank == 0:
         print(json.dumps(facts), flush=True)
 
 
 class StepClock:
-    """Times between ends of steps: the host's on a CPU, by events on the device elsewhere."""
+    """Times between ends of steps: by the host's clock on a CPU, and otherwise by events on the device."""
 
     def __init__(self, device):
         self._device = device

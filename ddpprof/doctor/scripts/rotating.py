@@ -1,4 +1,4 @@
-"""Every step takes another branch of the model: each parameter trains, though none does in every step."""
+"""Training in which every step takes another branch: each parameter trains, though none in every step."""
 
 import ranks
 import torch

@@ -1,4 +1,4 @@
-"""Steps of equal work, each timed by the script itself."""
+"""Training with steps of equal work, each timed by the script itself."""
 
 import time
 

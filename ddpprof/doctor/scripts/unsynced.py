@@ -1,4 +1,4 @@
-"""How much longer is a step because gradients are averaged? Steps with and without `no_sync` take turns."""
+"""How much longer is a step because gradients are averaged? Steps with and without `no_sync` alternate."""
 
 from contextlib import nullcontext
 

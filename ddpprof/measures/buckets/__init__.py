@@ -1,1 +1,1 @@
-"""Measures when gradients are reduced, in which buckets, and what hides it."""
+"""Measures of when gradients are reduced, in which buckets, and what hides it."""

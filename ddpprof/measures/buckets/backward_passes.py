@@ -2,7 +2,7 @@
 
     a pass ends with the last backward op before the next forward or optimizer op of the step
 
-Several backward passes without a forward or an optimizer between them, as of two losses, count as one.
+Several backward passes without a forward or an optimizer between them, such as those of two losses, count as one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class BackwardCompute:
     start_ns: int
     end_ns: int
     next_start_ns: int | None
-    """start of the first forward or optimizer op after it; ``None``: the step has none"""
+    """start of the first forward or optimizer op after it; ``None`` if the step has none"""
 
 
 def backward_passes(trace: Trace, step: int) -> tuple[BackwardCompute, ...]:
-    """Return the backward passes of the step with index `step`, in the order of time."""
+    """Return the backward passes of the step with index `step`, in order of time."""
     compute = trace.compute
     in_step = compute.step == step
     backward = np.flatnonzero(in_step & (compute.phase == Phase.BACKWARD))

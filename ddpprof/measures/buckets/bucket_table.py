@@ -1,4 +1,4 @@
-"""The bucket table: medians over backward passes, steps and ranks, and which rank launched last.
+"""The bucket table: medians over backward passes, steps and ranks, and the rank that launched last.
 
 transfer = the shortest duration of the bucket's collective over the ranks (the others wait for a late one)
 late by  = last rank's launch - first rank's launch, on the clock of one host
@@ -19,7 +19,7 @@ from ddpprof.model import DdpModule
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """What a `BucketSummary` has as far as a trace alone can tell."""
+    """The fields of a `BucketSummary` that a trace alone can tell."""
 
     module: int
     index: int
@@ -28,26 +28,26 @@ class BucketRow:
     first_parameter: str | None
     last_parameter: str | None
     first_ready_ns: int | None
-    """when its first gradient was accumulated"""
+    """time at which its first gradient was accumulated"""
     ready_ns: int | None
     launched_ns: int | None
     started_ns: int | None
     finished_ns: int | None
     transfer_ns: int | None
     slowest_parameter: str | None
-    """the parameter whose gradient came last, in most steps"""
+    """parameter whose gradient came last in most steps"""
     slowest_parameter_delay_ns: int | None
-    """how long after the bucket's last but one gradient"""
+    """delay after the bucket's last but one gradient"""
     late_rank: int | None
-    """the rank that launched last in most steps; ``None`` with one rank, or with ranks on several hosts"""
+    """rank that launched last in most steps; ``None`` with one rank, or with ranks on several hosts"""
     late_by_ns: int | None
     num_passes: int = 1
-    """synchronised backward passes through the module in a step: the median; each sends every bucket"""
+    """median number of synchronised backward passes through the module in a step; each sends every bucket"""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSummary(BucketRow):
-    """One bucket of one module. Times are medians, ns since the end of the DDP forward; ``None``: not observed."""
+    """One bucket of one module. Times are medians, ns since the end of the DDP forward; ``None`` if not observed."""
 
     num_bytes: int
     num_parameters: int
@@ -62,7 +62,7 @@ def as_row(summary: BucketSummary) -> BucketRow:
 def summarise_buckets(
     modules: Sequence[DdpModule], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
 ) -> tuple[BucketSummary, ...]:
-    """`ranks`: rank → its buckets in every step. `one_clock`: all ranks run on one host."""
+    """Summarise all buckets. `ranks`: rank → its buckets in every step. `one_clock`: all ranks run on one host."""
     keys = sorted({(row.module, row.index) for rows in ranks.values() for row in rows})
     return tuple(_summarise(modules[key[0]], key, ranks, one_clock) for key in keys)
 
@@ -83,7 +83,7 @@ def _summarise(
 def summarise_times(
     key: tuple[int, int], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool, parameters: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The fields of a `BucketRow` that its times tell; `key` is module and index. `parameters`: names, if known."""
+    """Return the fields of a `BucketRow` that its times tell; `key` is module and index, `parameters` their names."""
     mine = {rank: [row for row in rows if (row.module, row.index) == key] for rank, rows in ranks.items()}
     rows = [row for rank_rows in mine.values() for row in rank_rows]
     slowest = Counter(row.last_parameter for row in rows if row.last_parameter is not None).most_common(1)
@@ -116,7 +116,7 @@ def _num_passes(ranks: Mapping[int, Sequence[BucketStep]]) -> int:
 
 
 def _by_pass(ranks: Mapping[int, Sequence[BucketStep]]) -> dict[tuple[int, int], dict[int, BucketStep]]:
-    """Step and backward pass → rank → the bucket in it."""
+    """Return step and backward pass → rank → the bucket in it."""
     passes: dict[tuple[int, int], dict[int, BucketStep]] = {}
     for rank, rows in ranks.items():
         for row in rows:

@@ -1,11 +1,11 @@
-"""When is each gradient bucket ready, launched, started, finished, and which parameter kept it waiting?
+"""When is each gradient bucket ready, launched, started and finished, and which parameter kept it waiting?
 
     ready     its last gradient is accumulated (torch's `get_backward_stats`)
-    launched  the reducer hands its all-reduce to the backend: strictly in index order, so not before its predecessors
+    launched  the reducer hands its all-reduce to the backend, strictly in index order
     started, finished   the collective itself, from the trace
 
-Times count from the end of the last DDP forward before the backward pass, where the reducer's own clock starts. A step
-may have several synchronised backward passes through one module; each has all of the module's buckets.
+Times count from the end of the last DDP forward before the backward pass, which is the origin of the reducer's own
+clock. A step may have several synchronised backward passes through one module; each has all of the module's buckets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BucketStep:
     origin_ns: int
     """end of the DDP forward, since 1970"""
     first_ready_ns: int | None
-    """when its first gradient was accumulated"""
+    """time at which its first gradient was accumulated"""
     ready_ns: int | None
     launched_ns: int | None
     started_ns: int | None
@@ -36,9 +36,9 @@ class BucketStep:
     last_parameter: int | None
     """reducer index of the parameter whose gradient came last"""
     previous_ready_ns: int | None
-    """when the last but one of its gradients was accumulated"""
+    """time at which its last but one gradient was accumulated"""
     pass_index: int = 0
-    """which of the step's synchronised backward passes through the module"""
+    """index among the step's synchronised backward passes through the module"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class _Expected:
     """A collective that the reducer must have launched."""
 
     place: int
-    """of the backward pass in the step"""
+    """index of the backward pass in the step"""
     bucket: int | None
-    """``None``: the map of used parameters, reduced after the last bucket"""
+    """``None`` for the map of used parameters, which is reduced after the last bucket"""
     ready_ns: int
 
 
 def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
-    """Return every bucket of every synchronised backward pass of `step`, which lies in `trace` if it was profiled."""
+    """Return every bucket of every synchronised backward pass of `step`, which is in `trace` if it was profiled."""
     if not fits(modules, step):
         return ()
     seen = _from_trace(modules, step, trace) if trace is not None else _from_record(step)
@@ -92,7 +92,7 @@ def _bucket_step(
 
 
 def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
-    """Whether `step` is of these modules: a rank that was killed may have left steps of some it never described."""
+    """Return whether `step` belongs to these modules: a killed rank may have left steps of undescribed modules."""
     return all(_fits_one(modules, one) for one in step.passes)
 
 
@@ -131,11 +131,11 @@ def _from_trace(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
 
 
 def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) -> dict[tuple[int, int], int]:
-    """Place of the backward pass in the step, and index of each bucket → the row of its all-reduce.
+    """Return position of the backward pass in the step, and index of each bucket → the row of its all-reduce.
 
-    They are paired in the order of their launches. Where the backward pass has other all-reduces, as those of
-    SyncBatchNorm, those count that hooks of gradients launch. Nothing is paired where the numbers differ all the same:
-    a comm hook that reduces in several collectives, say.
+    They are paired in the order of their launches. If the backward pass has other all-reduces, such as those of
+    SyncBatchNorm, only those launched by gradient hooks count. Nothing is paired if the numbers still differ, for
+    example because a comm hook reduces in several collectives.
     """
     numbers = [s.number for s in trace.steps]
     if step.number not in numbers or not fits(modules, step):

@@ -1,10 +1,10 @@
 """Which all-reduces carry gradients, and does torch's DDP launch them?
 
-Whoever reduces gradients during the backward pass launches from the hook of the gradient that completed a bucket,
-inside autograd's ``AccumulateGrad`` node: DDP's reducer, Apex's DistributedDataParallel, hooks that a script registers.
-That tells these all-reduces from those of SyncBatchNorm and of tensor parallelism. Where a trace names no such node,
-every all-reduce of the backward pass counts. One of 32-bit integers, by its kernel's name, is no bucket but DDP's map
-of used parameters; where the name does not tell, the map passes for a last bucket.
+Code that reduces gradients during the backward pass launches from the hook of the gradient that completed a bucket,
+inside autograd's ``AccumulateGrad`` node: DDP's reducer, Apex's DistributedDataParallel, or hooks of a script. This
+distinguishes these all-reduces from those of SyncBatchNorm and tensor parallelism. If a trace has no such node, every
+all-reduce of the backward pass counts. An all-reduce whose kernel's name shows 32-bit integers is not a bucket but
+DDP's map of used parameters; if the name does not tell, the map is taken for a last bucket.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ def gradient_all_reduces(trace: Trace) -> NDArray[np.int64]:
 
 
 def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np.int64]:
-    """Return the rows of all-reduces that backward passes launched, in that order: of the step with index `step`.
-
-    Where the trace tells no launch of a collective, as ROCm's does, the order is that of their starts.
-    """
+    """Return the rows of all-reduces launched by backward passes, in that order; with `step`, only of that step."""
     comm = trace.collectives
     is_known = comm.launched_ns != UNKNOWN
     chosen = (comm.kind == CollectiveKind.ALL_REDUCE) & (comm.phase == Phase.BACKWARD)
@@ -49,7 +46,7 @@ def all_reduces_of_backward(trace: Trace, step: int | None = None) -> NDArray[np
 
 
 def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return those of `rows` that a gradient's hook launched; all where the trace names no hooks, or no launches."""
+    """Return those of `rows` that a gradient's hook launched; all if the trace has no hooks, or no launches."""
     marks, hooks, launched_ns = trace.host_spans, _hooks(trace), trace.collectives.launched_ns[rows]
     if not len(hooks) or (launched_ns == UNKNOWN).all():
         return rows
@@ -58,10 +55,10 @@ def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def reduces_without_ddp(trace: Trace) -> bool:
-    """Whether hooks of the script's own reduce gradients, as Apex's do.
+    """Return whether the script's own hooks reduce gradients, as Apex's do.
 
-    Not where DDP or FSDP has left its marks, where the backward pass also moves shards, or where what hooks reduce are
-    a few numbers. A library that launches from a thread of its own does so outside the backward pass.
+    Returns False if the trace has marks of DDP or FSDP, if the backward pass also moves shards, or if hooks only reduce
+    a few numbers. A library that launches from a separate thread does so outside the backward pass.
     """
     comm = trace.collectives
     if np.isin(trace.host_spans.mark, _OF_TORCH).any() or not len(_hooks(trace)):
@@ -73,7 +70,7 @@ def reduces_without_ddp(trace: Trace) -> bool:
 
 
 def _hooks(trace: Trace) -> NDArray[np.int64]:
-    """Rows of the host's spans."""
+    """Return the rows of hooks among the host's spans."""
     marks = trace.host_spans
     is_hook = np.array([name.endswith(_HOOK) for name in trace.names], np.bool_)
     if not len(marks):

@@ -32,7 +32,7 @@ class Overlap:
 
 
 def spans_of(table: Work | Collectives, step: int | None) -> Spans:
-    """The union of a table's rows, of one step (an index) or of the whole trace (``None``)."""
+    """Return the union of a table's rows, of one step (an index) or of the whole trace (``None``)."""
     if step is None:
         return union(table.start_ns, table.end_ns)
     rows = np.flatnonzero(table.step == step)
@@ -40,7 +40,7 @@ def spans_of(table: Work | Collectives, step: int | None) -> Spans:
 
 
 def measure_overlap(trace: Trace, step: int | None) -> Overlap:
-    """Of one step (an index into ``trace.steps``) or of the whole trace (``None``)."""
+    """Measure one step (an index into ``trace.steps``) or the whole trace (``None``)."""
     compute = spans_of(trace.compute, step)
     comm = spans_of(trace.collectives, step)
     return Overlap(

@@ -1,10 +1,11 @@
-"""Which buckets does a trace show without ddpprof's record? One gradient all-reduce each, in the order of launch.
+"""Which buckets does a trace show without ddpprof's record? There is one gradient all-reduce per bucket.
 
-The layout is the one that most steps share, over all ranks: sizes in the order of launch, an unknown size fits any.
-Passes with another layout are left out; DDP rebuilds its buckets after the first iteration. A step in which a DDP
-forward ends between all-reduces has several backward passes if each sends the same sizes; else they count as one, for
-modules cannot be told apart: all buckets are those of module 0. Times count from the end of the last DDP forward before
-the pass's first bucket; where the script reduces gradients without DDP, from the beginning of the backward pass.
+The layout is the one that most steps share, over all ranks: sizes in the order of launch, where an unknown size fits
+any. Passes with another layout are left out, since DDP rebuilds its buckets after the first iteration. A step in which
+a DDP forward ends between all-reduces has several backward passes if each sends the same sizes. Otherwise they count as
+one, and all buckets belong to module 0, because modules cannot be told apart. Times count from the end of the last DDP
+forward before the pass's first bucket; if the script reduces gradients without DDP, from the beginning of the backward
+pass.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _Sizes = tuple[int, ...]
 class TracedBuckets:
     buckets: tuple[BucketRow, ...]
     notes: tuple[str, ...]
-    """which steps were left out and what could not be told, in words for the report"""
+    """steps that were left out, and what could not be determined, in words for the report"""
     ranks: Mapping[int, tuple[BucketStep, ...]] = field(default_factory=dict)
-    """each rank's buckets in every step that was not left out"""
+    """buckets of each rank in every step that was not left out"""
 
 
 NO_BUCKETS = TracedBuckets((), ())
@@ -44,18 +45,18 @@ class TracedPass:
     step: int
     """index into the steps of the rank's trace"""
     number: int
-    """the step's"""
+    """number of the step"""
     index: int
-    """which of the step's passes"""
+    """index among the step's passes"""
     sizes: _Sizes
-    """or `UNKNOWN`"""
+    """bytes of each, or `UNKNOWN`"""
     origin_ns: int
     times_ns: tuple[tuple[int | None, int, int], ...]
     """launch, if it is known, start and end of each, since the origin"""
     spans_forwards: bool
-    """a DDP forward ended between its first launch and its last"""
+    """True if a DDP forward ended between its first launch and its last"""
     step_start_ns: int
-    """of the part of the step that the pass is: from the end of the pass before it, or the step's start"""
+    """start of the pass's part of the step: the end of the previous pass, or the step's start"""
     step_end_ns: int
     backward_end_ns: int | None
     """end of its last backward compute; these three also count from the origin"""
@@ -63,14 +64,14 @@ class TracedPass:
 
 @dataclass(frozen=True, slots=True)
 class TracedPasses:
-    """Of one rank."""
+    """All passes of one rank."""
 
     epoch_ns: int | None
     passes: tuple[TracedPass, ...]
 
 
 def trace_buckets(ranks: Mapping[int, TracedPasses], one_clock: bool) -> TracedBuckets:
-    """`ranks`: of each that has a trace. `one_clock`: all ranks run on one host."""
+    """Derive the buckets from the passes of each rank with a trace. `one_clock`: all ranks run on one host."""
     passes = [one for of_rank in ranks.values() for one in of_rank.passes]
     if not passes:
         return NO_BUCKETS
@@ -96,13 +97,13 @@ def trace_buckets(ranks: Mapping[int, TracedPasses], one_clock: bool) -> TracedB
 
 
 def usual_passes(ranks: Mapping[int, TracedPasses]) -> Mapping[int, tuple[TracedPass, ...]]:
-    """Those with the layout that most have; there is one at least."""
+    """Return the passes with the most common layout; there is at least one."""
     layout = _layout([one for of_rank in ranks.values() for one in of_rank.passes])
     return {rank: tuple(one for one in of.passes if _fits(one.sizes, layout)) for rank, of in ranks.items()}
 
 
 def usual_sizes(passes: Mapping[int, Sequence[TracedPass]]) -> list[int | None]:
-    """Of passes of one layout: bytes of each bucket; ``None`` where no pass knows it."""
+    """Return the bytes of each bucket in passes of one layout; ``None`` if no pass knows them."""
     of_buckets = zip(*(one.sizes for of_rank in passes.values() for one in of_rank), strict=True)
     return [next((size for size in sizes if size != UNKNOWN), None) for sizes in of_buckets]
 
@@ -123,7 +124,7 @@ def find_passes(trace: Trace) -> TracedPasses:
 def _passes_of_step(
     trace: Trace, step: int, rows: NDArray[np.int64], ended: NDArray[np.int64], origins: Int64Column
 ) -> list[TracedPass]:
-    """`rows`: in the order of launch. `ended`: for each, how many forwards had ended before."""
+    """Split a step's all-reduces `rows`, in order of launch. `ended`: number of forwards that had ended before each."""
     comm, whole = trace.collectives, trace.steps[step]
     firsts = _first_of_passes(comm.num_bytes[rows], ended)
     computed = backward_passes(trace, step)
@@ -158,20 +159,20 @@ def _passes_of_step(
 
 
 def _first_of_passes(sizes: Int64Column, ended: NDArray[np.int64]) -> list[int]:
-    """Return where a pass begins: after each forward, if all that follow one send the same known sizes; else once."""
+    """Return where passes begin: after each forward, if the groups after each send the same known sizes; else at 0."""
     firsts = [0, *(np.flatnonzero(np.diff(ended)) + 1).tolist()]
     layouts = {tuple(part.tolist()) for part in np.split(sizes, firsts[1:])}
     return firsts if len(layouts) == 1 and UNKNOWN not in sizes else [0]
 
 
 def _backward_end(passes: Sequence[BackwardCompute], at_ns: int | None) -> int | None:
-    """Return when the backward pass that was under way at `at_ns`, or the step's last, had computed all."""
+    """Return the end of the computation of the backward pass in progress at `at_ns`, or of the step's last pass."""
     begun = [one for one in passes if at_ns is None or one.start_ns <= at_ns]
     return begun[-1].end_ns if begun else None
 
 
 def _origins(trace: Trace) -> Int64Column:
-    """From which each step's times may count, sorted."""
+    """Return the possible origins of times, sorted."""
     marks = trace.host_spans
     if not reduces_without_ddp(trace):
         return np.sort(marks.end_ns[marks.mark == Mark.FORWARD])
@@ -181,7 +182,7 @@ def _origins(trace: Trace) -> Int64Column:
 
 
 def _layout(passes: Sequence[TracedPass]) -> _Sizes:
-    """What most passes fit; of several, the one seen last: the first steps may still have DDP's first layout."""
+    """Return the layout that most passes fit, or the last in a tie, as first steps may have DDP's first layout."""
     counts = Counter(one.sizes for one in passes)
     votes = {sizes: sum(n for other, n in counts.items() if _fits(other, sizes)) for sizes in counts}
     last = {one.sizes: one.step for one in sorted(passes, key=lambda one: one.step)}

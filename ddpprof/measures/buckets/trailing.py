@@ -1,10 +1,10 @@
-"""How long does gradient communication go on when the backward pass has nothing left to hide it behind?
+"""How long does gradient communication go on when the backward pass has no computation left to hide it?
 
     trailing = |gradient comm AND [end of the backward pass's compute, start of the next forward's or optimizer's op)|
 
-summed over the step's backward passes; most steps have one, and the optimizer follows it.
-Gradient communication on CPU is what was asked for in the backward pass, by DDP's reducer or by threads of a comm hook.
-Of kernels it is what was not launched inside a DDP forward: which thread a hook launches from is not known there.
+It is summed over the step's backward passes; most steps have one, and the optimizer follows it.
+On CPU, gradient communication is what DDP's reducer or a comm hook's threads requested in the backward pass. Of
+kernels it is everything not launched inside a DDP forward, since the launching thread of a hook is unknown.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ddpprof.model import Phase, Trace
 
 
 def measure_trailing(trace: Trace, step: int) -> int | None:
-    """Return the step's trailing communication, ns; ``None`` where the step has no backward compute."""
+    """Return the step's trailing communication, ns; ``None`` if the step has no backward compute."""
     spans = trailing_spans(trace, step)
     return None if spans is None else spans.total_ns
 
 
 def trailing_spans(trace: Trace, step: int) -> Spans | None:
-    """Return when it was; ``None`` where the step has no backward compute."""
+    """Return the spans of trailing communication; ``None`` if the step has no backward compute."""
     passes = backward_passes(trace, step)
     if not passes:
         return None

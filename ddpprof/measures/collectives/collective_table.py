@@ -1,11 +1,11 @@
 """Which collectives ran, how often, how big, how fast? Per kind, process group and size class.
 
-    transfer = the shortest duration over the ranks that were read (one that is not could have been shorter)
-    algbw    = bytes / transfer, where the transfer has been given its share of the link (`sharing`)
+    transfer = the shortest duration over the ranks that were read (an unread rank could have a shorter one)
+    algbw    = bytes / transfer, where the transfer has been given its share of the link (`time_alone`)
     busbw    = algbw · factor of n ranks: 2(n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter,
                all-to-all, gather and scatter, 1 for broadcast and reduce (nccl-tests, PERFORMANCE.md)
 
-A size class reaches from a power of two to the next. Medians are over the class's collectives.
+A size class spans from one power of two to the next. Medians are over the class's collectives.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ class CollectiveSummary:
     """The collectives of one kind, process group and size class, over all steps."""
 
     kind: str
-    """`CollectiveKind`, in small letters"""
+    """`CollectiveKind`, in lower case"""
     group: str | None
-    """name of the process group; ``None``: the trace does not say"""
+    """name of the process group; ``None`` if the trace does not tell"""
     num_ranks: int | None
-    """of the group; of the whole job where the trace does not say the group"""
+    """size of the group, or of the whole job if the trace does not tell the group"""
     at_least_bytes: int | None
-    """``None``: size unknown"""
+    """``None`` if the size is unknown"""
     below_bytes: int | None
     num_calls: int
-    """of the rank that has most of them"""
+    """calls of the rank with most of them"""
     num_bytes: int | None
-    """of all its calls"""
+    """bytes of all its calls"""
     num_ranks_read: int
-    """over how many ranks the shortest duration was taken. 1: nothing was matched, so that durations hold waiting"""
+    """number of ranks compared for the shortest duration; if 1, nothing was matched, and durations include waiting"""
     transfer_ns: int
-    """median; an upper bound where not all ranks were read"""
+    """median; an upper bound if not all ranks were read"""
     shared_transfer_ns: int
-    """median of transfers less what went to other collectives at the same time"""
+    """median transfer without the time taken by concurrent collectives"""
     waiting_ns: int | None
-    """of the rank that waits longest, median over collectives"""
+    """waiting of the rank that waits longest, median over collectives"""
     algbw_bytes_per_s: float | None
-    """median of bytes / shared transfer; ``None`` where one of the two is unknown"""
+    """median of bytes / shared transfer; ``None`` if either is unknown"""
     busbw_bytes_per_s: float | None
-    """that of the links; ``None`` likewise, and where nccl-tests defines none"""
+    """bandwidth of the links; ``None`` if unknown, or if nccl-tests defines none"""
 
 
 def bus_factor(kind: CollectiveKind, num_ranks: int | None) -> float | None:
-    """What turns the algorithm's bandwidth into that of the links. ``None`` where nccl-tests defines none."""
+    """Return the factor from the algorithm's bandwidth to that of the links; ``None`` if nccl-tests defines none."""
     if num_ranks is None or num_ranks < 2:
         return None
     if kind is CollectiveKind.ALL_REDUCE:
@@ -80,7 +80,7 @@ def summarise_collectives(
     world_size: int | None,
     sizes: Mapping[int, Mapping[int, int]] | None = None,
 ) -> tuple[CollectiveSummary, ...]:
-    """`sizes`: per rank, bytes of rows whose size the trace does not say. Ordered by kind, process group and size."""
+    """Summarise, ordered by kind, process group and size. `sizes`: per rank, bytes of rows that the trace lacks."""
     if not ranks:
         return ()
     ranks = sorted(ranks, key=lambda rank: rank.rank)
@@ -94,7 +94,7 @@ def summarise_collectives(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Collectives: every one of one rank, or one line for each that was matched."""
+    """Collectives: all of one rank, or one line for each matched one."""
 
     key: Int64Column
     """[n, 3]: kind, process group, size class"""
@@ -111,7 +111,7 @@ class _Lines:
     """The matched collectives."""
 
     transfer: _Rows
-    """on the rank with the shortest duration"""
+    """values of the rank with the shortest duration"""
     waiting_ns: Int64Column
     """[n, num_ranks], or `UNKNOWN`"""
 
@@ -123,7 +123,7 @@ def _rows(one: RankCollectives, groups: NDArray[np.int32], num_bytes: Int64Colum
 
 
 def _size_class(num_bytes: Int64Column) -> Int64Column:
-    """-1 where the size is unknown, 0 for none, c for sizes from 2^(c-1) to below 2^c."""
+    """Return -1 for an unknown size, 0 for none, and c for sizes from 2^(c-1) to below 2^c."""
     exponent = np.frexp(np.maximum(num_bytes, 0).astype(np.float64))[1]
     return np.where(num_bytes == UNKNOWN, -1, exponent).astype(np.int64)
 
@@ -131,9 +131,9 @@ def _size_class(num_bytes: Int64Column) -> Int64Column:
 def sizes_of_rows(
     ranks: Sequence[RankCollectives], matched: MatchedCollectives, given: Mapping[int, Mapping[int, int]]
 ) -> list[Int64Column]:
-    """Per rank, ascending, the size of each row: the trace's, else the given, else another rank's of the collective.
+    """Return per rank, ascending, the size of each row: the trace's, else the given one, else another rank's.
 
-    Where ranks have different sizes, in an all-to-all say, it is the largest for all.
+    If ranks have different sizes, as in an all-to-all, all get the largest.
     """
     sized = []
     for rank in ranks:
@@ -153,7 +153,7 @@ def sizes_of_rows(
 
 
 def _lines(matched: MatchedCollectives, arrivals: Arrivals, rows: Sequence[_Rows]) -> _Lines:
-    """`rows`: of each rank, in the order of the match's."""
+    """Return the matched collectives. `rows`: those of each rank, in the order of the match."""
     fastest = (arrivals.waiting_ns == 0).argmax(axis=1) if len(matched) else np.empty(0, np.int64)
     picked = []
     for column, of_rank in enumerate(rows):

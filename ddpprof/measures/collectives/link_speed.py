@@ -1,8 +1,8 @@
-"""How fast does a collective of each size get through the network, and two of them at once?
+"""How fast does a collective of each size get through the network, and how fast do two at once?
 
-time  = median over iterations of the time on the rank that took longest
+time  = median over iterations of the time on the slowest rank
 algbw = bytes / time
-busbw = algbw · factor of n ranks, as nccl-tests defines it (`bus_factor`)
+busbw = algbw · factor of n ranks, as defined by nccl-tests (`bus_factor`)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddpprof.model.netbench import CollectiveTimes, NetBench
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """Of one message size."""
+    """Speed for one message size."""
 
     num_bytes: int
     num_iterations: int
@@ -27,10 +27,10 @@ class LinkSpeed:
     least_ns: int
     most_ns: int
     cpu_ns: int
-    """processor time of one rank, the median over ranks"""
+    """processor time of one rank, median over ranks"""
     bus_factor: float | None
     two_at_once: float | None
-    """time until both are done over that of one alone; ``None`` where it was not measured"""
+    """time until two are done, relative to that of one alone; ``None`` if not measured"""
 
     @property
     def algbw_bytes_per_s(self) -> float:
@@ -50,7 +50,7 @@ def measure_link(bench: NetBench) -> tuple[LinkSpeed, ...]:
 
 
 def is_disturbed(speeds: Sequence[LinkSpeed]) -> bool:
-    """Whether most sizes usually take more than twice as long as they once did."""
+    """Return whether most sizes usually take more than twice their shortest time."""
     return sum(speed.median_ns > 2 * speed.least_ns for speed in speeds) > len(speeds) / 2
 
 

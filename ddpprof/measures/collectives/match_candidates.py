@@ -1,8 +1,8 @@
-"""Which rows of different ranks could be the same collective? Each process group's, side by side, not yet compared.
+"""Which rows of different ranks could be the same collective? Rows of each process group are lined up, not compared.
 
-Two rows stand in one line if they are of one process group and have the same sequence number; where the trace has
-none, if they have the same place in the order of launch within a step of the same number. Sends and receives are
-between two ranks and are left out, as are rows that have neither step nor sequence number.
+Two rows are in one line if they are of one process group and have the same sequence number; if the trace has none, they
+need the same position in the order of launch within a step of the same number. Sends and receives are between two ranks
+and are left out, as are rows with neither step nor sequence number.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ddpprof.model import (
 )
 
 _PLACES = 1 << 32
-"""More than a step has collectives."""
+"""more than the number of collectives in a step"""
 
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """What the measures across ranks need of one rank: kilobytes, not its trace."""
+    """The kilobytes of one rank's trace that measures across ranks need."""
 
     rank: int
     host: str | None
     epoch_ns: int | None
-    """what to add to times of the table to get nanoseconds since 1970 by this rank's clock"""
+    """offset to add to the table's times to get nanoseconds since 1970 by this rank's clock"""
     steps: tuple[Step, ...]
     groups: tuple[ProcessGroup, ...]
     collectives: Collectives
@@ -43,29 +43,29 @@ class RankCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Rows of one process group, all with sequence numbers or all without: n lines, a column for each rank."""
+    """Rows of one process group, all with or all without sequence numbers: n lines, a column for each rank."""
 
     group: ProcessGroup
-    """one without name, size and ranks stands for rows that do not say their group"""
+    """group; one without name, size and ranks stands for rows that do not tell their group"""
     by_sequence: bool
     ranks: tuple[int, ...]
-    """those that should have such rows and were read"""
+    """ranks that were read and should have such rows"""
     rows: NDArray[np.int32]
     """[n, num_ranks], or `UNKNOWN`"""
     kinds: NDArray[np.int8]
-    """[n, num_ranks], or `UNKNOWN` where there is no row"""
+    """[n, num_ranks], or `UNKNOWN` if there is no row"""
     sizes: Int64Column
     """[n, num_ranks], or `UNKNOWN`"""
     key: Int64Column
-    """[n], ascending: sequence number, or place in the step"""
+    """[n], ascending: sequence number, or position in the step"""
     step: Int64Column
     """[n]: index into the steps of `line_up`, on the lowest rank that has the row, or `NO_STEP`"""
     repeated: tuple[tuple[int, int], ...]
-    """rank and sequence number that more than one of its rows has: none of them is in a line"""
+    """ranks and sequence numbers that several of their rows share; none of these rows is in a line"""
 
 
 def rank_collectives(rank: Rank) -> RankCollectives | None:
-    """``None`` without a trace."""
+    """Return the rank's collectives; ``None`` without a trace."""
     trace = rank.trace
     if trace is None:
         return None
@@ -74,7 +74,7 @@ def rank_collectives(rank: Rank) -> RankCollectives | None:
 
 
 def line_up(ranks: Sequence[RankCollectives]) -> tuple[list[Candidates], tuple[int, ...]]:
-    """The candidates of every process group that two ranks or more should have, and the numbers of all steps."""
+    """Return the candidates of every process group with at least two expected ranks, and the numbers of all steps."""
     groups, group_of_rows = common_groups(ranks)
     step_numbers, step_of_rows = _common_steps(ranks)
     found = []
@@ -90,7 +90,7 @@ def line_up(ranks: Sequence[RankCollectives]) -> tuple[list[Candidates], tuple[i
 
 
 _Keys = tuple[Int64Column, NDArray[np.int64]]
-"""Keys of a rank's rows, ascending, and the rows."""
+"""keys of a rank's rows, ascending, and the rows"""
 
 
 def _keys(comm: Collectives, in_group: NDArray[np.bool_], step: Int64Column, by_sequence: bool) -> _Keys:
@@ -131,7 +131,7 @@ def _beside_each_other(
         rows[line, column] = row
         kinds[line, column] = rank.collectives.kind[row]
         sizes[line, column] = rank.collectives.num_bytes[row]
-        steps[line] = step[row]  # the lowest rank comes last, and stays
+        steps[line] = step[row]  # the lowest rank comes last, and wins
     return Candidates(
         group=group,
         by_sequence=by_sequence,
@@ -146,9 +146,9 @@ def _beside_each_other(
 
 
 def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup], list[NDArray[np.int32]]]:
-    """The groups of all ranks under one numbering, and per rank the group of each row.
+    """Return the groups of all ranks under one numbering, and per rank the group of each row.
 
-    Kineto cuts long lists of ranks off. Then the group is the only one of its name whose ranks are known, if any.
+    Kineto truncates long lists of ranks. Such a group is the only one of its name whose ranks are known, if any.
     """
     ranks_of_name: dict[str | None, set[tuple[int, ...]]] = {}
     contradicted = {group for _, group in contradictions(ranks)}
@@ -172,14 +172,14 @@ def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup],
 
     of_rows = []
     for rank in ranks:
-        # `UNKNOWN` finds the last one, which says nothing.
+        # `UNKNOWN` finds the last one, which is empty.
         common = [number_of(group) for group in rank.groups] + [number_of(ProcessGroup())]
         of_rows.append(np.array(common, np.int32)[rank.collectives.group])
     return groups, of_rows
 
 
 def contradictions(ranks: Sequence[RankCollectives]) -> list[tuple[int, ProcessGroup]]:
-    """Ranks with collectives of a group that does not list them: its list is not to be trusted."""
+    """Return ranks with collectives of a group that does not list them, so that its list cannot be trusted."""
     return [
         (rank.rank, group)
         for rank in ranks
@@ -189,9 +189,9 @@ def contradictions(ranks: Sequence[RankCollectives]) -> list[tuple[int, ProcessG
 
 
 def _common_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[int, ...], list[Int64Column]]:
-    """The numbers of all ranks' steps, and per rank which of them each row belongs to, or `NO_STEP`.
+    """Return the numbers of all ranks' steps, and per rank which of them each row belongs to, or `NO_STEP`.
 
-    Where steps were counted anew in each of the profiler's windows, the window tells them apart.
+    If steps were counted anew in each of the profiler's windows, the window distinguishes them.
     """
     counted_anew = any(len({step.number for step in rank.steps}) < len(rank.steps) for rank in ranks)
 

@@ -1,10 +1,10 @@
 """Which rows of different ranks are the same collective?
 
     with sequence numbers   same process group and number, of the same kind and size on all ranks that have it
-    without                 same process group, step and place in the order of launch, and all ranks of the group
+    without                 same process group, step and position in the order of launch, and all ranks of the group
                             launched the same kinds and sizes in that step
 
-What does not fit is said in words and never paired. A size that one side does not know is no difference.
+Rows that do not fit are described in words and never paired. A size that one side lacks is not a difference.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ddpprof.model import UNKNOWN, Int64Column, ProcessGroup
 
 @dataclass(frozen=True, slots=True)
 class MatchedCollectives:
-    """One line per collective that was seen on two ranks or more."""
+    """One line per collective that was seen on at least two ranks."""
 
     ranks: tuple[int, ...]
     rows: NDArray[np.int32]
-    """[n, num_ranks]: row in that rank's table, or `UNKNOWN`: not a member of the group, or not in its trace"""
+    """[n, num_ranks]: row in that rank's table, or `UNKNOWN` if not in the group or not in its trace"""
     kind: NDArray[np.int8]
     """[n]: `CollectiveKind`"""
     group: NDArray[np.int32]
@@ -35,13 +35,13 @@ class MatchedCollectives:
     """[n]: number of the step, on the lowest rank that has the row, or `UNKNOWN`"""
     groups: tuple[ProcessGroup, ...]
     mismatches: tuple[str, ...]
-    """what differs between ranks, in words for the report"""
+    """differences between ranks, in words for the report"""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def gather(self, ranks: Sequence[RankCollectives], column: Callable[[RankCollectives], Int64Column]) -> Int64Column:
-        """[n, num_ranks]: a column's value on each rank, and 0 where ``rows`` is `UNKNOWN`."""
+        """Return [n, num_ranks]: a column's value on each rank, and 0 where ``rows`` is `UNKNOWN`."""
         by_number = {rank.rank: rank for rank in ranks}
         values = np.zeros(self.rows.shape, np.int64)
         for index, number in enumerate(self.ranks):
@@ -51,12 +51,12 @@ class MatchedCollectives:
 
 
 def match_collectives(ranks: Sequence[RankCollectives]) -> MatchedCollectives:
-    """`ranks` in any order, each once. Those of the result are ascending."""
+    """Match the collectives of `ranks`, which are distinct and in any order. Ranks of the result ascend."""
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     numbers = tuple(rank.rank for rank in ranks)
     candidates, step_numbers = line_up(ranks)
     groups = tuple(dict.fromkeys(lines.group for lines in candidates))
-    named_steps = np.array([*step_numbers, UNKNOWN], np.int64)  # the last is what NO_STEP finds
+    named_steps = np.array([*step_numbers, UNKNOWN], np.int64)  # NO_STEP finds the last one
     rows, kinds = [np.empty((0, len(ranks)), np.int32)], [np.empty(0, np.int8)]
     of_group, of_step = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     mismatches = describe_contradictions(contradictions(ranks))
@@ -81,7 +81,7 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> MatchedCollectives:
 
 
 def _is_same(lines: Candidates) -> NDArray[np.bool_]:
-    """[n]: the line's rows are one collective."""
+    """Return [n]: whether the line's rows are one collective."""
     known = lines.rows != UNKNOWN
     same: NDArray[np.bool_]
     if lines.by_sequence:

@@ -1,6 +1,6 @@
-"""How do the ranks' collectives differ where they should be the same? In words, one sentence for each way to differ.
+"""How do the ranks' collectives differ where they should be the same? There is one sentence per kind of difference.
 
-Of many differences of one kind the first is told, and how many there are.
+Of several differences of one kind, it describes the first and gives their number.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from ddpprof.measures.collectives.match_candidates import Candidates
 from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, ProcessGroup
 
 _SIZED_BY_RANK = (CollectiveKind.ALL_TO_ALL, CollectiveKind.GATHER, CollectiveKind.SCATTER)
-"""Kinds whose size may rightly differ over the ranks."""
+"""kinds whose size may differ between ranks"""
 
 _MOST_RANKS_NAMED = 4
 
 
 def differs(lines: Candidates) -> NDArray[np.bool_]:
-    """[n]: two ranks have rows of different kinds, or of different sizes where both are known."""
+    """Return [n]: whether two ranks have rows of different kinds, or of different known sizes."""
     return _varies(lines.kinds) | (_varies(lines.sizes) & ~np.isin(lines.kinds.max(axis=1), _SIZED_BY_RANK))
 
 
 def describe_mismatches(lines: Candidates, step_numbers: Sequence[int]) -> list[str]:
-    """`step_numbers`: what the steps of the lines are called."""
+    """Describe the differences. `step_numbers`: names of the steps in the lines."""
     told = _by_sequence(lines) if lines.by_sequence else _by_step(lines)
     return [f"{_where(lines, first, step_numbers)}: {text}" for first, text in told]
 
 
 def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[str]:
-    """`found`: ranks with collectives of a group that does not list them. One sentence for each group."""
+    """Describe ranks with collectives of a group that does not list them, in one sentence per group."""
     ranks: dict[ProcessGroup, list[int]] = {}
     for rank, group in found:
         ranks.setdefault(group, []).append(rank)
     return [
-        f"process group {group.name}: it lists {_ranks(group.ranks or ())} but not {_ranks(members)}, of its own "
-        "collectives: the list is not used"
+        f"process group {group.name} lists {_ranks(group.ranks or ())} but not {_ranks(members)}, which take part in "
+        "its collectives, so the list is not used"
         for group, members in ranks.items()
     ]
 
 
 def _varies(values: NDArray[np.int64] | NDArray[np.int8]) -> NDArray[np.bool_]:
-    """[n]: the known values of a line are not all one."""
+    """Return [n]: whether the known values of a line differ."""
     largest = values.max(axis=1, keepdims=True)
     varies: NDArray[np.bool_] = ((values != largest) & (values != UNKNOWN)).any(axis=1)
     return varies
@@ -96,7 +96,7 @@ def _what_differs(lines: Candidates, line: int) -> str:
 
 
 def _odd_ones(ranks: Sequence[int], said: Sequence[str]) -> str:
-    """What the first ranks say that say something else than most, and what most say."""
+    """Return what the first unusual ranks have, and what most have."""
     usual = Counter(said).most_common(1)[0][0]
     other = next(text for text in said if text != usual)
 

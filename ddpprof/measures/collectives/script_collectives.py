@@ -1,10 +1,10 @@
-r"""Which collectives does the script itself ask for, beside DDP, and what do they cost in each step?
+r"""Which collectives does the script itself call, outside DDP, and what do they cost in each step?
 
     outside DDP = communication that was launched neither in a backward pass nor by DDP's own forward
     exposed     = |outside \ (compute OR DDP's communication)|
 
-DDP's own forward broadcasts buffers and, under ``join()``, asks who still trains; SyncBatchNorm's collectives are part
-of the model. A collective whose launch the trace does not show is nobody's.
+DDP's own forward broadcasts buffers and, under ``join()``, asks which ranks still train; SyncBatchNorm's collectives
+are part of the model. A collective whose launch is not in the trace is left out.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ddpprof.intervals import Spans, merge, subtract, union
 from ddpprof.model import UNKNOWN, CollectiveKind, Collectives, Int64Column, Mark, Phase, RecordedStep, Trace
 
 SMALL_BYTES = 64 * 1024
-"""Up to it latency is what a collective costs, and a metric is what it carries."""
+"""most bytes for which latency dominates the cost of a collective, and which are likely a metric"""
 
 _NEARLY_ALL = 0.9
 
 
 class Place(StrEnum):
-    """By what came before it: a step may begin anywhere in this circle."""
+    """Position in a step by what came before; a step may begin anywhere in this cycle."""
 
     FORWARD = "forward"
     AFTER_FORWARD = "before the backward"
@@ -54,12 +54,12 @@ class OutsideCalls:
     purpose: Purpose
     place: Place
     kind: str
-    """`CollectiveKind`, in small letters"""
+    """`CollectiveKind`, in lower case"""
     num_calls: int
     num_bytes: int | None
-    """of all calls; ``None``: the trace does not say, or it is a barrier"""
+    """bytes of all calls; ``None`` if the trace does not tell, or for a barrier"""
     time_ns: int
-    """length of their union, with waiting for other ranks"""
+    """length of their union, including waits for other ranks"""
     exposed_ns: int
 
     @property
@@ -80,11 +80,10 @@ class _Calls:
 def measure_outside(
     trace: Trace, step: int, parameters: Sequence[Sequence[int]], recorded: RecordedStep | None = None
 ) -> tuple[OutsideCalls, ...] | None:
-    """Of the step with index `step`, in ddpprof's record `recorded`.
+    """Measure the step with index `step`, which is `recorded` in ddpprof's record.
 
-    `parameters`: the sizes of each DDP module's, where they are known.
-
-    ``None`` where no DDP forward is in the trace: nothing is then beside it.
+    `parameters`: the parameter sizes of each DDP module, if known.
+    Returns ``None`` if the trace has no DDP forward, so that nothing is outside it.
     """
     host, comm = trace.host_spans, trace.collectives
     if not (host.mark == Mark.FORWARD).any():
@@ -108,7 +107,7 @@ def measure_outside(
 
 
 def _ddps_own(trace: Trace, recorded: RecordedStep | None) -> Spans:
-    """When DDP itself worked around the forwards of its modules."""
+    """Return when DDP itself worked around the forwards of its modules."""
     forwards = recorded.forwards if recorded is not None and trace.epoch_ns is not None else ()
     times = [times for f in forwards for times in ((f.start_ns, f.inner_start_ns), (f.inner_end_ns, f.end_ns))]
     spans = np.array(times, np.int64).reshape(-1, 2) - (trace.epoch_ns or 0)
@@ -135,7 +134,7 @@ def _calls(trace: Trace, step: int, ddps_own: Spans) -> _Calls:
 
 
 def _barriers(trace: Trace) -> Spans:
-    """NCCL's barrier is an all-reduce of one number: only the call tells."""
+    """Return the spans of barriers: NCCL's barrier is an all-reduce of one number, recognisable only by its call."""
     host = trace.host_spans
     names = [index for index, name in enumerate(trace.names) if name == "c10d::barrier"]
     rows = (host.mark == Mark.COLLECTIVE_CALL) & np.isin(host.name, names)
@@ -143,10 +142,10 @@ def _barriers(trace: Trace) -> Spans:
 
 
 def _places(trace: Trace, launched_ns: Int64Column) -> list[Place]:
-    """Return the place of each launch: by the last beginning or end of a mark of the host before it.
+    """Return the place of each launch, by the last beginning or end of a host mark before it.
 
-    An optimizer's step may hold forward and backward, where a closure computes them, or that of another optimizer.
-    Before the first mark of all lies what follows an optimizer's step: there steps end.
+    An optimizer's step may contain forward and backward, if a closure computes them, or another optimizer's step.
+    A launch before the first mark follows an optimizer's step, where steps end.
     """
     host = trace.host_spans
     rows = np.flatnonzero(np.isin(host.mark, list(_PLACES)))
@@ -171,7 +170,7 @@ _PLACES = {
 
 
 def _gradient_bytes(comm: Collectives, step: int) -> int | None:
-    """What DDP reduces in the step, where the trace has sizes."""
+    """Return the bytes that DDP reduces in the step, if the trace has sizes."""
     rows = (comm.step == step) & (comm.phase == Phase.BACKWARD) & (comm.kind == CollectiveKind.ALL_REDUCE)
     sizes = comm.num_bytes[rows]
     return int(sizes.sum()) if len(sizes) and (sizes != UNKNOWN).all() else None
@@ -194,7 +193,7 @@ def _purpose(kind: CollectiveKind, num_bytes: int) -> Purpose:
 
 
 def _that_carry(parameters: Sequence[Sequence[int]], sizes: list[int], gradient_bytes: int | None) -> Iterable[int]:
-    """Of the all-reduces at one place, the indices of those that carry a module's parameters, or their gradients."""
+    """Return indices, among all-reduces at one place, of those that carry a module's parameters or their gradients."""
     if UNKNOWN in sizes:
         enough = any(len(sizes) >= len(module) > 1 for module in parameters)
         return range(len(sizes)) if enough else ()
@@ -215,7 +214,7 @@ def _that_carry(parameters: Sequence[Sequence[int]], sizes: list[int], gradient_
 
 
 def _busy(trace: Trace, rows: NDArray[np.int64]) -> Spans:
-    """Computation and DDP's communication around the given collectives."""
+    """Return the computation and DDP's communication around the given collectives."""
     comm, compute = trace.collectives, trace.compute
     if not len(rows):
         return union(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -230,9 +229,9 @@ def _busy(trace: Trace, rows: NDArray[np.int64]) -> Spans:
 def summarise_outside(
     ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]],
 ) -> tuple[OutsideCalls, ...] | None:
-    """Per step: medians over the steps of each rank, of the rank that exposes least. Others wait for a slower one.
+    """Return medians over the steps of each rank, for the rank with the least exposed time, as others wait for another.
 
-    What most steps do not have is left out. ``None`` where it was measured in no step.
+    Collectives that most steps lack are left out. Returns ``None`` if no step was measured.
     """
     summaries = [summary for steps in ranks if (summary := _medians(steps)) is not None]
     if not summaries:

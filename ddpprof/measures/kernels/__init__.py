@@ -1,1 +1,1 @@
-"""Measures single kernels and whole devices."""
+"""Measures of single kernels and whole devices."""

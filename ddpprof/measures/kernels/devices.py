@@ -1,4 +1,4 @@
-"""How much does each accelerator of one process work? Lengths of unions per device and step."""
+"""How much does each accelerator of one process work? The answers are lengths of unions per device and step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class DeviceLoad:
     comm_ns: int
     copy_ns: int
     busy_ns: int
-    """with any of the three"""
+    """time with any of the three"""
 
 
 def measure_devices(trace: Trace, step: int) -> tuple[DeviceLoad, ...]:
-    """By device; empty where the trace does not name several."""
+    """Return the load by device; empty if the trace does not name several."""
     devices = _devices(trace)
     return tuple(_load(trace, step, device) for device in devices) if len(devices) > 1 else ()
 
@@ -36,7 +36,7 @@ def _devices(trace: Trace) -> list[int]:
 
 
 def _distinct(column: Int32Column) -> list[int]:
-    """Nearly always one: to sort a long trace's for each step would take longer than all else."""
+    """Return the distinct values. There is nearly always one, and sorting a long trace for each step would be slow."""
     found: list[int] = (column[:1] if (column == column[:1]).all() else np.unique(column)).tolist()
     return found
 
@@ -55,7 +55,7 @@ def _spans(table: Work | Collectives, step: int, device: int) -> Spans:
 
 
 def median_load(steps: Sequence[Sequence[DeviceLoad]]) -> tuple[DeviceLoad, ...]:
-    """By device, over the steps."""
+    """Return the medians over the steps, by device."""
     by_device: dict[int, list[DeviceLoad]] = {}
     for load in (load for step in steps for load in step):
         by_device.setdefault(load.device, []).append(load)
@@ -76,6 +76,6 @@ def median_load(steps: Sequence[Sequence[DeviceLoad]]) -> tuple[DeviceLoad, ...]
 
 
 def imbalance_ns(loads: Sequence[DeviceLoad]) -> int:
-    """What the device that computes most computes more than they do on average: shared out, it would be saved."""
+    """Return how much more the busiest device computes than the average one, which an even division would save."""
     compute = [load.compute_ns for load in loads]
     return round(max(compute) - mean(compute)) if compute else 0

@@ -2,8 +2,8 @@
 
     total per step = sum of its durations / number of steps      spread = (3rd quartile - 1st quartile) / median
 
-One run is one kernel of an accelerator. On CPU it is one op, as long as the pieces that communication calls leave of
-it. Durations are not cut where kernels of several streams overlap, so totals may add up to more than the step.
+One run is one kernel of an accelerator. On CPU it is one op, without the communication calls inside it. Durations are
+not clipped where kernels of several streams overlap, so totals may add up to more than the step.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class KernelSummary:
 
     kernel: Kernel
     phase: str
-    """the `Phase` in which it spends most of its time, in small letters"""
+    """`Phase` in which it spends most of its time, in lower case"""
     num_steps: int
-    """the steps looked at, also those in which it did not run"""
+    """number of steps examined, including those in which it did not run"""
     num_runs: int
     total_ns: int
     median_ns: int
     spread: float | None
-    """``None`` for a single run, or where the median is 0"""
+    """``None`` for a single run, or if the median is 0"""
 
     @property
     def runs_per_step(self) -> float:
@@ -46,7 +46,7 @@ class KernelSummary:
 
 @dataclass(frozen=True, slots=True)
 class KernelRuns:
-    """Runs of kernels, one row each, in order of launch; and the pieces that they are made of."""
+    """Runs of kernels, one row each, in order of launch, and the pieces that they consist of."""
 
     kernel: Int32Column
     """index into ``Trace.kernels``"""
@@ -56,13 +56,13 @@ class KernelRuns:
     piece: NDArray[np.int64]
     """rows of ``Trace.compute``"""
     run_of_piece: NDArray[np.int64] | None
-    """which run each piece belongs to; ``None``: each is one"""
+    """index of each piece's run; ``None`` if each piece is one run"""
 
     def __len__(self) -> int:
         return len(self.kernel)
 
     def sum_pieces(self, values: Int64Column) -> Int64Column:
-        """Per run, the sum of what its pieces have."""
+        """Return, for each run, the sum over its pieces."""
         if self.run_of_piece is None:
             return values
         total = np.zeros(len(self), np.int64)
@@ -71,7 +71,7 @@ class KernelRuns:
 
 
 def summarise_kernels(trace: Trace, steps: Collection[int]) -> tuple[KernelSummary, ...]:
-    """Of the steps with these indices, the kernel with the largest total first."""
+    """Summarise the steps with these indices, with the kernel of the largest total first."""
     num_steps = len(set(steps))
     summaries = [
         summary
@@ -106,7 +106,7 @@ def _summaries(kernels: Sequence[Kernel], runs: KernelRuns, num_steps: int) -> l
 def _quantiles(
     values: Int64Column, first: NDArray[np.int64], count: NDArray[np.int64], share: float
 ) -> NDArray[np.float64]:
-    """Of each group of ascending values, as ``numpy.quantile`` interpolates: once for all is far faster."""
+    """Return a quantile of each group of ascending values, as ``numpy.quantile`` does, but for all at once."""
     place = share * (count - 1)
     below = np.floor(place).astype(np.int64)
     part = place - below
@@ -116,7 +116,7 @@ def _quantiles(
 
 
 def batches_of_kernels(trace: Trace) -> list[range]:
-    """Indices of all kernels, in parts with few runs each: what is measured takes memory many times a run's own."""
+    """Return indices of all kernels, in parts with few runs each, as measuring takes many times a run's own memory."""
     num_runs = np.zeros(len(trace.kernels), np.int64)
     for first in range(0, len(trace.compute), _BATCH_RUNS):
         kernel = trace.compute.kernel[first : first + _BATCH_RUNS]
@@ -127,16 +127,16 @@ def batches_of_kernels(trace: Trace) -> list[range]:
 
 
 def runs_of_kernels(trace: Trace, steps: Collection[int], kernels: range | None = None) -> KernelRuns:
-    """The runs in the steps with these indices; `kernels`: of those with these, ``None``: of all."""
+    """Return the runs in the steps with these indices; `kernels` selects kernels by index, ``None`` means all."""
     work, kernels = trace.compute, range(len(trace.kernels)) if kernels is None else kernels
     piece = np.flatnonzero((work.kernel >= kernels.start) & (work.kernel < kernels.stop))
     piece = piece[np.isin(work.step[piece], list(steps))]
-    if (np.diff(work.start_ns[piece]) == 0).any():  # the order of events in the file is none of theirs
+    if (np.diff(work.start_ns[piece]) == 0).any():  # the order of events in the file has no meaning
         piece = piece[np.lexsort((work.end_ns[piece], work.start_ns[piece]))]
-    piece = piece[np.argsort(work.launched_ns[piece], kind="stable")]  # of one launch: in order of start, as they are
+    piece = piece[np.argsort(work.launched_ns[piece], kind="stable")]  # pieces of one launch stay in order of start
     rows, run_of_piece = piece, None
     duration = work.end_ns[piece] - work.start_ns[piece]
-    if trace.device == "cpu":  # the place of an op in its step is part of its identity
+    if trace.device == "cpu":  # the position of an op in its step is part of its identity
         key = np.stack((work.step[piece], work.kernel[piece]))
         _, first, run_of_piece = np.unique(key, axis=1, return_index=True, return_inverse=True)
         order = np.argsort(first)

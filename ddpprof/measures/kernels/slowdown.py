@@ -1,20 +1,20 @@
-"""How much slower are kernels while communication runs beside them, and what does that cost a step?
+"""How much slower are kernels during communication, and what does that cost a step?
 
     ratio of a kernel = median over its covered runs of (duration / median duration of the same work alone)
     lost per step     = sum over covered runs of (duration - median duration of the same work alone) / number of steps
 
-A run is covered while communication goes on during at least half of it, alone while none goes on; runs in between are
+A run is covered if communication runs during at least half of it, and alone if none does; runs in between are
 neither. Communication that only waits for another rank covers too.
 
-The same work has the same name, launch shape and input shapes. Where a trace lacks the input shapes, name and launch
-shape do not tell work apart: a matrix product's depth is not in its grid. DDP covers the same places of every step, so
-other work would pass for slower work. There the n-th of m runs in a step compares with the n-th of m in other steps
-alone, as on CPU, where an op is the n-th of its name. Ops in which DDP's own hooks run are left out on CPU.
+The same work has the same name, launch shape and input shapes. If a trace lacks the input shapes, name and launch
+shape do not distinguish work: a matrix product's depth is not in its grid. DDP covers the same places of every step, so
+different work would look like slower work. The n-th of m runs in a step is then compared only with the n-th of m in
+other steps, as on CPU, where an op is the n-th of its name. On CPU, ops in which DDP's own hooks run are left out.
 
     control = time of runs alone in the measured steps / median duration of the same work in the baseline steps
 
-Steps of a baseline run at another time, when the accelerator's clock or other load on the machine may be different.
-That is what the control shows; the durations of the baseline are multiplied by it before anything compares with them.
+Baseline steps run at another time, when the accelerator's clock or the load on the machine may differ. The control
+shows that; baseline durations are multiplied by it before they are compared.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ else:
     Ratios = array  # takes no parameter before Python 3.12
 
 MIN_RUNS = 3
-"""Covered and alone, each: the median of three is the first that a single disturbed run cannot move."""
+"""least number of runs, both covered and alone: the median of three is the first that one disturbed run cannot move"""
 
 ENOUGH_KNOWN = 0.2
-"""of the computation under communication: what is known of less says little of the rest"""
+"""least known share of the computation under communication; less says little about the rest"""
 
 _MOST_RATIOS = 255
 
 _HOLDS_HOOKS = "AccumulateGrad"
-"""The autograd node after which DDP's reducer copies a gradient into its bucket and launches the bucket."""
+"""autograd node after which DDP's reducer copies a gradient into its bucket and launches the bucket"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,44 +57,44 @@ class KernelSlowdown:
 
     kernel: Kernel
     covered_ns: int
-    """of all covered runs"""
+    """duration of all covered runs"""
     compared_ns: int
-    """of those whose work also ran alone"""
+    """duration of those whose work also ran alone"""
     lost_ns: int
-    """how much longer these took than their work does alone; negative where they took less"""
+    """how much longer these took than their work alone; negative if they took less"""
     num_compared: int
-    """as many are these"""
+    """number of these"""
     ratios: Ratios
-    """of each of these: its duration / the median of its work alone; ascending. Of many an even selection, `thinned`"""
+    """for each of these, its duration / the median of its work alone; ascending, perhaps `thinned` to a selection"""
     num_alone: int
-    """runs behind these medians"""
+    """number of runs behind these medians"""
 
     @property
     def ratio(self) -> float | None:
-        """``None`` where the runs are too few to say."""
+        """Median ratio; ``None`` if there are too few runs."""
         return median(self.ratios) if min(self.num_compared, self.num_alone) >= MIN_RUNS else None
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Of some steps of one rank, or of several ranks' together."""
+    """The slowdown in some steps of one rank, or of several ranks together."""
 
     num_steps: int
-    """steps measured, the baseline's not among them; of several ranks, of each"""
+    """number of measured steps without the baseline's, summed over ranks"""
     kernels: tuple[KernelSlowdown, ...]
     """every kernel with a covered run, the one that lost most first"""
     knows_input_shapes: bool
-    """of every kernel that was compared; else they were compared place by place"""
+    """True if input shapes of all compared kernels are known; otherwise they were compared place by place"""
     reason: str | None
-    """why nothing can be said, where nothing can"""
+    """why nothing can be said, if so"""
     control_ns: int = 0
-    """of runs alone in the measured steps whose work also ran alone in baseline steps"""
+    """duration of runs alone in the measured steps whose work also ran alone in baseline steps"""
     control_alone_ns: int = 0
-    """how long these take there"""
+    """duration of these in the baseline steps"""
 
     @property
     def control(self) -> float | None:
-        """Beyond 1 the measured steps were slower also without communication; ``None`` without baseline steps."""
+        """Ratio above 1 if the measured steps were slower even without communication; ``None`` without a baseline."""
         return self.control_ns / self.control_alone_ns if self.control_alone_ns else None
 
     @property
@@ -112,21 +112,21 @@ class Slowdown:
 
     @property
     def lost_ns_per_step(self) -> int | None:
-        """By the kernels whose ratio is known: what the others lose is not in it."""
+        """Time lost by the kernels whose ratio is known."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return round(sum(lost) / self.num_steps) if lost else None
 
     @property
     def ratio(self) -> float | None:
-        """Time of the kernels whose ratio is known, over what they take alone."""
+        """Time of the kernels whose ratio is known, relative to their time alone."""
         lost = [row.lost_ns for row in self.kernels if row.ratio is not None]
         return self.known_ns / (self.known_ns - sum(lost)) if lost else None
 
 
 def measure_slowdown(trace: Trace, measured: Collection[int] | None = None, baseline: Collection[int] = ()) -> Slowdown:
-    """Of the steps with the indices `measured` (``None``: all).
+    """Measure the steps with the indices `measured` (``None``: all).
 
-    `baseline` are steps without gradient communication: their kernels say how long work takes alone, nothing else.
+    `baseline`: steps without gradient communication, whose kernels only show how long work takes alone.
     """
     measured = set(range(len(trace.steps)) if measured is None else measured)
     compare = partial(_compared, trace, spans_of(trace.collectives, None), measured, set(baseline))
@@ -138,7 +138,7 @@ def measure_slowdown(trace: Trace, measured: Collection[int] | None = None, base
 
 
 def merge_slowdowns(ranks: Sequence[Slowdown]) -> Slowdown:
-    """Each rank's kernels were compared with its own: a slower accelerator is no slowdown. The sums are exact."""
+    """Merge ranks by exact sums. Each rank is compared with itself, so a slower accelerator is not a slowdown."""
     rows: dict[Kernel, list[KernelSlowdown]] = {}
     for rank in ranks:
         for row in rank.kernels:
@@ -164,7 +164,7 @@ def merge_slowdowns(ranks: Sequence[Slowdown]) -> Slowdown:
 
 
 def thinned(slowdown: Slowdown) -> Slowdown:
-    """With at most `_MOST_RATIOS` of each kernel, evenly chosen, so that a summary of a long trace stays small."""
+    """Return at most `_MOST_RATIOS` per kernel, evenly selected, so that a summary of a long trace stays small."""
 
     def fewer(row: KernelSlowdown) -> KernelSlowdown:
         if len(row.ratios) <= _MOST_RATIOS:
@@ -175,7 +175,7 @@ def thinned(slowdown: Slowdown) -> Slowdown:
     return replace(slowdown, kernels=tuple(map(fewer, slowdown.kernels)))
 
 
-NO_COMMUNICATION = "the trace holds no communication"
+NO_COMMUNICATION = "the trace has no communication"
 
 
 def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bool) -> Slowdown:
@@ -187,7 +187,7 @@ def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bo
     elif not kernels:
         reason = "no computation ran under communication"
     elif not any(row.compared_ns for row in kernels):
-        reason = "what ran under communication did so in every step: nothing tells how long it takes alone"
+        reason = "the computation under communication never ran alone, so there is nothing to compare with"
     elif all(row.ratio is None for row in kernels):
         reason = f"no kernel ran {MIN_RUNS} times under communication and {MIN_RUNS} times alone"
     compared = [row.kernel for row in kernels if row.ratio is not None]
@@ -205,7 +205,7 @@ class _Compared:
 
     kernel: Int32Column
     same: NDArray[np.int64]
-    """a number for each run; runs of the same work have the same"""
+    """number of each run's work; equal for runs of the same work"""
     duration_ns: Int64Column
     in_measured: NDArray[np.bool_]
     in_baseline: NDArray[np.bool_]
@@ -231,7 +231,7 @@ def _compared(trace: Trace, comm: Spans, measured: set[int], baseline: set[int],
 
 
 def _rows(kernels: Sequence[Kernel], runs: _Compared, control: _Control) -> list[KernelSlowdown]:
-    """Of those with a covered run."""
+    """Return the rows of kernels with a covered run."""
     duration_ns = runs.duration_ns
     if not runs.in_measured.all():
         as_measured = np.maximum(np.rint(duration_ns * control.factor).astype(np.int64), 1)
@@ -245,22 +245,22 @@ def _rows(kernels: Sequence[Kernel], runs: _Compared, control: _Control) -> list
 
 
 def _holds_hooks(trace: Trace, runs: KernelRuns) -> NDArray[np.bool_]:
-    """On CPU the work of DDP's hooks is part of the op, and a step without communication has less of it."""
+    """Return the runs that include DDP's hooks: on CPU these are part of the op, and do less without communication."""
     holds = np.array([_HOLDS_HOOKS in kernel.name for kernel in trace.kernels], np.bool_)
     return holds[runs.kernel] if trace.device == "cpu" and len(runs) else np.zeros(len(runs), np.bool_)
 
 
 def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
-    """A number for each run; runs of the same work have the same."""
+    """Return a number for each run, equal for runs of the same work."""
     by_place = np.array([kernel.input_shapes is None and kernel.position is None for kernel in trace.kernels], np.bool_)
     key = runs.step.astype(np.int64) * len(by_place) + runs.kernel
     order = np.argsort(key, kind="stable").astype(np.int32)  # in order of launch within a step
-    first = np.flatnonzero(np.diff(key[order], prepend=-1))  # of a kernel in a step
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))  # first run of each kernel in a step
     del key
     count = np.diff(np.append(first, len(runs)))
     kernel = runs.kernel[order[first]].astype(np.int64)
     has_places = by_place[kernel]
-    # Of one kernel that runs as often in a step, the n-th runs of all steps are the same work.
+    # If a kernel runs equally often in steps, its n-th runs in them are the same work.
     alike, which = np.unique(kernel * (len(runs) + 1) + np.where(has_places, count, 0), return_inverse=True)
     num_places = np.zeros(len(alike), np.int64)
     num_places[which] = np.where(has_places, count, 1)
@@ -274,14 +274,14 @@ def _same_work(trace: Trace, runs: KernelRuns) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """Work that ran alone in measured steps and in the baseline: twice the time it took here, and takes there."""
+    """Work that ran alone in measured steps and in the baseline: twice its time in each."""
 
     twice_measured_ns: int
     twice_baseline_ns: int
 
     @property
     def factor(self) -> float:
-        """1 where no work did."""
+        """Factor from baseline to measured durations; 1 if there is no such work."""
         baseline_ns = self.twice_baseline_ns // 2
         return self.twice_measured_ns // 2 / baseline_ns if baseline_ns else 1.0
 
@@ -299,14 +299,14 @@ def _sum(controls: Iterable[_Control]) -> _Control:
 
 @dataclass(frozen=True, slots=True)
 class _Medians:
-    """Per group: the median of its values and how many there are; 0 of none."""
+    """Twice the median, and the number of values, per group; 0 if there are none."""
 
     twice_ns: Int64Column
     count: Int64Column
 
 
 def _group_medians(group: NDArray[np.int64], values: Int64Column, chosen: NDArray[np.bool_]) -> _Medians:
-    """Of the chosen values. Twice the median, which is whole."""
+    """Return per group the number of chosen values, and twice their median, which is an integer."""
     num_groups = int(group.max(initial=-1)) + 1
     rows = np.flatnonzero(chosen)
     rows = rows[np.lexsort((values[rows], group[rows]))]
@@ -320,7 +320,7 @@ def _group_medians(group: NDArray[np.int64], values: Int64Column, chosen: NDArra
 
 
 def _of_kernel(kernel: Kernel, same: NDArray[np.int64], duration_ns: Int64Column, alone: _Medians) -> KernelSlowdown:
-    """From one kernel's covered runs."""
+    """Summarise one kernel's covered runs."""
     known = alone.count[same] > 0
     compared, twice_alone = duration_ns[known], alone.twice_ns[same[known]]
     return KernelSlowdown(

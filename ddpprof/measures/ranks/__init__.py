@@ -1,1 +1,1 @@
-"""Compares the ranks of a job."""
+"""Comparison of the ranks of a job."""

@@ -1,6 +1,6 @@
 """Who comes late to a collective, and who waits for whom?
 
-transfer     = the shortest duration over the ranks: that of a rank for which all others are there already
+transfer     = the shortest duration over the ranks, namely on a rank that finds all others already there
 waiting      = a rank's duration - transfer
 arrival skew = last start - first start, on the common clock
 """
@@ -25,19 +25,19 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """One line per matched collective: those of ``MatchedCollectives``, in its order."""
+    """Arrivals at the matched collectives, one line each, in the order of ``MatchedCollectives``."""
 
     ranks: tuple[int, ...]
     transfer_ns: Int64Column
     """[n]; over the ranks that were read, so the true one may be shorter"""
     waiting_ns: Int64Column
-    """[n, num_ranks], or `UNKNOWN` where the rank does not have it"""
+    """[n, num_ranks], or `UNKNOWN` if the rank does not have it"""
     start_ns: Int64Column
-    """[n, num_ranks], by each rank's own clock; 0 where the rank does not have it"""
+    """[n, num_ranks], by each rank's own clock; 0 if the rank does not have it"""
     skew_ns: Int64Column | None
     """[n]; ``None`` without a common clock of all ranks"""
     last_rank: NDArray[np.int32] | None
-    """[n], or `UNKNOWN` where several came at once; ``None`` likewise"""
+    """[n], or `UNKNOWN` if several came at once; ``None`` without a common clock of all ranks"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class RankWaiting:
     rank: int
     num_collectives: int
     num_last: int | None
-    """to how many of them it came last; ``None`` without a common clock"""
+    """number of collectives to which it came last; ``None`` without a common clock"""
     median_waiting_ns: int
-    """in one collective"""
+    """waiting in one collective"""
     waiting_per_step_ns: int | None
-    """how long it waits in a step, median over steps; collectives at once count once; ``None`` without steps"""
+    """waiting in a step, median over steps, with concurrent collectives counted once; ``None`` without steps"""
     total_waiting_ns: int
     exposed_waiting_ns: int | None = None
-    """of its waiting in a step, that under which it computes nothing: mean over steps; ``None``: not known"""
+    """waiting in a step during which it computes nothing, mean over steps; ``None`` if unknown"""
 
 
 def measure_arrivals(
@@ -77,7 +77,7 @@ def measure_arrivals(
 def summarise_waiting(
     matched: MatchedCollectives, arrivals: Arrivals, exposed: Mapping[int, Spans] | None = None
 ) -> tuple[RankWaiting, ...]:
-    """Of every rank that has a matched collective. `exposed`: its exposed communication, by its own clock."""
+    """Summarise every rank with a matched collective. `exposed`: its exposed communication, by its own clock."""
     found = []
     for column, rank in enumerate(arrivals.ranks):
         mine = np.flatnonzero(arrivals.waiting_ns[:, column] != UNKNOWN)

@@ -1,7 +1,7 @@
-"""A job that torchrun started several times: how long did each attempt last, how did it end, what changed after it?
+"""How long did each attempt of a restarted job last, how did it end, and what changed after it?
 
-Steps are compared with those of the attempt before that has steps of the same kind: with recording off where both have
-such, else under light recording, else under the profiler. A step's length is the mean over its ranks.
+Steps are compared with those of the previous attempt that has steps of the same kind: with recording off if both have
+such steps, else with light recording, else with the profiler. A step's length is the mean over its ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MODES = (StepMode.OFF, StepMode.LIGHT, StepMode.PROFILED)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is different from the attempt before."""
+    """A difference from the previous attempt."""
 
     name: str
     before: str
@@ -28,26 +28,26 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSummary:
-    """Times are ns."""
+    """One attempt. Times are ns."""
 
     attempt: int
     restarts: int | None
-    """how often torchrun had restarted its ranks for a failure; a change of nodes does not count"""
+    """number of restarts of its ranks after a failure; a change of nodes does not count"""
     after_first_ns: int | None
-    """when it set up DDP, after the first attempt did"""
+    """time since the first attempt's setup of DDP"""
     world_size: int | None
     hosts: tuple[str, ...]
     num_steps: int
-    """recorded, with recording off too"""
+    """number of recorded steps, including those with recording off"""
     step_ns: int | None
-    """median, of `step_mode`"""
+    """median length of steps of `step_mode`"""
     step_mode: StepMode | None
     ends: tuple[RankEnd, ...]
     changes: tuple[Change, ...]
     step_change: Shift | None
     """ns; ``None`` without steps of the same kind in both"""
     is_shown: bool
-    """the rest of the report is of this one"""
+    """True if the rest of the report is about this one"""
 
 
 def summarise_attempts(attempts: Sequence[Attempt], exits: Sequence[ProcessExit] = ()) -> tuple[AttemptSummary, ...]:
@@ -79,7 +79,7 @@ def _summarise(attempts: Sequence[Attempt], index: int, exits: Sequence[ProcessE
 
 
 def _step_times(attempt: Attempt, mode: StepMode) -> list[float]:
-    """Of every step that a rank recorded so."""
+    """Return the length of every step that a rank recorded in this mode."""
     found: dict[int, list[int]] = {}
     for record in attempt.records:
         for step in record.steps:

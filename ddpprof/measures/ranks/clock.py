@@ -1,20 +1,19 @@
-"""What does each rank's clock show at one and the same instant?
+"""What does each rank's clock show at the same instant?
 
     common time = time on the rank's clock - offset - drift · (time - at)
 
-"The rank's clock" is its trace's times plus the trace's epoch where that is known. The lowest rank's is the reference.
+"The rank's clock" is its trace's times plus the trace's epoch, if known. The lowest rank's clock is the reference.
+Offset: an all-reduce ends on all ranks together except for noise, so the offset is the median over collectives of (end
+on the rank - end on the reference). Drift: the Theil-Sen slope of that difference (Sen 1968), or 0 unless its
+confidence interval excludes zero and it exceeds the noise.
 
-Offset: an all-reduce ends on all ranks together but for noise, so it is the median over collectives of (end on the rank
-- end on the reference). Drift: the Theil-Sen slope of that difference (Sen 1968), and 0 unless its confidence interval
-leaves zero out and it amounts to more than the noise.
+Bound: a collective in which every rank depends on every other cannot end on one before it has started on all. Each
+such collective puts the offset between (start on the rank - end on the reference) and (end on the rank - start on the
+reference); the estimate is moved into the intersection, and the bound is the distance to its farther side. With gloo, a
+thread notices the end late if it waits for a core; this widens the bound, and makes the estimate's noise one-sided.
 
-Bound: a collective in which every rank depends on every other cannot end on one before it has started on all. Each such
-collective puts the offset between (start on the rank - end on the reference) and (end on the rank - start on the
-reference); the estimate is moved into the intersection, and the bound is the distance to its farther side. Over gloo
-a thread notices the end late when it waits for a core: that widens the bound, and the estimate's noise is one-sided.
-
-Ranks on the reference's host read the same clock, unless the ends of their collectives say otherwise; what then remains
-is how each process's profiler turns processor time into time since 1970.
+Ranks on the reference's host read the same clock, unless the ends of their collectives contradict this; the remaining
+difference is how each process's profiler converts processor time into time since 1970.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ ALL_DEPEND_ON_ALL = (
 )
 
 _MOST_POINTS = 64
-"""of the line that the drift is; more collectives are put together by medians"""
+"""most points of the fit of the drift; more collectives are merged by medians"""
 _FEWEST_POINTS = 8
 _LARGEST_DRIFT = 500e-6
-"""As fast as Linux lets a clock be steered; what looks faster is no clock's drift."""
+"""largest slope that Linux allows a clock; anything faster is not a drift"""
 _ON_ONE_HOST_NS = 100_000
-"""Profilers of one host put the same instant within 30 µs of each other: by the times that the recorder took itself."""
+"""ns; profilers of one host agree within 30 µs, according to times that the recorder took itself"""
 _SIGNIFICANT = 2.576
-"""Standard deviations: 99 % of a normal distribution."""
+"""standard deviations for 99 % of a normal distribution"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +54,15 @@ class RankClock:
     rank: int
     host: str | None
     offset_ns: int
-    """what its clock shows more than the reference's, at ``CommonClock.at_ns``"""
+    """how far its clock is ahead of the reference's, at ``CommonClock.at_ns``"""
     drift_ppm: float
     bound_ns: int | None
-    """the offset is wrong by at most this; ``None``: the collectives contradict each other, so that one of them is not
-    what it was taken for, or the clock jumped"""
+    """largest error of the offset; ``None`` if the collectives contradict each other, because one of them was
+    misidentified, or the clock jumped"""
     num_collectives: int
-    """that both this rank and the reference took part in"""
+    """number of collectives shared by this rank and the reference"""
     noise_ns: int | None = None
-    """how far the spread of the ends leaves the offset open, three standard errors; mostly far less than the bound"""
+    """three standard errors of the offset from the spread of the ends; usually far less than the bound"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +70,20 @@ class HostClock:
     host: str
     num_ranks: int
     offset_ns: int | None
-    """``None`` where its ranks' clocks differ by more than their noise"""
+    """``None`` if its ranks' clocks differ by more than their noise"""
     drift_ppm: float | None
     bound_ns: int | None
-    """the largest of its ranks'"""
+    """largest bound of its ranks"""
     noise_ns: int | None = None
-    """likewise"""
+    """largest noise of its ranks"""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonClock:
     at_ns: int
-    """when the offsets hold, on the reference's clock"""
+    """time for which the offsets hold, on the reference's clock"""
     ranks: tuple[RankClock, ...]
-    """ascending; the first is the reference. A rank that shares no collective with it is missing"""
+    """clocks in ascending order, the reference first; ranks that share no collective with it are missing"""
 
     def find(self, rank: int) -> RankClock | None:
         return next((clock for clock in self.ranks if clock.rank == rank), None)
@@ -98,13 +97,13 @@ class CommonClock:
 
 
 def common_ns(at_ns: int, clock: RankClock, times_ns: Int64Column) -> Int64Column:
-    """Times on that rank's clock as times on the reference's. `at_ns`: when the offsets hold, on the reference's."""
+    """Convert times from that rank's clock to the reference's, on which `at_ns` is when the offsets hold."""
     since = (times_ns - at_ns - clock.offset_ns).astype(np.float64)
     return times_ns - clock.offset_ns - np.rint(since * clock.drift_ppm * 1e-6).astype(np.int64)
 
 
 def find_common_clock(ranks: Sequence[RankCollectives], matched: MatchedCollectives) -> CommonClock | None:
-    """``None`` where no collective of the kinds that end together was matched."""
+    """Return the common clock; ``None`` if no collective of the kinds that end together was matched."""
     known = (matched.rows != UNKNOWN) & np.isin(matched.kind, ALL_DEPEND_ON_ALL)[:, None]
     if not known.any():
         return None
@@ -137,7 +136,7 @@ def find_common_clock(ranks: Sequence[RankCollectives], matched: MatchedCollecti
 @dataclass(frozen=True, slots=True)
 class _Line:
     offset_ns: int
-    """at `at_ns`"""
+    """offset at `at_ns`"""
     drift: float
 
     def at(self, since_ns: float) -> float:
@@ -156,7 +155,7 @@ class _Pair:
     difference: Int64Column
     """end on the rank - end on the reference"""
     lowest: Int64Column
-    """the offset is not below"""
+    """lower limit of the offset"""
     highest: Int64Column
 
     def line(self) -> _Line:
@@ -164,12 +163,12 @@ class _Pair:
         return _Line(_median(self.difference - self._moved(drift)), drift)
 
     def agrees(self, line: _Line, other: _Line) -> bool:
-        """Whether `other` may be this rank's too, whose own is `line`, over the time that was seen of it."""
+        """Return whether this rank's `line` is consistent with `other` over the observed time."""
         noise = self._noise_ns(line.drift)
         return all(abs(line.at(edge) - other.at(edge)) <= noise for edge in (self.since.min(), self.since.max()))
 
     def allows(self, line: _Line) -> bool:
-        """Whether no collective ended on one of the two ranks before it started on the other, by `line`."""
+        """Return whether, by `line`, no collective ended on one of the two ranks before it started on the other."""
         moved = np.rint(line.offset_ns + self.since * line.drift).astype(np.int64)
         return bool((self.lowest <= moved).all() and (moved <= self.highest).all())
 
@@ -189,9 +188,9 @@ class _Pair:
         return np.rint(self.since * drift).astype(np.int64)
 
     def _noise_ns(self, drift: float) -> float:
-        """How far off the median may be: three standard errors, but never less than one collective's deviation.
+        """Return the possible error of the median: three standard errors, but at least one collective's deviation.
 
-        All ends of a rank may be a little late, so that more collectives do not make the median ever better.
+        All ends of a rank may be a little late, so more collectives do not improve the median indefinitely.
         """
         residual = self.difference - self._moved(drift)
         deviation = _deviation(residual)
@@ -201,10 +200,10 @@ class _Pair:
 
 
 def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], reference: RankClock) -> dict[int, _Line]:
-    """Return each rank's offset and drift: its host's where it agrees, else its own.
+    """Return each rank's offset and drift: its host's if they agree, or else its own.
 
-    Host names may be the same by mistake. A rank that names the reference's host has the reference's clock unless a
-    collective would then have ended before it began.
+    Host names may be equal by mistake. A rank with the reference's host name has the reference's clock unless a
+    collective would then end before it begins.
     """
     lines = {number: pair.line() for number, pair in pairs.items()}
     shared = dict(lines)
@@ -224,18 +223,18 @@ def _lines(pairs: Mapping[int, _Pair], host_of: Mapping[int, str | None], refere
 
 
 def _median(values: Int64Column) -> int:
-    """Exact, also where a float would not be: clocks may be hours apart."""
+    """Return the exact median, even where a float would be inexact: clocks may be hours apart."""
     least = values.min()
     return int(least + np.int64(floor(np.median(values - least))))
 
 
 def _deviation(values: Int64Column) -> float:
-    """Standard deviation by the median absolute deviation: a few wild values do not matter."""
+    """Return the standard deviation from the median absolute deviation, which ignores a few outliers."""
     return 1.4826 * float(np.median(np.abs(values - _median(values))))
 
 
 def _drift(since: NDArray[np.float64], difference: Int64Column) -> float:
-    """Slope of the difference, or 0 where it may as well be none. Confidence interval: Sen 1968, normal."""
+    """Return the slope of the difference, or 0 if it may be none. Confidence interval: Sen 1968, normal."""
     order = np.array_split(np.argsort(since, kind="stable"), min(len(since), _MOST_POINTS))
     num = len(order)
     if num < _FEWEST_POINTS:

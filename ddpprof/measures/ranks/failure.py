@@ -1,8 +1,8 @@
 """Did the job fail, which rank was first, and what followed from it?
 
-A rank says how it ended: ``"finished"``, ``"failed: …"``. One that is killed cannot; then whoever started it may have
-seen its exit code. Among the ranks that failed by themselves the first one by time is the cause; those that lost a
-peer, timed out waiting for one, or ended without a word are consequences.
+A rank says how it ended: ``"finished"``, ``"failed: …"``. A killed rank cannot, but its parent may have seen its exit
+code. Among the ranks that failed by themselves, the first one by time is the cause; ranks that lost a peer, timed out
+waiting for one, or ended without a message are consequences.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _OF_A_LOST_PEER = re.compile(
     r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
     r"timed out|Timed out|SignalException",
 )
-"""errors with which a rank ends because another one did"""
+"""errors of ranks that end because another one did"""
 _OF_A_LOST_CONNECTION = re.compile(r"closed by peer|Connection reset|Broken pipe")
 _OF_A_MISSING_PEER = re.compile(r"Timed out waiting \d+ ?ms for (?:recv|send)|Watchdog caught collective|DDP.*timeout")
-"""errors with which a rank ends because another one did not take part in a collective"""
+"""errors of ranks that end because another one did not take part in a collective"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +29,32 @@ class RankEnd:
     rank: int
     host: str
     ended: str | None
-    """``"finished"``, ``"interrupted"``, ``"failed: …"`` or ``None`` where the process never got to say"""
+    """``"finished"``, ``"interrupted"``, ``"failed: …"``, or ``None`` if the process could not say"""
     is_consequence: bool
-    """it failed because it lost another rank"""
+    """True if it failed because it lost another rank"""
     num_steps: int | None = None
-    """that it had finished"""
+    """number of finished steps"""
     unix_ns: int | None = None
-    """when it ended; of a rank that did not say how, when that was seen, or else when its last step had ended"""
+    """time of its end; if the rank did not say, when it was noticed, or else the end of its last step"""
     exit_code: int | None = None
-    """as whoever started it saw it; negative: the signal that ended it"""
+    """exit code as seen by its parent; if negative, the signal that ended it"""
     pid: int | None = None
 
     @property
     def failed(self) -> bool:
-        """It ended by itself, and not as it should."""
+        """Whether it ended by itself, but not successfully."""
         if self.ended is not None:
             return self.ended.startswith("failed")
-        return self.exit_code not in (None, 0, -signal.SIGTERM)  # with which launchers end the others
+        return self.exit_code not in (None, 0, -signal.SIGTERM)  # launchers send SIGTERM to the others
 
     @property
     def lost_a_connection(self) -> bool:
-        """Its error says that another rank's process was gone."""
+        """Whether its error says that another rank's process was gone."""
         return self.ended is not None and _OF_A_LOST_CONNECTION.search(self.ended) is not None
 
     @property
     def waited_for_a_peer(self) -> bool:
-        """Its error says that another rank did not take part in a collective in time."""
+        """Whether its error says that another rank did not take part in a collective in time."""
         return self.ended is not None and _OF_A_MISSING_PEER.search(self.ended) is not None
 
 
@@ -63,22 +63,22 @@ class Failure:
     """A job that failed."""
 
     first: RankEnd | None
-    """the rank that failed first; ``None`` where all that failed lost another one, and it is not known which"""
+    """rank that failed first; ``None`` if all that failed lost another one, and it is unknown which"""
     others: tuple[RankEnd, ...]
-    """ranks that failed, too, by time where it is known, then those that ended without a word"""
+    """other ranks that failed, by time if known, and then those that ended without a message"""
     finished: tuple[RankEnd, ...]
-    """ranks that came to their end as they should"""
+    """ranks that ended successfully"""
 
 
 def rank_end(record: Record) -> RankEnd:
-    """Return what the rank itself says of its end."""
+    """Return what the rank itself says about its end."""
     lost = bool(record.ended and record.ended.startswith("failed") and _OF_A_LOST_PEER.search(record.ended))
     when = record.ended_unix_ns if record.ended is not None else record.last_step_unix_ns
     return RankEnd(record.rank, record.host, record.ended, lost, record.num_steps, when, pid=record.pid)
 
 
 def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[RankEnd, ...]:
-    """Return the same with the exit codes that were seen."""
+    """Return the ends with the exit codes that were seen."""
 
     def seen(end: RankEnd) -> RankEnd:
         of_rank = (one for one in exits if one.rank == end.rank or (one.host, one.pid) == (end.host, end.pid))
@@ -92,10 +92,10 @@ def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[R
 
 
 def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failure | None:
-    """Return how the job failed; ``None`` where it did not, was interrupted, or may still run."""
+    """Return how the job failed; ``None`` if it did not, was interrupted, or may still run."""
     job = next((one for one in reversed(exits) if one.is_job), None)
     if job is not None and (job.interrupted or job.exit_code == 0):
-        return None  # what failed was caught, or torchrun has started it again
+        return None  # the failure was caught, or torchrun has restarted the job
     if any(end.ended == "interrupted" for end in ends):
         return None
     seen = with_exits(ends, exits)
@@ -110,7 +110,7 @@ def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failu
 
 
 def _only_one_that_was_lost(failed: Sequence[RankEnd], silent: Sequence[RankEnd]) -> RankEnd | None:
-    """Return the rank with which all others lost their connection: one that said nothing, and that nobody ended."""
+    """Return the rank that all others lost: it said nothing, and nobody ended it."""
     unseen = [end for end in silent if end.exit_code is None]
     if len(unseen) == len(silent) == 1 and failed and all(end.lost_a_connection for end in failed):
         return unseen[0]

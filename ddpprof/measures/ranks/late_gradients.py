@@ -1,10 +1,10 @@
-"""Which gradient is a slow rank late with first? Between it and the one before lies what slows the backward pass.
+"""With which gradient does a slow rank first fall behind? The slow code runs between it and the previous gradient.
 
     delay of a parameter  = when its gradient was accumulated - end of the step's DDP forward
     excess of a rank      = its delay - the median delay of the other ranks, median over steps
-    jump of a parameter   = its excess - that of the gradient before it, in the order in which they became ready
+    jump of a parameter   = its excess - that of the previous gradient, in the order in which they became ready
 
-Delays are spans of each rank's own clock. What a rank loses before the end of its forward is in none of them.
+Delays are spans of each rank's own clock. They do not include what a rank loses before the end of its forward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ddpprof.model import DdpModule, RecordedStep
 
 SHARE_WORTH_NAMING = 0.1
-"""of all that the rank falls behind in the module"""
+"""least share of the rank's total delay in the module"""
 
 _Floats = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ class LateGradient:
     module: int
     parameter: str
     previous_parameter: str | None
-    """whose gradient became ready just before; ``None``: it is the first, counted from the end of the forward"""
+    """parameter whose gradient became ready just before; ``None`` for the first, counted from the end of the forward"""
     jump_ns: int
     excess_ns: int
     num_steps: int
@@ -37,9 +37,9 @@ class LateGradient:
 def find_late_gradients(
     modules: Sequence[DdpModule], ranks: Mapping[int, Sequence[RecordedStep]], slow_rank: int
 ) -> tuple[LateGradient, ...] | None:
-    """The gradients with which the rank falls behind, the largest jump first; noise jumps too, but little.
+    """Return the gradients at which the rank falls behind, largest jump first; noise also causes jumps, but small ones.
 
-    Worth asking of a rank that is late in its backward pass. ``None`` where no other rank has the same steps.
+    This is useful for a rank that is late in its backward pass. Returns ``None`` if no other rank has the same steps.
     """
     delays = {rank: _delays(modules, steps) for rank, steps in ranks.items()}
     mine = delays.pop(slow_rank, {})
@@ -56,7 +56,7 @@ def find_late_gradients(
 
 
 def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict[tuple[int, tuple[int, int]], _Floats]:
-    """Module, and step with the place of the backward pass → delay of each parameter, NaN where it had no gradient."""
+    """Return module, step and position of the pass → delay of each parameter, NaN for those without gradient."""
     found = {}
     for step in steps:
         for place, one in enumerate(step.passes):
@@ -67,7 +67,7 @@ def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict
 
 
 def _jumps(ddp: DdpModule, module: int, mine: _Floats, usual: _Floats) -> list[LateGradient]:
-    """`mine` and `usual`: [num_steps, num_parameters]."""
+    """Return the jumps worth naming. `mine` and `usual`: [num_steps, num_parameters]."""
     seen = np.flatnonzero(~np.isnan(mine - usual).all(axis=0))
     order = seen[np.argsort(np.nanmedian(usual[:, seen], axis=0), kind="stable")]
     excess = np.nanmedian((mine - usual)[:, order], axis=0)

@@ -1,9 +1,9 @@
 """How much memory does each rank hold, on its host and on every accelerator?
 
     steady   median over recorded steps of what is held at their ends
-    peak     at most since the process began, as known at the last of these steps
+    peak     maximum since the process began, as known at the last of these steps
 
-Steps of light recording count where there are any: the profiler's buffers are part of the process, too.
+Steps of light recording are preferred, since the profiler's buffers are also part of the process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class DeviceUse:
 
     index: int
     is_own: bool
-    """the rank trains on it"""
+    """True if the rank trains on it"""
     steady_bytes: int | None
-    """in tensors; ``None`` where it was not sampled: on devices that are not its own"""
+    """bytes in tensors; ``None`` if not sampled, as on devices that are not its own"""
     peak_bytes: int
     reserved_bytes: int
     total_bytes: int | None
@@ -32,7 +32,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """One rank, in bytes."""
+    """Memory of one rank, in bytes."""
 
     rank: int
     host: str
@@ -42,13 +42,13 @@ class RankMemory:
 
 
 def memory_of_ranks(records: Sequence[Record]) -> tuple[RankMemory, ...]:
-    """Those ranks of which something is known."""
+    """Return the ranks with known memory."""
     known = [measure_memory(record) for record in records]
     return tuple(one for one in known if one is not None)
 
 
 def measure_memory(record: Record) -> RankMemory | None:
-    """``None`` where the record has nothing of it, as those of earlier versions."""
+    """Return the rank's memory; ``None`` if the record lacks it, as those of earlier versions do."""
     light = [step.memory for step in record.steps if step.mode is StepMode.LIGHT and step.memory is not None]
     samples = light or [step.memory for step in record.steps if step.memory is not None]
     if not samples and not record.devices:
@@ -63,7 +63,7 @@ def measure_memory(record: Record) -> RankMemory | None:
 
 
 def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tuple[DeviceUse, ...]:
-    """Sampled ones, with what only the last record says; then those where memory is merely held."""
+    """Return sampled devices, completed from the last record, and devices where memory is only held."""
     sampled = {device.index: device for sample in samples for device in sample.devices}
     known = {device.index: device for device in at_last}
     made = []
@@ -88,19 +88,19 @@ def _devices(samples: Sequence[Memory], at_last: Sequence[DeviceMemory]) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What of the memory one place has: a device with all processes on it, or one process of a host."""
+    """Memory of one place: a device with all processes on it, or one process of a host."""
 
     host: str
     device: int | None
-    """its index for the first rank that uses it; ``None``: the host's memory"""
+    """index for the first rank that uses it; ``None`` for the host's memory"""
     ranks: tuple[int, ...]
     num_bytes: int
 
 
 def devices_of_job(ranks: Sequence[RankMemory]) -> tuple[Holder, ...]:
-    """Each accelerator on which a rank trains, once, with what all ranks have reserved on it.
+    """Return each accelerator on which a rank trains, once, with what all ranks have reserved on it.
 
-    Without identities an index means the same device to every rank of a host.
+    Without identities, an index is taken for the same device by all ranks of a host.
     """
     uses = [(rank, use, (rank.host, use.uuid or use.index)) for rank in ranks for use in rank.devices]
     trained_on = {key for _, use, key in uses if use.is_own}

@@ -1,22 +1,22 @@
-"""How much time does a rank take for itself before it comes to the collective where the others wait for it?
+"""How much time does a rank spend on its own work before it comes to the collective where the others wait for it?
 
     own time of step k = from the end of step k-1's gradient communication, where all ranks are together,
                          to the launch of step k's last gradient collective,
-                         less what the rank waited for communication in between
+                         without the rank's waits for communication in between
 
-It needs no common clock, and shows a late rank that the wall time of steps hides, because there all ranks wait for it.
-Waiting inside is taken out because it is somebody else's lateness: in the forward all ranks wait for the buffers of
-rank 0. A step after a gap in the trace counts from its own start, and so without the optimizer of the step before.
+This needs no common clock, and shows a late rank that the wall time of steps hides, because all ranks wait for it.
+Waits are taken out because they are due to another rank: in the forward all ranks wait for the buffers of rank 0. A
+step after a gap in the trace counts from its own start, and so without the optimizer of the previous step.
 
-On CPU the training thread waits in collectives outside of the backward pass, from their call to their end, while it
+On CPU the training thread waits in collectives outside the backward pass, from their call to their end, while it
 computes nothing; and for gradients while it is in none of the parts below. On an accelerator the device waits while
-nothing but communication runs; but if that is for gradients, which nobody waits for before the optimizer, only while
-the next kernel has been launched and does not start. A gap because the host was late belongs to the work that ends it.
+only communication runs; for gradients, which are not needed before the optimizer, it waits only while the next kernel
+has been launched but does not start. A gap because the host was late belongs to the work that ends it.
 
-    data        waiting for the DataLoader; on an accelerator as far as that leaves it nothing to do
+    data        waiting for the DataLoader; on an accelerator, only if that leaves it nothing to do
     forward     DistributedDataParallel.forward
-    optimizer   Optimizer.step of the step before
-    backward    the rest after the first forward: the loss too, and whatever else the script does there
+    optimizer   Optimizer.step of the previous step
+    backward    the rest after the first forward, including the loss and anything else in the script
     other       the rest before it
 """
 
@@ -41,10 +41,10 @@ class StepProgress:
 
     step: int
     is_traced: bool
-    """from a trace; the light recorder's parts are cut a little differently, so the two do not compare"""
+    """True if it is from a trace, whose parts differ slightly from the light recorder's, so the two do not compare"""
     step_ns: int
     arrival_ns: int
-    """when all gradients of the step are there; since 1970 by the rank's clock, where the trace knows its epoch"""
+    """time at which all gradients of the step are there; since 1970 by the rank's clock, if the trace has its epoch"""
     data_ns: int
     forward_ns: int
     backward_ns: int
@@ -57,7 +57,7 @@ class StepProgress:
 
 
 def measure_progress(trace: Trace) -> tuple[StepProgress, ...]:
-    """Of every step of the trace that has gradient communication."""
+    """Measure every step of the trace with gradient communication."""
     parts = _device_parts(trace) if trace.device == "gpu" else _host_parts(trace)
     gradients = {index: rows for index in range(len(trace.steps)) if len(rows := _gradient_rows(trace, index))}
     arrivals = _arrivals(trace, gradients)
@@ -78,7 +78,7 @@ def measure_progress(trace: Trace) -> tuple[StepProgress, ...]:
 
 
 def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
-    """What the backward pass launched; where that is unknown, as under a comm hook, what the forward did not."""
+    """Return what the backward pass launched; if that is unknown, as with a comm hook, what the forward did not."""
     comm = trace.collectives
     here = (comm.step == step) & (comm.kind != CollectiveKind.SEND_RECV)
     rows = np.flatnonzero(here & (comm.phase == Phase.BACKWARD))
@@ -88,10 +88,10 @@ def _gradient_rows(trace: Trace, step: int) -> NDArray[np.int64]:
 
 
 def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[int, int]:
-    """Step → when the rank is ready for its last gradient collective: the host launched it, the device computed.
+    """Return step → when the rank is ready for its last gradient collective: launched by the host, input computed.
 
-    The collective's own start may be later: it may stand behind others of its stream or thread. Those that a comm hook
-    goes on with after the backward pass wait for other ranks, and do not count. `gradients`: rows of each step.
+    The collective's own start may be later, if it queues behind others of its stream or thread. Collectives that a comm
+    hook continues after the backward pass wait for other ranks, and do not count. `gradients`: rows of each step.
     """
     comm, marks = trace.collectives, trace.host_spans
     backward = np.flatnonzero(marks.mark == Mark.BACKWARD)
@@ -110,9 +110,9 @@ def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[
 
 
 def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
-    """For each time, when the last of the work that was launched until then ended; else long ago."""
+    """Return, for each time, when the last of the work launched until then ended; long ago if there is none."""
     order = np.argsort(times_ns)
-    ends = np.full(len(times_ns) + 1, np.iinfo(np.int64).min)  # the last is of what was launched after all times
+    ends = np.full(len(times_ns) + 1, np.iinfo(np.int64).min)  # the last is for work launched after all times
     for first in range(0, len(work), BLOCK_ROWS):
         some = slice(first, first + BLOCK_ROWS)
         np.maximum.at(ends, np.searchsorted(times_ns[order], work.launched_ns[some]), work.end_ns[some])
@@ -123,7 +123,7 @@ def _computed_by(work: Work, times_ns: Int64Column) -> Int64Column:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Of the whole trace; where two overlap, the earlier counts."""
+    """Parts of the whole trace; where two overlap, the earlier one counts."""
 
     waiting: Spans
     data: Spans
@@ -131,7 +131,7 @@ class _Parts:
     optimizer: Spans
 
     def between(self, begin: int, end: int) -> tuple[int, int, int, int, int]:
-        """Own time as data, forward, backward, optimizer and other."""
+        """Return own time as data, forward, backward, optimizer and other, ns."""
         forward = _within(self.forward, begin, end)
         left = subtract(Spans(np.array([begin]), np.array([end])), _within(self.waiting, begin, end))
         lengths = []
@@ -145,7 +145,7 @@ class _Parts:
 
 
 def _within(spans: Spans, begin: int, end: int) -> Spans:
-    """`clip` that looks only at the spans in question: a trace has many steps."""
+    """Clip only the relevant spans, since a trace has many steps."""
     first = np.searchsorted(spans.end_ns, begin, side="right")
     last = np.searchsorted(spans.start_ns, end, side="left")
     return clip(Spans(spans.start_ns[first:last], spans.end_ns[first:last]), begin, end)
@@ -178,7 +178,7 @@ def _device_parts(trace: Trace) -> _Parts:
         start, end, launched, phase = block.start_ns, block.end_ns, block.launched_ns, block.phase
         busy = union(start, end)
         data, waits_for_others = subtract(data, busy), subtract(waits_for_others, busy)
-        # Each row reaches back to the end of what came before it: there it was launched late, or waited.
+        # Each row reaches back to the end of the previous one: in between it was launched late, or waited.
         first = int(start[0]) if reached_before is None else reached_before
         reached = np.maximum(np.maximum.accumulate(end), first)
         begin = np.append(first, reached[:-1])

@@ -1,9 +1,9 @@
-"""How much time does a rank take for itself in a step that only the light recorder saw? `progress` tells it of traces.
+"""How much of a step is a rank's own work, if only the light recorder saw it? For traces, see `own_time`.
 
-    own time = the step, less buffer synchronisation in the forward,
-               less from each backward pass's last gradient to what begins next: a forward, an optimizer, the step's end
+    own time = the step, without buffer synchronisation in the forward, and without the time from
+               each backward pass's last gradient to the next forward, optimizer or end of the step
 
-The recorder does not say when the gradients' communication ended, so the last line counts as waiting for it.
+The recorder does not know when the gradients' communication ended, so that last time counts as waiting for it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ddpprof.model import Rank, RecordedStep
 
 
 def progress_of_rank(rank: Rank) -> tuple[StepProgress, ...]:
-    """Every step of a rank that a trace or, on CPU, the light recorder saw, ascending.
+    """Return every step of a rank that a trace or, on CPU, the light recorder saw, ascending.
 
-    On an accelerator the host's times say when work was queued, and queueing may wait for work of other ranks.
+    On an accelerator the host's times only say when work was queued, and queueing may wait for other ranks' work.
     """
     traced = measure_progress(rank.trace) if rank.trace is not None else ()
     numbers = {row.step for row in traced}
@@ -32,7 +32,7 @@ def progress_of_rank(rank: Rank) -> tuple[StepProgress, ...]:
 
 
 def measure_recorded_progress(step: RecordedStep) -> StepProgress | None:
-    """``None`` where no gradients became ready, or the inside of the step was not recorded."""
+    """Measure the step; ``None`` if no gradients became ready, or the inside of the step was not recorded."""
     last_ready = [ns for one in step.passes if (ns := one.last_ready_ns) is not None]
     if not last_ready or not step.forwards:
         return None
@@ -67,6 +67,6 @@ def _waiting(step: RecordedStep, last_ready: list[int]) -> int:
     begins = sorted([*(f.start_ns for f in step.forwards), *(start for start, _ in step.optimizers), step.end_ns])
     waits: dict[int, int] = {}
     for ready in sorted(last_ready):
-        # Of modules with one backward pass in common the last one's gradients count.
+        # For modules that share one backward pass, the last one's gradients count.
         waits[next((begin for begin in begins if begin >= ready), ready)] = ready
     return sum(begin - ready for begin, ready in waits.items())

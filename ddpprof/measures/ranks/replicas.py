@@ -1,10 +1,10 @@
 """Do the ranks still train one model? Parameters that DDP keeps equal are compared at both ends of the recording.
 
-    move       = values after the recorded steps less those before them
+    move       = values after the recorded steps minus those before them
     apart      = the largest distance of a rank's move from the first rank's, divided by the length of the longest move
 
-Distances are Euclidean. Hosts that round differently move apart by rounding errors, which do not count; nor does
-anything where a script keeps gradients to itself in steps of its optimizer, as one does that averages parameters.
+Distances are Euclidean. Hosts that round differently diverge by rounding errors, which do not count. Modules also do
+not count if the script keeps gradients local in some steps of its optimizer, as when it averages parameters.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ddpprof.model import RecordedStep, Replica
 
 _APART = 0.05
 _DIFFERENT = 1e-3
-"""of the length of the values"""
+"""fraction of the length of the values"""
 _RESOLUTIONS = 20
-"""that far apart is no rounding error"""
+"""number of resolutions that is more than a rounding error"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,19 @@ class Drift:
 
     module: int
     ranks: tuple[int, ...]
-    """those compared"""
+    """ranks that were compared"""
     num_steps: int
-    """between the two comparisons"""
+    """number of steps between the two comparisons"""
     apart: float
-    """as a part of the longest move"""
+    """largest distance, as a fraction of the longest move"""
     differed_before: bool
-    """when the recording began"""
+    """True if they differed when the recording began"""
     num_unreduced_passes: int
-    """of the rank with most"""
+    """passes of the rank with most"""
 
 
 def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
-    """Whether every optimizer step that follows a forward of the module has a synchronised backward pass before it."""
+    """Return whether each optimizer step after a forward of the module has a synchronised backward pass before it."""
     trained = [
         step
         for step in steps
@@ -51,7 +51,7 @@ def is_always_reduced(module: int, steps: Sequence[RecordedStep]) -> bool:
 
 
 def find_drifts(replicas: Mapping[int, Sequence[Replica]]) -> tuple[Drift, ...]:
-    """`replicas`: of each rank, those of modules that are always reduced. Ranks read at other steps do not count."""
+    """Compare each rank's copies of always-reduced modules. Ranks that were read at other steps do not count."""
     drifts = []
     for module in sorted({one.module for of_rank in replicas.values() for one in of_rank}):
         copies = {rank: one for rank, of_rank in replicas.items() for one in of_rank if one.module == module}

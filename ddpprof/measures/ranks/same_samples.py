@@ -1,12 +1,10 @@
 """Do several ranks train on the same samples?
 
-Each rank digested some samples of the batches that its DataLoader yielded in the recorded steps. Known is:
-
-    the same batches   every rank's batch is the same in every pass and place that all of them recorded
+Each rank digested some samples of the batches from its DataLoader in the recorded steps. There are two findings:
+    the same batches   every rank's batch is the same in each pass and position that all of them recorded
     the same samples   within one pass over the loader, samples of one rank are among those of another
-
-Nothing is known where samples differ: random augmentation makes two of one. Nothing is said where ranks need not have
-different samples: of batches that do not change, and of samples that a rank gets twice in a pass itself.
+If samples differ, nothing is known: random augmentation turns one into two. Nothing is said if ranks need not have
+different samples: for batches that do not change, and for samples that one rank gets twice in a pass.
 """
 
 from __future__ import annotations
@@ -18,23 +16,23 @@ from ddpprof.model import Batch, Loader
 
 _FEWEST_BATCHES = 3
 _FEWEST_SAMPLES = 8
-"""that differ from each other"""
+"""number of distinct samples"""
 _FEWEST_SHARED = 16
 _SHARED = 0.25
-"""of a rank's samples: that many must be another rank's, too, to say that the data is not divided"""
+"""least share of a rank's samples that must also be another rank's, to say that the data is not divided"""
 
 
 @dataclass(frozen=True, slots=True)
 class SameSamples:
     loader: Loader
-    """that of the first rank"""
+    """loader of the first rank"""
     ranks: tuple[int, ...]
     num_batches: int
-    """the batches that are the same on all ranks; 0: only samples are shared"""
+    """number of batches that are the same on all ranks; 0 if only samples are shared"""
     num_samples: int
-    """that the rank with most of them shares with others, in one pass"""
+    """number that the rank with most of them shares with others, in one pass"""
     num_compared: int
-    """samples of that rank in that pass"""
+    """number of samples of that rank in that pass"""
 
     @property
     def same_batches(self) -> bool:
@@ -42,7 +40,7 @@ class SameSamples:
 
 
 def find_same_samples(loaders: Mapping[int, Sequence[Loader]]) -> SameSamples | None:
-    """Return what the ranks are known to share; `loaders`: of each rank. ``None`` where nothing is known.
+    """Return what the ranks are known to share; ``None`` if nothing is known. `loaders`: those of each rank.
 
     Every loader that feeds the training must be shared: one that is divided among the ranks is enough.
     """
@@ -57,9 +55,9 @@ def find_same_samples(loaders: Mapping[int, Sequence[Loader]]) -> SameSamples | 
 
 def _shared(loaders: Mapping[int, Loader]) -> SameSamples | None:
     if any(2 * (one.num_passed_on or 0) < len(one.batches) for one in loaders.values()):
-        return None  # the model may get other parts of the batches on each rank
+        return None  # the model may get different parts of the batches on each rank
     if len({one.num_iterations for one in loaders.values()}) > 1:
-        return None  # one pass of a rank need not be of the same epoch as that of another
+        return None  # one rank's pass may be of another epoch than another rank's
     first, ranks = next(iter(loaders.values())), tuple(sorted(loaders))
     by_place = [{(batch.iteration, batch.place): batch.samples for batch in one.batches} for one in loaders.values()]
     places = set.intersection(*map(set, by_place))
@@ -82,7 +80,7 @@ def _shared_in_a_pass(
             for rank, of_rank in batches.items()
         }
         if any(len(set(of_rank)) < len(of_rank) for of_rank in samples.values()):
-            continue  # a rank gets samples twice: no wonder if two ranks do
+            continue  # if one rank gets samples twice, two ranks may, too
         for rank, of_rank in samples.items():
             others = {sample for other in samples if other != rank for sample in samples[other]}
             shared = len(others.intersection(of_rank))

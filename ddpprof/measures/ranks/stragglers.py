@@ -1,13 +1,13 @@
-"""Which rank do the others wait for, how often, how long, for what, since when?
+"""Which rank do the others wait for, how often, how long, in which part, and since when?
 
-    lateness of rank r in step s = own time of r - median own time of the other ranks          (`progress`)
+    lateness of rank r in step s = own time of r - median own time of the other ranks          (`own_time`)
 
-A rank is a straggler if chance is out of the question (p < 0.01) and it is late by more than 1 % of the step. There are
-two tests, because each is blind somewhere: how often it came last, chance 1 / ranks (binomial), and whether its own
-time is above the mean of the others' (Student's t; the mean, for against a median noise with a tail looks late). Both
-are made for all steps and for those since it became late, if it did. The p-value is the smallest times their number.
+A rank is a straggler if chance is ruled out (p < 0.01) and it is late by more than 1 % of the step. There are two
+tests, because each has blind spots: how often it came last, with chance 1 / ranks (binomial), and whether its own time
+is above the mean of the others' (Student's t; against a median, noise with a tail would look late). Both are made for
+all steps and, if it became late, for those since. The p-value is the smallest times their number.
 
-Own times are spans of each rank's own clock, so clocks that differ by a constant, or drift, change nothing.
+Own times are spans of each rank's own clock, so clocks with an offset or a drift change nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ddpprof.model import Int64Column
 SIGNIFICANT = 0.01
 LATE_SHARE_OF_STEP = 0.01
 _FEWEST = 2
-"""steps to judge by, and on each side of a change"""
+"""least number of steps to judge by, in all and on each side of a change"""
 
 _Floats = NDArray[np.float64]
 
 
-class Part(StrEnum):
-    """Of a rank's own time in a step."""
+class OwnTimePart(StrEnum):
+    """A part of a rank's own time in a step."""
 
     DATA = "data"
     FORWARD = "forward"
@@ -47,11 +47,11 @@ class RankLateness:
 
     rank: int
     num_last: int
-    """steps in which its own time was the longest"""
+    """number of steps in which its own time was the longest"""
     late_ns: int
-    """median over steps; below 0 where it waits for others"""
+    """median over steps; below 0 if it waits for others"""
     p_value: float
-    """that chance makes a rank as late; corrected for the number of ranks and tests, so it may well be 1"""
+    """probability of such lateness by chance; corrected for the number of ranks and tests, so it may be 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,15 @@ class Straggler:
     rank: int
     late_ns: int
     """median over `num_steps`"""
-    part: Part | None
-    """in which it loses at least half of it; ``None``: all of it is slower, as on a slower or busier machine"""
+    part: OwnTimePart | None
+    """part in which it loses at least half of it; ``None`` if all parts are slower, as on a slower or busier machine"""
     part_late_ns: int
-    """in the part in which it loses most; median likewise"""
+    """lateness in the part where it loses most; also a median"""
     num_last: int
     num_steps: int
-    """all that were measured, or those since it became late"""
+    """number of measured steps, or of those since it became late"""
     since_step: int | None
-    """``None``: as far back as steps were measured"""
+    """``None`` if it was late from the first measured step"""
     p_value: float
 
 
@@ -78,11 +78,11 @@ class Stragglers:
     """median"""
     ranks: tuple[RankLateness, ...]
     stragglers: tuple[Straggler, ...]
-    """the latest first"""
+    """stragglers, the latest first"""
 
 
 def find_stragglers(progress: Mapping[int, Sequence[StepProgress]]) -> Stragglers | None:
-    """`progress`: rank → its steps. ``None`` with fewer than two ranks or two steps that all of them have."""
+    """Find stragglers. `progress`: rank → its steps. Returns ``None`` for fewer than two ranks or common steps."""
     table = _Table(progress)
     if len(table.ranks) < 2 or len(table.steps) < _FEWEST:
         return None
@@ -106,7 +106,7 @@ def find_stragglers(progress: Mapping[int, Sequence[StepProgress]]) -> Straggler
 
 
 class _Table:
-    """Steps that all ranks have, seen in the same way. Arrays are [num_ranks, num_steps], ns."""
+    """Steps that all ranks have, from the same source. Arrays are [num_ranks, num_steps], ns."""
 
     def __init__(self, progress: Mapping[int, Sequence[StepProgress]]) -> None:
         by_step = {
@@ -122,13 +122,13 @@ class _Table:
             return np.array(values, np.int64).reshape(len(self.ranks), len(self.steps))
 
         self.step_ns, self.own = column("step_ns"), column("own_ns")
-        self.parts = {part: column(f"{part}_ns") for part in Part}
+        self.parts = {part: column(f"{part}_ns") for part in OwnTimePart}
         ordered = np.sort(self.own, axis=0)
         longest, next_to_it = (ordered[-1], ordered[-2]) if len(rows) > 1 else (ordered, ordered)
         self.is_last = (self.own == longest) & (longest > next_to_it)
 
     def lateness(self, values: Int64Column, row: int) -> _Floats:
-        """[num_steps]: how much more than the median of the others."""
+        """Return [num_steps]: the excess over the median of the others."""
         late: _Floats = values[row] - np.median(np.delete(values, row, axis=0), axis=0)
         return late
 
@@ -142,11 +142,11 @@ class _Table:
 class _Verdict:
     p_value: float
     since: int
-    """index of the first step from which it is late; 0: from the first on"""
+    """index of the first step from which it is late; 0 if it always is"""
 
 
 def _judge(table: _Table, row: int) -> _Verdict:
-    num_tests = 4 * len(table.ranks)  # two of all steps, two of those since a change
+    num_tests = 4 * len(table.ranks)  # two for all steps, and two for those since a change
     since = _change(table.lateness(table.own, row))
     whole = _p_value(table, row, 0) * num_tests
     if since is None:
@@ -163,9 +163,9 @@ def _p_value(table: _Table, row: int, since: int) -> float:
 
 
 def _change(lateness: _Floats) -> int | None:
-    """Where lateness begins: the split into two means that leaves the least squares, if the second is surely larger.
+    """Return where lateness begins: the best split into two means (least squares), if the second is surely larger.
 
-    And at least twice the first, or the rank was late before, only less.
+    It must also be at least twice the first, or the rank was already late before.
     """
     splits = np.arange(_FEWEST, len(lateness) - _FEWEST + 1)
     if not len(splits):

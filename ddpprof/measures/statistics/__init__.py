@@ -1,1 +1,1 @@
-"""Intervals, ratios and models of measured times, whatever the times are of."""
+"""Intervals, ratios and models of measured times of any kind."""

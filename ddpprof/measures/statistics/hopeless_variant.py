@@ -1,11 +1,11 @@
 """Is a variant so far behind another that more rounds are not worth their steps?
 
-    losing   the 95 % interval of the shift between their steps, of the rounds that both have, lies beyond a margin
-    margin   2 % of the other's step, or by how much starts of one and the same job differ, if that is more
+    losing   the 95 % interval of the shift between their steps, over the rounds of both, is beyond a margin
+    margin   2 % of the other's step, or the difference between starts of the same job, if that is more
 
-The steps of one start tell nothing of how starts differ, so that a slow minute of the machine would look like a slow
-variant; and what is closer than 2 % is as good. Without an interval, as on an accelerator, of which a start gives one
-time, the margin is 10 % at least.
+The steps of one start do not show how starts differ, so a slow minute of the machine would look like a slow variant;
+and a variant closer than 2 % is as good. Without an interval, as on an accelerator, where a start gives one time, the
+margin is at least 10 %.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARGIN_WITHOUT_INTERVAL = 0.1
 
 
 def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -> bool:
-    """By round; an empty one has not been run. `spread`: as `start_spread` finds it."""
+    """Return whether the variant is losing, given steps by round; a round that was not run is empty."""
     both = [(own, other) for own, other in zip(rounds, others, strict=False) if own and other]
     own_ns, other_ns = ([ns for pair in both for ns in pair[side]] for side in (0, 1))
     shift = shift_between(other_ns, own_ns)
@@ -32,6 +32,6 @@ def is_losing(rounds: Sequence[Steps], others: Sequence[Steps], spread: float) -
 
 
 def start_spread(starts: Sequence[Steps]) -> float:
-    """Of one and the same job: the slowest by the fastest, less 1."""
+    """Return the slowest start of one job over the fastest, minus 1."""
     medians = [median(steps) for steps in starts if steps]
     return max(medians) / min(medians) - 1 if medians else 0.0

@@ -1,11 +1,11 @@
-"""How many times as long does the step of each of several variants take as that of one? All ran once in every round.
+"""How much longer do the steps of several variants take than that of one? All were run once in every round.
 
     log step = round + variant + noise
     ratio    = median over rounds of (the variant's step / the one's)
     interval = 95 % for all of them together: Student's t of the mean logarithm, with the noise that round and variant
                leave of all steps, at 5 % divided by the number of ratios (Bonferroni)
 
-Of few rounds a single variant's own spread may be small by accident; that of all is not. (Montgomery, Design and
+With few rounds a single variant's own spread may be small by accident, but not that of all. (Montgomery, Design and
 Analysis of Experiments, 4.1.)
 """
 
@@ -23,9 +23,9 @@ from ddpprof.measures.statistics.paired_ratio import CONFIDENCE, ENOUGH_ROUNDS, 
 def joint_ratios(
     one: Sequence[float], others: Sequence[Sequence[float]], comparisons: int | None = None
 ) -> tuple[Ratio, ...]:
-    """`one`: its step in each of n rounds. `others`: of each of at least one variant, in the same rounds.
+    """Return the ratio of each of `others` to `one`, all given by their steps in the same n rounds.
 
-    `comparisons`: with how many intervals, these among them, theirs are to hold together.
+    `comparisons`: number of intervals that must hold together, these included.
     """
     ratios = [median(a / b for a, b in zip(steps, one, strict=True)) for steps in others]
     if len(one) < ENOUGH_ROUNDS:

@@ -1,11 +1,11 @@
-"""Does a training under another setting have the losses of the training as it is, step by step?
+"""Does a training with another setting have the same losses as the unchanged training, step by step?
 
     difference  |loss - loss as it is| / |loss as it is|, the largest over steps and ranks
-    own         the same between starts of the training as it is
+    own         the same between starts of the unchanged training
 
-Two starts that are the same to the last bit show that nothing is left to chance. Then a setting that keeps the order
-of additions has the same bits, too: all settings of two ranks, since a + b = b + a. Of more ranks other buckets may be
-added in another order, which rounds each gradient otherwise: by single precision's 2⁻²⁴, and more from step to step.
+Two bit-identical starts show that nothing is left to chance. A setting that keeps the order of additions then also
+has the same bits: with two ranks, all settings do, since a + b = b + a. With more ranks other buckets may be added in
+another order, which rounds each gradient differently: by single precision's 2⁻²⁴, and more from step to step.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from itertools import combinations
 from math import inf, isfinite
 
 Losses = Mapping[int, Sequence[Sequence[float]]]
-"""by rank, per step, of each backward pass"""
+"""losses of each backward pass, per step, by rank"""
 
 _ROUNDING = 2.0**-20
-"""of a loss after one step: sixteen times what single precision rounds, since sums of many gradients do, too"""
+"""tolerance per step, sixteen times the rounding of single precision, since sums of many gradients round too"""
 _OWN_FACTOR = 3
-"""times what starts of the same differ by, of which few are known"""
+"""factor on the difference between starts of the same job, of which few are known"""
 _CHANCE = 1e-4
-"""Starts that differ by more than this, which is more than rounding makes in a few steps, tell nothing of a setting: no
-seed is set, or half precision adds in any order."""
+"""difference between starts above which they tell nothing about a setting: it is more than rounding makes in a few
+steps, so no seed is set, or half precision adds in any order"""
 
 
 class Match(StrEnum):
     EXACT = "exact"
-    """to the last bit"""
+    """bit-identical"""
     ROUNDING = "rounding"
     CHANGED = "changed"
     UNKNOWN = "unknown"
@@ -40,19 +40,19 @@ class Match(StrEnum):
 class LossMatch:
     match: Match
     num_steps: int
-    """that were compared"""
+    """number of compared steps"""
     difference: float | None
     own: float | None
     """``None`` with fewer than two starts"""
     tolerance: float | None
-    """at the last of the steps"""
+    """tolerance at the last of the steps"""
 
 
 _NOTHING = LossMatch(Match.UNKNOWN, 0, None, None, None)
 
 
 def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is_kept: bool) -> LossMatch:
-    """Of starts of each. `order_is_kept`: the setting adds the same numbers in the same order."""
+    """Compare starts of both. `order_is_kept`: the setting adds the same numbers in the same order."""
     own = [_differences(a, b) for a, b in combinations(as_it_is, 2)]
     theirs = [_differences(as_it_is[0], one) for one in setting] if as_it_is else []
     found = [one for one in theirs if one]
@@ -73,14 +73,14 @@ def match_losses(as_it_is: Sequence[Losses], setting: Sequence[Losses], order_is
 
 
 def _differences(a: Losses, b: Losses) -> list[float]:
-    """The largest of each step, over the ranks that both have; of the steps that both have losses of."""
+    """Return the largest difference of each step, over the ranks and steps that both have losses of."""
     of_ranks = [zip(a[rank], b[rank], strict=False) for rank in sorted(a.keys() & b.keys())]
     steps = zip(*of_ranks, strict=False)
     return [most for pairs in steps if (most := _of_step(pairs)) is not None]
 
 
 def _of_step(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
-    """``None`` where no rank has a loss; without bound where one training has more of them."""
+    """Return a step's difference; ``None`` if no rank has a loss, infinite if one training has more losses."""
     if not any(a or b for a, b in pairs):
         return None
     if any(len(a) != len(b) for a, b in pairs):

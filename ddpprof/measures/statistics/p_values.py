@@ -1,4 +1,4 @@
-"""How likely is it that mere chance did this? One-sided p-values; no library of statistics is needed.
+"""How likely is it that mere chance did this? One-sided p-values, without a statistics library.
 
 came last in k of n steps   P(X >= k) of the binomial distribution
 is late on average          P(T >= t) of Student's t, by its finite sum for integer degrees of freedom:
@@ -13,7 +13,7 @@ from statistics import fmean, variance
 
 
 def binomial_tail(successes: int, trials: int, chance: float) -> float:
-    """P(X >= successes) of so many trials; the chance lies between 0 and 1, both excluded."""
+    """Return P(X >= successes) for that many trials; the chance must be strictly between 0 and 1."""
     if successes <= 0:
         return 1.0
     ways = (lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1) for k in range(successes, trials + 1))
@@ -25,7 +25,7 @@ def binomial_tail(successes: int, trials: int, chance: float) -> float:
 
 
 def student_tail(t: float, degrees: int) -> float:
-    """P(T >= t) for one degree of freedom or more; what is below 1e-16 counts as 0."""
+    """Return P(T >= t) for at least one degree of freedom; values below 1e-16 count as 0."""
     angle = atan(t / sqrt(degrees))
     odd = degrees % 2
     term = cos(angle) if odd else 1.0
@@ -38,12 +38,12 @@ def student_tail(t: float, degrees: int) -> float:
 
 
 def mean_above_zero(values: Sequence[float]) -> float:
-    """p-value of a mean that is 0 or less, of two values or more."""
+    """Return the p-value of a mean that is at most 0, for two or more values."""
     return _tail(fmean(values), variance(values) / len(values), len(values) - 1)
 
 
 def mean_above(values: Sequence[float], others: Sequence[float]) -> float:
-    """p-value of a mean that is not above the others', two of each or more, of equal variance."""
+    """Return the p-value of a mean that is not above the others', for two or more of each, of equal variance."""
     degrees = len(values) + len(others) - 2
     pooled = (variance(values) * (len(values) - 1) + variance(others) * (len(others) - 1)) / degrees
     return _tail(fmean(values) - fmean(others), pooled * (1 / len(values) + 1 / len(others)), degrees)

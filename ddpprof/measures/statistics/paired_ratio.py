@@ -1,13 +1,13 @@
-"""How many times as long does one variant's step take as another's? From pairs of blocks that were run in turn.
+"""How much longer does one variant's step take than another's? The data are pairs of blocks run in turn.
 
     ratio    = median over all pairs of (median of a's steps / median of b's steps)
-    interval = 95 %. Of one pair a round: Student's t of the pairs' logarithms. Of more: the ratio's bootstrap, which
-               draws rounds with replacement, in each its pairs, in these the steps; its ends are moved away from the
-               ratio, as Student's t is wider than the normal distribution for so few rounds, which a bootstrap alone
-               takes for better known than they are
+    interval = 95 %. With one pair a round: Student's t of the pairs' logarithms. With more: the ratio's bootstrap,
+               which draws rounds with replacement, then their pairs, then their steps; its ends are moved away from
+               the ratio, as Student's t is wider than the normal distribution for so few rounds, whose uncertainty a
+               bootstrap alone underestimates
 
-What slows the machine for a while hits both of a pair, and drops out of its ratio. What differs from one start of a
-process to the next is in the spread over rounds. (Davison and Hinkley, Bootstrap Methods and their Application, 3.8.)
+Anything that slows the machine for a while affects both of a pair, and cancels in its ratio. Differences between starts
+of a process are in the spread over rounds. (Davison and Hinkley, Bootstrap Methods and their Application, 3.8.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENOUGH_ROUNDS = 3
 
 Steps = Sequence[float]
 Pair = tuple[Steps, Steps]
-"""Step times of a and of b, one after the other, ns."""
+"""step times of a and of b, one after the other, ns"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,21 @@ class Ratio:
     ratio: float
     low: float | None
     high: float | None
-    """ends of the interval; ``None`` from fewer than three rounds, which do not show how much they differ"""
+    """ends of the interval; ``None`` with fewer than three rounds, which do not show how much they differ"""
     num_pairs: int
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the two differ at all."""
+        """Whether the two differ at all; ``None`` without an interval."""
         if self.low is None or self.high is None:
             return None
         return self.low > 1 or self.high < 1
 
 
 def paired_ratio(rounds: Sequence[Sequence[Pair]], comparisons: int = 1) -> Ratio | None:
-    """Of the pairs of each round, that is of each start of the job; ``None`` where there are none.
+    """Return the ratio over the pairs of all rounds, i.e. starts of the job; ``None`` if there are no pairs.
 
-    `comparisons`: intervals that are to hold together, this one among them.
+    `comparisons`: number of intervals that must hold together, this one included.
     """
     rounds = [known for pairs in rounds if (known := [(a, b) for a, b in pairs if a and b])]
     pairs = [pair for of_round in rounds for pair in of_round]
@@ -77,7 +77,7 @@ def _by_bootstrap(rounds: Sequence[Sequence[Pair]], ratio: float, tail: float) -
 
 
 def student_quantile(tail: float, degrees: int) -> float:
-    """The t beyond which Student's distribution has `tail`, by halving."""
+    """Return the t with tail probability `tail` under Student's distribution, by bisection."""
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -86,7 +86,7 @@ def student_quantile(tail: float, degrees: int) -> float:
 
 
 def _redrawn(rounds: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
-    """[_DRAWS] ratios."""
+    """Return [_DRAWS] ratios."""
     random = np.random.default_rng(0)
     most = max(map(len, rounds))
     sizes = np.array([len(pairs) for pairs in rounds])
@@ -100,6 +100,6 @@ def _redrawn(rounds: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
 
 
 def _medians(steps: Steps, random: np.random.Generator) -> NDArray[np.float64]:
-    """Of as many steps, drawn with replacement: [_DRAWS]."""
+    """Return [_DRAWS] medians of as many steps, drawn with replacement."""
     values = np.asarray(steps, np.float64)
     return np.asarray(np.median(values[random.integers(0, len(values), (_DRAWS, len(values)))], axis=1), np.float64)

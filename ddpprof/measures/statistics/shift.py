@@ -1,10 +1,10 @@
 """By how much do two samples differ, and how much of that is their own spread?
 
     shift    = median of all differences b - a                                 (Hodges and Lehmann 1963)
-    interval = the differences between which Mann and Whitney's U leaves 95 %, or as much as is asked for
+    interval = the differences between which Mann and Whitney's U leaves 95 %, or the requested confidence
 
-Neither assumes a distribution, and one odd step moves neither far. What differs between two runs as wholes (another
-machine, another hour) is in the shift, not in the interval.
+Neither assumes a distribution, and one odd step moves neither far. Differences between whole runs (another machine,
+another hour) are in the shift, but not in the interval.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 CONFIDENCE = 0.95
 
 _EXACT_UP_TO = 400
-"""Pairs of values from which on U counts as normal."""
+"""number of pairs of values above which U counts as normal"""
 
 _MOST_VALUES = 500
-"""of each sample; of larger ones an even selection"""
+"""most values of each sample; larger samples are reduced to an even selection"""
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """b less a, in the samples' unit."""
+    """b minus a, in the samples' unit."""
 
     shift: float
     low: float | None
     high: float | None
-    """ends of the interval; ``None`` where there are too few values for one: 4 and 4 are enough, 3 and 5, 2 and 8"""
+    """ends of the interval; ``None`` with too few values for one: 4 and 4 are enough, or 3 and 5, or 2 and 8"""
 
     @property
     def is_beyond_noise(self) -> bool | None:
@@ -43,7 +43,7 @@ class Shift:
 
 
 def shift_between(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> Shift | None:
-    """Return by how much `b` is above `a`, or ``None`` where either sample is empty."""
+    """Return how far `b` is above `a`, or ``None`` if either sample is empty."""
     if not a or not b:
         return None
     a, b = _selection(a), _selection(b)
@@ -62,7 +62,7 @@ def _selection(values: Sequence[float]) -> Sequence[float]:
 
 
 def _outside(num_a: int, num_b: int, tail: float = (1 - CONFIDENCE) / 2) -> int | None:
-    """How many of the ordered differences lie below the interval: the largest u with P(U < u + 1) <= `tail`."""
+    """Return how many of the ordered differences are below the interval: the largest u with P(U < u + 1) <= `tail`."""
     if num_a * num_b > _EXACT_UP_TO:
         deviation = sqrt(num_a * num_b * (num_a + num_b + 1) / 12)
         return int(max(0, num_a * num_b / 2 + NormalDist().inv_cdf(tail) * deviation - 0.5))
@@ -76,7 +76,7 @@ def _outside(num_a: int, num_b: int, tail: float = (1 - CONFIDENCE) / 2) -> int 
 
 @cache
 def _ways(num_a: int, num_b: int, value: int) -> int:
-    """Orders of the two samples in which U is `value`."""
+    """Return the number of orders of the two samples in which U is `value`."""
     if value < 0:
         return 0
     if not num_a or not num_b:

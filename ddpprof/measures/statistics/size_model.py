@@ -3,10 +3,10 @@
     time      = constant + slope × size, but never below a floor
     crossover = the largest size at which both take the same time
 
-Small sizes may all take the same time: launching the work takes longer than doing it. Where that describes the times
-better (by Schwarz's criterion, BIC), the smallest sizes make the floor and the others the line. Both are least squares
-of relative errors, since times of a sweep span orders of magnitude. Intervals are bootstraps of the relative residuals
-(Efron and Tibshirani, An Introduction to the Bootstrap, 9.4).
+Small sizes may all take the same time, if launching the work takes longer than doing it. If that describes the times
+better (by Schwarz's criterion, BIC), the smallest sizes make the floor and the others the line. Both are fitted by
+least squares of relative errors, since times of a sweep span orders of magnitude. Intervals are bootstraps of the
+relative residuals (Efron and Tibshirani, An Introduction to the Bootstrap, 9.4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 CONFIDENCE = 0.95
 _DRAWS = 400
 _LEAST_ON_LINE = 3
-"""sizes that a line is laid through where the others make a floor"""
+"""least number of sizes for a line, if the others make a floor"""
 
 _Values = NDArray[np.float64]
 
@@ -32,9 +32,9 @@ class SizeModel:
     slope_ns: float
     """per unit of size"""
     floor_ns: float | None
-    """``None`` where the line holds from the smallest size on"""
+    """``None`` if the line holds from the smallest size on"""
     floor_until: float | None
-    """the largest size of the floor"""
+    """largest size of the floor"""
     relative_error: float
     """root mean square over the points, as a fraction of the time"""
 
@@ -44,18 +44,18 @@ class SizeModel:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """The size at which two configurations take the same time; above it the one of smaller slope is faster."""
+    """Intersection of two fitted curves; above it, the configuration with the smaller slope is faster."""
 
     size: float
     low: float | None
     high: float | None
-    """ends of the interval; ``None``: the data do not bound it on that side"""
+    """ends of the interval; ``None`` if the data do not bound it on that side"""
     slope_ratio: float | None
-    """slope of the one that is faster below, over that of the one that is faster above; ``None`` where that has none"""
+    """slope of the configuration that is faster below, over that of the other; ``None`` if the latter has none"""
 
 
 def fit_size_model(sizes: Sequence[float], times_ns: Sequence[float]) -> SizeModel | None:
-    """A size may come several times. ``None`` for fewer than three sizes."""
+    """Fit a model; a size may occur several times. Returns ``None`` for fewer than three sizes."""
     x, y = _sorted(sizes, times_ns)
     return _fit(x, y) if len(np.unique(x)) >= _LEAST_ON_LINE else None
 
@@ -63,13 +63,13 @@ def fit_size_model(sizes: Sequence[float], times_ns: Sequence[float]) -> SizeMod
 def find_crossover(
     a: tuple[Sequence[float], Sequence[float]], b: tuple[Sequence[float], Sequence[float]]
 ) -> Crossover | None:
-    """Of two configurations' sizes and times. ``None`` where one is faster at every size, or too little is known."""
+    """Return the crossover of two configurations; ``None`` if one is always faster, or there is too little data."""
     points = [_sorted(*a), _sorted(*b)]
     if any(len(np.unique(x)) < _LEAST_ON_LINE for x, _ in points):
         return None
     models = [_fit(x, y) for x, y in points]
     if any(model.time_ns(size) <= 0 for model, (x, _) in zip(models, points, strict=True) for size in x):
-        return None  # a line that comes to nothing where time was measured
+        return None  # the line is not positive at a measured size
     size = _meet(*models)
     if size is None:
         return None
@@ -89,12 +89,12 @@ def _sorted(sizes: Sequence[float], times_ns: Sequence[float]) -> tuple[_Values,
 
 
 def _fit(x: _Values, y: _Values) -> SizeModel:
-    """The line alone, or the best of all divisions into floor and line, whichever has the smaller BIC."""
+    """Fit the line alone or the best division into floor and line, whichever has the smaller BIC."""
     best, least = None, np.inf
     starts = np.flatnonzero(np.diff(x, prepend=-np.inf))  # the first point of each size
     for first in starts[: len(starts) - _LEAST_ON_LINE + 1]:
         model, squares = _divided(x, y, int(first))
-        num_parameters = 4 if first else 2  # constant, slope; floor and where it ends
+        num_parameters = 4 if first else 2  # constant and slope; floor and its end
         bic = len(x) * log(max(squares / len(x), 1e-12)) + num_parameters * log(len(x))
         if best is None or bic < least:
             best, least = model, bic
@@ -103,7 +103,7 @@ def _fit(x: _Values, y: _Values) -> SizeModel:
 
 
 def _divided(x: _Values, y: _Values, first: int) -> tuple[SizeModel, float]:
-    """Points before `first` make the floor. With the sum of squared relative errors."""
+    """Fit a floor to the points before `first`; also return the sum of squared relative errors."""
     constant, slope = _line(x[first:], y[first:])
     floor = float(np.sum(1 / y[:first]) / np.sum(1 / y[:first] ** 2)) if first else None
     fitted = np.where(np.arange(len(x)) < first, floor or 0.0, constant + slope * x)
@@ -115,13 +115,13 @@ def _divided(x: _Values, y: _Values, first: int) -> tuple[SizeModel, float]:
 def _line(x: _Values, y: _Values) -> tuple[float, float]:
     weight = 1 / y**2
     mean_x, mean_y = np.average(x, weights=weight), np.average(y, weights=weight)
-    spread = np.sum(weight * (x - mean_x) ** 2)  # 0 where one time is so short that it outweighs all others
+    spread = np.sum(weight * (x - mean_x) ** 2)  # 0 if one time is so short that it outweighs all others
     slope = np.sum(weight * (x - mean_x) * (y - mean_y)) / spread if spread else 0.0
     return float(mean_y - slope * mean_x), float(slope)
 
 
 def _meet(a: SizeModel, b: SizeModel) -> float | None:
-    """Where their lines cross, or the line of one the floor of the other, unless a floor lies above that."""
+    """Return where the lines cross, or one's line meets the other's floor, unless a floor is above that."""
     if _are_parallel(a, b):
         return None
     sizes = [(b.constant_ns - a.constant_ns) / (a.slope_ns - b.slope_ns)]
@@ -137,7 +137,7 @@ def _are_parallel(a: SizeModel, b: SizeModel) -> bool:
 
 
 def _side(a: SizeModel, b: SizeModel) -> float:
-    """Where they meet; 0 or infinity where one is faster at every size."""
+    """Return where they meet; 0 or infinity if one is faster at every size."""
     size = _meet(a, b)
     if size is not None:
         return size

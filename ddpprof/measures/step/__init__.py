@@ -1,1 +1,1 @@
-"""Splits the time of a step into its parts."""
+"""Split of a step's time into its parts."""

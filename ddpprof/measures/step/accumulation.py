@@ -1,10 +1,10 @@
 """Does a step reduce gradients several times although only their sum is used?
 
     A module accumulates if the optimizer does not step between two of its synchronised backward passes, and the later
-    pass adds to the gradients of the earlier one. The reductions of all passes but the last could be left out.
+    pass adds to the gradients of the earlier one. Only the reduction of the last pass is needed.
 
-Two backward passes of a GAN's discriminator, with an optimizer between them, or the passes that an optimizer asks for
-through its closure, are no accumulation.
+Two backward passes of a GAN's discriminator with an optimizer step between them, or passes that an optimizer requests
+through its closure, are not accumulation.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Accumulation:
 
     module: int
     num_passes: int
-    """synchronised ones in a step"""
+    """number of synchronised passes in a step"""
     num_superfluous: int
-    """of these, the ones whose gradients the next pass adds to and reduces again"""
+    """number of these whose gradients the next pass adds to and reduces again"""
     num_steps: int
-    """that were looked at"""
+    """number of steps examined"""
 
 
 def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, ...]:
-    """Return the modules that reduce more than once for an optimizer step in at least half of `steps`."""
+    """Return the modules that reduce more than once per optimizer step in at least half of `steps`."""
     looked_at = [step for step in steps if step.passes]
     found = []
     for module in sorted({one.module for step in looked_at for one in step.passes}):
@@ -43,9 +43,9 @@ def measure_accumulation(steps: Sequence[RecordedStep]) -> tuple[Accumulation, .
 
 
 def count_micro_steps(steps: Sequence[RecordedStep]) -> int:
-    """Return how many batches a step accumulates: 1 where every forward's gradients reach the optimizer at once.
+    """Return how many batches a step accumulates; 1 if every forward's gradients reach the optimizer at once.
 
-    Counted are forwards under ``no_sync``, and backward passes to which the next one adds.
+    This counts forwards under ``no_sync``, and backward passes that the next one adds to.
     """
     per_step = []
     for step in steps:
@@ -63,7 +63,7 @@ def _accumulated(step: RecordedStep, module: int) -> int:
 
 
 def _superfluous(step: RecordedStep, passes: Sequence[BackwardPass]) -> Iterator[bool]:
-    """Yield for each pass but the last whether the next one adds to its gradients before the optimizer steps."""
+    """Yield, for each pass but the last, whether the next one adds to its gradients before the optimizer steps."""
     for one, following in pairwise(passes):
         begun = one.last_ready_ns
         stepped = begun is None or any(begun <= start < following.origin_ns for start, _ in step.optimizers)

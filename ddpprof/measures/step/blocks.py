@@ -1,7 +1,7 @@
-"""What did an accelerator do, one stretch of time after the other? All at once would take much memory.
+"""What did an accelerator do, block of time by block of time? All at once would take much memory.
 
-A stretch begins with every 100,000th start of the longest table, so that it has as many rows of that one at most. Of
-another it has about its share, unless that one's work crowds into one stretch.
+A block begins with every 100,000th start of the longest table, and so has at most as many of its rows. It has about
+the same share of other tables, unless their work is concentrated in one block.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ BLOCK_ROWS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of several tables; sorted by start, of what starts at once by table."""
+    """Rows of several tables, sorted by start, and by table for equal starts."""
 
     start_ns: Int64Column
     end_ns: Int64Column
     launched_ns: Int64Column
-    """or `UNKNOWN`"""
+    """launch time, or `UNKNOWN`"""
     phase: NDArray[np.int8]
     table: NDArray[np.int8]
-    """which of the tables"""
+    """index of the table"""
 
 
 def blocks_of(*tables: Work | Collectives) -> Iterator[Block]:
-    """In order of time, none empty; all that starts at once is in one."""
+    """Yield non-empty blocks in order of time; equal starts are in one block."""
     cuts = np.unique(max(tables, key=len).start_ns[BLOCK_ROWS::BLOCK_ROWS])
     bounds = [[0, *np.searchsorted(table.start_ns, cuts).tolist(), len(table)] for table in tables]
     for block in range(len(cuts) + 1):

@@ -1,12 +1,12 @@
 """Where does a step's time go? Seven parts that add up to the step.
 
-Compute counts first, by its phase; then communication that no compute hides; then copies; then waiting for data, on an
-accelerator the time in which it has nothing to do while the host waits; what is left is idle (`idle.py` says why).
+Compute counts first, by its phase; then exposed communication; then copies; then waiting for data, which on an
+accelerator is the time in which it has nothing to do while the host waits. The rest is idle (`idle.py` says why).
 Copying buckets into ``.grad`` after the last backward node counts as backward.
 
-On CPU the step is the host's ``ProfilerStep#k``. On an accelerator, where kernels run after their launch, it reaches
-from its first kernel to the next step's first; where the profiler stopped after it, to the end of its last. All work
-in it counts, also what another step launched.
+On CPU the step is the host's ``ProfilerStep#k``. On an accelerator, where kernels run after their launch, it spans
+from its first kernel to the next step's first, or to the end of its last if the profiler stopped after it. All work in
+it counts, including work that another step launched.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class StepSplit:
-    """When each part of a step was; no instant is in two."""
+    """Spans of each part of a step; no instant is in two parts."""
 
     parts: tuple[tuple[Spans, ...], ...]
-    """of each field of `Breakdown`, in order"""
+    """spans of each field of `Breakdown`, in order"""
 
     @property
     def breakdown(self) -> Breakdown:
@@ -62,13 +62,13 @@ class StepSplit:
 
 
 def measure_breakdown(trace: Trace, step: int) -> Breakdown | None:
-    """``None`` where the step has no work at all."""
+    """Return the breakdown; ``None`` if the step has no work at all."""
     split = split_step(trace, step)
     return None if split is None else split.breakdown
 
 
 def split_step(trace: Trace, step: int) -> StepSplit | None:
-    """``None`` where the step has no work at all."""
+    """Split the step; ``None`` if it has no work at all."""
     window = _window(trace, step)
     if window is None:
         return None
@@ -93,7 +93,7 @@ def split_step(trace: Trace, step: int) -> StepSplit | None:
 
 
 def _rows_inside(table: Work | Collectives, window: Spans) -> NDArray[np.int64]:
-    """Those that reach into the window."""
+    """Return the rows that overlap the window."""
     return np.flatnonzero((table.end_ns > window.start_ns[0]) & (table.start_ns < window.end_ns[0]))
 
 
@@ -102,7 +102,7 @@ def _spans(table: Work | Collectives, rows: NDArray[np.int64]) -> Spans:
 
 
 def _window(trace: Trace, step: int) -> Spans | None:
-    """One span: the step, ``None`` where it has no work."""
+    """Return the step as one span; ``None`` if it has no work."""
     if trace.device == "cpu":
         return _span(trace.steps[step].start_ns, trace.steps[step].end_ns)
     here = _device_work(trace, step)
@@ -117,7 +117,7 @@ def _window(trace: Trace, step: int) -> Spans | None:
 
 
 def _is_followed(steps: Sequence[Step], step: int) -> bool:
-    """Whether the trace goes on with the next step: not where it ends, the profiler paused or a mark is lost."""
+    """Return whether the next step follows directly; not if the trace ends, the profiler paused or a mark is lost."""
     if step + 1 == len(steps):
         return False
     here, after = steps[step], steps[step + 1]

@@ -1,13 +1,12 @@
-"""Why has an accelerator nothing to do? The idle time of a step by cause; a gap has the cause of what ends it.
+"""Why is an accelerator idle? The idle time of a step is divided by cause; a gap has the cause of what ends it.
 
-    launch-bound         what ends the gap was launched too late to begin when the gap did: the host is behind
-    communication wait   it was launched in time, and is communication, or follows at once on communication
-    other                it was launched in time and follows on other work, or its launch is unknown
+    launch-bound         the work that ends the gap was launched too late to begin with the gap: the host is behind
+    communication wait   it was launched in time, and is communication, or directly follows communication
+    other                it was launched in time and follows other work, or its launch is unknown
 
-Too late is: less than the accelerator's latency before the gap. The latency is the shortest time from any launch to its
-start. Time in which the host waits for its DataLoader is not idle but a part of its own, ``Breakdown.data_ns``.
-
-On CPU the question has no answer: the host is the device, so what it does between two ops is what it does instead.
+Too late means less than the accelerator's latency before the gap. The latency is the shortest time from any launch to
+its start. Time in which the host waits for its DataLoader is not idle but a separate part, ``Breakdown.data_ns``. On
+CPU the question has no answer: the host is the device, and whatever it does between two ops is the cause.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _COMM = 2
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Of one step, ns."""
+    """Idle time of one step, ns."""
 
     launch_bound_ns: int
     comm_wait_ns: int
@@ -48,15 +47,15 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """The busy spans of an accelerator, and why it idled after each."""
+    """The busy spans of an accelerator, and why it was idle after each."""
 
     busy: Spans
     cause: NDArray[np.int8]
-    """[number of busy spans]: `Cause`"""
+    """`Cause` for each busy span"""
 
 
 def find_gaps(trace: Trace) -> Gaps | None:
-    """Of the whole trace. ``None`` on CPU."""
+    """Find the gaps of the whole trace; ``None`` on CPU."""
     if trace.device == "cpu":
         return None
     finder = _CauseFinder(_latency(trace), _comm_ends(trace))
@@ -68,18 +67,18 @@ def find_gaps(trace: Trace) -> Gaps | None:
             continue
         latest_end = np.maximum(np.maximum.accumulate(work.end_ns), busy_until)
         before = np.append(busy_until, latest_end[:-1])
-        ender = np.flatnonzero(work.start_ns > before)  # of several that start at once, the first
+        ender = np.flatnonzero(work.start_ns > before)  # of several with the same start, the first
         starts.append(work.start_ns[ender])
         ends.append(before[ender])
         causes.append(finder.causes(before[ender], work.launched_ns[ender], work.is_comm[ender]))
         busy_until = int(latest_end[-1])
-    # Each end and cause is of the busy span before; nothing ends the last gap.
+    # Each end and cause is for the previous busy span; nothing ends the last gap.
     busy = Spans(np.concatenate(starts), np.append(np.concatenate(ends), busy_until)[1:])
     return Gaps(busy, np.append(np.concatenate(causes), np.int8(Cause.OTHER))[1:])
 
 
 def measure_idle(idle: Spans, gaps: Gaps) -> Idle:
-    """`idle`: of one step, from `split_step` of the same trace."""
+    """Divide the idle time of one step, which is from `split_step` of the same trace."""
     length = idle.end_ns - idle.start_ns
     before = np.searchsorted(gaps.busy.start_ns, idle.start_ns, side="right") - 1  # a step begins with work
     cause = gaps.cause[before]
@@ -91,12 +90,12 @@ def measure_idle(idle: Spans, gaps: Gaps) -> Idle:
 class _CauseFinder:
     latency_ns: int
     comm_ends_ns: Int64Column
-    """ascending"""
+    """times in ascending order"""
 
     def causes(
         self, gap_start_ns: Int64Column, launched_ns: Int64Column, is_comm: NDArray[np.bool_]
     ) -> NDArray[np.int8]:
-        """Of gaps, by when what ends them was launched and whether it is communication."""
+        """Return the causes of gaps, from the launch of the work that ends them and whether it is communication."""
         is_known = launched_ns != _NEVER
         is_late = is_known & (np.where(is_known, launched_ns, 0) + self.latency_ns > gap_start_ns)
         place = np.searchsorted(self.comm_ends_ns, gap_start_ns)
@@ -107,7 +106,7 @@ class _CauseFinder:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """By start, then by launch; an unknown launch counts as the last. Work of no length ends no gap."""
+    """Work by start, then by launch; unknown launches count as last. Work without length ends no gap."""
 
     start_ns: Int64Column
     end_ns: Int64Column
@@ -116,7 +115,7 @@ class _Work:
 
 
 def _work(block: Block) -> _Work:
-    """`block`: of compute, copies and communication."""
+    """Sort a block of compute, copies and communication."""
     launched = np.where(block.launched_ns == UNKNOWN, _NEVER, block.launched_ns)
     is_comm = block.table == _COMM
     order = np.lexsort((is_comm, launched, block.start_ns))
@@ -130,7 +129,7 @@ def _comm_ends(trace: Trace) -> Int64Column:
 
 
 def _latency(trace: Trace) -> int:
-    """Communication is left out: threads of the host may do it."""
+    """Return the latency, without communication, which threads of the host may do."""
     delays = [
         int((table.start_ns - table.launched_ns).min(where=table.launched_ns != UNKNOWN, initial=_NEVER))
         for table in (trace.compute, trace.copies)

@@ -1,8 +1,8 @@
-"""What does ddpprof itself cost? The same job's steps with recording off, with light recording, under the profiler.
+"""What does ddpprof itself cost? Compare the job's steps with recording off, with light recording, and profiled.
 
     light ratio = median over pairs of (light step / the off step just before it)
 
-Off and light steps alternate, so that a slow drift of the machine hits both alike.
+Off and light steps alternate, so that a slow drift of the machine affects both equally.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddpprof.model import RecordedStep, StepMode
 
 @dataclass(frozen=True, slots=True)
 class RecordingCost:
-    """Of one rank. Medians of step times, ns; ``None`` where there were no such steps."""
+    """Recording cost of one rank. Medians of step times, ns; ``None`` if there were no such steps."""
 
     off_ns: int | None
     light_ns: int | None
@@ -26,9 +26,9 @@ class RecordingCost:
     light_ratio: float | None
     num_pairs: int
     spread: float | None
-    """of the off steps: (largest - smallest) / median; a light ratio nearer to 1 than this is noise"""
+    """spread of the off steps: (largest - smallest) / median; a light ratio closer to 1 than this is noise"""
     profiler_pause_ns: int | None
-    """training stood still, once, to start the profiler and to write the trace"""
+    """single pause of the training, to start the profiler and to write the trace"""
 
     @property
     def profiled_ratio(self) -> float | None:
@@ -36,7 +36,7 @@ class RecordingCost:
 
 
 def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int | None) -> RecordingCost | None:
-    """``None`` where no step was recorded."""
+    """Measure the cost; ``None`` if no step was recorded."""
     if not steps:
         return None
     durations = {

@@ -1,4 +1,4 @@
-"""How long are the steps of a trial? Those with recording off, so that nothing of ddpprof is in them."""
+"""How long are the steps of a trial? Those with recording off count, since they include nothing of ddpprof."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Steps = tuple[float, ...]
 
 
 def timed_blocks(ranks: Sequence[Record], mode: StepMode = StepMode.OFF) -> tuple[Steps, ...]:
-    """Runs of consecutive steps: of each that every rank has, the mean over the ranks.
+    """Return runs of consecutive steps that every rank has; each step is the mean over the ranks.
 
-    Under DDP the ranks keep pace. Without it each goes its own, so that waiting for the slowest counts as DDP's. With
-    an accelerator, of which the host is ahead, only a block's ends are known: it counts as one step of mean length.
+    With DDP the ranks keep pace. Without it they run independently, so waiting for the slowest counts as DDP's cost.
+    On an accelerator, which the host runs ahead of, only a block's ends are known: it is one step of mean length.
     """
     of_ranks = [
         {step.number: step.end_ns - step.start_ns for step in rank.steps if step.mode is mode} for rank in ranks
@@ -32,5 +32,5 @@ def timed_blocks(ranks: Sequence[Record], mode: StepMode = StepMode.OFF) -> tupl
 
 
 def timed_steps(ranks: Sequence[Record]) -> Steps:
-    """All of them."""
+    """Return the steps of all blocks."""
     return tuple(step for block in timed_blocks(ranks) for step in block)

@@ -1,7 +1,7 @@
 """What happened when, in one step of one rank?
 
-All times are moved by one number of nanoseconds per step, so that lengths stay what the other measures say: parts of
-the step bar, overlap, exposed and trailing communication.
+All times are shifted by one number of nanoseconds per step, so that lengths agree with the other measures: parts of the
+step bar, overlap, exposed and trailing communication.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMES = ("start_ns", "end_ns", "launched_ns")
 
 @dataclass(frozen=True, slots=True)
 class BucketSpan:
-    """One gradient bucket; ``None`` is what was not observed."""
+    """One gradient bucket; unobserved values are ``None``."""
 
     module: int
     index: int
@@ -35,7 +35,7 @@ class BucketSpan:
     started_ns: int | None
     finished_ns: int | None
     pass_index: int = 0
-    """which of the step's synchronised backward passes through the module"""
+    """index among the step's synchronised backward passes through the module"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,9 +43,9 @@ class StepTimeline:
     step: int
     start_ns: int
     end_ns: int
-    """the step as its bar draws it: on an accelerator from its first kernel on, see `breakdown.py`"""
+    """step as its bar shows it: on an accelerator from its first kernel on, see `breakdown.py`"""
     parts: tuple[Spans, ...] | None
-    """of each field of `Breakdown`, in order; no instant is in two. ``None``: the step has no work of the device"""
+    """disjoint spans of each field of `Breakdown`, in order; ``None`` if the step has no work of the device"""
     compute: Work
     copies: Work
     collectives: Collectives
@@ -57,7 +57,7 @@ class StepTimeline:
 
 
 def step_timeline(trace: Trace, step: int) -> StepTimeline:
-    """By the trace's own times, and without buckets. `step`: index into ``trace.steps``."""
+    """Return the timeline by the trace's own times, without buckets. `step`: index into ``trace.steps``."""
     compute, comm = spans_of(trace.compute, step), spans_of(trace.collectives, step)
     split, whole = split_step(trace, step), trace.steps[step]
     parts = None if split is None else tuple(reduce(merge, part) for part in split.parts)
@@ -79,7 +79,7 @@ def step_timeline(trace: Trace, step: int) -> StepTimeline:
 
 
 def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, ...]) -> StepTimeline:
-    """All of it that much later, with its buckets."""
+    """Return the timeline, `moved_ns` later, with its buckets."""
     return StepTimeline(
         step=step.step,
         start_ns=step.start_ns + moved_ns,
@@ -108,7 +108,7 @@ def _moved(table: _Table, moved_ns: int) -> _Table:
 
 
 def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> BucketSpan:
-    """`moved_ns`: to add to its times, which are nanoseconds since 1970 where the trace says."""
+    """Return the bucket, shifted by `moved_ns`; its times are since 1970 if the trace has its epoch."""
 
     def common(since_origin_ns: int | None) -> int | None:
         return None if since_origin_ns is None else one.origin_ns + since_origin_ns + moved_ns

@@ -1,10 +1,10 @@
-"""Does DDP agree? Our times of a step beside those that DDP takes itself, `_get_ddp_logging_data()`.
+"""Does DDP agree? Our times of a step are compared with DDP's own from `_get_ddp_logging_data()`.
 
-DDP's definitions differ from ours, so the columns are the same quantity by DDP's definition, rebuilt from our events:
+DDP's definitions differ from ours, so the columns are the same quantities by DDP's definitions, from our events:
 
-    forward    start of the DDP forward to its end, buffer sync included   (ours counts forward ops only)
+    forward    start of the DDP forward to its end, including buffer sync   (ours counts forward ops only)
     backward   end of the DDP forward to the end of the graph's last node   (ours counts backward ops only)
-    comm       first bucket's launch until all are finished and copied into the gradients, gaps included
+    comm       first bucket's launch until all are finished and copied into the gradients, including gaps
                (ours is the union of the collectives)
     overlap    the part of `comm` before the end of `backward`
 """
@@ -20,7 +20,7 @@ from ddpprof.model import Mark, RecordedStep, Trace
 
 @dataclass(frozen=True, slots=True)
 class TorchTimes:
-    """One step of one DDP module, ns: ours by DDP's definitions, and DDP's."""
+    """One step of one DDP module, ns: our times by DDP's definitions, and DDP's own."""
 
     forward_ns: int
     backward_ns: int
@@ -35,7 +35,7 @@ class TorchTimes:
 def compare_with_torch(
     module: int, step: RecordedStep, buckets: tuple[BucketStep, ...], trace: Trace, logged: Mapping[str, int]
 ) -> TorchTimes | None:
-    """`logged` are DDP's times of the same iteration. ``None`` where either side lacks a time."""
+    """Compare with DDP's times `logged` of the same iteration; ``None`` if either side lacks a time."""
     forwards = [f for f in step.forwards if f.module == module and f.synchronises]
     mine = [b for b in buckets if b.module == module]
     launched = [b.launched_ns for b in mine if b.launched_ns is not None]
@@ -65,7 +65,7 @@ def compare_with_torch(
 
 
 def _last_end(trace: Trace, number: int, mark: Mark, origin_ns: int, at_least: int) -> int:
-    """When the step's last host span of that mark ends, ns since `origin_ns`."""
+    """Return when the step's last host span of that mark ends, ns since `origin_ns`."""
     spans = trace.host_spans
     step = [s.number for s in trace.steps].index(number)
     ends = spans.end_ns[(spans.step == step) & (spans.mark == mark)]

@@ -1,14 +1,14 @@
-"""What does DDP itself cost the training thread? Host time per step, by part; waiting for communication is excluded.
+"""What does DDP itself cost the training thread? Host time per step, by part, without waits for communication.
 
-    pre-forward       buffer sync (host side), join bookkeeping, `prepare_for_backward`, less its communication
-    unused search     walk through the autograd graph for unused parameters
+    pre-forward       buffer sync (host side), join bookkeeping, `prepare_for_backward`, without its communication
+    unused search     search of the autograd graph for unused parameters
     copy in           gradients scaled and copied into buckets
-    launch            handing all-reduces to the backend
+    launch            passing all-reduces to the backend
     copy out          buckets copied back into `.grad`
-    finalise          the rest between each pass's last backward node and its last copy out, less the time in which a
-                      collective that was handed over has not ended: it may still wait in the backend's queue
+    finalise          the rest between each pass's last backward node and its last copy out, without the time in which a
+                      launched collective has not ended, since it may still wait in the backend's queue
 
-The forward's own parts come from ddpprof's record: a trace that ddpprof did not record lacks them.
+The forward's own parts come from ddpprof's record; traces not recorded by ddpprof lack them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ddpprof.model import UNKNOWN, Int64Column, Mark, RecordedStep, Trace
 
 @dataclass(frozen=True, slots=True)
 class WrapperCost:
-    """ns of the training thread in one step; ``None``: not observed."""
+    """Time of the training thread in one step, ns; ``None`` if not observed."""
 
     pre_forward_ns: int | None
     unused_search_ns: int
@@ -48,7 +48,7 @@ class WrapperCost:
 
 
 def measure_wrapper_cost(trace: Trace, step: int, recorded: RecordedStep | None) -> WrapperCost:
-    """Of the step with index `step`; `recorded` is the same step in ddpprof's record, if there is one."""
+    """Measure the step with index `step`; `recorded` is the same step in ddpprof's record, if there is one."""
     comm = spans_of(trace.collectives, None) if trace.device == "cpu" else union(np.empty(0, int), np.empty(0, int))
     copy_in, copy_out = _marked(trace, step, Mark.BUCKET_COPY_IN), _marked(trace, step, Mark.BUCKET_COPY_OUT)
     search = _marked(trace, step, Mark.UNUSED_SEARCH)
@@ -70,7 +70,7 @@ def _marked(trace: Trace, step: int, mark: Mark) -> Spans:
 
 
 def _reducer_calls(trace: Trace, step: int) -> Spans:
-    """Collectives that the host handed over inside the backward pass."""
+    """Return the collectives that the host launched inside the backward pass."""
     calls, backward = _marked(trace, step, Mark.COLLECTIVE_CALL), _marked(trace, step, Mark.BACKWARD)
     inside = backward.contains(calls.start_ns)
     return union(calls.start_ns[inside], calls.end_ns[inside])

@@ -1,4 +1,4 @@
-"""Ends a rank when its torchrun is killed, which cannot end it then: the rank would keep its device and train on."""
+"""A rank's end when its torchrun is killed and so cannot end it: the rank would keep its device and train on."""
 
 import ctypes
 import os
@@ -8,16 +8,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def place() -> str:
-    """Return what processes share whose numbers mean the same: a machine since it started, and a namespace of numbers.
+    """Return the scope of process numbers: a boot of the machine, and a namespace of numbers.
 
-    Raises ``OSError`` where the system does not say, as on systems other than Linux.
+    Raises ``OSError`` if the system does not tell, as on systems other than Linux.
     """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{os.readlink('/proc/self/ns/pid')} {file.read().strip()}"
 
 
 def install(agent: str) -> None:
-    """`agent`: the number of torchrun's process, and its place. A rank elsewhere, as in a container, is left alone."""
+    """End with `agent`: the number of torchrun's process, and its place. Elsewhere, as in a container, do nothing."""
     number, _, where = agent.partition(" ")
     try:
         if where != place():
@@ -28,7 +28,7 @@ def install(agent: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     try:
         os.kill(int(number), 0)
-    except ProcessLookupError:  # it has been killed before this process came here
+    except ProcessLookupError:  # it was killed before this process came here
         os.kill(os.getpid(), signal.SIGTERM)
-    except PermissionError:  # it runs as somebody else
+    except PermissionError:  # it runs as another user
         pass

@@ -1,4 +1,4 @@
-"""Notices a script that dies because no launcher has set RANK, and tells `ddpprof trace` instead of a traceback."""
+"""Detection of a script that dies because no launcher has set RANK, so that `ddpprof trace` can say so."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ _LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTE
 
 
 def install(note):
-    """Write the file `note` when the process ends for want of RANK. Every other exception is shown as ever."""
+    """Write the file `note` when the process ends for lack of RANK. Other exceptions are shown as usual."""
     show = sys.excepthook
 
     def hook(kind, value, traceback):
@@ -22,7 +22,7 @@ def install(note):
 
 
 def _missing_variable(kind, value):
-    """The variable's name, if its absence is what ended the script."""
+    """Return the variable's name, if its absence ended the script."""
     if issubclass(kind, KeyError) and value.args and value.args[0] in _LAUNCHER_VARIABLES - os.environ.keys():
         return value.args[0]
     message = str(value)

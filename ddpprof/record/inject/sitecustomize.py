@@ -1,4 +1,4 @@
-"""Reaches every Python process of the job, whoever starts it; does nothing until modules of torch are imported."""
+"""Injection into every Python process of the job, whoever starts it; inactive until modules of torch are imported."""
 
 import importlib.abc
 import importlib.machinery
@@ -10,11 +10,11 @@ _TARGETS = {
     "torch.nn.parallel.distributed": "injected",
     "torch.distributed.elastic.multiprocessing.errors": "exits",
 }
-"""modules of torch, and those of ddpprof.record that want to know of them"""
+"""modules of torch, and the modules of ddpprof.record that handle their import"""
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):
-    """Finds one of `_TARGETS` with the other finders, and calls ddpprof when the module has run."""
+    """Finder of `_TARGETS` that uses the other finders, and calls ddpprof when the module has run."""
 
     def __init__(self, target):
         self._target = target

@@ -1,9 +1,9 @@
-"""Reports, comparisons and experiments as one HTML file each, which needs nothing but a browser.
+"""Rendering of reports, comparisons and experiments as one HTML file each, which needs nothing but a browser.
 
-report_page.py, result_pages.py   what stands on a page
-page.py, page.html                its skeleton, and what it may load: nothing
+report_page.py, result_pages.py   content of the pages
+page.py, page.html                skeleton of a page, which may load nothing
 blocks.py                         sections as HTML
 *_charts.py                       charts, as plotly figures
-steps.py, timeline.py             the numbers that the reader chooses from
-page.js, charts.js, timeline.js   what answers to the reader
+steps.py, timeline.py             numbers that the reader chooses from
+page.js, charts.js, timeline.js   interaction with the reader
 """

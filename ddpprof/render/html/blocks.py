@@ -1,4 +1,4 @@
-"""Sections as HTML. Whatever comes from a trace is escaped here, and nowhere becomes markup."""
+"""Sections as HTML. Everything that comes from a trace is escaped here, so that it never becomes markup."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Block = Section | Chart
 
 
 def blocks_html(blocks: Iterable[Block], names: str, level: int = 3) -> str:
-    """`names`: what ids begin with. `level`: of headings."""
+    """Return sections and charts as HTML. `names`: prefix of ids. `level`: level of headings."""
     return "\n".join(_block(block, f"{names}-{number}", level) for number, block in enumerate(blocks))
 
 
 def _block(block: Block, name: str, level: int) -> str:
-    """Nothing of `Lanes`: they are for terminals, a page has its timeline."""
+    """Return one block as HTML. `Lanes` yield nothing: they are for terminals, and a page has its timeline."""
     if isinstance(block, Line):
         return _line(block)
     if isinstance(block, Bars):
@@ -80,7 +80,7 @@ def _columns(table: Table) -> str:
 
 
 def column_name(name: str) -> str:
-    """With its definition one click away."""
+    """Return the name as HTML, linked to its definition."""
     term = find_term(name) or find_term(name.rsplit(" ", 1)[0])
     text = escape(name)
     return text if term is None else f'<a class="term" href="#{term_id(term)}">{text}</a>'

@@ -1,7 +1,7 @@
-"""A chart: a figure for plotly, without colours.
+"""A chart: a plotly figure without colours.
 
-A trace's ``meta`` names its role; `charts.js` gives each role its colour of the theme, from page.css. Text in figures
-is not markup to us, but plotly reads some of HTML in it: `charts.js` escapes all.
+A trace's ``meta`` names its role; `charts.js` gives each role a colour of the theme, from page.css. Text in figures
+is not meant as markup, but plotly interprets some HTML in it, so `charts.js` escapes all of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddpprof.render.html.embed import data_element
 from ddpprof.render.sections.collectives import power_of_two
 
 _BAR, _AROUND = 30, 66
-"""px: of one bar, and of the axis"""
+"""height of one bar and of the axis, px"""
 
 ROLES = {
     "forward": "forward",
@@ -29,7 +29,7 @@ ROLES = {
     "data, other": "other",
     "idle": "idle",
 }
-"""of the parts of a step"""
+"""roles of the parts of a step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ class Chart:
     traces: Sequence[dict[str, Any]]
     layout: dict[str, Any]
     height: int
-    """px"""
+    """height, px"""
     note: str = ""
     kind: str = "figure"
-    """what the page's scripts do with it beyond drawing"""
+    """what the page's scripts do with it besides drawing"""
     has_table: bool = False
-    """the table that follows stands under its title, too"""
+    """whether a table follows under the same title"""
 
 
 def chart_html(chart: Chart, name: str, level: int = 3) -> str:
-    """Without scripts nothing of it is shown, but for the title of bars: their table follows."""
+    """Return a chart as HTML. Without scripts only the title of bars is shown, since their table follows."""
     figure = {"data": chart.traces, "layout": {**chart.layout, "height": chart.height}}
     shown = "" if chart.has_table else ' class="needs-script"'
     heading = f'<h{level} id="{name}-title"{shown}>{escape(chart.title)}</h{level}>'
@@ -61,7 +61,7 @@ def chart_html(chart: Chart, name: str, level: int = 3) -> str:
 
 
 def bars_chart(bars: Bars, kind: str = "figure") -> Chart:
-    """One stacked bar for each rank."""
+    """Return a chart with one stacked bar per rank."""
     labels = [f"rank {bar.label}" for bar in bars.bars]
     traces = [
         bar_trace(part, ROLES.get(part, "other"), labels, [bar.parts_ns[index] for bar in bars.bars])
@@ -71,7 +71,7 @@ def bars_chart(bars: Bars, kind: str = "figure") -> Chart:
 
 
 def bar_trace(name: str, role: str, labels: Sequence[str], values_ns: Sequence[float]) -> dict[str, Any]:
-    """Horizontal. Its ``customdata`` are the nanoseconds."""
+    """Return a horizontal bar trace, whose ``customdata`` are nanoseconds."""
     return {
         "type": "bar",
         "orientation": "h",
@@ -95,14 +95,14 @@ def bars_layout(unit: str) -> dict[str, Any]:
 
 
 def decade_ticks(values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis with 1, 2 and 5 in every decade, written out: plotly shows their first digits alone."""
+    """Return a logarithmic axis with 1, 2 and 5 in every decade, written out; plotly shows only their first digits."""
     decades = range(floor(log10(min(values))), ceil(log10(max(values))) + 1)
     marks = [factor * 10.0**decade for decade in decades for factor in (1, 2, 5)]
     return _log_axis(values, marks, [f"{mark:g}" for mark in marks])
 
 
 def byte_ticks(sizes: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis with powers of two, ten at most."""
+    """Return a logarithmic axis with about ten powers of two at most."""
     low, high = floor(log2(min(sizes))), ceil(log2(max(sizes)))
     marks = [1 << power for power in range(max(0, low), high + 1, max(1, (high - low) // 8))]
     return _log_axis([*sizes, 2.0**low, 2.0**high], marks, [power_of_two(mark) for mark in marks])
@@ -116,6 +116,6 @@ def _log_axis(values: Sequence[float], marks: Sequence[float], names: Sequence[s
 
 
 def bucket_label(module: int, index: int, num_bytes: int | None) -> str:
-    """``bucket 0, 4.24 MB``; buckets of modules beyond the first say which."""
+    """Return a label such as ``bucket 0, 4.24 MB``, with the module's number if it is not the first."""
     size = "" if num_bytes is None else f", {megabytes(num_bytes)} MB"
     return f"bucket {f'{module}/' if module else ''}{index}{size}"

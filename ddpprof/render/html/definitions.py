@@ -1,15 +1,15 @@
-"""What the terms mean, at the end of every page; the terms in tables lead there."""
+"""Definitions of all terms at the end of every page; the terms in tables link to them."""
 
 from __future__ import annotations
 
 from html import escape
 
 from ddpprof.render.glossary import TERMS, Term
-from ddpprof.render.html.page import Part
+from ddpprof.render.html.page import PagePart
 
 
-def definitions() -> Part:
-    return Part("definitions", "Definitions", f"<dl>{''.join(map(_term, TERMS))}</dl>")
+def definitions() -> PagePart:
+    return PagePart("definitions", "Definitions", f"<dl>{''.join(map(_term, TERMS))}</dl>")
 
 
 def term_id(term: Term) -> str:

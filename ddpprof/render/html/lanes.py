@@ -1,8 +1,8 @@
-"""Which spans of a timeline can be told apart? Those too narrow to be seen become one with their neighbours.
+"""Which spans of a timeline can be told apart? Spans too narrow to be seen are merged with their neighbours.
 
-A page has room for so many spans. Where there are more, spans narrower than a grain are merged with those of their kind
-that begin in the same grain. What they last stays: a merged span knows the sum of its spans' lengths, how many they
-are, and the name of the longest.
+A page has room for a limited number of spans. If there are more, spans narrower than a grain are merged with those of
+the same kind that begin in the same grain. A merged span keeps the sum of their lengths, their number, and the name of
+the longest.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _Column = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lane:
-    """Spans, sorted by row and start. Times are ns, `kind` and `name` what the caller means by them."""
+class SpanColumns:
+    """Spans, sorted by row and start. Times are ns; the caller gives `kind` and `name` their meaning."""
 
     start_ns: _Column
     end_ns: _Column
     busy_ns: _Column
-    """sum of the lengths of the spans behind this one"""
+    """sums of the lengths of the merged spans"""
     count: _Column
     kind: _Column
     name: _Column
@@ -33,19 +33,19 @@ class Lane:
         return len(self.start_ns)
 
 
-def lane(start_ns: _Column, end_ns: _Column, kind: _Column, name: _Column, most_rows: int = 1) -> Lane:
-    """Spans that overlap stand in rows, `most_rows` at most."""
+def lane(start_ns: _Column, end_ns: _Column, kind: _Column, name: _Column, most_rows: int = 1) -> SpanColumns:
+    """Return a lane whose overlapping spans are in different rows, at most `most_rows`."""
     order = np.lexsort((end_ns, start_ns))
     start, end = start_ns[order].astype(np.int64), end_ns[order].astype(np.int64)
     row = _rows(start, end, most_rows)
     by_row = np.argsort(row, kind="stable")
     order, start, end, row = order[by_row], start[by_row], end[by_row], row[by_row]
     ones = np.ones(len(start), np.int64)
-    return Lane(start, end, end - start, ones, kind[order].astype(np.int64), name[order].astype(np.int64), row)
+    return SpanColumns(start, end, end - start, ones, kind[order].astype(np.int64), name[order].astype(np.int64), row)
 
 
 def _rows(start: _Column, end: _Column, most: int) -> _Column:
-    """Each span in the first row that is free when it starts, or in the last one."""
+    """Return for each span the first row that is free when it starts, or else the last row."""
     if most == 1:
         return np.zeros(len(start), np.int64)
     free = [np.iinfo(np.int64).min] * most
@@ -57,8 +57,8 @@ def _rows(start: _Column, end: _Column, most: int) -> _Column:
     return rows
 
 
-def coarsen(fine: Lane, grain_ns: int) -> Lane:
-    """Spans narrower than `grain_ns` merged, each kind by itself: spans of different kinds may then overlap."""
+def coarsen(fine: SpanColumns, grain_ns: int) -> SpanColumns:
+    """Merge spans narrower than `grain_ns`, separately for each kind: spans of different kinds may then overlap."""
     if not len(fine) or grain_ns <= 0:
         return fine
     by_kind = _taken(fine, np.lexsort((fine.start_ns, fine.kind, fine.row)))
@@ -67,7 +67,7 @@ def coarsen(fine: Lane, grain_ns: int) -> Lane:
     opens = np.concatenate(([True], (np.diff(place, axis=1) != 0).any(axis=0) | ~narrow[1:] | ~narrow[:-1]))
     first, group = np.flatnonzero(opens), np.cumsum(opens) - 1
     longest = np.lexsort((by_kind.end_ns - by_kind.start_ns, group))[np.append(first[1:], len(fine)) - 1]
-    merged = Lane(
+    merged = SpanColumns(
         by_kind.start_ns[first],
         np.maximum.reduceat(by_kind.end_ns, first),
         np.add.reduceat(by_kind.busy_ns, first),
@@ -79,12 +79,12 @@ def coarsen(fine: Lane, grain_ns: int) -> Lane:
     return _taken(merged, np.lexsort((merged.start_ns, merged.row)))
 
 
-def _taken(spans: Lane, order: _Column) -> Lane:
-    return Lane(*(getattr(spans, column.name)[order] for column in fields(Lane)))
+def _taken(spans: SpanColumns, order: _Column) -> SpanColumns:
+    return SpanColumns(*(getattr(spans, column.name)[order] for column in fields(SpanColumns)))
 
 
-def grain_for(lanes: Sequence[Lane], most: int, length_ns: int) -> int:
-    """The finest grain at which all lanes together have `most` spans or fewer; 0 merges none."""
+def grain_for(lanes: Sequence[SpanColumns], most: int, length_ns: int) -> int:
+    """Return the finest grain at which all lanes together have at most `most` spans; 0 merges none."""
     grain_ns, finest = 0, max(1, length_ns >> 14)
     while sum(len(coarsen(one, grain_ns)) for one in lanes) > most and grain_ns < length_ns:
         grain_ns = max(finest, 2 * grain_ns)

@@ -1,7 +1,7 @@
-"""The skeleton of a page: one file, which may load nothing from anywhere.
+"""The skeleton of a page: one file, which may load nothing.
 
-Its Content-Security-Policy lets run the scripts that are here embedded, by their hashes, and refuses every request. So
-a name that were taken for markup could do no harm.
+Its Content-Security-Policy runs only the embedded scripts, by their hashes, and refuses every request. So even a name
+that is mistaken for markup can do no harm.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ddpprof.layout import clean
 from ddpprof.render.html.embed import data_element, script_element, script_hash
 
 _FACTORY, _FACTORY_AT_ONCE = "this, () => {", "this, (() => {"
-"""What all of plotly stands in. Browsers compile a function in parentheses at once; else they read its 5 MB twice."""
+"""wrapper of all of plotly; browsers compile a parenthesised function at once, but otherwise read its 5 MB twice"""
 
 _SCRIPTS = ("page.js", "charts.js", "timeline.js", "start.js")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the page that its contents name."""
+class PagePart:
+    """A part of the page, listed in the table of contents."""
 
     name: str
-    """of its link, and in the contents"""
+    """id of its link, and its name in the contents"""
     title: str
     html: str
 
@@ -38,14 +38,14 @@ class Part:
 class Page:
     title: str
     head: str
-    """HTML below the title: what comes first"""
-    parts: Sequence[Part]
+    """HTML below the title"""
+    parts: Sequence[PagePart]
     data: Mapping[str, bytes] = field(default_factory=dict)
     """JSON by the name under which scripts find it"""
 
 
 def render_page(page: Page) -> str:
-    """Raises `DdpprofError` where plotly is not installed."""
+    """Return the page as HTML. Raises `DdpprofError` if plotly is not installed."""
     title = escape(clean(page.title, most=120))
     scripts = [plotly_source(), *map(_shipped, _SCRIPTS)]
     return Template(_shipped("page.html")).substitute(
@@ -61,14 +61,14 @@ def render_page(page: Page) -> str:
     )
 
 
-def _section(part: Part) -> str:
+def _section(part: PagePart) -> str:
     heading = f'<h2 id="{part.name}-title">{escape(part.title)}</h2>'
     return f'<section id="{part.name}" aria-labelledby="{part.name}-title">{heading}{part.html}</section>'
 
 
 def _policy(scripts: Sequence[str]) -> str:
     hashes = " ".join(map(script_hash, scripts))
-    # plotly styles its charts in place, and saves pictures by way of blobs.
+    # plotly styles its charts in place, and saves pictures through blobs.
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
@@ -82,7 +82,7 @@ def _shipped(name: str) -> str:
 
 @cache
 def plotly_source() -> str:
-    """The chart library's JavaScript. Raises `DdpprofError`."""
+    """Return the JavaScript of the chart library. Raises `DdpprofError` if it is not installed."""
     try:
         source = files("plotly.package_data").joinpath("plotly.min.js").read_text(encoding="utf-8").rstrip()
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Charts of a run's report that only a page has: many ranks, buckets, collectives, slowed kernels."""
+"""Charts for a run's page: many ranks, buckets, collectives, slowed kernels."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ddpprof.report.tree import SlowedKernel
 _MAX_BUCKETS, _MAX_KERNELS = 40, 15
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "pentagon")
 _STAGES = (("held back", "held"), ("queued", "queued"), ("all-reduce", "comm"))
-"""from ready to launched, to started, to finished: what each is called, and its role"""
+"""name and role of each stage: ready to launched, launched to started, started to finished"""
 _ON_ACCELERATORS = (
-    "held back: until the host launches the all-reduce, since it launches buckets in order of their index; queued: "
-    "until the device starts it, which may be busy with what was launched before; all-reduce: how long the device takes"
+    "held back: until the host launches the all-reduce, as buckets are launched in index order; queued: until the "
+    "device, which may still be busy with earlier work, starts it; all-reduce: how long the device takes"
 )
 
 
 def ranks_chart(report: Report) -> Iterable[Chart]:
-    """Of many ranks: the parts of the step by rank, as a map."""
+    """Draw the parts of the step of many ranks as a map."""
     ranks, values = parts_of_ranks(report)
     if len(ranks) <= MAX_RANKS:
         return
@@ -55,8 +55,7 @@ def ranks_chart(report: Report) -> Iterable[Chart]:
     }
     title = f"All ranks by kind of work: step {typical_step(report)}"
     note = (
-        f"by how many ms{of_device(report)} longer or shorter than the median of the ranks; a click adds a rank to "
-        "those drawn below"
+        f"difference from the median of the ranks, ms{of_device(report)}; click a rank to add it to those drawn below"
     )
     yield Chart(title, (trace,), layout, 300, note, kind="ranks")
 
@@ -72,7 +71,7 @@ def bucket_chart(report: Report) -> Iterable[Chart]:
         "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
     }
     note = (
-        "held back: from ready to launched, since buckets are launched in order of their index; queued: from launched "
+        "held back: from ready to launched, as buckets are launched in index order; queued: from launched "
         "to started; all-reduce: from started to finished"
     )
     if report.times:
@@ -96,7 +95,7 @@ def _span(row: BucketRow, stage: int) -> tuple[int, int] | None:
 
 
 def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
-    """Of all buckets of which beginning and end of the stage are known."""
+    """Return the bars of one stage, for all buckets whose beginning and end of it are known."""
     name, role = _STAGES[stage]
     known = [(row, *span) for row in rows if (span := _span(row, stage)) is not None]
     return {
@@ -122,7 +121,7 @@ def _bucket(row: BucketRow) -> str:
 
 
 def collective_chart(report: Report) -> Iterable[Chart]:
-    """By message size: the link's rate; where only durations are known, these."""
+    """Draw the link's rate by message size, or durations if only these are known."""
     rows = report.across.collectives if report.across is not None else ()
     rated = [row for row in rows if row.num_bytes and row.busbw_bytes_per_s is not None]
     timed = [row for row in rows if row.num_bytes and row.transfer_ns > 0]
@@ -135,17 +134,17 @@ def collective_chart(report: Report) -> Iterable[Chart]:
         ]
         layout["annotations"] = [
             {
-                "xref": "paper", "x": 0, "y": best, "text": f"the link's rate, at most {best:.3g} GB/s",
+                "xref": "paper", "x": 0, "y": best, "text": f"highest rate of the link: {best:.3g} GB/s",
                 "showarrow": False, "xanchor": "left", "yanchor": "bottom",
             }
         ]  # fmt: skip
-        note = "busbw: what the link carries, comparable for any number of ranks; small messages pay for latency"
+        note = "busbw: what the link carries, comparable for any number of ranks; small ones are dominated by latency"
         yield Chart("The link's rate by message size", traces, layout, 340, note)
     elif timed:
         durations = [row.transfer_ns / 1e6 for row in timed]
         traces = _by_kind(timed, durations, "ms")
         layout = _over_size(timed, f"duration, ms{of_device(report)}", {**decade_ticks(durations)})
-        note = "not matched between ranks: durations hold waiting for others, so the link's rate is not known"
+        note = "not matched between ranks: durations include waiting for others, so the link's rate is unknown"
         yield Chart("Duration by message size", traces, layout, 340, note)
 
 
@@ -185,7 +184,7 @@ def _about(name: str, row: CollectiveSummary, value: float, unit: str) -> str:
 
 
 _SEEN = 0.01
-"""of the longest bar: what is shorter cannot be seen"""
+"""least visible length, as a fraction of the longest bar"""
 
 
 def slowdown_chart(report: Report) -> Iterable[Chart]:
@@ -198,7 +197,7 @@ def slowdown_chart(report: Report) -> Iterable[Chart]:
     labels = [f"{number}. {row.ratio:.2f} × {kernel_name(row.kernel)}" for number, row in enumerate(known, 1)]
     trace = {**bar_trace("lost", "series-1", labels, [row.lost_ns for row in known]), "text": list(map(_slowed, known))}
     layout = {**bars_layout(f"lost, ms{of_device(report)} per step and rank"), "showlegend": False}
-    note = "the factor: how many times as long a run takes while communication covers it"
+    note = "factor: duration under communication relative to that without it"
     yield Chart("Time lost by kernel", (trace,), layout, 90 + 28 * len(known), note)
 
 

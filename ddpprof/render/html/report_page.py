@@ -1,4 +1,4 @@
-"""The page of a run: what it was and what it comes to, then the step, its timeline and the rest, topic by topic."""
+"""The page of a run: the job and the verdict first, then the step, its timeline, and the other topics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpprof.layout import Bars, FindingList, Line, Section, clean, ms
 from ddpprof.render.html.blocks import Block, blocks_html, column_name
 from ddpprof.render.html.chart import Chart, bars_chart
 from ddpprof.render.html.definitions import definitions
-from ddpprof.render.html.page import Page, Part, render_page
+from ddpprof.render.html.page import Page, PagePart, render_page
 from ddpprof.render.html.report_charts import bucket_chart, collective_chart, ranks_chart, slowdown_chart
 from ddpprof.render.html.steps import steps_json
 from ddpprof.render.html.timeline import timeline_json
@@ -28,13 +28,13 @@ _CHARTS: Mapping[str, Callable[[Report], Iterable[Chart]]] = {
     "collectives": collective_chart,
     "slowdown": slowdown_chart,
 }
-"""by topic: they come first in it"""
+"""charts by topic, placed first in it"""
 
-_NO_TIMELINE = "No timeline: it needs the run itself, and this page was made from its JSON report."
+_NO_TIMELINE = "There is no timeline: it needs the run itself, but this page was made from a JSON report."
 
 
 def report_page(report: Report, timeline: Timeline | None = None) -> str:
-    """A whole HTML file. `timeline`: ``None`` where there is only the report. Raises `DdpprofError`."""
+    """Return a whole HTML file. `timeline` is ``None`` if there is only the report. Raises `DdpprofError`."""
     said = {topic.name: topic for topic in topics(report)}
     numbers = steps_json(report)
     drawn = None if timeline is None else _timeline_json(report, timeline)
@@ -45,7 +45,7 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
             continue
         parts.append(_part(topic, report, has_choice=numbers is not None))
         if topic.name == "step" and numbers is not None:
-            parts.append(Part("timeline", "Timeline", _timeline(report, timeline, drawn is not None)))
+            parts.append(PagePart("timeline", "Timeline", _timeline(report, timeline, drawn is not None)))
     job = said["job"].sections
     return render_page(
         Page(
@@ -79,7 +79,7 @@ def _head(report: Report, job: Iterable[Section], findings: Iterable[Section]) -
 
 
 def _leads(findings: Iterable[Section]) -> str:
-    """What would give back most, and where it stands."""
+    """Return a link to the finding with the largest gain."""
     lists = [section for section in findings if isinstance(section, FindingList)]
     found = [one for section in lists for one in section.findings if one.advice]
     if not found:
@@ -89,13 +89,13 @@ def _leads(findings: Iterable[Section]) -> str:
     return f'Change first: <a href="#finding-1">{escape(first.title)}</a>, {escape(first.gain)}{more}.'
 
 
-def _part(topic: Topic, report: Report, *, has_choice: bool) -> Part:
+def _part(topic: Topic, report: Report, *, has_choice: bool) -> PagePart:
     makes = _CHARTS.get(topic.name)
     charts = blocks_html(makes(report) if makes is not None else (), f"{topic.name}-chart")
     if topic.name != "step" or not has_choice:
-        return Part(topic.name, topic.title, charts + blocks_html(topic.sections, topic.name))
+        return PagePart(topic.name, topic.title, charts + blocks_html(topic.sections, topic.name))
     blocks: list[Block] = [bars_chart(one, kind="steps") if isinstance(one, Bars) else one for one in topic.sections]
-    return Part(topic.name, topic.title, charts + _step_controls() + blocks_html(blocks, topic.name))
+    return PagePart(topic.name, topic.title, charts + _step_controls() + blocks_html(blocks, topic.name))
 
 
 def _step_controls() -> str:
@@ -103,7 +103,7 @@ def _step_controls() -> str:
 
 
 def _choosers(ranks: str) -> str:
-    """Of a step, and of ranks. `ranks`: what the latter are for."""
+    """Return choosers of a step and of ranks. `ranks` is the purpose of the latter."""
     return (
         f'<div><label for="step-of-{ranks}">Step</label><select id="step-of-{ranks}" data-choose="step"></select></div>'
         f'<div><label for="{ranks}">Ranks</label><input id="{ranks}" data-choose="{ranks}" autocomplete="off" '
@@ -123,7 +123,7 @@ _ZOOMS = (
 
 def _timeline(report: Report, timeline: Timeline | None, is_drawn: bool) -> str:
     if timeline is None or not is_drawn:
-        return f'<p class="note">{_NO_TIMELINE if timeline is None else "No trace has the steps."}</p>'
+        return f'<p class="note">{_NO_TIMELINE if timeline is None else "No trace contains these steps."}</p>'
     zooms = "".join(
         f'<button type="button" data-zoom="{name}" aria-label="{label}" title="{label}">{sign}</button>'
         for name, sign, label in _ZOOMS
@@ -146,12 +146,12 @@ _NUMBERS = ("rank", "compute", "comm", "overlap", "exposed", "trailing")
 
 
 _KEYS = (
-    "Drag to zoom, double-click for the whole step; with the keyboard + \N{MINUS SIGN} \N{LEFTWARDS ARROW} "
-    "\N{RIGHTWARDS ARROW} 0, with the wheel Ctrl."
+    "Drag to zoom, double-click to show the whole step. On the keyboard, use + \N{MINUS SIGN} \N{LEFTWARDS ARROW} "
+    "\N{RIGHTWARDS ARROW} 0; with the wheel, hold Ctrl."
 )
 _LANES = (
-    "Exposed: communication while nothing is computed. Trailing: gradients still on their way when the backward pass "
-    "is over. Where nothing stands in the lane of the step, the device is idle; paler "
+    "Exposed: communication during which nothing is computed. Trailing: gradients still in transit when the backward "
+    "pass is over. The device is idle where the lane of the step is empty; the colour is paler "
     "where gaps are too narrow to be seen."
 )
 
@@ -165,10 +165,10 @@ _ON_ACCELERATORS = (
 def _how_to_read(report: Report, timeline: Timeline) -> str:
     words = [_KEYS, _LANES, *([_ON_ACCELERATORS] if report.times else [])]
     if len(timeline.ranks) > 1 and timeline.clock_error_ns is not None:
-        words.append(f"All ranks on one clock, good to ±{ms(timeline.clock_error_ns)} ms.")
+        words.append(f"All ranks are on one clock, accurate to ±{ms(timeline.clock_error_ns)} ms.")
     apart = [str(rank.rank) for rank in timeline.ranks if not rank.on_common_clock]
     if len(timeline.ranks) > 1 and apart:
-        words.append(f"By their own host's clock, so not comparable: ranks {', '.join(apart[:16])}.")
+        words.append(f"These ranks use their own host's clock and are not comparable: {', '.join(apart[:16])}.")
     return escape(clean(" ".join(words), most=900))
 
 

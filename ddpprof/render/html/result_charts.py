@@ -20,11 +20,11 @@ from ddpprof.render.sections.scaling import PARTS
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 _NUM_SERIES = 6
 _LOSS_ROLES = ("series-0", "exposed", "series-3", "held", "series-2", "idle")
-"""of each part of the lost time"""
+"""roles of the parts of the lost time"""
 
 
 def comparison_charts(comparison: Comparison) -> Iterable[Chart]:
-    """B less A with its interval. What may be noise is grey."""
+    """Draw B minus A with its interval; changes that may be noise are grey."""
     known = [change for change in comparison.metrics if change.difference is not None]
     if not known:
         return
@@ -47,12 +47,12 @@ def comparison_charts(comparison: Comparison) -> Iterable[Chart]:
             "categoryorder": "array", "categoryarray": [change.metric for change in known],
         },
     }  # fmt: skip
-    note = "lines: intervals, from how much runs differ; of one run on each side, from the steps' own spread"
+    note = "lines: intervals, from the differences between runs; for one run on each side, from the spread of its steps"
     yield Chart("What changed", traces, layout, 70 + 26 * len(known), note)
 
 
 def _grew(change: MetricChange) -> bool | None:
-    """``None`` where it may be noise."""
+    """Return whether B takes more; ``None`` if the change may be noise."""
     difference = change.difference
     return difference.shift_ns > 0 if difference is not None and change.is_beyond_noise else None
 
@@ -88,7 +88,7 @@ def sweep_charts(report: SweepReport) -> Iterable[Chart]:
                 for found in report.crossovers if found.is_measured
             ],
         }  # fmt: skip
-        note = "points: medians of rounds; lines: the fitted models; dashed: where two configurations take as long"
+        note = "points: medians of rounds; lines: fitted models; dashed: where two configurations take equally long"
         yield Chart("Step time by size", traces, layout, 420, note if report.crossovers else note.rpartition(";")[0])
     elif report.points:
         yield _variants(report.points)
@@ -105,7 +105,7 @@ def _curve(curve: SweepCurve, number: int) -> Iterable[dict[str, Any]]:
     }  # fmt: skip
     if curve.model is not None:
         sizes = np.geomspace(min(size for size, _ in pairs), max(size for size, _ in pairs), 80).tolist()
-        x = [size for size in sizes if curve.model.time_ns(size) > 0]  # the axis has no zero
+        x = [size for size in sizes if curve.model.time_ns(size) > 0]  # a logarithmic axis has no zero
         yield {
             "type": "scatter", "mode": "lines", "name": f"model of {name}", "x": x,
             "y": [curve.model.time_ns(size) / 1e6 for size in x], "hoverinfo": "skip", "showlegend": False,
@@ -114,7 +114,7 @@ def _curve(curve: SweepCurve, number: int) -> Iterable[dict[str, Any]]:
 
 
 def _variants(points: Sequence[SweepPoint]) -> Chart:
-    """Where what is varied is no size: a bar for each variant, from its fastest round to its slowest a line."""
+    """Draw a bar per variant, with a line from its fastest to its slowest round, if what varies is not a size."""
     names = dict.fromkeys(point.configuration for point in points)
     traces = []
     for number, name in enumerate(names):
@@ -150,7 +150,7 @@ def scaling_charts(report: ScalingReport) -> Iterable[Chart]:
         "yaxis": {"title": {"text": "efficiency"}, "rangemode": "tozero", "tickformat": ".0%"},
         "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "name": "limit"}],
     }
-    note = "efficiency: the ideal step over the step; dashed: ideal; lines at the points: 95 % intervals"
+    note = "efficiency: ideal step divided by the step; dashed: ideal; lines at the points: 95 % intervals"
     yield Chart("Efficiency", traces, layout, 340, note)
     lost = [point for point in report.points if point.lost is not None]
     if lost:
@@ -185,12 +185,12 @@ def _losses(points: Sequence[ScalePoint]) -> Chart:
         "xaxis": {"title": {"text": "lost, ms per step"}},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
     }
-    note = "parts left of zero took less than the ideal step has of them"
+    note = "parts left of zero took less time than in the ideal step"
     return Chart("Where the lost time goes", traces, layout, 70 + 34 * len(labels), note)
 
 
 def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
-    """What was measured beside what explains it."""
+    """Draw the measured overhead next to what explains it."""
     wrapper, parts = report.wrapper, report.parts
     known: list[tuple[str, str, float]] = []
     if wrapper is not None:
@@ -203,7 +203,7 @@ def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
             ("finalise", "series-5", wrapper.finalise_ns),
         ]
     if parts is not None and report.explained_ns is not None:
-        known.append(("communication that nothing hides", "exposed", parts.transfer_ns + parts.waiting_ns))
+        known.append(("exposed communication", "exposed", parts.transfer_ns + parts.waiting_ns))
     rows = ["measured", "explained by"]
     traces = [bar_trace("measured", "idle", rows[:1], [report.overhead_ns])]
     traces += [bar_trace(name, role, rows[1:], [ns]) for name, role, ns in known]

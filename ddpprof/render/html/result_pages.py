@@ -1,11 +1,11 @@
-"""Pages beside reports: of a comparison, a sweep, a scaling experiment, an overhead, of predictions."""
+"""Pages of comparisons, sweeps, scaling experiments, overheads and predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from ddpprof.comparison.compare import Comparison
-from ddpprof.comparison.gate import Verdict
+from ddpprof.comparison.gate import ConditionVerdict
 from ddpprof.comparison.repeated import RepeatedReport
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.results import ExperimentReport
@@ -15,7 +15,7 @@ from ddpprof.layout import Line, Section
 from ddpprof.render.html.blocks import blocks_html
 from ddpprof.render.html.chart import Chart
 from ddpprof.render.html.definitions import definitions
-from ddpprof.render.html.page import Page, Part, render_page
+from ddpprof.render.html.page import Page, PagePart, render_page
 from ddpprof.render.html.result_charts import comparison_charts, overhead_charts, scaling_charts, sweep_charts
 from ddpprof.render.html.tuning_chart import tuning_charts
 from ddpprof.render.html.whatif_chart import whatif_chart
@@ -27,8 +27,10 @@ from ddpprof.render.sections.whatif import whatif_sections
 from ddpprof.report.whatif import WhatIf
 
 
-def comparison_page(comparison: Comparison, verdicts: Sequence[Verdict] = (), how_to_record: Sequence[str] = ()) -> str:
-    """A whole HTML file. Raises `DdpprofError`."""
+def comparison_page(
+    comparison: Comparison, verdicts: Sequence[ConditionVerdict] = (), how_to_record: Sequence[str] = ()
+) -> str:
+    """Return a whole HTML file. Raises `DdpprofError` if plotly is not installed."""
     file = ComparisonFile(comparison, tuple(verdicts))
     title = f"{comparison.a} and {comparison.b}"
     shown = comparison_sections(comparison, verdicts, how_to_record)
@@ -59,13 +61,13 @@ def _charts(report: ExperimentReport) -> Iterable[Chart]:
 
 
 def _page(title: str, sections: Iterable[Section], charts: Iterable[Chart], file: Written) -> str:
-    """Lines first: they are what it comes to."""
+    """Return the page, with its lines, which are the conclusion, first."""
     said = list(sections)
     lines = [section for section in said if isinstance(section, Line) and not section.is_aside]
     rest = [section for section in said if section not in lines]
     parts = [
-        Part("charts", "At a glance", blocks_html(charts, "charts")),
-        Part("numbers", "In numbers", blocks_html(rest, "numbers")),
+        PagePart("charts", "At a glance", blocks_html(charts, "charts")),
+        PagePart("numbers", "In numbers", blocks_html(rest, "numbers")),
         definitions(),
     ]
     kept = [part for part in parts if part.html]

@@ -1,4 +1,4 @@
-"""The numbers of every step and rank, for the reader to choose from."""
+"""The numbers of every step and rank for the reader to choose from."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ddpprof.render.sections.steps import PARTS, bar_parts_ns
 from ddpprof.report import Report, StepReport
 
 _MAX_TIMELINES = 4
-"""of ranks, where there are more than a screen has room for"""
+"""most timelines drawn at first, if there are more ranks than a screen has room for"""
 
 
 def steps_data(report: Report) -> dict[str, Any] | None:
-    """Per step one row for each rank, ns; ``None`` where no step was profiled."""
+    """Return one row per rank and step, ns; ``None`` if no step was profiled."""
     typical = typical_step(report)
     if typical is None:
         return None

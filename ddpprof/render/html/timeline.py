@@ -14,17 +14,17 @@ from ddpprof.layout import clean, megabytes
 from ddpprof.measures.step.timeline import BucketSpan, StepTimeline
 from ddpprof.model import Collectives, Phase, Work
 from ddpprof.render.html.chart import bucket_label
-from ddpprof.render.html.lanes import Lane, coarsen, grain_for, lane
+from ddpprof.render.html.lanes import SpanColumns, coarsen, grain_for, lane
 from ddpprof.report.timeline import RankTimeline, Timeline
 
 MAX_SPANS = 60_000
-"""on a page: of the step that is shown first, and again of all others"""
+"""most spans on a page: for the step shown first, and again for all others together"""
 
 KINDS = (
     "forward", "backward", "exposed", "optimizer", "data", "other", "idle",
     "copy", "held", "queued", "comm", "trailing",
 )  # fmt: skip
-"""What a span stands for; the first seven are the parts of the step bar, in order."""
+"""kinds of spans; the first seven are the parts of the step bar, in order"""
 
 _OF_PHASE = {
     Phase.OTHER: "other",
@@ -39,7 +39,7 @@ _MAX_ROWS = 4
 
 @dataclass(slots=True)
 class _Names:
-    """A table of names; each stands in it once."""
+    """A table of distinct names."""
 
     index: dict[str, int] = field(default_factory=dict)
 
@@ -53,11 +53,11 @@ class _Drawn:
 
     rank: int
     step: StepTimeline
-    lanes: Mapping[str, Lane]
+    lanes: Mapping[str, SpanColumns]
 
 
 def timeline_data(timeline: Timeline, first_step: int, hosts: Mapping[int, str | None]) -> dict[str, Any] | None:
-    """Times are ns since the step began on the first of the ranks; ``None`` where no step is known."""
+    """Return times in ns since the step began on the first rank; ``None`` if no step is known."""
     names = _Names()
     drawn = [_Drawn(rank.rank, step, _lanes(rank, step, names)) for rank in timeline.ranks for step in rank.steps]
     if not drawn:
@@ -100,7 +100,7 @@ def _grain(drawn: Sequence[_Drawn]) -> int:
     return grain_for(lanes, MAX_SPANS, max((one.step.end_ns - one.step.start_ns for one in drawn), default=1))
 
 
-def _lanes(rank: RankTimeline, step: StepTimeline, names: _Names) -> dict[str, Lane]:
+def _lanes(rank: RankTimeline, step: StepTimeline, names: _Names) -> dict[str, SpanColumns]:
     found = {
         "step": _parts(step),
         "compute": _work(rank, step, names),
@@ -112,12 +112,12 @@ def _lanes(rank: RankTimeline, step: StepTimeline, names: _Names) -> dict[str, L
     return {name: spans for name, spans in found.items() if len(spans)}
 
 
-def _parts(step: StepTimeline) -> Lane:
-    """Without idle time: it is where nothing stands."""
+def _parts(step: StepTimeline) -> SpanColumns:
+    """Return the parts of the step without idle time, which is left empty."""
     return _spans([(spans, kind) for spans, kind in zip(step.parts or (), KINDS, strict=False) if kind != "idle"])
 
 
-def _spans(found: Iterable[tuple[Spans, str]]) -> Lane:
+def _spans(found: Iterable[tuple[Spans, str]]) -> SpanColumns:
     pairs = list(found)
     empty = np.empty(0, np.int64)
     start = np.concatenate([empty, *(spans.start_ns for spans, _ in pairs)])
@@ -126,7 +126,7 @@ def _spans(found: Iterable[tuple[Spans, str]]) -> Lane:
     return lane(start, end, kind, np.full(len(start), -1))
 
 
-def _work(rank: RankTimeline, step: StepTimeline, names: _Names) -> Lane:
+def _work(rank: RankTimeline, step: StepTimeline, names: _Names) -> SpanColumns:
     kinds = np.array([KINDS.index(_OF_PHASE[phase]) for phase in Phase])
     kind = [kinds[step.compute.phase], np.full(len(step.copies), KINDS.index("copy"))]
     name = [_named(rank, table, names) for table in (step.compute, step.copies)]
@@ -142,7 +142,7 @@ def _named(rank: RankTimeline, table: Work, names: _Names) -> Any:
     return np.array([names.of(rank.names[index]) for index in own.tolist()], np.int64)[place]
 
 
-def _collectives(rank: RankTimeline, table: Collectives, names: _Names) -> Lane:
+def _collectives(rank: RankTimeline, table: Collectives, names: _Names) -> SpanColumns:
     rows = zip(table.name.tolist(), table.num_bytes.tolist(), strict=True)
     name = [names.of(f"{_sized(size)}{clean(rank.names[index], most=160)}") for index, size in rows]
     kind = np.full(len(table), KINDS.index("comm"))
@@ -153,8 +153,8 @@ def _sized(num_bytes: int) -> str:
     return f"{megabytes(num_bytes)} MB, " if num_bytes >= 0 else ""
 
 
-def _buckets(buckets: Sequence[BucketSpan], names: _Names) -> Lane:
-    """Each bucket in a row of its own while others are under way; its stages one after the other."""
+def _buckets(buckets: Sequence[BucketSpan], names: _Names) -> SpanColumns:
+    """Return the stages of each bucket in a row of its own while other buckets are under way."""
     times = [[b.ready_ns, b.launched_ns, b.started_ns, b.finished_ns] for b in buckets]
     known = [[time for time in row if time is not None] for row in times]
     whole = [(row[0], row[-1], number) for number, row in enumerate(known) if len(row) > 1]
@@ -173,10 +173,10 @@ def _buckets(buckets: Sequence[BucketSpan], names: _Names) -> Lane:
     if not pieces:
         return _spans([])
     start, end, kind, name, row = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
-    return Lane(start, end, end - start, np.ones(len(start), np.int64), kind, name, row)
+    return SpanColumns(start, end, end - start, np.ones(len(start), np.int64), kind, name, row)
 
 
-def _columns(spans: Lane, begun_ns: int) -> dict[str, list[int]]:
+def _columns(spans: SpanColumns, begun_ns: int) -> dict[str, list[int]]:
     columns = {
         "start": spans.start_ns - begun_ns,
         "length": spans.end_ns - spans.start_ns,

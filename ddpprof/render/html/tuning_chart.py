@@ -1,4 +1,4 @@
-"""What was tried: measured, and as it was predicted."""
+"""Chart of the tried settings: measured and predicted steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says, in which order and in which words. Terminal, Markdown and pages draw these sections."""
+"""The content, order and words of a report. Terminal, Markdown and pages draw these sections."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from ddpprof.report.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Sections about one thing, as a page groups them."""
+    """Sections about one topic, as a page groups them."""
 
     name: str
-    """in small letters, as in a link"""
+    """lower-case name, as in a link"""
     title: str
     sections: tuple[Section, ...]
 
@@ -71,7 +71,7 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
     ),
     ("buckets", "Buckets", (bucket_tables,)),
     ("collectives", "Collectives", (collective_table, outside_table, _of_side_streets("collectives"))),
-    ("ranks", "Ranks beside each other", (straggler_table, waiting_table)),
+    ("ranks", "Ranks compared", (straggler_table, waiting_table)),
     ("slowdown", "Slowdown by communication", (slowdown_section,)),
     ("cost", "What DDP and the recording cost", (wrapper_table, memory_table, recording_cost_line)),
     ("findings", "What to change", (finding_list, bound_lines)),
@@ -79,13 +79,13 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
 
 
 def topics(report: Report) -> tuple[Topic, ...]:
-    """Everything that is said about a run. Sections without content are left out, and topics without sections."""
+    """Return all topics of a report, without empty sections and topics."""
     found = (Topic(name, title, tuple(s for make in makers for s in make(report))) for name, title, makers in _TOPICS)
     return tuple(topic for topic in found if topic.sections)
 
 
 def sections(report: Report, timeline: Timeline | None = None) -> tuple[Section, ...]:
-    """The same, one after the other; with what went on in the step that the bars show."""
+    """Return the sections of all topics, with a drawing of the step that the bars show."""
     found: list[Section] = []
     for topic in topics(report):
         number = typical_step(report) if topic.name == "step" and timeline is not None else None

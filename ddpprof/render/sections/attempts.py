@@ -1,4 +1,4 @@
-"""A job that torchrun started several times: its attempts, and what changed between them."""
+"""Attempts of a job that torchrun restarted, and what changed between them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def attempt_table(report: Report) -> Iterable[Section]:
     shown = next((one.attempt for one in attempts if one.is_shown), None)
     names = ("attempt", "after s", "ranks", "hosts", "steps", "step ms", "change ms")
     yield Table(
-        "Attempts: torchrun started the ranks again",
+        "Attempts: torchrun restarted the ranks",
         (*map(Column, names), Column("ended", is_number=False)),
         tuple(map(_row, attempts)),
         notes(
-            "after: the first attempt; steps: recorded",
-            "change: of the step, to the attempt before, with its 95 % interval",
+            "after: time since the first attempt; steps: recorded steps",
+            "change: in the step since the previous attempt, with its 95 % interval",
             cut_off(len(report.attempts), _MAX_ATTEMPTS, "attempts"),
         ),
     )
@@ -41,7 +41,7 @@ def attempt_table(report: Report) -> Iterable[Section]:
             rows,
         )
     if shown is not None:
-        yield Line(f"What follows is of attempt {shown}, the last one with steps.", is_aside=True)
+        yield Line(f"The rest of this report is about attempt {shown}, the last one with steps.", is_aside=True)
 
 
 def _row(one: AttemptSummary) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def _row(one: AttemptSummary) -> tuple[str, ...]:
 
 
 def how_it_ended(ends: Sequence[RankEnd]) -> str:
-    """The cause first: an error of its own, then ranks that were killed, then those that lost another one."""
+    """Say how an attempt ended, cause first: ranks with their own error, killed ranks, ranks that lost another one."""
     if not ends:
         return "before any rank recorded"
     if all(end.ended == "finished" for end in ends):
@@ -71,7 +71,7 @@ def how_it_ended(ends: Sequence[RankEnd]) -> str:
     own = [end for end in ends if _failed(end) and not end.is_consequence]
     lost = [end for end in ends if _failed(end) and end.is_consequence]
     killed = [end for end in ends if end.ended is None]
-    # Killed ranks are those that torchrun ended, where another rank failed first.
+    # If another rank failed first, torchrun killed these.
     parts = [f"rank {end.rank} {clean(end.ended or '', most=120)}" for end in own[:_MAX_RANKS_NAMED]]
     if killed:
         parts.append(f"{_ranks(killed)} killed")

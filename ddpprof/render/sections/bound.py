@@ -1,4 +1,4 @@
-"""What bounds a step whose communication is not hidden, and what would help beside the findings."""
+"""What bounds a step with exposed communication, and what would help besides the findings."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def bound_lines(report: Report) -> Iterable[Section]:
     may_help = [one for one in bound.would_help if one.is_noise and one.predicted.gain_ns > 0]
     cannot = [one for one in bound.would_help if one.predicted.gain_ns <= 0]
     if helps:
-        yield Line(f"By the replay of the recorded steps, these would help: {'; '.join(map(_gain, helps))}.")
+        yield Line(f"According to a replay of the recorded steps, these would help: {'; '.join(map(_gain, helps))}.")
     if may_help:
-        yield Line(f"These may help, or not: {'; '.join(map(_gain, may_help))}.")
+        yield Line(f"These may or may not help: {'; '.join(map(_gain, may_help))}.")
     if cannot:
-        yield Line(f"By the replay these do not help: {', '.join(_WHAT[one.what] for one in cannot)}.")
+        yield Line(f"According to the replay, these do not help: {', '.join(_WHAT[one.what] for one in cannot)}.")
     if not bound.would_help:
         yield Line(_NOT_REPLAYED[bound.by])
 
 
 def bound_sentence(bound: Bound) -> str:
-    """Return what share of the step nothing hides, and what it is."""
+    """Return which share of the step is exposed communication, and what bounds it."""
     share = percent(bound.exposed_ns / bound.step_ns if bound.step_ns else None)
-    return f"{_BY[bound.by]}: {share} of it, {ms(bound.exposed_ns)} ms, is communication that no computation hides."
+    return f"{_BY[bound.by]}: {share} of it, {ms(bound.exposed_ns)} ms, is exposed communication."
 
 
 _BY = {
@@ -42,26 +42,26 @@ _BY = {
 
 
 def _why(bound: Bound, hooked: bool) -> str:
-    """`hooked`: a comm hook may send from gloo's own threads, whose calls the profiler does not see."""
+    """Explain the bound. `hooked`: a comm hook may send from gloo's own threads, which the profiler does not see."""
     calls = f"{'at least ' if hooked else ''}{count(bound.num_collectives, 'collective')}"
     volume = "" if bound.gradient_bytes is None else f" for {megabytes(bound.gradient_bytes)} MB of gradients"
     if bound.by is BoundBy.WAITING:
         waiting_ns = bound.waiting_ns or 0
         return (
             f"Of {ms(bound.comm_ns)} ms in {calls}{volume}, a rank spends about {ms(waiting_ns)} ms waiting for ranks "
-            "that come later; no setting of DDP removes that."
+            "that come later; no DDP setting removes that."
         )
     if bound.by is BoundBy.LATENCY:
-        return f"A step has {calls}{volume}: so little that the latency of each may cost more than its bytes."
+        return f"A step has {calls}{volume}, so little that the latency of each may cost more than its bytes."
     return f"A step has {calls}{volume}."
 
 
 _WHAT = {
-    WhatHelps.DOUBLE_BATCH: "batches of twice the size",
+    WhatHelps.DOUBLE_BATCH: "batches twice as large",
     WhatHelps.ACCUMULATION: f"reducing gradients only every {ACCUMULATED} batches",
     WhatHelps.NO_SYNC: "reducing gradients only in the last backward pass of a step",
-    WhatHelps.COMPRESSION: "sending half of the bytes",
-    WhatHelps.DOUBLE_LINK: "a network of twice the bandwidth",
+    WhatHelps.COMPRESSION: "sending half as many bytes",
+    WhatHelps.DOUBLE_LINK: "a network with twice the bandwidth",
     WhatHelps.BUCKETS: "other buckets",
 }
 _PER_BATCH = (WhatHelps.DOUBLE_BATCH, WhatHelps.ACCUMULATION)
@@ -74,10 +74,10 @@ def _gain(one: WouldHelp) -> str:
 
 
 _NOT_REPLAYED = {
-    BoundBy.WAITING: "This step cannot be replayed under other settings. Ranks that do equal work in equal time wait "
-    "less; larger batches, and gradients that are reduced less often, spread the waiting over more work.",
-    BoundBy.LATENCY: "This step cannot be replayed under other settings. Larger batches, and gradients that are "
-    "reduced less often, spread the latency over more work; other buckets, and a network of more bandwidth, do not.",
-    BoundBy.BANDWIDTH: "This step cannot be replayed under other settings. Larger batches, gradients that are "
-    "reduced less often or in fewer bits, and a faster network leave less of it.",
+    BoundBy.WAITING: "This step cannot be replayed with other settings. Ranks wait less if they do equal work in equal "
+    "time; larger batches and less frequent gradient reduction spread the waiting over more work.",
+    BoundBy.LATENCY: "This step cannot be replayed with other settings. Larger batches and less frequent gradient "
+    "reduction spread the latency over more work; other buckets and more network bandwidth do not.",
+    BoundBy.BANDWIDTH: "This step cannot be replayed with other settings. Larger batches, less frequent gradient "
+    "reduction, fewer bits per gradient and a faster network reduce it.",
 }

@@ -1,4 +1,4 @@
-"""Gradient buckets: when each was ready, sent and done, and what is in it."""
+"""Gradient buckets: when each was ready, sent and finished, and what is in it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ddpprof.report import Report
 _MAX_BUCKETS = 24
 
 _WHAT_THE_COLUMNS_MEAN = (
-    "ready: all its gradients are there; late: the rank that launches it last in most steps, and how long after the "
-    "first"
+    "ready: when all its gradients are there; late: the rank that launches it last in most steps, and how long after "
+    "the first"
 )
-_NOT_OF_DDP = "found in the trace by order and size; those that are sent after the backward pass are not among them"
+_NOT_OF_DDP = "found in the trace by order and size; buckets sent after the backward pass are not included"
 _FROM_A_TRACE_ALONE = (
-    "found in the trace by order and size; which parameters are in them and when they were ready, only a recording "
-    "tells: ddpprof trace train.py"
+    "found in the trace by order and size; to learn which parameters are in them and when they were ready, record the "
+    "job with: ddpprof trace train.py"
 )
 _UNTOLD = (
-    "which collectives of the backward pass carry buckets cannot be told, as there are more or fewer of them than "
-    "buckets: a communication hook sends them in pieces, or the model reduces something of its own"
+    "the collectives that carry buckets cannot be identified, since the backward pass has more or fewer of them than "
+    "buckets: a communication hook sends them in pieces, or the model reduces something else as well"
 )
 
 
 _COLUMNS = ("bucket", "MB", "params", "ready", "launched", "started", "finished", "late")
 _BY_HOST, _BY_DEVICE = (0, 1, 2, 3, 4, 7), (0, 5, 6)
-_BY_HOST_MEANS = "host: when the training thread launched the work; the accelerator may be behind"
-_BY_DEVICE_MEANS = "device: when the accelerator did it, on the host's clock"
+_BY_HOST_MEANS = "host: when the training thread launched the work; the accelerator may lag behind"
+_BY_DEVICE_MEANS = "device: when the accelerator did the work, on the host's clock"
 
 
 def bucket_tables(report: Report) -> Iterable[Section]:
@@ -59,7 +59,7 @@ def bucket_tables(report: Report) -> Iterable[Section]:
 
 
 def _tables_of_times(report: Report, since: str, note: str) -> Iterable[Section]:
-    """On an accelerator the host's times and the device's are not mixed in one row."""
+    """Yield tables of times; for an accelerator, the host's and the device's times go into separate tables."""
     buckets = report.buckets[:_MAX_BUCKETS]
     rows = tuple(_times(report, bucket) for bucket in buckets)
     title = f"Gradient buckets, ms after {since} ({_medians(buckets)})"
@@ -86,7 +86,7 @@ def _medians(buckets: Sequence[BucketRow]) -> str:
 
 
 def _several_passes(report: Report, buckets: Sequence[BucketRow]) -> str:
-    """Say how many synchronised backward passes a step has, where a module has more than one."""
+    """Say how many synchronised backward passes a step has, if it has more than one."""
     passes = {bucket.module: bucket.num_passes for bucket in buckets if bucket.num_passes > 1}
     if not passes:
         return ""
@@ -97,7 +97,7 @@ def _several_passes(report: Report, buckets: Sequence[BucketRow]) -> str:
 
 
 def _not_found(report: Report, buckets: Sequence[BucketRow]) -> str:
-    """Say why profiled steps do not tell when buckets were sent."""
+    """Say why the profiled steps do not show when buckets were sent."""
     is_profiled = any(rank.steps for rank in report.ranks)
     is_told = any(bucket.launched_ns is not None or bucket.started_ns is not None for bucket in buckets)
     return _UNTOLD if is_profiled and not is_told else ""

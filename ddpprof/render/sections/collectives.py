@@ -21,11 +21,11 @@ def collective_table(report: Report) -> Iterable[Section]:
     group = ("group",) if has_groups else ()
     names = ("collective", *group, "size", "calls", "MB", "transfer ms", "waiting ms", "algbw GB/s", "busbw GB/s")
     said = notes(
-        "not matched between ranks: transfer holds waiting for others, so there is no bandwidth"
+        "not matched between ranks: transfer includes waiting for others, so there is no bandwidth"
         if alone
-        else "transfer: the shortest over the ranks; waiting: the rest of the longest (medians)",
-        "calls, MB: of one rank over all profiled steps",
-        "" if alone else "busbw: of the link, as nccl-tests defines it; a GB is 10⁹ bytes",
+        else "transfer: shortest duration over the ranks; waiting: the rest of the longest (medians)",
+        "calls, MB: for one rank over all profiled steps",
+        "" if alone else "busbw: of the link, as defined by nccl-tests; 1 GB is 10⁹ bytes",
         cut_off(len(rows), _MAX_ROWS, "rows"),
     )
     yield Table(

@@ -1,4 +1,4 @@
-"""Two jobs side by side: what is different about them, what became slower, and whether that is noise."""
+"""Two jobs compared: how they differ, what became slower, and whether that is noise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ddpprof.comparison.between_runs import CONFIDENCE, MOST_RUNS
 from ddpprof.comparison.compare import NOTICEABLE, BucketChange, Comparison, MetricChange
-from ddpprof.comparison.gate import Outcome, Verdict
+from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.kernels import KernelChange
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, megabytes, ms
 from ddpprof.measures.buckets.bucket_table import BucketRow
@@ -18,9 +18,9 @@ _WORTH_A_ROW_NS = 10_000
 
 
 def comparison_sections(
-    comparison: Comparison, verdicts: Sequence[Verdict] = (), how_to_record: Sequence[str] = ()
+    comparison: Comparison, verdicts: Sequence[ConditionVerdict] = (), how_to_record: Sequence[str] = ()
 ) -> tuple[Section, ...]:
-    """`how_to_record`: the commands that record as many runs as are wanted yet."""
+    """Return the sections. `how_to_record` has the commands that record the runs still needed."""
     return (
         Line(f"A: {clean(comparison.a)} · B: {clean(comparison.b)}"),
         *(Line(f"Note: {clean(text, most=400)}", is_warning=True) for text in comparison.missing),
@@ -37,7 +37,7 @@ def _settings(comparison: Comparison) -> Iterable[Section]:
     if comparison.settings:
         rows = tuple((clean(s.name), clean(s.a), clean(s.b)) for s in comparison.settings)
         columns = tuple(Column(name, is_number=False) for name in ("", "A", "B"))
-        yield Table("What is different about the runs", columns, rows)
+        yield Table("Differences between the runs", columns, rows)
 
 
 def _signed(ns: float | None) -> str:
@@ -75,18 +75,18 @@ def _note(comparison: Comparison) -> str:
     steps = f"{count(step.num_steps_a, 'step')} of A and {step.num_steps_b} of B"
     if num_a == num_b == 1:
         return (
-            f"from one run with {steps}; the interval, 95%, is that of their steps alone: what sets runs of one job "
-            "apart as wholes is not in it, so that only what is within it is known to be noise"
+            f"from one run with {steps}; the 95% interval covers their steps alone. It leaves out differences between "
+            "whole runs of one job, so only what is within it is known to be noise"
         )
     return (
         f"from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all differences "
-        f"between their runs, and its interval, {CONFIDENCE:.1%}, comes from how much runs differ: it holds for the "
-        "measures that are asked about together, and likewise for all others"
+        f"between their runs, and its interval, {CONFIDENCE:.1%}, comes from how much runs differ; it holds jointly "
+        "for the measures that were asked for, and likewise for all others"
     )
 
 
 def interval_of(change: MetricChange) -> tuple[float, float] | None:
-    """Return the ends of the interval, ns, that can be shown: that of runs, or of the steps of one run."""
+    """Return the ends of the interval to show, ns: that of runs, or else of the steps of one run."""
     if change.difference is not None and change.difference.is_measured:
         return change.difference.low_ns, change.difference.high_ns
     if change.of_steps is None or change.of_steps.low is None or change.of_steps.high is None:
@@ -165,7 +165,7 @@ def _kernels(comparison: Comparison) -> Iterable[Section]:
 
 
 _KERNELS_OF_ONE = (
-    "Kernels that became slower, ms (medians; beyond their noise within one run, while other runs may differ more)"
+    "Kernels that became slower, ms (medians; beyond their noise within one run, but other runs may differ more)"
 )
 _KERNELS_OF_SEVERAL = "Kernels that are slower in every run of B than in any of A, ms (medians of a typical run)"
 
@@ -178,16 +178,18 @@ def _became_slower(change: KernelChange) -> bool:
     return change.b.median_ns > change.a.median_ns and change.lost_ns_per_step >= _WORTH_A_ROW_NS
 
 
-def _verdicts(verdicts: Sequence[Verdict]) -> Iterable[Section]:
+def _verdicts(verdicts: Sequence[ConditionVerdict]) -> Iterable[Section]:
     for verdict in verdicts:
         text = f"{_OUTCOMES[verdict.outcome]}: {clean(verdict.condition.text)}: {verdict.because}"
-        yield Line(text, is_warning=verdict.outcome is not Outcome.PASSED)
+        yield Line(text, is_warning=verdict.outcome is not GateResult.PASSED)
 
 
-_OUTCOMES = {Outcome.PASSED: "passed", Outcome.FAILED: "FAILED", Outcome.UNKNOWN: "CANNOT TELL"}
+_OUTCOMES = {GateResult.PASSED: "passed", GateResult.FAILED: "FAILED", GateResult.UNKNOWN: "CANNOT TELL"}
 
 
-def _more_runs(comparison: Comparison, verdicts: Sequence[Verdict], how_to_record: Sequence[str]) -> Iterable[Section]:
+def _more_runs(
+    comparison: Comparison, verdicts: Sequence[ConditionVerdict], how_to_record: Sequence[str]
+) -> Iterable[Section]:
     needed = runs_wanted(comparison, verdicts)
     if needed is None:
         return
@@ -195,7 +197,7 @@ def _more_runs(comparison: Comparison, verdicts: Sequence[Verdict], how_to_recor
     if needed > MOST_RUNS:
         yield Line(
             f"More than {MOST_RUNS} runs on each side would be needed to tell {told} from noise: the runs differ too "
-            "much. Record longer ones (--steps), on a machine that does nothing else beside them.",
+            "much. Record longer ones (--steps), on a machine that does nothing else.",
         )
         return
     more = [max(0, needed - number) for number in (comparison.num_runs_a, comparison.num_runs_b)]
@@ -209,8 +211,8 @@ def _more_runs(comparison: Comparison, verdicts: Sequence[Verdict], how_to_recor
     yield from (Line(f"    {command}") for command in how_to_record)
 
 
-def runs_wanted(comparison: Comparison, verdicts: Sequence[Verdict]) -> int | None:
-    """Return how many runs each side should have, ``None`` where nothing is left open."""
+def runs_wanted(comparison: Comparison, verdicts: Sequence[ConditionVerdict]) -> int | None:
+    """Return how many runs each side should have; ``None`` if nothing is left to decide."""
     if not verdicts:
         return comparison.runs_needed
     return max((one.runs_needed for one in verdicts if one.runs_needed is not None), default=None)

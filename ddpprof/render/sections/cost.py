@@ -1,4 +1,4 @@
-"""What DDP itself costs, and what ddpprof does."""
+"""The cost of DDP itself, and of ddpprof."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddpprof.render.sections.steps import mean_of_steps
 from ddpprof.report import Report
 
 _UNUSUAL = 1.5
-"""times as long"""
+"""factor from which steps are unusually long"""
 
 _WRAPPER_PARTS: tuple[tuple[str, Callable[[WrapperCost], int | None]], ...] = (
     ("pre-forward", lambda w: w.pre_forward_ns),
@@ -52,21 +52,21 @@ def wrapper_table(report: Report) -> Iterable[Section]:
             shown,
             notes(
                 "pre-forward: buffer sync and bookkeeping; copy in: gradients into buckets; copy out: buckets into "
-                ".grad; waiting for communication is left out",
+                ".grad; waits for communication are excluded",
                 left_out,
             ),
         )
 
 
 def unusual_steps_line(report: Report) -> Iterable[Section]:
-    """Whether the profiled steps, which all tables are of, are like the others."""
+    """Warn if the profiled steps, which all tables describe, are unlike the others."""
     costs = [rank.recording_cost for rank in report.ranks if rank.recording_cost is not None]
     ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
     ratio, spread = max(ratios, default=(0.0, 0.0))
     if ratio >= max(_UNUSUAL, 1 + spread):
         yield Line(
             f"Note: the profiled steps took {ratio:.1f} × as long as those before them: the machine was busy, or "
-            "profiling is dear for so short a step",
+            "profiler overhead dominates so short a step",
             is_warning=True,
         )
 
@@ -89,11 +89,11 @@ def recording_cost_line(report: Report) -> Iterable[Section]:
             f"{_noise(cost.profiled_ratio, cost.spread)})"
         )
     if cost.profiler_pause_ns is not None:
-        words.append(f"the profiler's start and end stopped training once, for {ms(cost.profiler_pause_ns)} ms")
+        words.append(f"starting and stopping the profiler paused training once, for {ms(cost.profiler_pause_ns)} ms")
     if words:
         yield Line(f"ddpprof's own cost: {'; '.join(words)}.", is_aside=True)
 
 
 def _noise(ratio: float, spread: float | None) -> str:
     within = spread is not None and abs(ratio - 1) < spread
-    return f", within the {spread:.0%} by which the latter differ" if within else ""
+    return f", within the {spread:.0%} by which unrecorded steps differ" if within else ""

@@ -1,4 +1,4 @@
-"""What the report of an experiment says, in which order and in which words."""
+"""The content, order and words of an experiment's report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions of terms, in words."""
+"""Definitions of terms."""
 
 from __future__ import annotations
 

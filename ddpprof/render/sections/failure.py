@@ -1,4 +1,4 @@
-"""How the job failed, before anything else."""
+"""How the job failed; this comes before anything else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpprof.report import Report
 
 _MOST_LISTED = 8
 _NOISE = re.compile(r"\[/\S+:\d+\] | This is typically caused by a remote worker.*")
-"""where gloo's source raised the error, and its guess at the cause, which stands here"""
+"""gloo's source location, and its guess at the cause, which the report replaces by its own"""
 
 
 def failure_lines(report: Report) -> Iterable[Section]:
@@ -23,15 +23,15 @@ def failure_lines(report: Report) -> Iterable[Section]:
 
 
 def failure_sentence(failure: Failure) -> str:
-    """Return one sentence that opens the verdict of a failed job."""
+    """Return the sentence that opens the verdict on a failed job."""
     named = _named(failure)
     if named is None:
-        return "The job failed, and no rank said why."
+        return "The job failed, and no rank reported why."
     return f"The job failed: rank {named.rank} {_how(named)}."
 
 
 def _named(failure: Failure) -> RankEnd | None:
-    """Return the rank that is told of first: the cause, or else one that said how it failed."""
+    """Return the rank to report first: the cause, or else a rank that said how it failed."""
     return failure.first or next((end for end in failure.others if end.failed), None)
 
 
@@ -46,27 +46,27 @@ def _sentences(failure: Failure) -> Iterator[str]:
     for end in lost[:_MOST_LISTED]:
         yield f"Rank {end.rank} {then}{_how(end)}."
     if len(lost) > _MOST_LISTED:
-        yield f"{len(lost) - _MOST_LISTED} more ranks failed likewise."
+        yield f"{len(lost) - _MOST_LISTED} more ranks failed in the same way."
     ended = [end for end in silent if end.exit_code == -signal.SIGTERM]
     silent = [end for end in silent if end not in ended]
     if ended:
         yield f"{_ranks(ended)} still ran{_progress(ended)}, and {_ENDED}."
     if silent:
-        yield f"{_ranks(silent)} ended without a word{_progress(silent)}: {_WITHOUT_A_WORD}."
+        yield f"{_ranks(silent)} ended without a message{_progress(silent)}: {_WITHOUT_A_WORD}."
     if failure.first is None and failure.finished:
         yield (
-            f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}. Where ranks have different numbers "
+            f"{_ranks(failure.finished)} had finished{_progress(failure.finished)}. If ranks have different numbers "
             "of batches, those with more wait for the others: divide the data evenly, or train within model.join()."
         )
     elif failure.first is None and any(end.waited_for_a_peer for end in failure.others):
         yield "A collective times out when another rank does not take part in it: look at what the others were doing."
 
 
-_OF_THE_KILLER = "The out-of-memory killer ends processes so: the host's log (dmesg) has a line of it then."
-_ENDED = "got SIGTERM, with which launchers end all ranks when one fails"
+_OF_THE_KILLER = "The out-of-memory killer ends processes like this; the host's log (dmesg) would have a line about it."
+_ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
 _WITHOUT_A_WORD = (
-    "killed, by SIGKILL or the out-of-memory killer for one, or ended by the launcher, which ends all ranks when one "
-    "fails"
+    "they were killed, for example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all "
+    "ranks when one fails"
 )
 
 
@@ -80,8 +80,8 @@ def _how(end: RankEnd) -> str:
     if code < 0:
         return f"died of {_signal_name(-code)}{_after(end)}"
     if code > 0:
-        return f"ended with exit code {code}{_after(end)}, without a word"
-    return f"ended without a word{_after(end)}"
+        return f"ended with exit code {code}{_after(end)}, without a message"
+    return f"ended without a message{_after(end)}"
 
 
 def _signal_name(number: int) -> str:

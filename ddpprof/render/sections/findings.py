@@ -1,4 +1,4 @@
-"""What to change, most time first; and what was seen but may be noise."""
+"""Findings, largest gain first, and then those that may be noise."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def finding_list(report: Report) -> Iterable[Section]:
 
 
 def _text(number: int, finding: Finding) -> FindingText:
-    """What may be noise is an observation: nothing is advised."""
+    """Return the text of a finding, without advice if it may be noise."""
     advice = "" if finding.is_noise else clean(finding.advice, most=800)
     return FindingText(number, clean(finding.title), _gain(finding), clean(finding.evidence, most=800), advice)
 
 
 def _otherwise(report: Report, has_noise: bool) -> str:
-    """Say why there are no findings. `has_noise`: there are some, but chance may have made them."""
+    """Say why there are no findings. `has_noise`: there are some, but they may be chance."""
     if report.failure is not None:
         return _FAILED
     is_of_ranks = file_of(report) is None
@@ -46,15 +46,17 @@ def _not_profiled(report: Report) -> str:
         return _NOT_PROFILED
     words = shlex.join(_without_step_options(report.job.recorded_with)) or "train.py"
     options = options_for(number)
-    with_options = "" if options is None else f" Or record what {number} tell: ddpprof trace {options} {clean(words)}"
+    with_options = (
+        "" if options is None else f" Or record what {number} steps tell: ddpprof trace {options} {clean(words)}"
+    )
     return (
-        f"{_NOT_PROFILED} The training took {count(number, 'step')}, and the default options want {DEFAULT_STEPS}: let "
-        f"it take more.{with_options}"
+        f"{_NOT_PROFILED} The training took {count(number, 'step')}, but the default options need {DEFAULT_STEPS}: let "
+        f"it take more steps.{with_options}"
     )
 
 
 def _without_step_options(words: Sequence[str]) -> list[str]:
-    """Return the words of a command without the options that say which steps to record."""
+    """Return the words of a command without the options that select the recorded steps."""
     left, kept = iter(words), []
     for word in left:
         name, is_joined, _ = word.partition("=")
@@ -65,16 +67,16 @@ def _without_step_options(words: Sequence[str]) -> list[str]:
     return kept
 
 
-_ALL_NOISE = "None that is beyond noise."
-_FAILED = "None in the steps that were recorded before the job failed."
-_NOTHING = "Nothing to gain: no rule found more than 1% of the step to recover."
+_ALL_NOISE = "No finding is beyond noise."
+_FAILED = "There are none in the steps recorded before the job failed."
+_NOTHING = "There is nothing to gain: no rule found more than 1% of the step to recover."
 _NOTHING_OF_DDP = "No rule found a setting that would recover more than 1% of the step."
 _NOT_PROFILED = (
-    "None without profiled steps: only they tell how much communication nothing hides, which most rules need."
+    "There are none without profiled steps: most rules need the exposed communication, which only they show."
 )
 _NOT_RECORDED = (
-    "None from these traces: most rules need what only ddpprof records (buckets, parameters, data loaders). "
-    "Record it with: ddpprof trace train.py"
+    "There are none from these traces: most rules need data that only ddpprof records (buckets, parameters, data "
+    "loaders). Record them with: ddpprof trace train.py"
 )
 
 

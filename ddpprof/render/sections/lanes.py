@@ -1,4 +1,4 @@
-"""One step as it went on: what each rank does, and which bucket is on its way."""
+"""One step in the order of events: what each rank does, and which bucket is in transit."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from ddpprof.report.timeline import RankTimeline, Timeline
 
 MAX_RANKS = 8
 _OF_BREAKDOWN = (*PARTS[:4], PARTS[4], PARTS[4], PARTS[5])
-"""the part of the step bar that each field of `Breakdown` belongs to"""
+"""part of the step bar that each field of `Breakdown` belongs to"""
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 OTHER_COMM = "+"
 MANY = "*"
 
 
 def step_lanes(timeline: Timeline, number: int) -> Iterable[Section]:
-    """Of the step with that number, where the timeline has it."""
+    """Draw the step with that number, if the timeline has it."""
     shown = [(rank, step) for rank in timeline.ranks for step in rank.steps if step.step == number and step.parts]
     if not shown:
         return
     start = min(_begin(step) for _, step in shown)
     end = max(_end(step) for _, step in shown)
-    if end == start:  # nothing of it lasts
+    if end == start:  # nothing in it lasts
         return
     lanes = tuple(lane for rank, step in shown for lane in _lanes(rank, step, start))
     letters = {span.what for lane in lanes for span in lane.spans}
     yield Lanes(
-        f"Step {number} as it went on, ms: {_clock(timeline, [rank for rank, _ in shown])}",
+        f"Step {number} over time, ms: {_clock(timeline, [rank for rank, _ in shown])}",
         end - start,
         PARTS,
         lanes,
         notes(
-            "comm: the bucket on its way" if letters & set(_LETTERS) else "",
-            f"{MANY}: a bucket from number {len(_LETTERS)} on" if MANY in letters else "",
+            "comm: the bucket in transit" if letters & set(_LETTERS) else "",
+            f"{MANY}: any bucket from number {len(_LETTERS)} on" if MANY in letters else "",
             f"{OTHER_COMM}: other communication" if OTHER_COMM in letters else "",
         ),
     )
@@ -45,7 +45,7 @@ def _clock(timeline: Timeline, shown: list[RankTimeline]) -> str:
     if len(shown) == 1:
         return f"rank {shown[0].rank}"
     if not all(rank.on_common_clock for rank in shown):
-        return "each rank by its own clock"
+        return "each rank on its own clock"
     error = "" if timeline.clock_error_ns is None else f", wrong by at most {ms(timeline.clock_error_ns)} ms"
     return f"all ranks on one clock{error}"
 

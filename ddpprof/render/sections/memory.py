@@ -21,7 +21,7 @@ def memory_table(report: Report) -> Iterable[Section]:
         tuple(row[: len(names)] for row in rows[:MAX_RANKS]),
         notes(
             "steady: at the end of recorded steps (median); peak: since the process began",
-            "of a GPU: tensors; reserved: by torch's allocator" if has_devices else "",
+            "GPU: memory of tensors; reserved: by torch's allocator" if has_devices else "",
             cut_off(len(rows), what="rows"),
         ),
     )

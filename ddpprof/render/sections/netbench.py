@@ -1,4 +1,4 @@
-"""How fast collectives are, by size, like the table of nccl-tests; times in µs as there."""
+"""Speed of collectives by size, like the table of nccl-tests; times in µs as there."""
 
 from __future__ import annotations
 
@@ -24,32 +24,36 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
         "",
         tuple(Column(column) for column in _COLUMNS),
         tuple(map(_row, speeds)),
-        "time: on the rank that took longest, after a barrier; busbw: of the link, as nccl-tests defines it; a GB is "
-        "10⁹ bytes; CPU: processor time of one rank; pair: time of two at once ÷ that of one, undisturbed (1: the "
-        "second is free, 2: they take turns)",
+        "time: on the slowest rank, after a barrier; busbw: of the link, as defined by nccl-tests; 1 GB is 10⁹ bytes; "
+        "CPU: processor time of one rank; pair: time of two at once ÷ time of one, undisturbed (1: the second is "
+        "free, 2: they take turns)",
     )
     if bench.beside:
         yield _beside(bench)
     if is_disturbed(speeds):
         yield Line(
-            "Most sizes mostly took more than twice their shortest time: other work disturbs the hosts or the network.",
+            "For most sizes, most runs took over twice the shortest time: other work disturbs the hosts or the "
+            "network.",
             is_warning=True,
         )
     if bench.left_out:
         left_out = f"{bench.left_out[0]} bytes{' and more' if len(bench.left_out) > 1 else ''}"
-        yield Line(f"Left out, because {bench.sizes[-1].num_bytes} bytes took so long: {left_out}.", is_aside=True)
+        yield Line(f"Left out because {bench.sizes[-1].num_bytes} bytes took so long: {left_out}.", is_aside=True)
 
 
 def _beside(bench: NetBench) -> Table:
-    """One of it per size: medians over rounds."""
+    """Return one row per size; values are medians over rounds."""
     columns = ("bytes", "each lasts µs", "takes µs", "takes ns per byte")
     rows = []
     for one in bench.beside:
         taken_ns = round(median(one.taken_ns))
         lasts, takes = _us(round(median(one.lasted_ns))), _us(taken_ns)
         rows.append((str(one.num_bytes), lasts, takes, f"{taken_ns / one.num_bytes:.2f}"))
-    note = "while every rank multiplies matrices and several are under way; takes: of that, on the rank that loses most"
-    return Table("Beside computation", tuple(map(Column, columns)), tuple(rows), note)
+    note = (
+        "measured while every rank multiplies matrices and several collectives run; takes: computing time lost on the "
+        "rank that loses most"
+    )
+    return Table("During computation", tuple(map(Column, columns)), tuple(rows), note)
 
 
 def _row(speed: LinkSpeed) -> tuple[str, ...]:

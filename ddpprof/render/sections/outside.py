@@ -1,4 +1,4 @@
-"""Collectives that the script asks for beside DDP."""
+"""Collectives that the script calls itself, outside DDP."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def outside_table(report: Report) -> Iterable[Section]:
     names = ("collective", "where", "carries", "calls", "kB", "ms", "exposed ms")
     words = ("collective", "where", "carries")
     yield Table(
-        "Collectives beside DDP, per step (medians)",
+        "Collectives outside DDP, per step (medians)",
         tuple(Column(name, is_number=name not in words) for name in names),
         rows,
-        "of the rank that exposes least: others wait in them for a slower one; exposed: neither computation nor DDP's "
-        "communication runs beside it",
+        "from the rank with the least exposed time, since others also wait for a slower one; exposed: while neither "
+        "computation nor DDP's communication runs",
     )

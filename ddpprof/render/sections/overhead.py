@@ -19,8 +19,8 @@ def overhead_sections(report: OverheadReport) -> Iterable[Section]:
             (str(number), ms(one.with_ns), ms(one.without_ns), f"{one.ratio:.3f}", str(one.num_pairs))
             for number, one in enumerate(report.rounds, 1)
         ),
-        "pairs: a block of steps with DDP, and one without, of the same start of the job; or, with --apart, a job with "
-        "DDP, and one without; ratio: median over them",
+        "pairs: a block of steps with DDP and one without, in the same start of the job, or, with --apart, one job "
+        "with and one without DDP; ratio: median over the pairs",
     )
 
 
@@ -30,11 +30,11 @@ def _verdict(report: OverheadReport) -> str:
     on = "in one process" if world == 1 else f"on {world} ranks, communication included"
     if ratio.is_beyond_noise is False:
         return (
-            f"With DDP a step takes as long as without, as far as {count(ratio.num_pairs, 'pair')} can tell, {on}: "
+            f"With DDP a step takes as long as without it, as far as {count(ratio.num_pairs, 'pair')} can tell, {on}: "
             f"{interval(ratio)} × ({ms(report.with_ns)} ms to {ms(report.without_ns)} ms)."
         )
     return (
-        f"With DDP a step takes {interval(ratio)} × as long as without, {on}: {ms(report.with_ns)} ms to "
+        f"With DDP a step takes {interval(ratio)} × as long as without it, {on}: {ms(report.with_ns)} ms to "
         f"{ms(report.without_ns)} ms."
     )
 
@@ -46,7 +46,7 @@ def interval(ratio: Ratio) -> str:
 
 
 def _parts(report: OverheadReport) -> Section:
-    rows = [("measured: step with DDP less step without", ms(report.overhead_ns), _range(report))]
+    rows = [("measured: step with DDP minus step without", ms(report.overhead_ns), _range(report))]
     wrapper, parts = report.wrapper, report.parts
     if wrapper is not None:
         rows += [
@@ -60,19 +60,19 @@ def _parts(report: OverheadReport) -> Section:
     explained = report.explained_ns
     if parts is not None and explained is not None:
         rows += [
-            ("  communication that nothing hides", ms(parts.transfer_ns + parts.waiting_ns), ""),
+            ("  exposed communication", ms(parts.transfer_ns + parts.waiting_ns), ""),
             ("explained by these", ms(explained), ""),
             ("not explained", ms(report.overhead_ns - explained), ""),
         ]
     on_device = wrapper is not None and explained is None
     return Table(
-        "What it is made of, ms per step",
+        "Parts of the overhead, ms per step",
         (Column("", is_number=False), Column("ms"), Column("95 % interval")),
         tuple(rows),
         notes(
-            "measured: the ratio, less 1, of the step without DDP; parts from profiled steps, scaled to the length of "
+            "measured: (ratio - 1) × step without DDP; parts are from profiled steps, scaled to the length of "
             "unprofiled ones",
-            "they are the host's time, which the device's work may hide: they need not add up" if on_device else "",
+            "they are the host's time, which the device's work may hide, so they need not add up" if on_device else "",
         ),
     )
 

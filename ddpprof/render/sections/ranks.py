@@ -1,4 +1,4 @@
-"""Ranks beside each other: who is late, who waits for whom, and what their clocks show."""
+"""Ranks compared: who is late, who waits for whom, and what their clocks show."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def straggler_table(report: Report) -> Iterable[Section]:
         return
     if not stragglers.stragglers:
         steps = count(stragglers.num_steps, "step")
-        yield Line(f"No rank is slower than the others beyond chance ({steps}).", is_aside=True)
+        yield Line(f"No rank is slower than the others by more than chance ({steps}).", is_aside=True)
         return
     names = ("rank", "late", "in", "of it", "last in", "since step", "chance")
     yield Table(
-        "Stragglers, ms per step that a rank needs more than the others (medians)",
+        "Stragglers, extra ms per step relative to the other ranks (medians)",
         tuple(Column(name, is_number=name != "in") for name in names),
         tuple(map(_straggler, stragglers.stragglers[:MAX_RANKS])),
         notes(
-            "by its own time, without waiting for others; chance: probability of being so late by accident",
+            "late: in own time, without waiting for others; chance: probability of being this late by accident",
             cut_off(len(stragglers.stragglers)),
         ),
     )
@@ -93,7 +93,7 @@ def waiting_table(report: Report) -> Iterable[Section]:
 
 
 def _least_waiting(waiting: Sequence[RankWaiting]) -> Sequence[RankWaiting]:
-    """All; of many ranks those for which the others wait."""
+    """Return all ranks; of many, those that the others wait for."""
     if len(waiting) <= MAX_RANKS:
         return waiting
     return sorted(waiting, key=lambda one: one.waiting_per_step_ns or 0)[:MAX_RANKS]

@@ -1,4 +1,4 @@
-"""Runs of one job beside each other: their steps, and in how many of them what was found."""
+"""Runs of one job compared: their steps, and how many of them have each finding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _runs(report: RepeatedReport) -> Iterable[Section]:
         rows,
         ""
         if spread is None
-        else f"the slowest run takes {spread:.0%} longer than the fastest: that is noise between runs",
+        else f"the slowest run takes {spread:.0%} longer than the fastest, which is noise between runs",
     )
 
 
@@ -39,4 +39,4 @@ def _findings(report: RepeatedReport) -> Iterable[Section]:
         for one in report.findings
     )
     columns = (Column("finding", is_number=False), Column("beyond noise in"), Column("seen in"))
-    yield Table("Findings of all runs", columns, rows, "titles are those of the first run that has the finding")
+    yield Table("Findings of all runs", columns, rows, "titles are from the first run with the finding")

@@ -26,13 +26,13 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
         points = [point for point in report.points if point.scaling is scaling]
         if points:
             unsure = any(point.speedup.low is None for point in points)
-            note = "an interval needs three rounds or more" if unsure else ""
+            note = "an interval needs at least three rounds" if unsure else ""
             yield Table(title, tuple(map(Column, _COLUMNS)), tuple(map(_row, points)), note)
             yield _losses(points)
     yield Line(
-        "speed-up: work per second over that of one process without DDP. Lost: the step "
-        "less the ideal step. Slower compute: shared cores and memory, smaller batches; slowed by comm: where kernels "
-        "beside communication could be compared with the same ones alone.",
+        "speed-up: work per second relative to one process without DDP. Lost: the step minus "
+        "the ideal step. Slower compute: shared cores and memory, smaller batches; slowed by comm: only for kernels "
+        "that ran both under communication and without it.",
         is_aside=True,
     )
 

@@ -1,4 +1,4 @@
-"""Which step and, of many, which ranks are shown first."""
+"""Which step is shown first, and, of many ranks, which ones?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpprof.report import Report
 
 
 def typical_step(report: Report) -> int | None:
-    """The number of the profiled step of median length, by the rank that was slowest in it: one step for all ranks."""
+    """Return the profiled step of median length, by its slowest rank: one step for all ranks."""
     longest: dict[int, int] = {}
     for rank in report.ranks:
         for step in rank.measured_steps:
@@ -19,7 +19,7 @@ def typical_step(report: Report) -> int | None:
 
 
 def worth_seeing(report: Report, most: int = MAX_RANKS) -> tuple[int, ...]:
-    """All ranks, if they are few. Of many: stragglers, the slowest, the fastest, those between, first and last."""
+    """Return all ranks if they are few; of many, the stragglers, slowest, fastest, first, last and some in between."""
     numbers = [rank.rank for rank in report.ranks]
     if len(numbers) <= most:
         return tuple(numbers)
@@ -32,7 +32,7 @@ def worth_seeing(report: Report, most: int = MAX_RANKS) -> tuple[int, ...]:
 
 
 def _by_own_time(report: Report, step: int | None) -> Sequence[int]:
-    """Ranks, the one last that computes longest: with its waiting left out, which makes all steps of a job alike."""
+    """Return ranks by computing time, longest last. Waiting is left out, as it makes all steps of a job alike."""
     busy = {
         rank.rank: one.parts.step_ns - one.parts.exposed_comm_ns - one.parts.idle_ns
         for rank in report.ranks
@@ -43,7 +43,7 @@ def _by_own_time(report: Report, step: int | None) -> Sequence[int]:
 
 
 def rows_worth_seeing(report: Report, rows: Sequence[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], str]:
-    """Of rows whose first cell names the rank, those that there is room for, and what to say of the others."""
+    """Return the rows worth showing, whose first cell is the rank, and a note about the others."""
     if len(rows) <= MAX_RANKS:
         return tuple(rows), ""
     worth = set(map(str, worth_seeing(report)))

@@ -1,4 +1,4 @@
-"""How much communication slows the computation beside it, kernel by kernel."""
+"""How much communication slows concurrent computation, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ddpprof.report.tree import SlowdownReport
 
 _MAX_KERNELS = 5
 _WORTH_A_TABLE = 0.01
-"""of the step"""
+"""least share of the step worth a table"""
 _OF_NO_INTEREST = re.compile(r"^void |at::native::|\(anonymous namespace\)::")
 _TELLS_NOTHING = 0.02
-"""of the computation under communication: the ratio of so little is an accident"""
+"""least share of the computation under communication; the ratio of less is an accident"""
 
 
 def slowdown_section(report: Report) -> Iterable[Section]:
@@ -24,23 +24,23 @@ def slowdown_section(report: Report) -> Iterable[Section]:
     if slowdown is None or not any(step.num_comm_kernels for rank in report.ranks for step in rank.measured_steps):
         return
     again = clean(report.job.trace_command("--baseline-steps 5"))
-    more = "" if slowdown.num_baseline_steps else f" Steps without communication to compare with: {again}"
+    more = "" if slowdown.num_baseline_steps else f" Record steps without communication to compare with: {again}"
     if slowdown.ratio is None or slowdown.lost_ns is None:
         yield Line(
-            f"How much communication slows computation is not known: {clean(slowdown.reason or '')}.{more}",
+            f"It is unknown how much communication slows computation: {clean(slowdown.reason or '')}.{more}",
             is_aside=True,
         )
         return
     if (slowdown.known_share or 0) < _TELLS_NOTHING:
         yield Line(
-            "How much communication slows computation is not known: hardly any of the computation under it also ran "
+            "It is unknown how much communication slows computation: hardly any of the computation under it also ran "
             f"alone.{more}",
             is_aside=True,
         )
         return
     if (slowdown.known_share or 0) < ENOUGH_KNOWN:
         yield Line(
-            f"How much communication slows computation is known for {percent(slowdown.known_share)} of it only: "
+            f"It is only known for {percent(slowdown.known_share)} of the computation how much communication slows it: "
             f"{slowdown.ratio:.2f} × as long.{more}",
             is_aside=True,
         )
@@ -54,11 +54,11 @@ def slowdown_section(report: Report) -> Iterable[Section]:
 
 
 def _summary(ratio: float, lost_ns: int, slowdown: SlowdownReport) -> str:
-    known = f"known for {percent(slowdown.known_share)} of the {ms(slowdown.covered_ns)} ms per step under it"
+    known = f"known for {percent(slowdown.known_share)} of its {ms(slowdown.covered_ns)} ms per step"
     if lost_ns <= 0:
-        return f"Communication does not slow the computation beside it: {ratio:.2f} × as long ({known})"
+        return f"Communication does not slow concurrent computation: {ratio:.2f} × as long ({known})"
     return (
-        f"Communication makes the computation beside it take {ratio:.2f} × as long: {ms(lost_ns)} ms lost per step "
+        f"Communication makes concurrent computation take {ratio:.2f} × as long: {ms(lost_ns)} ms lost per step "
         f"({known})"
     )
 
@@ -66,7 +66,7 @@ def _summary(ratio: float, lost_ns: int, slowdown: SlowdownReport) -> str:
 def _control(control: float | None) -> str:
     if control is None:
         return ""
-    return f"; beside it, work without communication took {control:.2f} × as long as in the baseline steps: taken out"
+    return f"; corrected for work without communication, which took {control:.2f} × as long as in the baseline steps"
 
 
 def _kernels(summary: str, slowdown: SlowdownReport) -> Table:
@@ -86,13 +86,13 @@ def _kernels(summary: str, slowdown: SlowdownReport) -> Table:
         summary,
         tuple(Column(name, is_number=index > 1) for index, name in enumerate(names)),
         rows,
-        "known are kernels that also ran alone; lost: ms per step, as against the same work alone"
-        + ("" if slowdown.knows_input_shapes else ", by its place in the step")
+        "known: kernels that also ran alone; lost: ms per step, compared with the same work alone"
+        + ("" if slowdown.knows_input_shapes else ", matched by its place in the step")
         + _control(slowdown.control),
     )
 
 
 def kernel_name(kernel: Kernel) -> str:
-    """Without what all kernels of torch have in their names; with its place, where several ops of a step have one."""
+    """Return the name without torch's usual prefixes; with its position if several ops of a step share the name."""
     place = f" (no. {kernel.position + 1})" if kernel.position else ""
     return clean(_OF_NO_INTEREST.sub("", kernel.name), most=50) + place

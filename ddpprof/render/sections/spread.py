@@ -1,4 +1,4 @@
-"""How far many ranks lie apart in one step: their bars are too many to look at."""
+"""How far many ranks differ in one step; there are too many bars to look at."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spread_table(report: Report) -> Iterable[Section]:
 
 
 def parts_of_ranks(report: Report) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Ranks that have the step of median length, and of each its `PARTS`."""
+    """Return the ranks that have the step of median length, and the `PARTS` of each."""
     number = typical_step(report)
     found = [
         (rank.rank, bar_parts_ns(step.parts))

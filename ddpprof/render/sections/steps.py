@@ -1,4 +1,4 @@
-"""Where a step's time goes, and how much of the communication hides."""
+"""Where the time of a step goes, and how much of the communication is hidden."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ddpprof.render.sections.shown_steps import rows_worth_seeing
 from ddpprof.report import RankReport, Report
 
 PARTS = ("forward", "backward", "exposed comm", "optimizer", "data, other", "idle")
-"""Parts of the step bar, in order."""
+"""parts of the step bar, in order"""
 
 RECORDED_PARTS = ("forward", "backward and comm", "optimizer", "data, other")
-"""Parts where only light recording tells."""
+"""parts of the bar for light recording"""
 
 _LAUNCHES = (
-    "how long the host took to launch each part; when the accelerator did it, and how long it computed, only profiled "
-    "steps tell"
+    "time that the host took to launch each part; only profiled steps show when the accelerator did it, and how long "
+    "it computed"
 )
 
 
@@ -41,25 +41,25 @@ def step_bars(report: Report) -> Iterable[Section]:
         return
     bars = [bar for rank in report.ranks if (bar := _recorded_bar(rank)) is not None]
     if bars:
-        title = "A step by kind of work, ms (mean of the lightly recorded ones)"
+        title = "A step by kind of work, ms (mean of lightly recorded steps)"
         if report.times:
-            title = "A step by what the host launches, ms of the host (mean of the lightly recorded ones)"
+            title = "A step by what the host launches, ms of the host (mean of lightly recorded steps)"
         yield from _drawn(report, title, RECORDED_PARTS, bars, _LAUNCHES if report.times else "")
 
 
 def of_device(report: Report) -> str:
-    """Say in a title that its times are the accelerator's, where there is one."""
+    """Return words for a title that say that its times are the accelerator's, if there is one."""
     return " of the device" if report.times else ""
 
 
 def mean_of_steps(report: Report) -> str:
-    """Say over which profiled steps a table's numbers are means."""
+    """Return words that say over which profiled steps a table's numbers are means."""
     number = max((len(report.averaged(rank)) for rank in report.ranks), default=0)
     return f"mean of {count(number, 'profiled step')}"
 
 
 def _left_out(report: Report) -> str:
-    """Name the profiled steps that are in no mean because they took far longer than most."""
+    """Name the profiled steps left out of all means because they took far longer than most."""
     lengths: dict[int, int] = {}
     for step in (step for rank in report.ranks for step in rank.measured_steps):
         lengths[step.step] = max(step.duration_ns, lengths.get(step.step, 0))
@@ -86,7 +86,7 @@ def idle_table(report: Report) -> Iterable[Section]:
         shown, left_out = rows_worth_seeing(report, rows)
         names = ("rank", "host is late", "waits for comm", "other", "waits for data")
         yield Table(
-            f"Why the accelerator idles, ms{of_device(report)} per step ({mean_of_steps(report)})",
+            f"Why the accelerator is idle, ms{of_device(report)} per step ({mean_of_steps(report)})",
             tuple(map(Column, names)),
             shown,
             notes(
@@ -117,7 +117,7 @@ def _mean_bar(rank: RankReport, parts_ns: Sequence[Sequence[int]]) -> Bar:
 
 
 def bar_parts_ns(parts: Breakdown) -> tuple[int, ...]:
-    """Of each of `PARTS`."""
+    """Return the length of each of `PARTS`."""
     other = parts.data_ns + parts.other_ns
     return (parts.forward_ns, parts.backward_ns, parts.exposed_comm_ns, parts.optimizer_ns, other, parts.idle_ns)
 
@@ -158,7 +158,7 @@ def overlap_table(report: Report) -> Iterable[Section]:
             shown,
             notes(
                 left_out,
-                "hidden: share of comm while compute runs; exposed: the rest; trailing: gradients still on their way "
-                "between the last backward op and the optimizer",
+                "hidden: share of comm that overlaps with compute; exposed: the rest; trailing: gradients still in "
+                "transit between the last backward op and the optimizer",
             ),
         )

@@ -1,4 +1,4 @@
-"""Step times over what was varied, models and crossovers, in words."""
+"""Step times over the varied quantity, models and crossovers, in words."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
                 (clean(name), ms(m.constant_ns), f"{m.slope_ns / 1e6:.4g}", ms(m.floor_ns), f"{m.relative_error:.1%}")
                 for name, m in models
             ),
-            "error: root mean square of what the model misses, of the time",
+            "error: root mean square error of the model, relative to the time",
         )
     for found in report.crossovers:
         yield Line(_crossover(report, found))
     if not report.crossovers and len(models) > 1:
-        yield Line("By these models no configuration overtakes another: one is faster at every size.")
+        yield Line("According to these models, no configuration overtakes another: one is faster at every size.")
     if not models and len(report.points) > 1:
         yield Line(_fastest(report.points))
 
 
 def _fastest(points: Sequence[SweepPoint]) -> str:
-    """A variant wins where its slowest round is faster than all rounds of the others."""
+    """Name the fastest variant; it wins if its slowest round is faster than all rounds of the others."""
     fastest = min(points, key=lambda point: point.step_ns)
     others = [point for point in points if point is not fastest]
     said = f"Fastest step: {clean(fastest.label)}, {clean(fastest.configuration)}: {ms(fastest.step_ns)} ms"
     if len(fastest.rounds_ns) == 1:
-        return f"{said}; one round does not tell how much of that is chance."
+        return f"{said}; one round does not show how much of that is chance."
     close = [point for point in others if min(point.rounds_ns) <= max(fastest.rounds_ns)]
     return (
         f"{said}, but {count(len(close), 'other')} came as low in some round." if close else f"{said}, in every round."
@@ -54,7 +54,7 @@ def _size_name(report: SweepReport) -> str:
 
 
 def _points(report: SweepReport) -> Section:
-    """A row for each variant, and columns for each configuration."""
+    """Return a table with a row for each variant, and columns for each configuration."""
     configurations = list(dict.fromkeys(point.configuration for point in report.points))
     has_sizes = any(point.size is not None for point in report.points)
     cells = {(point.label, point.configuration): point for point in report.points}
@@ -67,7 +67,7 @@ def _points(report: SweepReport) -> Section:
         for name in configurations:
             row += _cells(cells.get((label, name)), has_sizes)
         rows.append(tuple(row))
-    note = f"per s: {_size_name(report)}, by the time" if has_sizes else ""
+    note = f"per s: {_size_name(report)}, divided by the time" if has_sizes else ""
     return Table("Median step", tuple(columns), tuple(rows), note)
 
 
@@ -79,10 +79,10 @@ def _cells(point: SweepPoint | None, has_sizes: bool) -> list[str]:
 def _crossover(report: SweepReport, found: SweepCrossover) -> str:
     c = found.crossover
     low = "0" if c.low is None else _number(c.low)
-    high = "without bound" if c.high is None else _number(c.high)
+    high = "unbounded" if c.high is None else _number(c.high)
     if not found.is_measured or c.low is None or c.high is None:
         return (
-            f"Whether {clean(found.above)} overtakes {clean(found.below)} these sizes do not tell: the models cross at "
+            f"These sizes do not show whether {clean(found.above)} overtakes {clean(found.below)}: the models cross at "
             f"{_size_name(report)} {_number(c.size)} (95 % interval {low} – {high})."
         )
     grows = "" if c.slope_ratio is None else f" Beyond it, its time grows {c.slope_ratio:.2f} × as slowly."

@@ -1,11 +1,11 @@
-"""What tuning found, in words."""
+"""The results of tuning, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import isinf
 
-from ddpprof.experiments.tuning import Fate, Tried, TuneReport
+from ddpprof.experiments.tuning import Fate, TriedSetting, TuneReport
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, ms, notes
 from ddpprof.measures.statistics.loss_match import LossMatch, Match
 from ddpprof.render.sections.overhead import interval
@@ -28,12 +28,12 @@ def tuning_sections(report: TuneReport) -> Iterable[Section]:
     yield from _losses(report)
     if report.unpredicted is not None:
         yield Line(
-            f"Without a prediction, so settings unlike each other were tried: {clean(report.unpredicted, most=400)}"
+            f"There was no prediction, so settings unlike each other were tried: {clean(report.unpredicted, most=400)}"
         )
     elif not report.promises:
-        yield Line("The prediction saw nothing to gain; its best setting was tried all the same.")
+        yield Line("The prediction saw nothing to gain; its best setting was tried anyway.")
     yield Line(
-        f"It took {count(report.num_steps, 'step')} of training. To try all {report.num_distinct} settings that make a "
+        f"It took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} settings that make a "
         f"difference to DDP as often would take {report.exhaustive_steps:,}.",
         is_aside=True,
     )
@@ -52,11 +52,9 @@ def _verdict(report: TuneReport) -> Iterable[Section]:
     )
     yield Line(f"In the script: {best.code}")
     if best.is_lossy:
-        yield Line(
-            "It rounds what is sent: whether the training is as good in the end, only the end tells.", is_warning=True
-        )
+        yield Line("It is lossy, since it rounds what is sent: check the final accuracy.", is_warning=True)
     if best.losses is not None and best.losses.match is Match.UNKNOWN:
-        yield Line("Whether it keeps the losses is not known, so look at them.", is_warning=True)
+        yield Line("It is unknown whether it keeps the losses, so check them.", is_warning=True)
     if "static_graph=True" in best.label:
         yield Line(
             "static_graph=True needs every step to use the same parameters, as these steps did.", is_warning=True
@@ -70,12 +68,12 @@ def _nothing(report: TuneReport) -> str:
         return said
     closest = min(known, key=lambda one: one.ratio.ratio if one.ratio is not None else 0.0)
     assert closest.ratio is not None
-    few = "; fewer than three rounds do not tell how much of that is chance" if closest.ratio.low is None else ""
+    few = "; fewer than three rounds do not show how much of that is chance" if closest.ratio.low is None else ""
     return f"{said} Closest: {clean(closest.label)}, {interval(closest.ratio)} × as long{few}."
 
 
-def _predicted(tried: Tried) -> str:
-    return f"; predicted were {ms(tried.forecast.step_ns)} ms" if tried.forecast is not None else ""
+def _predicted(tried: TriedSetting) -> str:
+    return f"; the prediction was {ms(tried.forecast.step_ns)} ms" if tried.forecast is not None else ""
 
 
 def _trials(report: TuneReport) -> Section:
@@ -88,18 +86,18 @@ def _trials(report: TuneReport) -> Section:
         Column("", is_number=False),
     )
     return Table(
-        "Tried",
+        "TriedSetting",
         columns,
         tuple(map(_row, (report.now, *report.tried))),
         notes(
-            "ratio: of its step to that of the job as it is, run in turn; 95 % intervals, which hold together",
+            "ratio: step relative to that of the job as it is, run in turn; 95 % intervals, which hold jointly",
             "predicted: step ms, from the profile" if report.unpredicted is None else "",
             *(f"{short}: {name}" for name, short in _SHORT.items() if any(name in one.label for one in report.tried)),
         ),
     )
 
 
-def _row(tried: Tried) -> tuple[str, ...]:
+def _row(tried: TriedSetting) -> tuple[str, ...]:
     forecast = tried.forecast
     return (
         short_label(tried.label) or "as it is",
@@ -112,7 +110,7 @@ def _row(tried: Tried) -> tuple[str, ...]:
 
 
 def short_label(label: str) -> str:
-    """Of a setting, where there is little room."""
+    """Return the label of a setting for where there is little room."""
     for name, short in _SHORT.items():
         label = label.replace(name, short)
     return clean(label)
@@ -122,7 +120,7 @@ def _losses(report: TuneReport) -> Iterable[Section]:
     known = [one.losses for one in report.tried if one.losses is not None]
     compared = [one for one in known if one.num_steps]
     if not compared:
-        yield Line("No step's loss was seen (no scalar whose backward() was called), so settings are unverified.")
+        yield Line("No step's loss was seen (no backward() was called on a scalar), so settings are unverified.")
         return
     yield Line(_compared(compared[0]))
     for one in report.tried:
@@ -133,14 +131,14 @@ def _losses(report: TuneReport) -> Iterable[Section]:
 def _compared(first: LossMatch) -> str:
     said = f"Losses of {count(first.num_steps, 'step')} on every rank were compared with those of the job as it is"
     if first.own is None:
-        return f"{said}, of which there is one start only."
+        return f"{said}, which was started only once."
     if first.own == 0:
-        said += ", two starts of which agree to the last bit"
+        said += "; two starts of it agree to the last bit"
     else:
-        said += f", whose own starts differ by {_part(first.own)}"
+        said += f"; its own starts differ by {_part(first.own)}"
     if first.tolerance is None:
-        return f"{said}: too much to tell anything. Does the script set a seed?"
-    return f"{said}; allowed: {_part(first.tolerance)}." if first.tolerance else f"{said}; so must all settings."
+        return f"{said}, which is too much to tell anything. Does the script set a seed?"
+    return f"{said}; {_part(first.tolerance)} is allowed." if first.tolerance else f"{said}; all settings must, too."
 
 
 def _part(fraction: float | None) -> str:

@@ -12,7 +12,7 @@ from ddpprof.report.side_streets import file_of
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One that says much, with its unit."""
+    """An important number, with its unit."""
 
     what: str
     value: str
@@ -25,7 +25,7 @@ class Verdict:
 
 
 def verdict(report: Report) -> Verdict:
-    """Return the verdict. Its numbers are means over the ranks and the steps, as those of the tables are."""
+    """Return the verdict. Its numbers are means over the ranks and the steps, like those of the tables."""
     of_steps = _of_steps(report)
     if report.failure is None:
         return of_steps
@@ -48,13 +48,10 @@ def _of_steps(report: Report) -> Verdict:
         Number("exposed", _ms(exposed_ns)),
         Number("trailing", _ms(trailing_ns)),
     ]
-    text = (
-        f"A step takes {_ms(step_ns)}. Communication that no computation hides is {_ms(exposed_ns)} of it, "
-        f"{percent(share)}."
-    )
+    text = f"A step takes {_ms(step_ns)}. Exposed communication is {_ms(exposed_ns)} of it, {percent(share)}."
     gains = any(finding.expected_ns and not finding.is_noise for finding in report.findings)
     if report.bound is not None and not gains:
-        text += " No setting of DDP was found that gives much of it back."
+        text += " No DDP setting was found that gives much of it back."
     return Verdict(text, tuple(numbers))
 
 
@@ -62,9 +59,9 @@ def _of_light_steps(report: Report) -> Verdict:
     light = [step for rank in report.ranks for step in rank.light_steps]
     if light:
         step_ns = median_of(light, lambda s: s.duration_ns)
-        unknown = "" if file_of(report) is not None else " How much of it is communication, only profiled steps tell."
+        unknown = "" if file_of(report) is not None else " Only profiled steps tell how much of it is communication."
         return Verdict(f"A step takes {_ms(step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
-    return Verdict("No step was recorded in whole.", ())
+    return Verdict("No step was recorded completely.", ())
 
 
 def _ms(ns: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What the step would take under other settings, in words."""
+"""Predictions of the step under other settings, in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ddpprof.findings.predictions import DEFAULT_CAP, since_torch
 from ddpprof.layout import Column, Line, Section, Table, clean, count, ms, percent
-from ddpprof.report.whatif import Outcome, WhatIf
+from ddpprof.report.whatif import PredictedSetting, WhatIf
 
 _COLUMNS = ("step ms", "95% interval", "saves ms", "compute", "slowed", "exposed", "rest")
 
@@ -20,19 +20,19 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
         "Predicted step" + (f" with {clean(answer.world)}" if answer.world else ""),
         (Column("setting", is_number=False), *map(Column, _COLUMNS)),
         tuple(map(_row, answer.outcomes)),
-        "saves: over the first line; compute: forward and backward pass if nothing were sent; slowed: what is sent "
-        "takes of that; exposed: after the last gradient, waiting for buckets and copying them; rest: all else"
-        + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),
+        "saves: relative to the first line; compute: forward and backward pass without communication; slowed: compute "
+        "time lost to communication; exposed: waits for buckets, and their copies, after the last gradient; rest: all "
+        "else" + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),
     )
     yield from _best(answer)
     yield Line(_network(answer))
     yield Line(
-        f"Replayed with its own settings the run's step comes out {_longer(answer.replay_error)} than it was: "
+        f"Replayed with its own settings, the run's step is {_longer(answer.replay_error)} than measured: "
         f"{ms(answer.measured_step_ns)} ± {ms(answer.measured_error_ns)} ms."
     )
     for text in dict.fromkeys(text for one in answer.outcomes for text in one.prediction.widened):
-        yield Line(f"Wider intervals: {clean(text)}.", is_warning=True)
-    yield Line(f"Assumes: {'; '.join(answer.assumes)}.", is_aside=True)
+        yield Line(f"Intervals are wider: {clean(text)}.", is_warning=True)
+    yield Line(f"Assumptions: {'; '.join(answer.assumes)}.", is_aside=True)
 
 
 def _head(answer: WhatIf) -> Iterable[str]:
@@ -44,7 +44,7 @@ def _head(answer: WhatIf) -> Iterable[str]:
     yield f"from {count(answer.num_steps, 'recorded step')}"
 
 
-def _row(outcome: Outcome) -> tuple[str, ...]:
+def _row(outcome: PredictedSetting) -> tuple[str, ...]:
     one, parts = outcome.prediction, outcome.prediction.parts
     times = (parts.forward_ns + parts.backward_ns, parts.slowed_ns, parts.exposed_ns, parts.rest_ns)
     return (
@@ -61,17 +61,17 @@ def _best(answer: WhatIf) -> Iterable[Section]:
     if best is None:
         return
     if not best.label:
-        yield Line("Best buckets found: those that were recorded.")
+        yield Line("Best buckets found: the recorded ones.")
         return
     found = f"Best buckets found: {best.label}: {ms(best.prediction.step_ns)} ms, {_saving(best)}"
     if best.gain.low_ns <= 0:
-        yield Line(f"{found}. That is within what the prediction does not know: try it with ddpprof sweep.")
+        yield Line(f"{found}. This is within the prediction's error: try it with ddpprof sweep.")
     else:
         call = f"DistributedDataParallel(model, {best.label}){since_torch(best.label)}"
         yield Line(f"{found}. In the script: {call}")
 
 
-def _saving(best: Outcome) -> str:
+def _saving(best: PredictedSetting) -> str:
     gain = best.gain
     saves = "saves" if gain.low_ns > 0 else "may save"
     return f"which {saves} {ms(gain.gain_ns)} ms ({_span(gain.low_ns, gain.high_ns)}) per step"
@@ -79,18 +79,22 @@ def _saving(best: Outcome) -> str:
 
 def _network(answer: WhatIf) -> str:
     network = answer.network
-    source = "measured by ddpprof netbench" if network.is_benched else "as the run's buckets took it"
+    source = "measured by ddpprof netbench" if network.is_benched else "estimated from the run's buckets"
     return (
         f"Network among {count(network.world_size, 'rank')}, {source}: {network.latency_ns / 1e3:.0f} µs + bytes at "
         f"{1 / network.ns_per_byte:.3g} GB/s (busbw {network.bus_bytes_per_s / 1e9:.3g} GB/s), off by "
         f"{percent(network.relative_error)} over {count(network.num_sizes, 'size')} of "
         f"{network.least_bytes / 1e6:.3g} to {network.most_bytes / 1e6:.3g} MB"
-        + (f"; {network.taken_ns_per_byte:.2g} ns of computation taken per byte." if network.taken_ns_per_byte else ".")
+        + (
+            f"; each byte costs {network.taken_ns_per_byte:.2g} ns of computation."
+            if network.taken_ns_per_byte
+            else "."
+        )
     )
 
 
 def _span(low_ns: float, high_ns: float) -> str:
-    """Three digits are more than is known."""
+    """Format a span; three digits are more than is known."""
     digits = 0 if high_ns >= _HUNDRED_MS else 1 if high_ns >= _HUNDRED_MS / 10 else 2
     return f"{low_ns / 1e6:.{digits}f} – {high_ns / 1e6:.{digits}f}"
 

@@ -1,5 +1,4 @@
-"""A run as TensorBoard shows it: native data, which need neither plugin nor network, and what its profiler plugin
-is to count.
+"""A run in TensorBoard: native data, which need neither plugin nor network, and the data for its profiler plugin.
 
-native.py writes all of the native data: one TensorBoard run per rank, and one, ``run``, for what is of all ranks.
+native.py writes all of the native data: one TensorBoard run per rank, and one, ``run``, for data of all ranks.
 """

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written without tensorflow, also where that is installed."""
+"""Writer of TensorBoard's event files that does not use tensorflow, even if it is installed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HOW_TO_INSTALL = "Install it with: pip install 'ddpprof[tensorboard]'"
 
 
 class EventFile:
-    """One file of one TensorBoard run, in `directory`. A context manager. Raises ``OSError``, and `DdpprofError`."""
+    """One file of one TensorBoard run, in `directory`; a context manager. Raises ``OSError`` and `DdpprofError`."""
 
     def __init__(self, directory: Path) -> None:
         try:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.summary.writer.record_writer import RecordWriter
-        except (ImportError, AttributeError) as error:  # an old one uses what numpy no longer has
+        except (ImportError, AttributeError) as error:  # an old TensorBoard uses features that numpy no longer has
             raise DdpprofError(f"TensorBoard cannot be used ({error}). {HOW_TO_INSTALL}") from error
         own_files.make_folder(directory)
         self._event = Event
@@ -44,14 +44,14 @@ class EventFile:
 
 
 def summary(tag: str, metadata: Any, **value: Any) -> Any:
-    """A summary of one value, by the fields of its protocol buffer."""
+    """Return a summary of one value, given by the fields of its protocol buffer."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=tag, metadata=metadata, **value)])
 
 
 def text_tensor(*texts: str | bytes) -> Any:
-    """A tensor without dimensions of one text, or with one of several."""
+    """Return a scalar tensor of one text, or a 1-d tensor of several."""
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
     from tensorboard.compat.proto.types_pb2 import DT_STRING

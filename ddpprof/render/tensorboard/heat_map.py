@@ -1,4 +1,4 @@
-"""Rank × step as a picture: the darker a cell, the longer. Its numbers are those of the scalars, in ms."""
+"""Rank × step as a picture: the darker a cell, the longer the time. Its numbers are those of the scalars, in ms."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _OF_STEP: Mapping[str, Callable[[StepReport], int]] = {
     "exposed_comm_ms": lambda step: step.exposed_ns,
 }
 _MAX_CELLS = 2000
-"""In one direction: an image of more is no image."""
+"""most cells in one direction; a larger image would be useless"""
 _WITH_NUMBERS = 40
-"""Up to so many ranks and steps a cell is wide enough for its number."""
+"""most ranks and steps for which a cell is wide enough for its number"""
 _CELL, _WIDE_CELL, _MARGIN = 6, 64, 70
 _LIGHT, _DARK = np.array([247, 251, 255]), np.array([8, 48, 107])
 _NOTHING = (255, 255, 255)
 
 
 def write_heat_maps(file: EventFile, report: Report) -> None:
-    """None without Pillow, which TensorBoard brings since 2.20: the scalars tell the same."""
+    """Write the heat maps, if there is Pillow, which TensorBoard includes from 2.20 on: the scalars say the same."""
     if find_spec("PIL") is None:
         return
     from tensorboard.plugins.image.metadata import create_summary_metadata
@@ -45,7 +45,7 @@ def write_heat_maps(file: EventFile, report: Report) -> None:
 
 
 def cells(report: Report, value: Callable[[StepReport], int]) -> tuple[list[int], list[int], NDArray[np.float64]]:
-    """Ranks, numbers of the steps, and [ranks, steps] in ms: NaN where the rank has no such step."""
+    """Return ranks, step numbers, and values [ranks, steps] in ms, with NaN where the rank has no such step."""
     ranks = [rank for rank in report.ranks if rank.steps][:_MAX_CELLS]
     steps = sorted({step.step for rank in ranks for step in rank.steps})[:_MAX_CELLS]
     column = {number: index for index, number in enumerate(steps)}
@@ -58,7 +58,7 @@ def cells(report: Report, value: Callable[[StepReport], int]) -> tuple[list[int]
 
 
 def draw(title: str, ranks: Sequence[int], steps: Sequence[int], values: NDArray[np.float64]) -> tuple[bytes, int, int]:
-    """A PNG, its width and its height."""
+    """Return a PNG, its width and its height."""
     from PIL import Image, ImageDraw
 
     numbered = max(len(ranks), len(steps)) <= _WITH_NUMBERS

@@ -1,4 +1,4 @@
-"""How long the collectives of each step took: one histogram per kind of collective, step and rank."""
+"""Durations of the collectives of each step: one histogram per kind of collective, step and rank."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def write_histograms(file: EventFile, drawing: Drawing) -> None:
         table = _buckets_of(durations_ns / NS_PER_MS)
         shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in table.shape])
         tensor = TensorProto(dtype=DT_DOUBLE, tensor_shape=shape, tensor_content=table.tobytes())
-        metadata = create_summary_metadata("", f"durations of {kind} in a step, waiting for other ranks included")
+        metadata = create_summary_metadata("", f"durations of {kind} in a step, including waits for other ranks")
         file.add(summary(f"{TAG}{kind}", metadata, tensor=tensor), step)
 
 
 def _collective_times(drawing: Drawing) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
-    """Kind, number of the step, durations in ns."""
+    """Yield the kind, the number of the step, and the durations in ns."""
     for index in drawing.about.measured:
         step = drawing.draw(index)
         comm = step.collectives
@@ -40,7 +40,7 @@ def _collective_times(drawing: Drawing) -> Iterator[tuple[str, int, NDArray[np.i
 
 
 def _buckets_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[n, 3]: left edge, right edge, count. The outer edges are the smallest and the largest value."""
+    """Return [n, 3]: left edge, right edge, count. The outer edges are the smallest and the largest value."""
     if values.min() == values.max():
         return np.array([[values[0], values[0], len(values)]], np.float64)
     counts, edges = np.histogram(values, bins=_BUCKETS)

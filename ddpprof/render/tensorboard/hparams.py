@@ -1,4 +1,4 @@
-"""Settings of DDP and of the job as hyperparameters, medians over steps as metrics: for comparing runs in a table."""
+"""Settings of DDP and of the job as hyperparameters, and medians over steps as metrics, to compare runs in a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpprof.render.tensorboard.scalars import NS_PER_MS, Scalar, write_scalar
 from ddpprof.report import Report
 
 METRIC = "ddp_run/"
-"""Before the metrics: ``ddp_run/step_ms``, …: each the mean over the ranks, and of that the median over the steps"""
+"""prefix of metrics such as ``ddp_run/step_ms``, which are means over the ranks, and then medians over the steps"""
 _LONGEST = 200
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?")
 
@@ -26,7 +26,7 @@ def write_hparams(file: EventFile, report: Report) -> None:
 
 
 def settings_of(report: Report) -> dict[str, str | int | float]:
-    """What is not known has no entry. DDP's own are those of its first module."""
+    """Return the known settings. DDP's own are those of its first module."""
     job = report.job
     known: dict[str, str | int | float | None] = {
         "world_size": job.world_size,
@@ -42,12 +42,12 @@ def settings_of(report: Report) -> dict[str, str | int | float]:
 
 
 def _value(value: str | float) -> str | int | float:
-    """Numbers as such: TensorBoard sorts by them."""
+    """Return a number as a number, since TensorBoard sorts by it."""
     if not isinstance(value, str):
         return value
     return float(value) if _NUMBER.fullmatch(value) else clean(value, most=_LONGEST)
 
 
 def metrics_of(report: Report) -> dict[str, float]:
-    """By tag. They are the numbers that `ddpprof compare` shows of this run."""
+    """Return the metrics by tag. They are the numbers that `ddpprof compare` shows for this run."""
     return {f"{METRIC}{name.replace(' ', '_')}_ms": ns / NS_PER_MS for name, ns in medians_ns(report).items()}

@@ -1,4 +1,4 @@
-"""Which lines TensorBoard's custom scalars draw into one chart."""
+"""Groups of lines that TensorBoard's custom scalars draw into one chart."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ CHARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "step": (STEP,),
         "communication": ("ddp/comm_ms", EXPOSED, "ddp/trailing_comm_ms"),
         "overlap": (OVERLAP,),
-        "what of DDP stands in the way": ("ddp/own_work_ms", EXPOSED),
+        "cost of DDP": ("ddp/own_work_ms", EXPOSED),
     },
     "parts of a step": {"all": (f"{PART}.*", f"{LAUNCHES}.*")},
 }
-"""category → chart → regular expressions of tags"""
+"""category → chart → regular expressions for tags"""
 
 
 def write_layout(file: EventFile) -> None:

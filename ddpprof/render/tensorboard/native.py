@@ -1,4 +1,4 @@
-"""All native data of a run: one TensorBoard run per rank, under the same tags, and one for what is of all ranks."""
+"""All native data of a run: one TensorBoard run per rank, with the same tags, and one for data of all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddpprof.rundir import TENSORBOARD_OF_RUN, tensorboard_rank
 
 
 def write_native(directory: Path, report: Report, drawings: Iterable[Drawing]) -> None:
-    """`drawings`: by ascending rank. Raises ``OSError``, and `DdpprofError` where TensorBoard is not installed."""
+    """Write all native data. `drawings` ascend by rank. Raises ``OSError``, and `DdpprofError` without TensorBoard."""
     with EventFile(directory / TENSORBOARD_OF_RUN) as file:
         write_report_text(file, report)
         write_layout(file)
@@ -29,6 +29,6 @@ def write_native(directory: Path, report: Report, drawings: Iterable[Drawing]) -
     for rank in report.ranks:
         with EventFile(directory / tensorboard_rank(rank.rank)) as file:
             write_scalars(file, rank, bool(report.times))
-            if drawn is not None and drawn.about.rank == rank.rank:  # not so without a trace
+            if drawn is not None and drawn.about.rank == rank.rank:  # false for a rank without a trace
                 write_histograms(file, drawn)
                 drawn = next(following, None)

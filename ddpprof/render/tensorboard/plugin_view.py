@@ -1,7 +1,7 @@
-"""What torch-tb-profiler's views are to count, so that they equal the report: steps, and collectives of all ranks.
+"""Input of torch-tb-profiler's views that makes them equal the report: steps, and collectives of all ranks.
 
-The plugin takes the i-th collective of a rank, in order of their starts, for the i-th of every other rank, and shows
-nothing where ranks have different numbers of them. What it cannot show is said in words.
+The plugin pairs the i-th collective of a rank, in order of their starts, with the i-th of every other rank, and shows
+nothing if ranks have different numbers of them. What it cannot show is described in words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMES = {
     CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
     CollectiveKind.REDUCE: "reduce",
 }
-"""The plugin knows no others."""
+"""the only names that the plugin knows"""
 _NAME_OF_OTHERS = "all_reduce"
 _NEGLIGIBLE_NS = 1000
 _HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
@@ -35,7 +35,7 @@ _HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
 
 @dataclass(frozen=True, slots=True)
 class PluginViews:
-    """Of one trace of each rank."""
+    """Views of one trace of each rank."""
 
     of_rank: Mapping[int, PluginView]
     missing: tuple[str, ...]
@@ -51,7 +51,7 @@ class _Rank:
     table: RankCollectives
     steps: tuple[Step, ...]
     start_ns: NDArray[np.int64]
-    """cut at the step's ends where the host communicates: there the plugin's steps are the host's"""
+    """start, clipped to the step if the host communicates, since the plugin's steps are then the host's"""
     end_ns: NDArray[np.int64]
     counts: NDArray[np.bool_]
 
@@ -91,7 +91,7 @@ def _on_host(trace: Trace) -> bool:
 
 
 def _lines(ranks: Sequence[_Rank], matched: MatchedCollectives) -> NDArray[np.int64]:
-    """[n, num_ranks]: rows of the collectives that count on every rank, in their order on the lowest one."""
+    """Return [n, num_ranks]: rows of the collectives that count on every rank, in their order on the lowest rank."""
     if len(ranks) == 1:
         return np.flatnonzero(ranks[0].counts)[:, None]
     rows = matched.rows[(matched.rows != UNKNOWN).all(axis=1)].astype(np.int64)
@@ -103,14 +103,14 @@ def _lines(ranks: Sequence[_Rank], matched: MatchedCollectives) -> NDArray[np.in
 
 
 def _in_common_order(ranks: Sequence[_Rank], lines: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Starts that ascend on every rank: where two collectives began the other way round, one is let begin earlier.
+    """Return starts that ascend on every rank: if two collectives began in another order, one is moved earlier.
 
-    Backends have several threads or streams, and the plugin would pair what does not belong together.
+    Backends have several threads or streams, so the plugin would otherwise pair the wrong collectives.
     """
     starts = np.empty(lines.shape, np.int64)
     places = np.arange(len(lines))
     for column, one in enumerate(ranks):
-        # The latest starts that ascend by at least 1 ns and are none later than they were.
+        # The latest starts that ascend by at least 1 ns and are not later than the real ones.
         latest = np.minimum.accumulate((one.start_ns[lines[:, column]] - places)[::-1])[::-1]
         starts[:, column] = latest + places
     return starts
@@ -125,7 +125,7 @@ def _shown(
     for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
         name = _NAMES.get(CollectiveKind(comm.kind[row]), _NAME_OF_OTHERS)
         size = int(sizes[row])
-        # A kernel counts as long as it runs: beside it an annotation without length only brings it into the order.
+        # A kernel counts as long as it runs; an annotation without length only brings it into order.
         is_moved_kernel = prefix == "nccl" and start != one.start_ns[row]
         end = start if is_moved_kernel else int(one.end_ns[row])
         shown[row] = PluginCollective(f"{prefix}:{name}", start, end, None if size == UNKNOWN else size)
@@ -142,17 +142,17 @@ def _missing(ranks: Sequence[_Rank], lines: NDArray[np.int64], starts: NDArray[n
     left_out = max(int(one.counts.sum()) - len(lines) for one in ranks)
     if left_out:
         yield (
-            f"{left_out} collectives of a rank count nowhere: the Distributed view pairs those that all ranks have "
-            f"which were read{'' if len(lines) else ', and there is none'}"
+            f"{left_out} collectives of a rank are not counted: the Distributed view pairs those that all read ranks "
+            f"have{'' if len(lines) else ', and there are none'}"
         )
     if len(ranks) == 1:
-        yield "one rank was read: the Distributed view takes all of its communication for transfer, none for waiting"
+        yield "one rank was read: the Distributed view counts all of its communication as transfer, none as waiting"
     unknown, moved_ns = set(), 0
     for one, rows, start in zip(ranks, lines.T, starts.T, strict=True):
         unknown |= {CollectiveKind(kind) for kind in one.trace.collectives.kind[rows]} - set(_NAMES)
         moved_ns = max(moved_ns, int((one.start_ns[rows] - start).max(initial=0)))
     if unknown:
         names = ", ".join(sorted(kind.name.lower().replace("_", "-") for kind in unknown))
-        yield f"{names} stand as {_NAME_OF_OTHERS}: the plugin knows five collectives"
+        yield f"{names} appear as {_NAME_OF_OTHERS}: the plugin knows only five collectives"
     if moved_ns > _NEGLIGIBLE_NS:
-        yield f"collectives that ranks began in different order begin up to {moved_ns / 1000:.0f} µs early"
+        yield f"collectives that ranks began in different orders are shown up to {moved_ns / 1000:.0f} µs early"

@@ -1,4 +1,4 @@
-"""Numbers of each step of one rank, under the same tags for every rank: as lines, ranks lie one over the other."""
+"""Numbers of each step of one rank, under the same tags for every rank, so that their lines overlay each other."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ STEP = "ddp/step_ms"
 OVERLAP = "ddp/overlap_share"
 EXPOSED = "ddp/exposed_comm_ms"
 PART = "ddp_step/"
-"""Before the parts that add up to a step: ``ddp_step/forward_ms``, …"""
+"""prefix of the parts that add up to a step: ``ddp_step/forward_ms``, …"""
 LAUNCHES = "ddp_launches/"
-"""Before parts of which, on an accelerator, only is known how long the host took to launch them"""
+"""prefix of parts for which only the host's launch time is known, on an accelerator"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,16 @@ class Scalar:
 
 
 DESCRIPTIONS = {
-    STEP: "how long the step took, by the host's clock",
+    STEP: "length of the step, by the host's clock",
     "ddp/compute_ms": "computation, as a union over streams and threads",
-    "ddp/comm_ms": "communication, likewise",
-    EXPOSED: "communication under which nothing is computed",
-    "ddp/trailing_comm_ms": "gradients still on their way between the last backward op and the optimizer",
-    OVERLAP: "share of the communication that runs while something is computed: 0 to 1",
-    "ddp/own_work_ms": "time of the training thread in DDP's own work, by the host's clock",
+    "ddp/comm_ms": "communication, as a union over streams and threads",
+    EXPOSED: "communication during which nothing is computed",
+    "ddp/trailing_comm_ms": "gradients still in transit between the last backward op and the optimizer",
+    OVERLAP: "share of the communication that overlaps with computation: 0 to 1",
+    "ddp/own_work_ms": "time that the training thread spends in DDP's own work, by the host's clock",
 }
 
-_OF_LAUNCHES = "how long the host took to launch this part of the step; the accelerator does it later"
+_OF_LAUNCHES = "time that the host took to launch this part of the step, which the accelerator does later"
 
 _OF_STEP: Mapping[str, Callable[[StepReport], int | None]] = {
     STEP: lambda step: step.duration_ns,
@@ -59,12 +59,12 @@ def write_scalar(file: EventFile, scalar: Scalar, description: str) -> None:
     from tensorboard.plugins.scalar.metadata import create_summary_metadata
 
     metadata = create_summary_metadata("", description)
-    metadata.data_class = DATA_CLASS_SCALAR  # else TensorBoard's data server drops the description
+    metadata.data_class = DATA_CLASS_SCALAR  # otherwise TensorBoard's data server drops the description
     file.add(summary(scalar.tag, metadata, simple_value=scalar.value), scalar.step)
 
 
 def scalars_of(rank: RankReport, on_accelerator: bool) -> Iterator[Scalar]:
-    """In order of the steps. What a step cannot tell it has no point for."""
+    """Yield the scalars in order of the steps; a step has no point for what it cannot tell."""
     steps: list[StepReport | LightStepReport] = [*rank.steps, *rank.light_steps]
     for step in sorted(steps, key=lambda step: step.step):
         for tag, value in _values(step, on_accelerator).items():

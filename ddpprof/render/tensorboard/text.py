@@ -1,4 +1,4 @@
-"""The report as text: Markdown as TensorBoard reads it."""
+"""The report as text, in TensorBoard's dialect of Markdown."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def write_report_text(file: EventFile, report: Report) -> None:
 
 
 def tensorboard_markdown(markdown: str) -> str:
-    """GitHub's Markdown in the dialect of Python-Markdown.
+    """Convert GitHub's Markdown to the dialect of Python-Markdown.
 
-    It does not know all of GitHub's escapes, but every character by its number; a list's items go on after 4 blanks.
+    The latter does not know all of GitHub's escapes, but every character by its number; list items continue after 4
+    blanks.
     """
     numbered = _ESCAPED.sub(lambda match: f"&#{ord(match[1])};", markdown)
     return _LIST_ITEM.sub("    ", numbered)

@@ -10,7 +10,7 @@ from reports import bucket, compare_runs, light_report, rank, report, step
 
 from ddpprof.comparison.between_runs import MOST_RUNS, Difference
 from ddpprof.comparison.compare import Comparison, compare
-from ddpprof.comparison.gate import Outcome, judge, overall, parse_conditions
+from ddpprof.comparison.gate import GateResult, judge, overall, parse_conditions
 from ddpprof.comparison.kernels import compare_kernels
 from ddpprof.comparison.run_set import RunSet
 from ddpprof.errors import DdpprofError
@@ -78,7 +78,7 @@ def test_one_run_of_each_tells_what_noise_cannot_do() -> None:
 def test_runs_of_another_job_among_them_are_named() -> None:
     other = with_idle(1000, job=replace(report().job, world_size=4))
     found = compare(RunSet((with_idle(1000), other)), RunSet((with_idle(1000),)))
-    assert "A: its runs are not of one job: they differ in ranks" in found.missing
+    assert "A: its runs are not from the same job: they differ in ranks" in found.missing
 
 
 def test_kernels_that_not_all_runs_have_slower_are_no_change() -> None:
@@ -205,46 +205,46 @@ SINGLE = compare_runs(with_idle(1000, 1010, 990, 1005), with_idle(6000, 6010, 59
         pytest.param(
             SLOWER,
             "step>5%",
-            Outcome.FAILED,
+            GateResult.FAILED,
             "step changed by +5.00 ms, +8.3% (between +4.85 and +5.15 ms)",
             id="percent",
         ),
-        pytest.param(SLOWER, "step > 10 %", Outcome.PASSED, "step changed by +5.00 ms, +8.3%", id="below"),
-        pytest.param(SLOWER, "step>5.1ms", Outcome.FAILED, "step changed by +5.00 ms", id="perhaps-beyond"),
-        pytest.param(SLOWER, "step>5300us", Outcome.PASSED, "step changed by +5.00 ms", id="surely-below"),
-        pytest.param(SLOWER, "exposed>1s", Outcome.PASSED, "exposed changed by +0.00 ms", id="not-plausible"),
-        pytest.param(NOISY, "step>1%", Outcome.UNKNOWN, "step changed by +1.00 ms, +1.6% (between", id="noise"),
+        pytest.param(SLOWER, "step > 10 %", GateResult.PASSED, "step changed by +5.00 ms, +8.3%", id="below"),
+        pytest.param(SLOWER, "step>5.1ms", GateResult.FAILED, "step changed by +5.00 ms", id="perhaps-beyond"),
+        pytest.param(SLOWER, "step>5300us", GateResult.PASSED, "step changed by +5.00 ms", id="surely-below"),
+        pytest.param(SLOWER, "exposed>1s", GateResult.PASSED, "exposed changed by +0.00 ms", id="not-plausible"),
+        pytest.param(NOISY, "step>1%", GateResult.UNKNOWN, "step changed by +1.00 ms, +1.6% (between", id="noise"),
         pytest.param(
-            SINGLE, "step>5%", Outcome.UNKNOWN, "whether that is noise, one run on each side cannot tell", id="single"
+            SINGLE, "step>5%", GateResult.UNKNOWN, "one run on each side cannot tell whether that is noise", id="single"
         ),
         pytest.param(
             compare_runs(light_report(), light_report()),
             "exposed>1ms",
-            Outcome.FAILED,
+            GateResult.FAILED,
             "exposed is not in both",
             id="absent",
         ),
     ],
 )
-def test_a_gate(comparison: Comparison, condition: str, outcome: Outcome, because: str) -> None:
+def test_a_gate(comparison: Comparison, condition: str, outcome: GateResult, because: str) -> None:
     (verdict,) = judge(comparison, parse_conditions(condition))
     assert verdict.outcome is outcome
     assert because in verdict.because
-    assert (verdict.runs_needed is not None) is (outcome is Outcome.UNKNOWN)
+    assert (verdict.runs_needed is not None) is (outcome is GateResult.UNKNOWN)
 
 
 def test_a_limit_below_the_noise_says_that_runs_would_not_help() -> None:
     (verdict,) = judge(NOISY, parse_conditions("step>0.1%"))
-    assert (verdict.outcome, verdict.runs_needed) == (Outcome.UNKNOWN, MOST_RUNS + 1)
-    assert verdict.because.endswith("400 runs on each side would not tell: the runs differ too much")
+    assert (verdict.outcome, verdict.runs_needed) == (GateResult.UNKNOWN, MOST_RUNS + 1)
+    assert verdict.because.endswith("400 runs on each side would not be enough: the runs differ too much")
 
 
 def test_every_condition_is_judged_and_the_worst_counts() -> None:
     verdicts = judge(SLOWER, parse_conditions("step>50%,step>5%,exposed>2ms, backward and comm>1s"))
     assert [verdict.outcome.value for verdict in verdicts] == ["passed", "failed", "unknown", "failed"]
-    assert overall(verdicts) is Outcome.FAILED
-    assert overall(verdicts[2:3]) is Outcome.UNKNOWN
-    assert overall(verdicts[:1]) is Outcome.PASSED
+    assert overall(verdicts) is GateResult.FAILED
+    assert overall(verdicts[2:3]) is GateResult.UNKNOWN
+    assert overall(verdicts[:1]) is GateResult.PASSED
 
 
 @pytest.mark.parametrize("text", ["", "step", "step>5", "step<5%", "step>-5%", "step>5%,", "speed>5%", "step>5%;x>1ms"])

@@ -11,7 +11,7 @@ import pytest
 
 from ddpprof.doctor import installation
 from ddpprof.doctor.catalogue import MACHINE, NAMES, TRAINING
-from ddpprof.doctor.check import Context, Outcome, Setup, Verdict, setups
+from ddpprof.doctor.check import CheckResult, CheckStatus, Context, Setup, setups
 from ddpprof.doctor.examination import anonymous, document
 from ddpprof.doctor.processes import run_checks
 
@@ -77,9 +77,7 @@ def test_where_training_is_checked() -> None:
     assert [str(one) for one in setups(4)] == ["nccl, 1 rank, 1 GPU", "gloo, 2 ranks, 1 GPU", "nccl, 4 ranks, 4 GPUs"]
     lacking = {check.names[0]: check.lacks(Setup()) for check in TRAINING}
     assert lacking["parameters"] is None
-    assert lacking["exposed"] == (
-        "it needs 2 GPUs: between ranks that share cores, communication takes them from computation"
-    )
+    assert lacking["exposed"] == ("it needs 2 GPUs: when ranks share cores, communication takes them from computation")
     assert not any(check.lacks(setups(2)[-1]) for check in TRAINING)
 
 
@@ -88,7 +86,7 @@ def test_the_document_tells_nothing_of_who_asked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(getpass, "getuser", lambda: "ada")
     said = "ada on titan7: /home/ada/work/train.py from 10.1.2.3, https://ada:pass@host/x?token=1, adamant"
     assert anonymous(said) == "USER on HOST: …/train.py from ADDRESS, https://USER@host/x adamant"
-    told = document([Outcome("disk", Verdict.FAIL, "much", "/home/ada/runs is full", "titan7 lacks room")])
+    told = document([CheckResult("disk", CheckStatus.FAIL, "much", "/home/ada/runs is full", "titan7 lacks room")])
     assert "ada" not in str(told)
     assert "titan7" not in str(told)
     assert told["counts"] == {"PASS": 0, "FAIL": 1, "SKIP": 0}

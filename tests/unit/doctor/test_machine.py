@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpprof.doctor import machine, network
-from ddpprof.doctor.check import Context, Outcome, Run, Verdict
+from ddpprof.doctor.check import CheckResult, CheckStatus, Context, Run
 
 Usage = namedtuple("Usage", "total used free")
 Patch = pytest.MonkeyPatch
@@ -85,7 +85,7 @@ CASES = [
 ]
 
 
-def answer(name: str, run: Run) -> Outcome:
+def answer(name: str, run: Run) -> CheckResult:
     (found,) = (one for one in run(context()) if one.name == name)
     return found
 
@@ -105,11 +105,11 @@ def test_a_fault_is_told_from_health(
     with monkeypatch.context() as planted:
         fault(planted)
         found = answer(name, run)
-        assert (found.verdict, bool(found.reason)) == (Verdict.FAIL, True)
+        assert (found.verdict, bool(found.reason)) == (CheckStatus.FAIL, True)
     with monkeypatch.context() as well:
         health(well)
         found = answer(name, run)
-        assert (found.verdict, found.reason) == (Verdict.PASS, None), found
+        assert (found.verdict, found.reason) == (CheckStatus.PASS, None), found
 
 
 def test_more_gpus_want_more_cores(tmp_path: Path, monkeypatch: Patch) -> None:

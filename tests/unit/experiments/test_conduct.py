@@ -92,7 +92,7 @@ def test_another_plan_replaces_an_experiment_only_where_that_is_wanted(tmp_path:
 
 def test_a_folder_of_the_user_does_not_become_a_trial(tmp_path: Path) -> None:
     Trial(0, 0).folder(tmp_path).mkdir()
-    with pytest.raises(RunExists, match="stands where a trial would be written"):
+    with pytest.raises(RunExists, match="is where a trial would be written"):
         open_experiment(tmp_path, PLAN, force=True)
     assert not (tmp_path / "experiment.json").exists()
 
@@ -100,7 +100,7 @@ def test_a_folder_of_the_user_does_not_become_a_trial(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["trial-3-0", "profile", "choice.json"])
 def test_nor_one_that_only_the_profile_of_a_tuning_will_suggest(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
-    with pytest.raises(RunExists, match="stands where a trial would be written"):
+    with pytest.raises(RunExists, match="is where a trial would be written"):
         open_experiment(tmp_path, TUNING, force=True)
 
 
@@ -120,7 +120,7 @@ def test_a_tuning_that_has_chosen_goes_on_where_it_is_asked_for_again(tmp_path: 
 
 def test_a_run_is_not_replaced_by_an_experiment(tmp_path: Path) -> None:
     (tmp_path / "run.json").touch()
-    with pytest.raises(RunExists, match="holds a run"):
+    with pytest.raises(RunExists, match="contains a run"):
         open_experiment(tmp_path, PLAN, force=True)
 
 
@@ -133,7 +133,7 @@ def test_a_script_that_starts_ranks_of_its_own_is_not_measured_under_another_num
         "(out / 'run.json').write_text('{\"world_size\": 2}')\n"
     )
     asked = replace(PLAN, kind=Kind.SCALE, command=(script,), variants=(Variant(1),), rounds=1)
-    with pytest.raises(CannotRecord, match="starts 2 ranks itself, where 1 was asked for"):
+    with pytest.raises(CannotRecord, match="starts 2 ranks itself, but 1 were requested"):
         list(conduct(tmp_path / "o", asked, list(asked.trials())))
     not_asked = replace(asked, variants=(Variant(1, any_number=True),))
     ((_, ended),) = conduct(tmp_path / "o", not_asked, list(not_asked.trials()))

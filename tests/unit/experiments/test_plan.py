@@ -57,7 +57,7 @@ def test_shares_add_up_over_the_processes() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        pytest.param(None, "holds no experiment", id="absent"),
+        pytest.param(None, "is not an experiment", id="absent"),
         pytest.param("{", "is not ddpprof's", id="cut-off"),
         pytest.param(json.dumps({"format": 1}), "is not ddpprof's", id="without-a-plan"),
         pytest.param(json.dumps({"format": 2}), "newer ddpprof", id="newer"),

@@ -19,7 +19,7 @@ TIMES = [{"ready_ns": 10 * MS, "transfer_ns": 2 * MS}, {"ready_ns": 50 * MS, "tr
     ("o", "gain_ns", "advice"),
     [
         pytest.param(
-            observed(SPLIT, TIMES, trailing_ns=12 * MS), 21 * MS // 2, "bucket_cap_mb=2) leaves 1.0 MB",
+            observed(SPLIT, TIMES, trailing_ns=12 * MS), 21 * MS // 2, "bucket_cap_mb=2) reduces it to 1.0 MB",
             id="smaller-last-bucket",
         ),
         pytest.param(
@@ -94,7 +94,7 @@ def test_what_trails_behind_a_small_last_bucket_is_the_large_one_before_it() -> 
 def test_a_large_bucket_that_cannot_be_cut_is_to_be_sent_in_fewer_bytes(large: list[float]) -> None:
     found = find(observed(of_mib(large, [1]), SEVEN_AND_ONE, trailing_ns=62 * MS, exposed_ns=62 * MS))
     (late,) = [finding for finding in found if finding.rule == "trailing-communication"]
-    assert late.title.startswith("Bucket 0 (7.3 MB) is sent when nothing is left")
+    assert late.title.startswith("Bucket 0 (7.3 MB) is sent when no computation is left")
     assert (late.gain_ns, "fp16_compress_hook" in late.advice) == (36 * MS, True)
 
 
@@ -104,7 +104,7 @@ def test_a_large_bucket_is_no_excuse_for_a_slow_link() -> None:
     found = find(observed(of_mib([1] * 7, [1]), slow, trailing_ns=134 * MS, exposed_ns=134 * MS))
     (link,) = [finding for finding in found if finding.rule == "trailing-communication"]
     assert link.title.startswith("The link is the bottleneck")
-    assert "need 144.00 ms of transfer, and 70.00 ms of backward" in link.evidence
+    assert "need 144.00 ms to transfer, and after the first gradient only 70.00 ms of backward" in link.evidence
 
 
 LARGE = {"first_ready_ns": 10 * MS, "ready_ns": 60 * MS, "transfer_ns": 20 * MS}
@@ -214,4 +214,4 @@ def test_the_advice_on_a_late_parameter_depends_on_how_ddp_orders_buckets() -> N
 def test_a_job_that_accumulates_is_not_told_to_accumulate() -> None:
     slow = [{"ready_ns": t * MS, "transfer_ns": 30 * MS} for t in (10, 20, 30)]
     finding = only(observed(of_mib([30], [30], [30]), slow, trailing_ns=60 * MS, exposed_ns=60 * MS, num_micro_steps=4))
-    assert "accumulate more batches in a step than the 4 of now" in finding.advice
+    assert "accumulate more than the present 4 batches per step" in finding.advice

@@ -24,7 +24,7 @@ def beside(purpose: Purpose, exposed_ns: int, **changes: Any) -> OutsideCalls:
         ),
         pytest.param(
             [beside(Purpose.PARAMETERS, 2 * MS, place=Place.AFTER_BACKWARD)], "gradient-averaging", 2 * MS,
-            "averages already", id="gradients",
+            "already averaged", id="gradients",
         ),
         pytest.param(
             [beside(Purpose.FEW_NUMBERS, MS), beside(Purpose.FEW_NUMBERS, 2 * MS, kind="all_gather")],
@@ -36,11 +36,11 @@ def beside(purpose: Purpose, exposed_ns: int, **changes: Any) -> OutsideCalls:
         ),
         pytest.param(
             [beside(Purpose.BARRIER, MS, kind="barrier", num_bytes=None)], "barrier-in-loop", MS,
-            "A barrier stands in the training loop", id="barrier",
+            "There is a barrier in the training loop", id="barrier",
         ),
         pytest.param(
             [beside(Purpose.BARRIER, MS, kind="barrier", num_calls=2, num_bytes=None)], "barrier-in-loop", MS,
-            "2 barriers stand in the training loop", id="two-barriers",
+            "There are 2 barriers in the training loop", id="two-barriers",
         ),
         pytest.param(
             [beside(Purpose.BARRIER, MS, kind="barrier", num_bytes=None, place=Place.FORWARD)], "barrier-in-loop", MS,

@@ -19,8 +19,8 @@ SHARED = SameSamples(loader(), (0, 1, 2), num_batches=0, num_samples=18, num_com
         ),
         pytest.param(
             SHARED, 3, "Training data is not divided among the ranks",
-            "within one pass over the DataLoader, 18 of 36 compared samples of one rank were those of another one, "
-            "too; RandomSampler draws them", id="samples",
+            "within one pass over the DataLoader, 18 of 36 compared samples of one rank also went to another "
+            "rank; RandomSampler draws them", id="samples",
         ),
     ],
 )  # fmt: skip

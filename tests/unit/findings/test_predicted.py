@@ -9,7 +9,7 @@ from tables import ddp_module
 
 from ddpprof.findings import Finding, Observed, find
 from ddpprof.findings.predictions import NewBuckets, Predicted, Predictions
-from ddpprof.measures.ranks.stragglers import Part, Straggler
+from ddpprof.measures.ranks.stragglers import OwnTimePart, Straggler
 
 SAVES = Predicted(5 * MS, 3 * MS, 8 * MS)
 NIL = Predicted(MS // 2, -MS, 2 * MS)
@@ -32,15 +32,15 @@ def trailing(predictions: Predictions) -> Observed:
 def test_the_cap_is_the_best_that_was_found_and_its_gain_the_predicted_one() -> None:
     finding = only(trailing(best([1, 5, 3])))
     assert (finding.rule, finding.predicted, finding.gain_ns) == ("trailing-communication", SAVES, 8 * MS)
-    assert finding.advice.endswith("DistributedDataParallel(model, bucket_cap_mb=3) leaves 3.1 MB in it.")
+    assert finding.advice.endswith("DistributedDataParallel(model, bucket_cap_mb=3) reduces it to 3.1 MB.")
 
 
 def test_no_cap_is_advised_that_is_predicted_to_give_nothing_back() -> None:
     finding = only(trailing(best([1, 5, 3], NIL)))
     assert "bucket_cap_mb" not in finding.advice
     assert "fp16_compress_hook" in finding.advice
-    assert "the replay finds no buckets with which the step is much shorter" in finding.evidence
-    assert "with which the step is shorter" in only(trailing(best([1, 5, 3], COSTS))).evidence
+    assert "the replay finds no buckets that shorten the step much" in finding.evidence
+    assert "that shorten the step" in only(trailing(best([1, 5, 3], COSTS))).evidence
     assert (finding.predicted, finding.gain_ns) == (None, 8 * MS)
 
 
@@ -72,7 +72,7 @@ FIRST = [{"first_ready_ns": 10 * MS, "ready_ns": 30 * MS}, {"ready_ns": 50 * MS}
 @pytest.mark.parametrize(
     ("module", "known", "smaller", "rule", "advice"),
     [
-        pytest.param(of_mib([1] * 8), LARGE, [4, 4], "buckets-too-large", "Cut it up: D", id="large"),
+        pytest.param(of_mib([1] * 8), LARGE, [4, 4], "buckets-too-large", "Split it: D", id="large"),
         pytest.param(TINY, [{"transfer_ns": MS}] * 6, [1.5], "buckets-too-small", "Use fewer: D", id="small"),
         pytest.param(TWO, FIRST, [4, 12], "first-bucket-late", "Cap the first bucket: D", id="first"),
     ],
@@ -164,7 +164,7 @@ def test_a_static_graph(predicted: Predicted, fires: bool) -> None:
 
 
 def test_a_straggler_is_told_even_where_the_others_hide_what_it_is_late() -> None:
-    late = Straggler(1, 20 * MS, Part.DATA, 20 * MS, num_last=9, num_steps=10, since_step=None, p_value=1e-6)
+    late = Straggler(1, 20 * MS, OwnTimePart.DATA, 20 * MS, num_last=9, num_steps=10, since_step=None, p_value=1e-6)
     for predicted in (SAVES, NIL):
         finding = only(observed(stragglers=(late,), predictions=Predictions(without_straggler=predicted)))
         assert (finding.rule, finding.predicted, finding.gain_ns) == ("straggler", predicted, predicted.high_ns)

@@ -4,10 +4,12 @@ import pytest
 from observations import MS, observed, only
 
 from ddpprof.measures.ranks.late_gradients import LateGradient
-from ddpprof.measures.ranks.stragglers import Part, Straggler
+from ddpprof.measures.ranks.stragglers import OwnTimePart, Straggler
 
 
-def late(rank: int, late_ns: int, part: Part | None = Part.BACKWARD, since_step: int | None = None) -> Straggler:
+def late(
+    rank: int, late_ns: int, part: OwnTimePart | None = OwnTimePart.BACKWARD, since_step: int | None = None
+) -> Straggler:
     return Straggler(rank, late_ns, part, late_ns, num_last=9, num_steps=10, since_step=since_step, p_value=1e-6)
 
 
@@ -17,21 +19,21 @@ def test_a_straggler_costs_what_it_is_later_than_the_next() -> None:
     assert (finding.rule, finding.gain_ns) == ("straggler", 50 * MS)
     assert finding.title == "All ranks wait for rank 1: 200.00 ms per step, in its backward"
     assert finding.evidence == (
-        "it was the last in 9 of 10 steps since step 7; the gradient of c.weight comes 190.00 ms late, after that of "
-        "d.weight; also late, by less: rank 3"
+        "it was last in 9 of 10 steps since step 7; the gradient of c.weight comes 190.00 ms late, after that of "
+        "d.weight; less late: rank 3"
     )
 
 
 @pytest.mark.parametrize(
     ("part", "title", "advice"),
     [
-        (Part.DATA, "waiting for its data", "DataLoader workers"),
-        (Part.OTHER, "between its steps", "logging"),
-        (Part.FORWARD, "in its forward", "clocks and temperature"),
+        (OwnTimePart.DATA, "waiting for its data", "DataLoader workers"),
+        (OwnTimePart.OTHER, "between its steps", "logging"),
+        (OwnTimePart.FORWARD, "in its forward", "clocks and temperature"),
         (None, "per step", "clocks and temperature"),
     ],
 )
-def test_what_to_look_at_depends_on_where_a_rank_is_late(part: Part | None, title: str, advice: str) -> None:
+def test_what_to_look_at_depends_on_where_a_rank_is_late(part: OwnTimePart | None, title: str, advice: str) -> None:
     finding = only(observed(stragglers=(late(1, 20 * MS, part),)))
     assert finding.title.endswith(title)
     assert advice in finding.advice
@@ -61,6 +63,6 @@ def test_a_rank_that_was_late_for_less_than_other_work_lasts_is_no_advice(
 def test_it_says_how_many_steps_would_tell() -> None:
     finding = only(observed(stragglers=(late(1, 20 * MS),), step_ns=100 * MS, backend="gloo"))
     assert finding.evidence.endswith(
-        "these steps took 1.0 s, for which other work on its cores may have slowed it: 10 s or more of steps would "
-        "tell, as ddpprof trace --no-profiler --steps 100 records them"
+        "these steps took 1.0 s, in which other work on its cores may have slowed it: 10 s or more of steps would "
+        "tell; record them with ddpprof trace --no-profiler --steps 100"
     )

@@ -17,17 +17,19 @@ TWICE = Drift(0, (0, 1), 1, 0.25, differed_before=False, num_unreduced_passes=14
     [
         pytest.param(
             APART, "move apart",
-            "in 13 steps they moved apart by 50% of the distance they moved, as some values of Net on both ranks show",
-            "Look for what changes parameters", id="unknown-cause",
+            "in 13 steps they moved apart by 50% of the distance they moved, as sampled values of Net on both ranks "
+            "show",
+            "Look for anything that changes parameters", id="unknown-cause",
         ),
         pytest.param(
             DIFFERENT, "differ",
-            "they were different when the recording began, as some values of Net on 3 ranks show",
+            "they already differed when the recording began, as sampled values of Net on 3 ranks show",
             "DDP makes the copies equal when it wraps the model.", id="from-the-start",
         ),
         pytest.param(
             TWICE, "move apart",
-            "in one step they moved apart by 25% of the distance they moved, as some values of Net on both ranks show",
+            "in one step they moved apart by 25% of the distance they moved, as sampled values of Net on both ranks "
+            "show",
             "Call backward() once for each forward", id="second-backward",
         ),
     ],

@@ -46,10 +46,10 @@ def test_the_last_attempt_with_steps_is_shown(tmp_path: Path) -> None:
     file = io.StringIO()
     render_terminal(sections(report), file, 100)
     shown = file.getvalue()
-    assert shown.index("Attempts: torchrun started the ranks again") < shown.index("2 ranks")
+    assert shown.index("Attempts: torchrun restarted the ranks") < shown.index("2 ranks")
     assert "ranks 0, 1, 2, 3 killed" in shown
     assert "1  ranks  4       2" in shown
-    assert "What follows is of attempt 1" in shown
+    assert "The rest of this report is about attempt 1" in shown
 
 
 @pytest.mark.parametrize(("name", "world_size"), [("attempt-0", 4), ("attempt-1", 2)])

@@ -13,8 +13,8 @@ from ddpprof.cli.arguments import numbers
 from ddpprof.errors import BadTrace, DdpprofError, NotARun
 from ddpprof.load.limits import Limits
 from ddpprof.load.run import load_run
-from ddpprof.pipeline.analysis import ALL, Choice, analysed
-from ddpprof.pipeline.progress import Step
+from ddpprof.pipeline.analysis import ALL, AnalysisOptions, analysed
+from ddpprof.pipeline.progress import ReadProgress
 from ddpprof.render.json import render_json
 from ddpprof.report import build_report
 from ddpprof.report.timeline import build_timeline
@@ -32,7 +32,7 @@ def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def report_of(path: Path, choice: Choice = ALL) -> str:
+def report_of(path: Path, choice: AnalysisOptions = ALL) -> str:
     with analysed(path, choice) as analysis:
         return render_json(analysis.report)
 
@@ -41,16 +41,16 @@ def in_memory(path: Path) -> str:
     return render_json(build_report(load_run(path)))
 
 
-def read_by(path: Path, choice: Choice = ALL) -> list[str]:
+def read_by(path: Path, choice: AnalysisOptions = ALL) -> list[str]:
     """The files that were read, in order."""
-    seen: list[Step] = []
+    seen: list[ReadProgress] = []
     with analysed(path, choice, seen.append):
         return list(dict.fromkeys(step.path.name for step in seen))
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_any_number_of_processes_gives_the_report_of_a_run_in_memory(fleet: Path, jobs: int) -> None:
-    assert report_of(fleet, Choice(jobs=jobs)) == in_memory(fleet)
+    assert report_of(fleet, AnalysisOptions(jobs=jobs)) == in_memory(fleet)
 
 
 def test_what_is_kept_gives_the_same_report_and_reads_nothing(fleet: Path) -> None:
@@ -103,10 +103,10 @@ def test_what_others_keep_in_a_folder_of_that_name_stays(fleet: Path) -> None:
 
 
 def test_without_the_cache_nothing_is_kept_and_nothing_used(fleet: Path) -> None:
-    report_of(fleet, Choice(use_cache=False))
+    report_of(fleet, AnalysisOptions(use_cache=False))
     assert not (fleet / "summaries").exists()
     report_of(fleet)
-    assert len(read_by(fleet, Choice(use_cache=False))) == 5
+    assert len(read_by(fleet, AnalysisOptions(use_cache=False))) == 5
 
 
 def test_a_run_that_cannot_be_written_uses_the_users_cache(fleet: Path, cache_home: Path) -> None:
@@ -176,33 +176,33 @@ def test_timelines_are_those_of_a_run_in_memory(fleet: Path) -> None:
 
 
 def test_chosen_ranks_are_read_alone_and_the_report_says_so(fleet: Path) -> None:
-    with analysed(fleet, Choice(ranks=numbers("1,3-9"))) as analysis:
+    with analysed(fleet, AnalysisOptions(ranks=numbers("1,3-9"))) as analysis:
         report = analysis.report
     assert [rank.rank for rank in report.ranks] == [1, 3, 4]
     assert report.missing[:2] == (
-        "only 3 of 5 ranks were read, as asked", "ranks 5-9 were asked for, but the run has 0-4"
+        "only 3 of 5 ranks were read, as requested", "ranks 5-9 were requested, but the run has 0-4"
     )  # fmt: skip
     assert not any("left no" in text for text in report.missing)
-    assert read_by(fleet, Choice(ranks=numbers("0,1"))) == ["rank-0.trace.json.gz"]
+    assert read_by(fleet, AnalysisOptions(ranks=numbers("0,1"))) == ["rank-0.trace.json.gz"]
     with pytest.raises(DdpprofError, match="no such rank: the run has 0-4"):
-        report_of(fleet, Choice(ranks=numbers("7")))
+        report_of(fleet, AnalysisOptions(ranks=numbers("7")))
 
 
 def test_chosen_steps_are_measured_alone(fleet: Path) -> None:
     with analysed(fleet) as analysis:
         everything = analysis.report
     wanted = everything.ranks[0].steps[1].step
-    with analysed(fleet, Choice(steps=numbers(str(wanted)))) as analysis:
+    with analysed(fleet, AnalysisOptions(steps=numbers(str(wanted)))) as analysis:
         report = analysis.report
         assert [step.step for rank in analysis.timeline().ranks for step in rank.steps] == [wanted] * 5
-    assert report.missing[0] == "only 1 step was measured, as asked"
+    assert report.missing[0] == "only 1 step was measured, as requested"
     for rank, same in zip(report.ranks, everything.ranks, strict=True):
         (step,) = rank.steps
         # DDP publishes the times of a step in the next one, which was not asked for.
         assert step == replace(same.steps[1], torch_times=step.torch_times)
     assert report_of(fleet) == render_json(everything), "entries of some steps are not those of all"
     with pytest.raises(DdpprofError, match="no such step: there are 4, 6, 8, 10, 12-14"):
-        report_of(fleet, Choice(steps=numbers("999")))
+        report_of(fleet, AnalysisOptions(steps=numbers("999")))
 
 
 def test_of_many_ranks_some_are_replayed_and_those_that_are_asked_for(tmp_path: Path) -> None:
@@ -213,8 +213,8 @@ def test_of_many_ranks_some_are_replayed_and_those_that_are_asked_for(tmp_path: 
 
 
 def test_progress_counts_ranks_and_bytes(fleet: Path) -> None:
-    seen: list[Step] = []
-    with analysed(fleet, Choice(jobs=2), seen.append):
+    seen: list[ReadProgress] = []
+    with analysed(fleet, AnalysisOptions(jobs=2), seen.append):
         pass
     size = sum(path.stat().st_size for path in fleet.glob("*.trace.json.gz"))
     assert {(step.num_ranks, step.all_bytes) for step in seen} == {(5, size)}
@@ -223,15 +223,15 @@ def test_progress_counts_ranks_and_bytes(fleet: Path) -> None:
 
 
 def test_progress_goes_on_within_a_file(fleet: Path) -> None:
-    seen: list[Step] = []
-    with analysed(fleet, Choice(jobs=1), seen.append):
+    seen: list[ReadProgress] = []
+    with analysed(fleet, AnalysisOptions(jobs=1), seen.append):
         pass
     assert any(step.done_bytes > 0 for step in seen if step.num_done == 0)
     assert [step.done_bytes for step in seen] == sorted(step.done_bytes for step in seen)
 
 
 def test_limits_refuse_what_is_larger_and_name_their_option(fleet: Path) -> None:
-    with analysed(fleet, Choice(jobs=2, limits=Limits.chosen(None, 10))) as analysis:
+    with analysed(fleet, AnalysisOptions(jobs=2, limits=Limits.chosen(None, 10))) as analysis:
         missing = analysis.report.missing
     assert sum("--max-events" in text for text in missing) == 5
     assert report_of(fleet) == in_memory(fleet), "what was refused is read once it may be"

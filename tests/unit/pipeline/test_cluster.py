@@ -12,7 +12,7 @@ from fleets import make_fleet
 
 from ddpprof.load.run import find_ranks
 from ddpprof.pipeline import cluster
-from ddpprof.pipeline.analysis import Choice, analysed
+from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.pipeline.cache import Cache
 from ddpprof.render.json import render_json
 
@@ -44,12 +44,12 @@ def test_where_workers_go_before_all_is_merged_this_process_merges(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = make_fleet(tmp_path / "fleet", 3)
-    with analysed(fleet, Choice(use_cache=False)) as analysis:
+    with analysed(fleet, AnalysisOptions(use_cache=False)) as analysis:
         here = render_json(analysis.report)
 
     def die(_summaries: Any) -> bytes:
         raise OSError("the worker is gone")
 
     monkeypatch.setattr(cluster, "_merge", die)
-    with analysed(fleet, Choice(scheduler=client.scheduler.address)) as analysis:
+    with analysed(fleet, AnalysisOptions(scheduler=client.scheduler.address)) as analysis:
         assert render_json(analysis.report) == here

@@ -8,7 +8,7 @@ import pytest
 from fleets import make_fleet
 
 from ddpprof.pipeline import pool
-from ddpprof.pipeline.analysis import Choice, analysed
+from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.pipeline.memory import available_bytes
 from ddpprof.pipeline.task import RankTask
 
@@ -75,7 +75,7 @@ def test_a_rank_that_memory_does_not_suffice_for_is_named(tmp_path: Path, monkey
         make_entry(task, *others)
 
     monkeypatch.setattr(pool, "make_entry", too_large)
-    with analysed(fleet, Choice(jobs=1)) as analysis:
+    with analysed(fleet, AnalysisOptions(jobs=1)) as analysis:
         assert [rank.rank for rank in analysis.report.ranks] == [0, 2]
         assert any(text.startswith("rank 1: too little memory") for text in analysis.report.missing)
 
@@ -84,6 +84,6 @@ def test_an_error_in_a_process_is_told_and_leaves_none_behind(tmp_path: Path) ->
     fleet = make_fleet(tmp_path / "fleet", 4)
     (fleet / "rank-1.facts.json").unlink()
     (fleet / "rank-1.facts.json").mkdir()  # what cannot be read is named, and nothing worse happens
-    with analysed(fleet, Choice(jobs=2)) as analysis:
+    with analysed(fleet, AnalysisOptions(jobs=2)) as analysis:
         assert any("rank-1.facts.json" in text for text in analysis.report.missing)
     assert multiprocessing.active_children() == []

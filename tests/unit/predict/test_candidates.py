@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpprof.model.bucket_assignment import Caps, Gradient, final_buckets
-from ddpprof.pipeline.analysis import Choice, analysed
+from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.predict.candidates import Candidate, Knobs, Shortlist, shortlist, spread
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.setting import Compression
@@ -23,7 +23,7 @@ ALL = Knobs(view=True, static_graph=True, compression=Compression.FP16, lists=Tr
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    with analysed(SAMPLE, Choice(use_cache=False, jobs=1)) as analysis:
+    with analysed(SAMPLE, AnalysisOptions(use_cache=False, jobs=1)) as analysis:
         known = analysis.to_replay()
         return profile_run(known).profile
 

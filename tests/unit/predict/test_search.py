@@ -8,11 +8,11 @@ from predictions import MIB, UNIT, computed, network, profile, training
 from ddpprof.model.bucket_assignment import Caps
 from ddpprof.predict.predict import predict
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.search import Tried, best_caps, try_caps
+from ddpprof.predict.search import SearchedSetting, best_caps, try_caps
 from ddpprof.predict.setting import Setting
 
 
-def argument(one: Tried) -> str:
+def argument(one: SearchedSetting) -> str:
     assert one.setting.buckets is not None
     return one.setting.buckets.argument
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from ddpprof.errors import DdpprofError
 from ddpprof.record.device import TrainingDevice
-from ddpprof.record.job import Job
+from ddpprof.record.job import JobRank
 from ddpprof.record.settings import Settings
 
 
@@ -16,7 +16,7 @@ def test_where_ranks_have_no_store_nothing_is_recorded(tmp_path: Path, monkeypat
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", dist.Store)
-    job = Job(Settings(str(tmp_path / "run")))
+    job = JobRank(Settings(str(tmp_path / "run")))
     with pytest.raises(DdpprofError, match="MPI"):
         job.attach()
     assert not job.attached
@@ -27,12 +27,12 @@ def test_of_processes_that_train_apart_only_the_first_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
-    first = Job(Settings(str(tmp_path)))
+    first = JobRank(Settings(str(tmp_path)))
     first.attach_alone()
     assert first.open_files(TrainingDevice())
     assert first.files is not None
     first.files.close()
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(DdpprofError, match="only the first is recorded"):
-        Job(Settings(str(tmp_path))).attach_alone()
+    with pytest.raises(DdpprofError, match="only the first one is recorded"):
+        JobRank(Settings(str(tmp_path))).attach_alone()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.last_step", "rank-0.steps.jsonl", "run.json"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.record.steps import StepFinder
+from ddpprof.record.steps import StepDetector
 
 
 def marked(calls: str, *, optimizer_alive: bool = True) -> str:
     """`calls` with the ends of steps marked. A forward belongs to module 0, one after a digit to that module."""
-    finder = StepFinder(lambda: optimizer_alive)
+    finder = StepDetector(lambda: optimizer_alive)
     text, module = "", 0
     for call in calls:
         if call == " ":

@@ -50,7 +50,7 @@ def test_what_is_sent_decides_between_latency_and_bandwidth() -> None:
     assert (bound.by, bound.step_ns, bound.exposed_ns) == (BoundBy.BANDWIDTH, 50 * MS, 25 * MS)
     small = exposing(0.5, buckets=tuple(replace(bucket, num_bytes=1000) for bucket in large.buckets))
     assert said(small).startswith(
-        "The latency of communication bounds the step: 50% of it, 25.00 ms, is communication that no computation hides."
+        "The latency of communication bounds the step: 50% of it, 25.00 ms, is exposed communication."
     )
 
 
@@ -68,11 +68,11 @@ def test_a_step_with_several_passes_sends_its_gradients_several_times() -> None:
     [
         pytest.param(
             Predicted(5 * MS, 2 * MS, 8 * MS),
-            "these would help: a network of twice the bandwidth, 5.00 ms per step (2.00 – 8.00).",
+            "these would help: a network with twice the bandwidth, 5.00 ms per step (2.00 – 8.00).",
             id="helps",
         ),
-        pytest.param(Predicted(5 * MS, -MS, 8 * MS), "These may help, or not: a network of twice", id="may-help"),
-        pytest.param(Predicted(-MS, -2 * MS, MS), "these do not help: a network of twice", id="does-not-help"),
+        pytest.param(Predicted(5 * MS, -MS, 8 * MS), "These may or may not help: a network with twice", id="may-help"),
+        pytest.param(Predicted(-MS, -2 * MS, MS), "these do not help: a network with twice", id="does-not-help"),
     ],
 )
 def test_what_would_help_by_the_replay(predicted: Predicted, words: str) -> None:
@@ -81,4 +81,4 @@ def test_what_would_help_by_the_replay(predicted: Predicted, words: str) -> None
 
 
 def test_what_cannot_be_replayed_is_said_without_numbers() -> None:
-    assert "cannot be replayed under other settings" in said(exposing(0.5))
+    assert "cannot be replayed with other settings" in said(exposing(0.5))

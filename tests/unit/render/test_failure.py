@@ -59,35 +59,35 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         pytest.param(
             Failure(end(1, None, 1, -9), (end(0, None, 1, -15),), ()),
             "The job failed: rank 1 was killed by SIGKILL after 1 step.\n"
-            "The out-of-memory killer ends processes so: the host's log (dmesg) has a line of it then.\n"
-            "Rank 0 still ran after 1 step, and got SIGTERM, with which launchers end all ranks when one fails.",
+            "The out-of-memory killer ends processes like this; the host's log (dmesg) would have a line about it.\n"
+            "Rank 0 still ran after 1 step, and got SIGTERM, which launchers send to all ranks when one fails.",
             id="killed",
         ),
         pytest.param(
             Failure(end(1, None, 9), (end(0, LOST, 9, is_consequence=True),), ()),
-            "The job failed: rank 1 ended without a word after 9 steps.\n"
+            "The job failed: rank 1 ended without a message after 9 steps.\n"
             "It may have been killed. "
-            "The out-of-memory killer ends processes so: the host's log (dmesg) has a line of it then.\n"
+            "The out-of-memory killer ends processes like this; the host's log (dmesg) would have a line about it.\n"
             "Rank 0 then failed after 9 steps: RuntimeError: Connection closed by peer [127.0.0.1]:9.",
             id="without-a-word",
         ),
         pytest.param(Failure(end(2, None, None, -11), (), ()), "The job failed: rank 2 died of SIGSEGV.", id="signal"),
         pytest.param(
             Failure(end(2, None, 7, 3), (), ()),
-            "The job failed: rank 2 ended with exit code 3 after 7 steps, without a word.",
+            "The job failed: rank 2 ended with exit code 3 after 7 steps, without a message.",
             id="an-exit-code",
         ),
         pytest.param(
             Failure(None, (end(0, None, 31), end(1, None, 31)), ()),
-            "The job failed, and no rank said why.\n"
-            "Ranks 0, 1 ended without a word after 31 steps: killed, by SIGKILL or the out-of-memory killer for one, "
-            "or ended by the launcher, which ends all ranks when one fails.",
+            "The job failed, and no rank reported why.\n"
+            "Ranks 0, 1 ended without a message after 31 steps: they were killed, for example by SIGKILL or the "
+            "out-of-memory killer, or ended by the launcher, which ends all ranks when one fails.",
             id="no-rank-said-why",
         ),
         pytest.param(
             UNEVEN,
             "The job failed: rank 0 failed after 26 steps: RuntimeError: Connection closed by peer [127.0.0.1]:9.\n"
-            "Rank 1 had finished after 26 steps. Where ranks have different numbers of batches, those with more wait "
+            "Rank 1 had finished after 26 steps. If ranks have different numbers of batches, those with more wait "
             "for the others: divide the data evenly, or train within model.join().",
             id="fewer-steps",
         ),
@@ -95,8 +95,8 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
             TIMEOUT,
             "The job failed: rank 0 failed after 14 steps: RuntimeError: Timed out waiting 20000ms for recv operation "
             "to complete.\n"
-            "Ranks 1, 2 ended without a word after 13 to 14 steps: killed, by SIGKILL or the out-of-memory killer for "
-            "one, or ended by the launcher, which ends all ranks when one fails.\n"
+            "Ranks 1, 2 ended without a message after 13 to 14 steps: they were killed, for example by SIGKILL or the "
+            "out-of-memory killer, or ended by the launcher, which ends all ranks when one fails.\n"
             "A collective times out when another rank does not take part in it: look at what the others were doing.",
             id="a-timeout",
         ),
@@ -110,7 +110,7 @@ def test_of_many_ranks_few_are_listed() -> None:
     others = tuple(end(rank, LOST, 5, is_consequence=True) for rank in range(1, 12))
     lines = told(Failure(end(0, "failed: ValueError: x", 5), others, ()))
     assert len(lines) == 10
-    assert lines[-1] == "3 more ranks failed likewise."
+    assert lines[-1] == "3 more ranks failed in the same way."
 
 
 def test_it_comes_first_in_every_format() -> None:
@@ -133,7 +133,7 @@ def test_no_failed_job_is_called_healthy() -> None:
     )
     (found,) = finding_list(made)
     assert isinstance(found, FindingList)
-    assert found.otherwise == "None in the steps that were recorded before the job failed."
+    assert found.otherwise == "There are none in the steps recorded before the job failed."
 
 
 def test_errors_are_text() -> None:

@@ -15,7 +15,7 @@ from ddpprof.render.terminal import render_terminal
 from ddpprof.report import Report
 
 SURE = Finding("late", "A rank is late", "in all steps", "Look at it.", 5_000_000)
-NOISE = Finding("large", "A bucket is large", "it has 25 MB", "Cut it up.", 3_000_000, is_noise=True)
+NOISE = Finding("large", "A bucket is large", "it has 25 MB", "Split it.", 3_000_000, is_noise=True)
 
 
 def terminal(made: Report) -> str:
@@ -37,14 +37,14 @@ def test_what_may_be_noise_stands_last_and_advises_nothing(shown: object) -> Non
     assert "→ Look at it." in advised
     assert "A bucket is large" in noise
     assert "it has 25 MB" in noise
-    assert "Cut it up" not in text
+    assert "Split it" not in text
 
 
 @pytest.mark.parametrize("shown", [terminal, markdown])
 def test_where_all_may_be_noise_that_is_said(shown: object) -> None:
     assert callable(shown)
     text = shown(report(findings=(NOISE,)))
-    assert "None that is beyond noise." in text
+    assert "No finding is beyond noise." in text
     assert "→" not in text
 
 
@@ -54,7 +54,7 @@ def test_a_page_never_says_to_change_first_what_may_be_noise() -> None:
     page = report_page(report(findings=(NOISE,)), None)
     assert "Change first" not in page
     assert "Not beyond noise" in page
-    assert "Cut it up" not in page.split('type="application/json"')[0]
+    assert "Split it" not in page.split('type="application/json"')[0]
 
 
 def test_json_says_which_findings_may_be_noise() -> None:

@@ -48,11 +48,11 @@ def drawn(shown: Timeline, width: int, encoding: str = "utf-8") -> str:
 
 def test_every_column_is_a_part_of_the_step() -> None:
     assert drawn(timeline(STEP), 58) == (
-        "\nStep 10 as it went on, ms: rank 0\n"
+        "\nStep 10 over time, ms: rank 0\n"
         "       0         20        40        60        80\n"
         "rank 0 ██████████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▒▒▒▒▒▒▒▒▒▒##########\n"
         "  comm      +++++               000000000000000\n"
-        "comm: the bucket on its way; +: other communication\n"
+        "comm: the bucket in transit; +: other communication\n"
     )
 
 
@@ -64,7 +64,7 @@ def test_a_rank_that_comes_later_stands_further_right() -> None:
     made = trace([(0, 100 * MS)], [FORWARD, BACKWARD, OPTIMIZER], [collective(50 * MS, 80 * MS)])
     moved = move_timeline(step_timeline(made, 0), 100 * MS, ())
     lines = drawn(timeline(STEP, moved), 108).splitlines()
-    assert lines[1] == "Step 10 as it went on, ms: all ranks on one clock, wrong by at most 2.00 ms"
+    assert lines[1] == "Step 10 over time, ms: all ranks on one clock, wrong by at most 2.00 ms"
     assert lines[3].startswith("rank 0 ██████████▓")
     assert lines[5].startswith(f"rank 1 {'':50}██████████▓")
 
@@ -73,7 +73,7 @@ def test_a_rank_that_comes_later_stands_further_right() -> None:
     ("shown", "words"),
     [
         pytest.param(timeline(STEP, STEP, error=None), "all ranks on one clock\n", id="error-not-known"),
-        pytest.param(timeline(STEP, STEP, on_common_clock=False), "each rank by its own clock\n", id="no-clock"),
+        pytest.param(timeline(STEP, STEP, on_common_clock=False), "each rank on its own clock\n", id="no-clock"),
     ],
 )
 def test_what_is_known_of_the_clocks(shown: Timeline, words: str) -> None:
@@ -84,7 +84,7 @@ def test_only_the_first_buckets_have_a_sign_of_their_own() -> None:
     made = of(trace([(0, 100 * MS)], [FORWARD, BACKWARD], [collective(50 * MS, 80 * MS)]), bucket(36, 50 * MS, 80 * MS))
     shown = drawn(timeline(made), 80)
     assert "  comm                                     ******" in shown
-    assert "*: a bucket from number 36 on" in shown
+    assert "*: any bucket from number 36 on" in shown
 
 
 def test_a_step_without_work_is_not_drawn() -> None:

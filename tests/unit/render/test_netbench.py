@@ -33,10 +33,10 @@ def test_a_row_for_each_size() -> None:
 def test_what_collectives_take_of_a_computation() -> None:
     beside = [{"num_bytes": 1_000_000, "taken_ns": [0, 3_000_000, 2_500_000], "lasted_ns": [9_000_000] * 3}]
     lines = rendered(beside=beside)
-    assert "Beside computation" in lines
-    row = lines[lines.index("Beside computation") + 3]
+    assert "During computation" in lines
+    row = lines[lines.index("During computation") + 3]
     assert row.split() == ["1000000", "9000", "2500", "2.50"]
-    assert "Beside computation" not in rendered()
+    assert "During computation" not in rendered()
 
 
 def test_the_largest_numbers_fit_into_80_columns() -> None:
@@ -56,7 +56,7 @@ def test_hosts_with_other_work() -> None:
 
 def test_what_was_left_out() -> None:
     assert rendered(left_out=[8_000_000, 9_000_000])[-1] == (
-        "Left out, because 4000000 bytes took so long: 8000000 bytes and more."
+        "Left out because 4000000 bytes took so long: 8000000 bytes and more."
     )
     assert rendered(left_out=[8_000_000])[-1].endswith("took so long: 8000000 bytes.")
 

@@ -12,7 +12,7 @@ from ddpprof.render.sections.verdict import Number, verdict
 
 def test_means_over_ranks_and_steps() -> None:
     came = verdict(report())  # steps of 64 and 66.5, 64.8 and 65.5 ms, of which 6.5 and 9, 6.3 and 8 are exposed
-    assert came.text == "A step takes 65.20 ms. Communication that no computation hides is 7.45 ms of it, 11%."
+    assert came.text == "A step takes 65.20 ms. Exposed communication is 7.45 ms of it, 11%."
     assert came.numbers == (
         Number("step", "65.20 ms"),
         Number("communication", "13.05 ms"),
@@ -33,12 +33,12 @@ def test_without_communication() -> None:
 
 def test_of_light_steps() -> None:
     assert verdict(light_report()).text == (
-        "A step takes 56.20 ms. How much of it is communication, only profiled steps tell."
+        "A step takes 56.20 ms. Only profiled steps tell how much of it is communication."
     )
 
 
 def test_of_nothing() -> None:
-    assert verdict(replace(report(), ranks=())).text == "No step was recorded in whole."
+    assert verdict(replace(report(), ranks=())).text == "No step was recorded completely."
 
 
 def test_many_ranks_are_summed_up_and_the_odd_one_is_named() -> None:

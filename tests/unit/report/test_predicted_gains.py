@@ -11,13 +11,13 @@ from replayed_runs import MODULE, known, light
 from tables import ddp_module, record, run
 
 from ddpprof.findings.predictions import Predictions
-from ddpprof.measures.ranks.stragglers import Part, Straggler
+from ddpprof.measures.ranks.stragglers import OwnTimePart, Straggler
 from ddpprof.model import BackwardPass, DdpModule, Rank, RecordedStep
 from ddpprof.report import Report, build_report
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 
 
-def late(rank: int, part: Part | None = Part.BACKWARD) -> Straggler:
+def late(rank: int, part: OwnTimePart | None = OwnTimePart.BACKWARD) -> Straggler:
     return Straggler(rank, UNIT, part, UNIT, num_last=9, num_steps=10, since_step=None, p_value=1e-6)
 
 
@@ -70,7 +70,7 @@ def _timed_as(step: RecordedStep, other: RecordedStep) -> tuple[BackwardPass, ..
     return (structs.replace(step.passes[0], buckets=other.passes[0].buckets),)
 
 
-def straggling(part: Part | None) -> Predictions:
+def straggling(part: OwnTimePart | None) -> Predictions:
     """Rank 1 has its gradients 4 later than the others, and all their buckets as well."""
     steps, later = [light(1), light(2)], [light(1, late=4), light(2, late=4)]
     ready = [structs.replace(step, passes=_timed_as(step, after), optimizers=after.optimizers, end_ns=after.end_ns)
@@ -80,13 +80,15 @@ def straggling(part: Part | None) -> Predictions:
 
 
 def test_without_the_straggler_gradients_come_when_the_others_have_them() -> None:
-    found = straggling(Part.BACKWARD).without_straggler
+    found = straggling(OwnTimePart.BACKWARD).without_straggler
     assert found is not None
     assert found.gain_ns == pytest.approx(4 * UNIT, rel=1e-3)
 
 
-@pytest.mark.parametrize("part", [Part.DATA, Part.FORWARD, Part.OPTIMIZER, Part.OTHER, None])
-def test_what_all_ranks_lose_elsewhere_is_not_predicted(part: Part | None) -> None:
+@pytest.mark.parametrize(
+    "part", [OwnTimePart.DATA, OwnTimePart.FORWARD, OwnTimePart.OPTIMIZER, OwnTimePart.OTHER, None]
+)
+def test_what_all_ranks_lose_elsewhere_is_not_predicted(part: OwnTimePart | None) -> None:
     assert straggling(part).without_straggler is None
 
 

@@ -17,7 +17,7 @@ from ddpprof.model import Parameter, StepMode
 from ddpprof.model.bucket_assignment import Caps, Gradient, gradient_of
 from ddpprof.pipeline.analysis import analysed
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.report.run_profile import Benches, Known, profile_run, training_of
+from ddpprof.report.run_profile import Benches, KnownRun, profile_run, training_of
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -42,8 +42,8 @@ def test_steps_with_recording_off_say_how_long_a_step_is() -> None:
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        pytest.param(known((light(1),)), "1 steps tell when gradients were there", id="one-light-step"),
-        pytest.param(known((light(1, mode="profiled"),) * 2), "0 steps tell", id="profiled-steps-alone"),
+        pytest.param(known((light(1),)), "1 steps show when gradients were there", id="one-light-step"),
+        pytest.param(known((light(1, mode="profiled"),) * 2), "0 steps show", id="profiled-steps-alone"),
         pytest.param(known(modules=(MODULE, MODULE)), "2 DDP modules in turn", id="several-modules"),
         pytest.param(known(num_ranks=1), "one rank, which sends nothing", id="one-rank"),
         pytest.param(
@@ -54,7 +54,7 @@ def test_steps_with_recording_off_say_how_long_a_step_is() -> None:
         pytest.param(known(device="cuda"), "the traces show no step with gradient all-reduces", id="no-trace"),
     ],
 )  # fmt: skip
-def test_what_cannot_tell_says_what_to_record(run: Known, says: str) -> None:
+def test_what_cannot_tell_says_what_to_record(run: KnownRun, says: str) -> None:
     with pytest.raises(DdpprofError, match=says):
         profile_run(run)
 
@@ -95,19 +95,19 @@ def test_benches_of_both() -> None:
 
 
 def test_a_bench_among_others_is_not_of_the_run() -> None:
-    with pytest.raises(DdpprofError, match="measured among 4 ranks, and the run has 2"):
+    with pytest.raises(DdpprofError, match="measured among 4 ranks, but the run has 2"):
         profile_run(known(), Benches(of_run=network(world_size=4)))
     untold = known([light(number, buckets=[]) for number in (1, 2)])
-    with pytest.raises(DdpprofError, match=r"measured among 4 ranks, and the run, .*, has 2\."):
+    with pytest.raises(DdpprofError, match=r"measured among 4 ranks, but the run, .*, has 2\."):
         profile_run(untold, Benches(network(world_size=4)))
 
 
 @pytest.mark.parametrize("benches", [Benches(network()), Benches(of_run=network())], ids=["network", "run-network"])
 def test_what_a_hook_sends_a_network_does_not_tell(benches: Benches) -> None:
-    def with_hook(name: str) -> Known:
+    def with_hook(name: str) -> KnownRun:
         return known(modules=(structs.replace(MODULE, comm_hook=name),))
 
-    with pytest.raises(DdpprofError, match="what fp16_compress_hook sends the run does not tell"):
+    with pytest.raises(DdpprofError, match="the run does not show what fp16_compress_hook sends"):
         profile_run(with_hook("fp16_compress_hook"), benches)
     assert profile_run(with_hook("fp16_compress_hook")).profile
     assert profile_run(with_hook("timed_allreduce_hook"), benches).profile

@@ -98,8 +98,13 @@ def test_powersgd_takes_a_parameter_without_dimensions() -> None:
         pytest.param(
             {"gradients": (Gradient(MIB),) * 4}, {"compression": Compression.POWERSGD}, "PowerSGD", id="no-shapes"
         ),
-        pytest.param({"comm_hook": "bf16"}, {"compression": Compression.FP16}, "hook already: bf16", id="two-hooks"),
-        pytest.param({"comm_hook": "mine"}, {"bytes_per_s": 1e9}, "so --bandwidth does not say", id="hook-and-rate"),
+        pytest.param(
+            {"comm_hook": "bf16"},
+            {"compression": Compression.FP16},
+            "already has a communication hook: bf16",
+            id="two-hooks",
+        ),
+        pytest.param({"comm_hook": "mine"}, {"bytes_per_s": 1e9}, "so --bandwidth does not tell", id="hook-and-rate"),
         pytest.param({"backend": "gloo"}, {"compression": Compression.BF16}, "DDP refuses bf16", id="bf16-on-gloo"),
     ],
 )
@@ -113,8 +118,8 @@ def test_what_the_run_does_not_know_is_refused(made: dict[str, Any], asked: dict
     ("world", "says"),
     [
         ({}, "one all-reduce at a time"),
-        ({"world_size": 8, "algorithm": Algorithm.TREE}, "all-reduce by tree"),
-        ({"world_size": 8}, "no rank slower than those of the run"),
+        ({"world_size": 8, "algorithm": Algorithm.TREE}, "with tree all-reduce"),
+        ({"world_size": 8}, "no rank is slower than those of the run"),
         ({"batch_scale": 2.0}, "computation grows with the batch"),
     ],
 )
@@ -124,8 +129,10 @@ def test_what_is_assumed(world: dict[str, Any], says: str) -> None:
 
 def test_on_cpu_it_is_said_where_nobody_knows_what_sending_takes() -> None:
     on_cpu = replace(profile(), training=training(on_cpu=True, backend="gloo"))
-    assert any("takes nothing" in text for text in answer(made=on_cpu).assumes)
+    assert any("takes no processor time" in text for text in answer(made=on_cpu).assumes)
     benched = replace(on_cpu, network=network(Link(Cost(0.0, 1.0), taken=Cost(0.0, 0.1))))
     assert "--baseline-steps 5 measures it" in answer(made=benched).assumes[-1]
     assert answer(made=replace(benched, knows_alone=True)).assumes == answer().assumes
-    assert any("not known" in text for text in answer(made=on_cpu).outcomes[0].prediction.widened)
+    assert any(
+        "it is unknown how much processor time" in text for text in answer(made=on_cpu).outcomes[0].prediction.widened
+    )

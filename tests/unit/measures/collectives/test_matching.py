@@ -119,7 +119,7 @@ def test_a_group_that_does_not_list_its_own_rank_is_known_by_its_name() -> None:
     assert matched.rows.tolist() == [[0, 0, 0]]
     assert matched.groups == (ProcessGroup("0"),)
     assert matched.mismatches == (
-        "process group 0: it lists ranks 0, 1 but not rank 2, of its own collectives: the list is not used",
+        "process group 0 lists ranks 0, 1 but not rank 2, which take part in its collectives, so the list is not used",
     )
 
 

@@ -11,7 +11,7 @@ from ranks import own
 from tables import collective, trace
 
 from ddpprof.measures.ranks.own_time import StepProgress, measure_progress
-from ddpprof.measures.ranks.stragglers import Part, Stragglers, find_stragglers
+from ddpprof.measures.ranks.stragglers import OwnTimePart, Stragglers, find_stragglers
 from ddpprof.model import Phase, Trace
 
 MS = 1_000_000
@@ -45,8 +45,8 @@ def found(progress: Progress) -> Stragglers:
     return stragglers
 
 
-@pytest.mark.parametrize("part", list(Part))
-def test_a_rank_that_sleeps_in_every_step(part: Part) -> None:
+@pytest.mark.parametrize("part", list(OwnTimePart))
+def test_a_rank_that_sleeps_in_every_step(part: OwnTimePart) -> None:
     (one,) = found(noisy_job(late=lambda rank, _: 200 * MS * (rank == 1), part=part)).stragglers
     assert (one.rank, one.part, one.num_last, one.num_steps, one.since_step) == (1, part, 13, 13, None)
     assert one.late_ns == pytest.approx(200 * MS, abs=10 * MS)
@@ -117,7 +117,7 @@ def test_a_rank_that_is_slower_in_everything_is_late_in_no_part() -> None:
 
 def test_of_two_ranks_the_slower_one() -> None:
     (one,) = found(noisy_job(2, late=lambda rank, _: 50 * MS * (rank == 0))).stragglers
-    assert (one.rank, one.part) == (0, Part.BACKWARD)
+    assert (one.rank, one.part) == (0, OwnTimePart.BACKWARD)
 
 
 def test_a_rank_that_is_faster_than_all_others_is_nothing_to_complain_of() -> None:

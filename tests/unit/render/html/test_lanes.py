@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import ints
 
-from ddpprof.render.html.lanes import Lane, coarsen, grain_for, lane
+from ddpprof.render.html.lanes import SpanColumns, coarsen, grain_for, lane
 
 
-def spans(*rows: tuple[int, int] | tuple[int, int, int], most_rows: int = 1) -> Lane:
+def spans(*rows: tuple[int, int] | tuple[int, int, int], most_rows: int = 1) -> SpanColumns:
     """start, end, kind; each has its number as its name."""
     whole = [(*row, 0)[:3] for row in rows]
     start, end, kind = (ints([row[column] for row in whole]) for column in range(3))
     return lane(start, end, kind, np.arange(len(whole)), most_rows)
 
 
-def shown(some: Lane) -> list[tuple[int, int, int, int, int]]:
+def shown(some: SpanColumns) -> list[tuple[int, int, int, int, int]]:
     """start, end, busy, count, name"""
     columns = (some.start_ns, some.end_ns, some.busy_ns, some.count, some.name)
     return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -38,7 +38,7 @@ def test_spans_that_overlap_stand_in_rows_and_the_last_row_takes_the_rest() -> N
 
 
 @pytest.mark.parametrize("some", [spans(), spans((0, 5))])
-def test_what_cannot_merge_stays(some: Lane) -> None:
+def test_what_cannot_merge_stays(some: SpanColumns) -> None:
     assert shown(coarsen(some, 100)) == shown(some)
 
 

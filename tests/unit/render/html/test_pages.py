@@ -143,7 +143,7 @@ def test_what_comes_first_is_the_job_and_its_verdict() -> None:
 
 
 def test_a_page_from_a_json_report_says_that_it_has_no_timeline() -> None:
-    assert "this page was made from its JSON report" in report_page(report())
+    assert "this page was made from a JSON report" in report_page(report())
 
 
 def test_tables_are_there_without_scripts() -> None:
