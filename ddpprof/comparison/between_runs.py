@@ -1,6 +1,6 @@
 """Is the job slower, or was it only a bad run? Every run is one observation: steps of one run say nothing of the next.
 
-    difference = median of all differences between runs of B and runs of A      (Hodges and Lehmann; `measures.statistics.shift`)
+    difference = median of all differences between runs of B and A   (Hodges and Lehmann; `measures.statistics.shift`)
     interval   = the differences between which Mann and Whitney's U leaves 99.5 %, shared by questions asked together
 
 The interval assumes no distribution, so neither a bad minute nor a small number of runs makes it too narrow; and it

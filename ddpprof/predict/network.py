@@ -1,8 +1,8 @@
 """How long does an all-reduce take between the ranks of a job, and how much of a concurrent computation does it cost?
 
-Each is latency + bytes × time per byte, but never below a floor: `measures.statistics.size_model`. The source is `ddpprof
-netbench`, which measures all sizes, or else the buckets of the run itself, which only show the time per byte for their
-sizes, and not what they cost.
+Each is latency + bytes × time per byte, but never below a floor (`measures.statistics.size_model`). The source is
+`ddpprof netbench`, which measures all sizes, or else the buckets of the run itself, which only show the time per byte
+for their sizes, and not what they cost.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _trials(report: TuneReport) -> Section:
         Column("", is_number=False),
     )
     return Table(
-        "TriedSetting",
+        "Tried",
         columns,
         tuple(map(_row, (report.now, *report.tried))),
         notes(
