@@ -1,4 +1,27 @@
-"""The command line: it parses, calls and prints. It computes nothing, and imports heavy modules only when needed."""
+"""The command line: it parses, calls and prints. It computes nothing, and imports heavy modules only when needed.
+
+arguments.py           Parsers for option values
+commands.py            Every command with its purpose and options; help, shell completion and parsers are made of it
+compare.py             `ddpprof compare`: compare two jobs, and check the second against limits
+completion.py          `ddpprof completion`: print a script that lets a shell complete commands, options and file names
+demo.py                `ddpprof demo`: trace the example trainings that come with ddpprof
+doctor.py              `ddpprof doctor`: run the checks, print the results, and write them to a file for a bug report
+experiments.py         `ddpprof overhead`, `scale` and `sweep`: plan the trials, run them, report
+explain.py             `ddpprof explain`: explain a term of the reports
+log_directory.py       A run as a TensorBoard log directory
+netbench.py            `ddpprof netbench`: start the ranks, or be one of them, and print their measurements
+output.py              Where a command writes its result, and in which format
+reading.py             Reading a run: which parts, by how many processes, and with what progress bar
+report.py              `ddpprof report`: read a run, measure it and print the report
+saying.py              The one place that prints sentences, whose names and texts may come from foreign files
+schema.py              `ddpprof schema`: print the JSON Schema of the output of ``--format json``
+tensorboard.py         `ddpprof tensorboard`: write the runs for TensorBoard, and serve them on this machine only
+tensorboard_server.py  TensorBoard as a child process, on loopback only, that ends with this process
+timeline.py            `ddpprof timeline`: export a run as one file for Perfetto
+trace.py               `ddpprof trace`: run the job with recording switched on, then report on it
+tune.py                `ddpprof tune`: profile the job, predict, try the most promising settings in turn, and report
+whatif.py              `ddpprof whatif`: read a run, replay its step with other settings, and print the predictions
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ddpprof import __version__
 from ddpprof.comparison.between_runs import Difference, difference_between, plausible_noise_ns, runs_needed
 from ddpprof.comparison.kernels import KernelChange, compare_kernels
 from ddpprof.comparison.run_set import RunSet, facts_of
-from ddpprof.measures.buckets.bucket_table import BucketRow
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.statistics.shift import Shift, shift_between
 from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.report import LightStepReport, Report, StepReport

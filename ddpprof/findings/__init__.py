@@ -3,6 +3,20 @@
 A rule is a function of `Observed`; it yields findings, or nothing if it does not apply or the measures that it
 needs are absent. `RULES` lists all rules. A gain is what one change alone recovers: predicted if the recorded steps
 can be replayed, otherwise an upper bound. Gains of two findings that explain the same milliseconds do not add up.
+
+accumulation.py     Rules about gradient accumulation
+bucket_layout.py    Which buckets would DDP make under other caps?
+buckets.py          Rules about gradient buckets and exposed communication
+collectives.py      Rules about collectives that the script calls itself, outside DDP
+data.py             Rules about the training script around DDP: data loading and checkpoints
+device.py           Rules about computation slowed by communication, and an accelerator that waits for its host
+finding.py          The input and the output of a rule
+framework_words.py  Where does the user set each option?
+memory.py           Rules about a place that holds more memory than the others, and processes on foreign devices
+predictions.py      Predicted effects, by replay of the recorded steps, of the changes that rules advise
+ranks.py            Rules about single ranks that all others wait for
+replicas.py         Rules about the ranks' copies of a model, which DDP should keep equal
+wrapper.py          Rules about DDP's work besides gradient communication: unused parameters, buffers and copies
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ddpprof.findings.bucket_layout import advised_buckets, bucket_sizes_under, call_for, cap_mb
 from ddpprof.findings.finding import Finding, Observed, at_most, ms, size
 from ddpprof.findings.framework_words import accumulation, compression
-from ddpprof.findings.layout import advised_buckets, bucket_sizes_under, call_for, cap_mb
 from ddpprof.findings.predictions import DEFAULT_CAP, NewBuckets, Predicted
-from ddpprof.measures.buckets.bucket_table import BucketSummary
+from ddpprof.measures.buckets.bucket_summary import BucketSummary
 from ddpprof.model import DdpModule
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, is_rebuilt
 

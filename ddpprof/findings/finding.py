@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpprof.findings.predictions import Predicted, Predictions
-from ddpprof.measures.buckets.bucket_table import BucketSummary
+from ddpprof.measures.buckets.bucket_summary import BucketSummary
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.ranks.arrivals import RankWaiting
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The input of the rules. Times are ns per step: medians over steps, of the rank with the smallest."""
+    """The input of the rules. Times are ns per step: means over the usual steps, of the rank with the smallest."""
 
     world_size: int | None
     step_ns: int | None

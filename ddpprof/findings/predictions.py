@@ -51,7 +51,7 @@ class Predictions:
     compression: Predicted | None = None
     """halved gradients, in fp16 or bf16, whichever the backend supports"""
     bucket_views: Predicted | None = None
-    static_graph: Predicted | None = None
+    without_unused_search: Predicted | None = None
     """no search for unused parameters, and buckets in the order of gradients"""
     no_sync: Predicted | None = None
     """reduction only in the last of a step's several backward passes"""

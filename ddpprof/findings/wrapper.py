@@ -19,7 +19,7 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
         if module.unused is None:
             continue
         if _uses_everything(module) and _searches(module):
-            gain_ns, predicted = hoped_for(o.unused_search_ns, o.predictions.static_graph)
+            gain_ns, predicted = hoped_for(o.unused_search_ns, o.predictions.without_unused_search)
             cost = "" if o.unused_search_ns is None else f"the search takes {ms(o.unused_search_ns)} per step, "
             yield Finding(
                 "find-unused-for-nothing",
@@ -62,7 +62,7 @@ def _passes(module: DdpModule) -> str:
 
 def static_graph(o: Observed) -> Iterator[Finding]:
     """Report a search for unused parameters that finds the same ones every time."""
-    predicted = o.predictions.static_graph
+    predicted = o.predictions.without_unused_search
     if not o.unused_search_ns or not o.worth(o.unused_search_ns, predicted):
         return
     for module in o.modules:

@@ -9,4 +9,9 @@ tables/           columns → the tables of one rank
 other_files.py    files of other tools, which side streets read; csv_times.py: a table of times
 plugin_trace.py   a trace rewritten for TensorBoard's profiler plugin
 limits.py         what is refused, and the options that raise it
+attempts.py        The attempts of one job that torchrun restarted: which of them a report shows
+free_memory.py     Memory that arrays gave back goes back to the system
+helper_process.py  How a process that was started for reading begins, and ends with the one that started it
+repair_json.py     Makes JSON of what Kineto writes and no decoder takes
+step_selection.py  Some steps of a rank, as if it had no others
 """

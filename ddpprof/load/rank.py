@@ -81,7 +81,7 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
             missing.append(f"rank {rank}: {facts_file(rank)} is missing, which says what DDP was told, and did")
     except BadRecordError as error:
         missing.append(f"rank {rank}: {error}")
-        is_whole = False
+        record, is_whole = error.record, False
     if record is not None and None not in (record.run_id, files.run_id) and record.run_id != files.run_id:
         missing.append(f"rank {rank} is of another run: the run_id of {facts_file(rank)} is not that of {RUN_FILE}")
     if files.traces:

@@ -27,11 +27,14 @@ _decode_step = msgspec.json.Decoder(RecordedStep).decode
 
 
 class BadRecordError(Exception):
-    """A file of the recorder cannot be read. Says which and why."""
+    """A file of the recorder cannot be read. The message says which and why."""
+
+    record: Record | None = None
+    """what could be read before that"""
 
 
 def load_record(directory: Location, rank: int) -> Record | None:
-    """The record of one rank, or ``None`` where it left no facts. Raises `BadRecordError`."""
+    """Return the record of one rank, or ``None`` if it left no facts. Raises `BadRecordError`."""
     path = directory / facts_file(rank)
     try:
         facts = read_small(path)
@@ -42,13 +45,19 @@ def load_record(directory: Location, rank: int) -> Record | None:
         if record.ended is None:
             num_steps, ended_ns = _load_last_step(directory / last_step_file(rank))
             record = msgspec.structs.replace(record, num_steps=num_steps, last_step_unix_ns=ended_ns)
-        return msgspec.structs.replace(record, rank=rank, steps=_load_steps(directory / steps_file(rank)))
+        steps, problem = _load_steps(directory / steps_file(rank))
+        record = msgspec.structs.replace(record, rank=rank, steps=steps)
+        if problem is None:
+            return record
     except FileNotFoundError:
         return None
     except (*_BAD_JSON, OverflowError) as error:
         raise BadRecordError(f"{path.name} cannot be read: {error}") from error
     except OSError as error:
         raise BadRecordError(f"{path.name} cannot be read: {error.strerror}") from error
+    bad_steps = BadRecordError(problem)
+    bad_steps.record = record
+    raise bad_steps
 
 
 def _load_last_step(path: Location) -> tuple[int | None, int | None]:
@@ -63,20 +72,23 @@ def _load_last_step(path: Location) -> tuple[int | None, int | None]:
     return (num_steps, ended_ns) if 0 < num_steps < 1 << 62 and 0 < ended_ns < 1 << 62 else (None, None)
 
 
-def _load_steps(path: Location) -> tuple[RecordedStep, ...]:
-    """Every whole line. A process that is killed while it writes leaves half of the last one."""
+def _load_steps(path: Location) -> tuple[tuple[RecordedStep, ...], str | None]:
+    """Return the steps up to the first line that cannot be read, and why it cannot.
+
+    Half of the last line is no error: a process that is killed while it writes leaves that.
+    """
     try:
         lines = read_small(path, _MOST_STEPS_BYTES).split(b"\n")
     except FileNotFoundError:
-        return ()
+        return (), None
     torn = lines.pop()
     steps = []
     for number, line in enumerate(lines, start=1):
         try:
             steps.append(_decode_step(line))
         except _BAD_JSON as error:
-            raise BadRecordError(f"{path.name} line {number} cannot be read: {error}") from error
+            return tuple(steps), f"{path.name} line {number} cannot be read: {error}"
     if torn:
         with suppress(*_BAD_JSON):
             steps.append(_decode_step(torn))
-    return tuple(steps)
+    return tuple(steps), None

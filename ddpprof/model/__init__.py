@@ -3,6 +3,9 @@
 tables.py    a trace as numpy columns
 record.py    data that ddpprof recorded, and their layout in files
 netbench.py  a network as measured by `ddpprof netbench`
+bucket_assignment.py  Into which buckets does DDP put the gradients?
+light_step.py         The parts of a step from light recording, for runs without a trace, and during training
+plugin.py             Data of one rank that TensorBoard's profiler plugin shows, equal to the report's
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ codec.py      summaries as bytes
 cache.py      where entries are kept, and which are still valid
 pool.py       the map on this machine's cores
 cluster.py    the map on a Dask cluster
-selection.py  which ranks are read
+rank_selection.py  which ranks are read
 numbers.py    which numbers were requested
+memory.py          How much memory is left, in the system and in the control groups of this process?
+progress.py        Progress of the map, for those who wait for it
 """

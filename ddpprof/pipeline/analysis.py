@@ -18,7 +18,7 @@ from ddpprof.pipeline.entry import read_about, read_drawing, read_summary
 from ddpprof.pipeline.numbers import Numbers
 from ddpprof.pipeline.pool import run_on_cores
 from ddpprof.pipeline.progress import Watch
-from ddpprof.pipeline.selection import select_ranks
+from ddpprof.pipeline.rank_selection import select_ranks
 from ddpprof.pipeline.task import RankTask
 from ddpprof.report import Report
 from ddpprof.report.across_ranks import RecordedSteps

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.rank import LoadedRank, RankFiles, load_rank
-from ddpprof.load.selection import only_steps
+from ddpprof.load.step_selection import only_steps
 from ddpprof.model import DdpModule, Rank, StepMode
 from ddpprof.pipeline.cache import seen_files
 from ddpprof.pipeline.entry import About, write_entry

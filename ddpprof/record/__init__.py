@@ -27,8 +27,27 @@ job.py           the process's rank, and its files in the run directory
 agreement.py     all ranks record, or none does
 output.py        files of one rank
 last_step.py     number of steps that a rank has finished, in case it is killed
-endings.py       a rank's words for how it ended
+end_words.py       a rank's words for how it ended
 exits.py         how torchrun and the launcher saw ranks end
 attempts.py      torchrun's restarts: which runs belong to one job
 hooks.py         `ddpprof.hooks`: a comm hook that times buckets, without the profiler
+accumulated.py      Which parameters got a gradient in a backward pass?
+baseline.py         Steps without gradient communication: every forward in them runs as if under ``ddp.no_sync()``
+bounds.py           Bounds on what the profiler collects while no step ends
+closures.py         Optimizer closures: they compute loss and gradients, which is not the optimizer's own work
+compiled.py         Modules that torch.compile must not compile
+data_parallel.py    The ``nn.DataParallel`` modules of a process that trains without DDP
+device.py           Which devices does DDP train on, and when have they finished their work?
+graphs.py           CUDA graphs: no step may end during a capture
+hang_signals.py     Handling of signals while the training thread may hang in a call that never returns
+live.py             Live scalars for TensorBoard: the times of every step during training
+losses.py           The losses of each step: the scalars on which the script calls ``backward``
+memory.py           How much memory does this process hold?
+netbench.py         How long do collectives take between the ranks of this job?
+netbench_beside.py  How much of a concurrent computation do collectives cost?
+netbench_job.py     Start of the ranks of `ddpprof netbench` with torchrun, and a one-line reason if they fail
+parts.py            A part of the run: the files of one host's own ranks, if hosts share no file system
+replicas.py         Do all ranks have the same model?
+rpc.py              Calls through ``torch.distributed.rpc`` in the current step
+trace_file.py       One rank's trace on its way into the run directory, written during training
 """

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import ModuleType
 
 from ddpprof.record import ddp_variants, patches
-from ddpprof.record.endings import how_it_ends
+from ddpprof.record.end_words import how_it_ends
 from ddpprof.record.settings import Settings, settings_from_environment
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ddpprof.record import patches
-from ddpprof.record.endings import how_it_ends
+from ddpprof.record.end_words import how_it_ends
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.session import Session
 from ddpprof.record.settings import Settings

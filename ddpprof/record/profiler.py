@@ -17,7 +17,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
 from ddpprof.record.device import PATIENCE_S, TrainingDevice
-from ddpprof.record.ending import GRACE_S, signals_end_a_hang
+from ddpprof.record.hang_signals import GRACE_S, signals_end_a_hang
 from ddpprof.record.settings import Settings
 
 _LETS_GO_S = 0.02

@@ -15,7 +15,7 @@ from ddpprof.model import DETAILED_MODES, StepMode
 from ddpprof.record import ddp_variants
 from ddpprof.record.bounds import Bounds
 from ddpprof.record.device import PATIENCE_S
-from ddpprof.record.ending import GRACE_S
+from ddpprof.record.hang_signals import GRACE_S
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.notes import StepNotes

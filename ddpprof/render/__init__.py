@@ -4,4 +4,10 @@ sections/     the content, order and words of a report, which terminal, Markdown
 html/         pages of one file each
 tensorboard/  event files
 glossary.py   the meaning of all terms
+json.py             JSON forms of reports, comparisons and experiments, their parser, and the JSON Schema of each
+markdown.py         Rendering of sections as GitHub-flavoured Markdown
+perfetto.py         Rendering of a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format
+perfetto_tracks.py  The tracks of one rank in Chrome's trace event format: slices, flows, counters, and their names
+plot.py             Plots of sweeps, scaling experiments and predictions, with matplotlib (``ddpprof[plot]``)
+terminal.py         Rendering of sections in a terminal with rich, or as plain text
 """

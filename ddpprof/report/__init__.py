@@ -1,4 +1,21 @@
-"""`build_report(run)`: everything that is known about a run, in one tree."""
+"""`build_report(run)`: everything that is known about a run, in one tree.
+
+across_ranks.py     Measures across ranks: collectives on all of them, their clocks, and who waits for whom
+bound.py            What bounds a step whose communication is not hidden, and what would help?
+build.py            Construction of a report from a run
+kernels.py          How much communication slows kernels, per step and rank
+other_file.py       The report of a file of another tool: the same tree, with what such a file can tell
+predicted_gains.py  How much would each change advised by a finding give back on its own?
+rank_summary.py     The contribution of ranks to a report: kilobytes each
+ranks.py            Measures of each rank on its own
+rule_input.py       Construction of the input of the rules in `findings`
+run_profile.py      Construction of the `Profile` from which predictions start
+side_streets.py     The side streets: ways to train in parallel beside DDP
+timeline.py         Steps of several ranks over time, on one clock
+times.py            Whose time is each number of the report?
+tree.py             The report: the measures of a run as one tree
+whatif.py           The recorded step with other settings: a prediction for each, and the best buckets found
+"""
 
 from ddpprof.report.build import build_report
 from ddpprof.report.tree import (

@@ -1,4 +1,4 @@
-"""Construction of a report from a run. This is the only list of measures."""
+"""Construction of a report from the summaries of ranks, and the measures that need all of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from ddpprof import __version__
 from ddpprof.findings import Observed, find
 from ddpprof.findings.predictions import Predictions
-from ddpprof.measures.buckets.bucket_table import BucketSummary, as_row, summarise_buckets
-from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.bucket_steps import BucketStep
+from ddpprof.measures.buckets.bucket_summary import BucketSummary, as_row, summarise_buckets
 from ddpprof.measures.buckets.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.measures.collectives.script_collectives import summarise_outside
 from ddpprof.measures.ranks.attempts import summarise_attempts

@@ -66,7 +66,7 @@ class _Changes:
             bucket_views=self._bucket_views()
             if training.knows_parameters and not training.gradient_as_bucket_view
             else None,
-            static_graph=None if training.is_rebuilt else self._of(Setting(static_graph=True)),
+            without_unused_search=None if training.is_rebuilt else self._of(Setting(static_graph=True)),
             no_sync=self._no_sync(),
             double_batch=self._per_batch(Setting(batch_scale=2), 2),
             accumulation=self._accumulation(),

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from ddpprof.intervals import Spans, subtract
-from ddpprof.measures.buckets.buckets import BucketStep, bucket_rows
+from ddpprof.measures.buckets.bucket_steps import BucketStep, bucket_rows
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.measures.buckets.traced_buckets import TracedPasses, find_passes
 from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_collectives

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpprof.measures.buckets.buckets import BucketStep, measure_buckets
+from ddpprof.measures.buckets.bucket_steps import BucketStep, measure_buckets
 from ddpprof.measures.buckets.overlap import measure_overlap
 from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.measures.step.breakdown import split_step

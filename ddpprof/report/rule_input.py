@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ddpprof.findings import Observed
-from ddpprof.measures.buckets.bucket_table import BucketSummary
+from ddpprof.measures.buckets.bucket_summary import BucketSummary
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import imbalance_ns
 from ddpprof.measures.ranks.memory import RankMemory

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from ddpprof.errors import DdpprofError
-from ddpprof.measures.buckets.buckets import fits
+from ddpprof.measures.buckets.bucket_steps import fits
 from ddpprof.measures.buckets.traced_buckets import TracedPasses, usual_passes, usual_sizes
 from ddpprof.model import DdpModule, RecordedStep, StepMode
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Caps, Gradient, buckets_under, gradient_of, same_buckets

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
 from ddpprof.measures.ranks.clock import common_ns
 from ddpprof.measures.step.timeline import StepTimeline, bucket_span, move_timeline, step_timeline

@@ -16,7 +16,7 @@ from ddpprof.data_parallel.transfers import DataParallelReport
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
 from ddpprof.horovod.reductions import HorovodSummary
-from ddpprof.measures.buckets.bucket_table import BucketRow
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import DeviceLoad

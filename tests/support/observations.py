@@ -6,7 +6,7 @@ from tables import ddp_module
 
 from ddpprof.data_parallel.transfers import DataParallelStep
 from ddpprof.findings import Finding, Observed, find
-from ddpprof.measures.buckets.bucket_table import BucketSummary
+from ddpprof.measures.buckets.bucket_summary import BucketSummary
 from ddpprof.model import DdpModule, Loader
 from ddpprof.report.side_streets import observe_beside
 

@@ -8,7 +8,7 @@ from ddpprof.comparison.compare import Comparison, compare
 from ddpprof.comparison.run_set import RunSet
 from ddpprof.data_parallel.transfers import DataParallelReport, DataParallelStep
 from ddpprof.findings import Finding
-from ddpprof.measures.buckets.bucket_table import BucketRow
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place, Purpose
 from ddpprof.measures.kernels.devices import DeviceLoad

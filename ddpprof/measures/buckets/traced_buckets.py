@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.measures.buckets.backward_passes import BackwardCompute, backward_passes
-from ddpprof.measures.buckets.bucket_table import BucketRow, summarise_times
-from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.bucket_steps import BucketStep
+from ddpprof.measures.buckets.bucket_summary import BucketRow, summarise_times
 from ddpprof.measures.buckets.gradient_reduces import gradient_all_reduces, reduces_without_ddp
 from ddpprof.model import UNKNOWN, Int64Column, Mark, Trace
 

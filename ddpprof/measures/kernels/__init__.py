@@ -1,1 +1,6 @@
-"""Measures of single kernels and whole devices."""
+"""Measures of single kernels and whole devices.
+
+devices.py   How much does each accelerator of one process work?
+kernels.py   Which kernels take the time of a step?
+slowdown.py  How much slower are kernels during communication, and what does that cost a step?
+"""

@@ -98,7 +98,7 @@ def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failu
         return None  # the failure was caught, or torchrun has restarted the job
     if any(end.ended == "interrupted" for end in ends):
         return None
-    seen = with_exits(ends, exits)
+    seen = (*with_exits(ends, exits), *_known_by_exit_alone(ends, exits))
     failed = sorted((end for end in seen if end.failed), key=_when)
     silent = [end for end in seen if end.ended is None and not end.failed]
     if not failed and not (silent and job is not None):
@@ -107,6 +107,16 @@ def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failu
     own = [end for end in failed if not end.is_consequence]
     first = own[0] if own else None if finished else _only_one_that_was_lost(failed, silent)
     return Failure(first, tuple(end for end in (*failed, *silent) if end is not first), finished)
+
+
+def _known_by_exit_alone(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> list[RankEnd]:
+    """Return the ends of ranks that left no record, or one that cannot be read, but whose exit codes were seen."""
+    known = {end.rank for end in ends}
+    unknown = {one.rank: one for one in exits if one.rank is not None and one.rank not in known and one.exit_code}
+    return [
+        RankEnd(rank, one.host or "", None, False, unix_ns=one.unix_ns, exit_code=one.exit_code, pid=one.pid)
+        for rank, one in sorted(unknown.items())
+    ]
 
 
 def _only_one_that_was_lost(failed: Sequence[RankEnd], silent: Sequence[RankEnd]) -> RankEnd | None:

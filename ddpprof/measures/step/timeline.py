@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from ddpprof.intervals import Spans, intersect, merge, shift, subtract
-from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.measures.buckets.trailing import trailing_spans
 from ddpprof.measures.step.breakdown import split_step

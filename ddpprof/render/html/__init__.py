@@ -6,4 +6,12 @@ blocks.py                         sections as HTML
 *_charts.py                       charts, as plotly figures
 steps.py, timeline.py             numbers that the reader chooses from
 page.js, charts.js, timeline.js   interaction with the reader
+chart.py                          A chart: a plotly figure without colours
+definitions.py                    Definitions of all terms at the end of every page; the terms in tables link to them
+embed.py                          How do data and scripts get into a page without becoming markup?
+lanes.py                          Which spans of a timeline can be told apart?
+report_charts.py                  Charts for a run's page: many ranks, buckets, collectives, slowed kernels
+result_charts.py                  Charts of comparisons and experiments
+tuning_chart.py                   Chart of the tried settings: measured and predicted steps
+whatif_chart.py                   Chart of predicted steps, each as a bar of its parts
 """

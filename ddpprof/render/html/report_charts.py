@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ddpprof.layout import MAX_RANKS, clean, megabytes, ms
-from ddpprof.measures.buckets.bucket_table import BucketRow
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks
 from ddpprof.render.sections.shown_steps import typical_step

@@ -1,4 +1,34 @@
-"""The content, order and words of a report. Terminal, Markdown and pages draw these sections."""
+"""The content, order and words of a report. Terminal, Markdown and pages draw these sections.
+
+attempts.py     Attempts of a job that torchrun restarted, and what changed between them
+bound.py        What bounds a step with exposed communication, and what would help besides the findings
+buckets.py      Gradient buckets: when each was ready, sent and finished, and what is in it
+collectives.py  Collectives by size, with the link's rate
+comparison.py   Two jobs compared: how they differ, what became slower, and whether that is noise
+cost.py         The cost of DDP itself, and of ddpprof
+devices.py      One process with several accelerators: how much each works
+experiments.py  The content, order and words of an experiment's report
+explain.py      Definitions of terms
+failure.py      How the job failed; this comes before anything else
+findings.py     Findings, largest gain first, and then those that may be noise
+job.py          What ran, and what the report lacks
+lanes.py        One step in the order of events: what each rank does, and which bucket is in transit
+memory.py       Memory per rank and device
+netbench.py     Speed of collectives by size, like the table of nccl-tests; times in µs as there
+outside.py      Collectives that the script calls itself, outside DDP
+overhead.py     The measured overhead of DDP, and what explains it, in words
+ranks.py        Ranks compared: who is late, who waits for whom, and what their clocks show
+repeated.py     Runs of one job compared: their steps, and how many of them have each finding
+scaling.py      Weak and strong scaling, and where the lost time goes, in words
+shown_steps.py  Which step is shown first, and, of many ranks, which ones?
+slowdown.py     How much communication slows concurrent computation, kernel by kernel
+spread.py       How far many ranks differ in one step; there are too many bars to look at
+steps.py        Where the time of a step goes, and how much of the communication is hidden
+sweep.py        Step times over the varied quantity, models and crossovers, in words
+tuning.py       The results of tuning, in words
+verdict.py      The whole report in a sentence and a few numbers
+whatif.py       Predictions of the step under other settings, in words
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpprof.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
-from ddpprof.measures.buckets.bucket_table import BucketRow
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.report import Report
 
 _MAX_BUCKETS = 24

@@ -9,7 +9,7 @@ from ddpprof.comparison.compare import NOTICEABLE, BucketChange, Comparison, Met
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.kernels import KernelChange
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, megabytes, ms
-from ddpprof.measures.buckets.bucket_table import BucketRow
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.render.sections.slowdown import kernel_name
 
 _MAX_BUCKETS = 24

@@ -145,21 +145,23 @@ def test_views_of_buckets(predicted: Predicted, fires: bool) -> None:
 )
 def test_a_useless_search(search_ns: int | None, predicted: Predicted | None) -> None:
     module = ddp_module(find_unused_parameters=True, unused=(), num_lacking_passes=0)
-    finding = only(observed(module, unused_search_ns=search_ns, predictions=Predictions(static_graph=predicted)))
+    finding = only(
+        observed(module, unused_search_ns=search_ns, predictions=Predictions(without_unused_search=predicted))
+    )
     assert (finding.rule, finding.predicted) == ("find-unused-for-nothing", predicted)
     assert finding.gain_ns == (predicted.high_ns if predicted else search_ns)
 
 
 def test_a_useless_search_is_said_where_nothing_would_be_saved_but_no_saving() -> None:
     module = ddp_module(find_unused_parameters=True, unused=(), num_lacking_passes=0)
-    finding = only(observed(module, unused_search_ns=2 * MS, predictions=Predictions(static_graph=COSTS)))
+    finding = only(observed(module, unused_search_ns=2 * MS, predictions=Predictions(without_unused_search=COSTS)))
     assert (finding.rule, finding.predicted, finding.gain_ns) == ("find-unused-for-nothing", None, None)
 
 
 @pytest.mark.parametrize(("predicted", "fires"), [(SAVES, True), (NIL, False)])
 def test_a_static_graph(predicted: Predicted, fires: bool) -> None:
     module = ddp_module(find_unused_parameters=True, unused=("p0",), graph_is_static=True)
-    found = find(observed(module, unused_search_ns=2 * MS, predictions=Predictions(static_graph=predicted)))
+    found = find(observed(module, unused_search_ns=2 * MS, predictions=Predictions(without_unused_search=predicted)))
     assert ("static-graph" in [f.rule for f in found]) == fires
 
 

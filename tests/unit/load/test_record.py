@@ -136,8 +136,10 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
 
 def test_a_broken_line_among_whole_ones_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, lines=json.dumps(SHORT) + "\n" + json.dumps(STEP)[:20] + "\n" + json.dumps(SHORT) + "\n")
-    with pytest.raises(BadRecordError, match=r"rank-1\.steps\.jsonl line 2 cannot be read"):
+    with pytest.raises(BadRecordError, match=r"rank-1\.steps\.jsonl line 2 cannot be read") as raised:
         load_record(tmp_path, 1)
+    assert raised.value.record is not None, "the facts, and the steps before that line"
+    assert len(raised.value.record.steps) == 1
 
 
 def test_no_facts_no_record(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import io
 import pytest
 from tables import collective, trace
 
-from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.step.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
 from ddpprof.model import Phase, Trace
 from ddpprof.render.sections.lanes import step_lanes

@@ -31,7 +31,7 @@ def test_each_change_alone() -> None:
     assert (found.best_buckets.argument, found.best_buckets.predicted) == ("", None), "parameters cannot be divided"
     assert found.best_buckets.bucket_bytes == (2 * MIB, 2 * MIB)
     assert found.bucket_views is not None
-    assert (found.static_graph, found.without_straggler) == (None, None)
+    assert (found.without_unused_search, found.without_straggler) == (None, None)
 
 
 def test_the_best_buckets_that_are_found() -> None:
@@ -50,7 +50,7 @@ def test_the_best_buckets_that_are_found() -> None:
     [
         pytest.param({"gradient_as_bucket_view": True}, "bucket_views", id="views-already"),
         pytest.param({"comm_hook": "fp16_compress_hook"}, "compression", id="a-hook-already"),
-        pytest.param({}, "static_graph", id="nothing-is-searched"),
+        pytest.param({}, "without_unused_search", id="nothing-is-searched"),
     ],
 )
 def test_what_the_run_has_already_is_no_change(module: dict[str, Any], absent: str) -> None:
@@ -60,7 +60,7 @@ def test_what_the_run_has_already_is_no_change(module: dict[str, Any], absent: s
 
 def test_a_static_graph_where_ddp_searches() -> None:
     searching = ddp_module((2 * MIB, 2 * MIB), [[1], [0]], bucket_cap_mb=2.0, find_unused_parameters=True)
-    found = predict_changes(known(modules=[searching]), ()).static_graph
+    found = predict_changes(known(modules=[searching]), ()).without_unused_search
     assert found is not None
     assert found.gain_ns == 0, "buckets are in the order of gradients already"
 

@@ -3,7 +3,7 @@
 import pytest
 from tables import collective, ddp_module, recorded, trace
 
-from ddpprof.measures.buckets.buckets import measure_buckets
+from ddpprof.measures.buckets.bucket_steps import measure_buckets
 from ddpprof.measures.step.timeline import BucketSpan, StepTimeline, bucket_span, move_timeline, step_timeline
 from ddpprof.model import UNKNOWN, Phase
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tables import forward, recorded, trace
 
-from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.step.torch_times import TorchTimes, compare_with_torch
 from ddpprof.model import Mark, RecordedStep
 

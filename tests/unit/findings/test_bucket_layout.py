@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 from tables import ddp_module
 
-from ddpprof.findings.layout import bucket_sizes_under
+from ddpprof.findings.bucket_layout import bucket_sizes_under
 
 
 @pytest.mark.parametrize(

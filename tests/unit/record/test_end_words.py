@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.record.endings import how_it_ends
+from ddpprof.record.end_words import how_it_ends
 
 
 def exit_while_handling(error: BaseException) -> SystemExit:

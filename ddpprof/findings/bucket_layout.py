@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
 from ddpprof.findings.predictions import NewBuckets, Predictions, since_torch
-from ddpprof.measures.buckets.bucket_table import BucketSummary
+from ddpprof.measures.buckets.bucket_summary import BucketSummary
 from ddpprof.model import DdpModule
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, MIB, Caps, buckets_under
 

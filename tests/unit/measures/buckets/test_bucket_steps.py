@@ -3,7 +3,7 @@
 import pytest
 from tables import backward_pass, collective, ddp_module, forward, recorded, trace
 
-from ddpprof.measures.buckets.buckets import BucketStep, measure_buckets
+from ddpprof.measures.buckets.bucket_steps import BucketStep, measure_buckets
 from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Mark, Phase, RecordedStep
 
 TWO = ddp_module((4, 4, 4), [[2, 1], [0]])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
-from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.model import DdpModule
 

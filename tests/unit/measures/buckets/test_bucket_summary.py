@@ -3,8 +3,8 @@
 import pytest
 from tables import ddp_module
 
-from ddpprof.measures.buckets.bucket_table import BucketSummary, summarise_buckets
-from ddpprof.measures.buckets.buckets import BucketStep
+from ddpprof.measures.buckets.bucket_steps import BucketStep
+from ddpprof.measures.buckets.bucket_summary import BucketSummary, summarise_buckets
 
 MODULE = ddp_module((100, 20, 3), [[2, 1], [0]])
 

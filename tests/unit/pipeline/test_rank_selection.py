@@ -6,7 +6,7 @@ import pytest
 from fleets import make_fleet, make_traces
 
 from ddpprof.load.run import find_ranks
-from ddpprof.pipeline.selection import select_ranks
+from ddpprof.pipeline.rank_selection import select_ranks
 
 
 def chosen(path: Path, sample: int) -> tuple[list[int | None], tuple[str, ...]]:

@@ -1,0 +1,20 @@
+"""The docstring of every folder's ``__init__`` says what each of its files is for."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import ddpprof
+
+PACKAGE = Path(ddpprof.__file__).parent
+FOLDERS = sorted(init.parent for init in PACKAGE.rglob("__init__.py") if init.parent != PACKAGE)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(PACKAGE)))
+def test_every_file_is_on_the_map(folder: Path) -> None:
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    there = {file.name for file in folder.glob("*.py")} - {"__init__.py"}
+    assert there <= set(re.findall(r"[\w.-]+\.py\b", text))
+    assert set(re.findall(r"^([a-z_]+\.py)\b", text, re.MULTILINE)) <= there
