@@ -43,9 +43,7 @@ def seen(rank: int, exit_code: int, at: int | None = None) -> ProcessExit:
         pytest.param([of(0, LOST, 9), of(1, None), of(2, None)], [], None, [0, 1, 2], id="one-of-two-was-lost"),
         pytest.param([of(0, None), of(1, None)], [job(1)], None, [0, 1], id="all-without-a-word"),
         pytest.param([of(0, None), of(1, "finished")], [ProcessExit(3, rank=0)], 0, [], id="a-rank-wrapped-in-a-job"),
-        pytest.param(
-            [of(0, LOST, 20)], [seen(1, -9, 8), seen(0, 1, 9)], 1, [0], id="killed-and-its-record-is-unreadable"
-        ),
+        pytest.param([of(0, LOST, 20)], [ProcessExit(-9, rank=1, unix_ns=8)], 1, [0], id="killed-and-without-a-record"),
     ],
 )
 def test_a_failure(records: list[Record], exits: list[ProcessExit], first: int | None, others: list[int]) -> None:
