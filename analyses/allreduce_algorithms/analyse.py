@@ -62,9 +62,10 @@ def _of(folder: Path, algorithm: str) -> dict[str, Any]:
     }
 
 
-def _busbw(report: Any) -> float | None:
-    """Of the gradients' all-reduce."""
-    rates = [row.busbw_bytes_per_s for row in report.across.collectives if row.kind == "all_reduce" and row.num_bytes]
+def _busbw(report: ddpprof.Report) -> float | None:
+    """Return the bus bandwidth of the gradients' all-reduce, GB/s."""
+    rows = report.across.collectives if report.across is not None else ()
+    rates = [row.busbw_bytes_per_s for row in rows if row.kind == "all_reduce" and row.num_bytes]
     return round(rates[0] / 1e9, 4) if rates and rates[0] is not None else None
 
 
