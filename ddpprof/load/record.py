@@ -13,7 +13,7 @@ from ddpprof.model import Record, RecordedStep
 from ddpprof.rundir import FORMAT, LAST_STEP, facts_file, last_step_file, steps_file
 
 _MOST_STEPS_BYTES = 4 * 10**9
-"""of a rank's steps: of a million they are 2 GB"""
+"""limit of a rank's step file; a million steps take 2 GB"""
 _BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -27,11 +27,11 @@ _decode_step = msgspec.json.Decoder(RecordedStep).decode
 
 
 class BadRecordError(Exception):
-    """A file of the recorder cannot be read. Says which and why."""
+    """Error about a file of the recorder that cannot be read; its message says which and why."""
 
 
 def load_record(directory: Location, rank: int) -> Record | None:
-    """The record of one rank, or ``None`` where it left no facts. Raises `BadRecordError`."""
+    """Return the record of one rank, or ``None`` if it left no facts. Raises `BadRecordError`."""
     path = directory / facts_file(rank)
     try:
         facts = read_small(path)
@@ -64,7 +64,7 @@ def _load_last_step(path: Location) -> tuple[int | None, int | None]:
 
 
 def _load_steps(path: Location) -> tuple[RecordedStep, ...]:
-    """Every whole line. A process that is killed while it writes leaves half of the last one."""
+    """Return every whole line's step. A process that is killed while it writes leaves half of the last line."""
     try:
         lines = read_small(path, _MOST_STEPS_BYTES).split(b"\n")
     except FileNotFoundError:

@@ -27,7 +27,7 @@ def loads(*compute_ns: int) -> tuple[DeviceLoad, ...]:
         pytest.param(
             using(MOVED), {"device_loads": loads(50 * MS, 42 * MS)}, 11 * MS,
             "copies parameters to them (3.00 ms), batches (2.00 ms), outputs (2.00 ms) and gradients (3.00 ms) back; "
-            "7.00 ms of that is beside no computation; device 0 computes 4.00 ms more than they do on average",
+            "7.00 ms of that is exposed; device 0 computes 4.00 ms more than the average device",
             id="traced",
         ),
         pytest.param(using(None, 4), {}, None, "drives 4 devices from one process", id="only-recorded"),
