@@ -63,13 +63,13 @@ def _of(folder: Path, algorithm: str) -> dict[str, Any]:
 
 
 def _busbw(report: Any) -> float | None:
-    """Of the gradients' all-reduce."""
+    """Return the busbw of the gradients' all-reduce."""
     rates = [row.busbw_bytes_per_s for row in report.across.collectives if row.kind == "all_reduce" and row.num_bytes]
     return round(rates[0] / 1e9, 4) if rates and rates[0] is not None else None
 
 
 def busiest(row: dict[str, Any]) -> float:
-    """Both directions of the host that moves most, in units of the gradients' size."""
+    """Return the bytes of the busiest host, both directions, in units of the gradients' size."""
     return max(sent + received for sent, received in zip(row["sent"], row["received"], strict=True))
 
 
