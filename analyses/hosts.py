@@ -13,7 +13,7 @@ NOT_OF_THIS_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 class NoHosts(Exception):
-    """Says why there can be none here."""
+    """Error that says why this machine can have no such hosts."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Hosts:
         )
 
     def run_job(self, command: Sequence[object], cwd: object, **env: str) -> None:
-        """One rank on every host, until all have ended. Raises ``RuntimeError`` with what a rank that failed said."""
+        """Run one rank on every host until all have ended. Raises ``RuntimeError`` with a failed rank's output."""
         ranks = [self.start(host, command, cwd, **env) for host in range(len(self.namespaces))]
         said = [rank.communicate()[1] for rank in ranks]
         for host, rank in enumerate(ranks):
@@ -56,15 +56,15 @@ class Hosts:
 
 
 def limit_own_link(rate: str, burst: str) -> None:
-    """Of the host that the caller runs on: its link may change its rate while a job runs."""
+    """Set the rate of the link of the host that the caller runs on; a job may do so while it runs."""
     _run(f"tc qdisc replace dev eth0 root tbf rate {rate} burst {burst} latency 50ms")
 
 
 @contextmanager
 def linked_hosts(num_hosts: int, rate: str, burst: str = "256kb", both_ends: bool = False) -> Iterator[Hosts]:
-    """`rate` and `burst` as ``tc`` writes them: ``1gbit``. Raises `NoHosts`.
+    """Make hosts with links; `rate` and `burst` are written as ``tc`` does: ``1gbit``. Raises `NoHosts`.
 
-    Of each host's outgoing traffic; with `both_ends` the switch sends to a host at that rate, too, so that several
+    The rate limits each host's outgoing traffic; with `both_ends` also the switch's traffic to a host, so that several
     hosts that send to one share its link.
     """
     if os.geteuid() != 0:

@@ -30,9 +30,9 @@ class Case:
     batch: int
     ddp: Mapping[str, Any] = field(default_factory=dict)
     hook: Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]] | None = None
-    """in place of the reducer's all-reduce"""
+    """communication hook in place of the reducer's all-reduce"""
     reduces: bool = True
-    """``False``: under ``no_sync()``, so that nothing is sent and the ranks drift apart"""
+    """whether gradients are reduced; if not, steps run under ``no_sync()``, send nothing, and the ranks drift apart"""
 
 
 class Training:
@@ -55,7 +55,7 @@ class Training:
         self.optimizer.step()
 
     def recorded(self, out: str, **options: Any) -> None:
-        """`steps` of them, into the run directory `out`."""
+        """Record `steps` steps into the run directory `out`."""
         num_steps = sum(options[kind] for kind in ("skip_first", "cost_steps", "timed_steps", "warmup", "steps"))
         with ddpprof.profile(out, **options):
             for _ in range(num_steps):
@@ -76,13 +76,13 @@ def leave() -> None:
 
 
 def pin() -> None:
-    """To one core, with all threads: a rank that the scheduler moves about takes another time in every visit."""
+    """Pin all threads to one core: a rank that the scheduler moves about takes another time in every visit."""
     os.sched_setaffinity(0, {int(os.environ["RANK"]) % (os.cpu_count() or 1)})
 
 
 @contextmanager
 def job(cases: Sequence[Case]) -> Iterator[list[Training]]:
-    """One rank of it, which its environment describes, with every case ready to train."""
+    """Yield one rank of the job, which its environment describes, with every case ready to train."""
     join()
     trainings = [Training(case) for case in cases]
     for training in trainings:
@@ -93,7 +93,7 @@ def job(cases: Sequence[Case]) -> Iterator[list[Training]]:
 
 
 def record_in_turn(trainings: Sequence[Training], out: str, rounds: int, **options: Any) -> None:
-    """Every round trains each for a few steps, in an order of its own, and records them as ``OUT/CASE-ROUND``."""
+    """Train each case for a few steps per round, in another order in each, and record them as ``OUT/CASE-ROUND``."""
     warmup = int(options.get("profiler", True))
     options = {"skip_first": 1, "cost_steps": 0, "timed_steps": 0, "warmup": warmup, **options}
     for number in range(rounds):

@@ -12,7 +12,7 @@ EVERY_S = 0.005
 
 
 def peak_bytes(command: Sequence[str | Path]) -> int:
-    """The most that its processes held at one moment; what several of them share counts once (Linux: PSS)."""
+    """Return the most memory that its processes held at one moment; shared memory counts once (Linux: PSS)."""
     peak = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:

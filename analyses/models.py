@@ -1,7 +1,7 @@
 """Three models whose gradients come in different shapes over the backward pass, each trained on one fixed batch.
 
-mlp: layers of equal size. convnet: the bytes are at its end, the computation at its beginning, so that most gradients
-are there when most of the backward pass is to come. transformer: the gradients of its embedding come last.
+mlp: layers of equal size. convnet: its bytes are at the end and its computation at the beginning, so that most
+gradients are ready early in the backward pass. transformer: the gradients of its embedding come last.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
 
     def wrap_anew(self, **arguments: Any) -> None:
-        """In a DDP that takes these."""
+        """Wrap the model in a DDP with these arguments."""
         module = self.model.module
         self.optimizer.zero_grad()  # they may be views of the buckets
         del self.model
-        gc.collect()  # with its reducer, whose hooks would go on
+        gc.collect()  # frees the old DDP with its reducer, whose hooks would go on
         self.model = DistributedDataParallel(module, init_sync=False, **arguments)
 
     def step(self) -> None:
@@ -48,13 +48,13 @@ def mlp(batch: int = 768, width: int = 512, num_layers: int = 24) -> Parts:
     layers: list[nn.Module] = []
     for _ in range(num_layers):
         linear = nn.Linear(width, width, bias=False)
-        nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")  # torch's own lets a deep one's gradients vanish
+        nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")  # with torch's default, deep gradients vanish
         layers += [linear, nn.ReLU()]
     return torch.randn(batch, width), torch.randn(batch, width), nn.Sequential(*layers), nn.MSELoss()
 
 
 def convnet(batch: int = 12, size: int = 64, classes: int = 1000) -> Parts:
-    """As VGG is built: 3 × 3 convolutions, twice the channels after every halving, then linear layers."""
+    """A network like VGG: 3 × 3 convolutions, twice the channels after every halving, then linear layers."""
     layers: list[nn.Module] = []
     channels = 3
     for width, repeats in ((32, 2), (64, 2), (128, 2), (256, 2), (512, 2)):

@@ -1,4 +1,4 @@
-"""A launcher: one rank in each of some network namespaces, whose addresses are 10.77.0.1 and so on (see hosts.py).
+"""A launcher that starts one rank in each of some network namespaces, with addresses from 10.77.0.1 on (see hosts.py).
 
 python on_hosts.py NAMESPACE,NAMESPACE train.py [its arguments]
 """

@@ -1,4 +1,4 @@
-"""What every study does alike.
+"""Functions that all studies share.
 
 `measure(recordings)` of a study's ``analyse.py`` turns recorded runs into numbers, `table(results)` these into the
 table of its README, `draw(results, figure)` into its picture. `publish` writes all three beside it.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RECORDINGS, RESULTS, PICTURE, README = "recordings", "results.json", "result.png", "README.md"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, which colour-blind readers tell apart"""
+"""colours of Okabe and Ito, which colour-blind readers can tell apart"""
 
 MIB = 2**20
 
@@ -51,7 +51,7 @@ def publish(
 
 
 def report_json(path: Path) -> dict[str, Any]:
-    """What ``ddpprof report`` says of an experiment, or of a table of times."""
+    """Return the JSON of ``ddpprof report`` for an experiment, or for a table of times."""
     command = [sys.executable, "-m", "ddpprof", "report", str(path), "--format", "json"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     report: dict[str, Any] = json.loads(said)
@@ -63,7 +63,7 @@ def as_json(results: dict[str, Any]) -> str:
 
 
 def readme_table(readme: Path) -> list[str]:
-    """Its first Markdown table."""
+    """Return its first Markdown table."""
     lines = readme.read_text(encoding="utf-8").splitlines()
     first, last = _table_rows(lines)
     return lines[first:last]
@@ -82,7 +82,7 @@ def _table_rows(lines: Sequence[str]) -> tuple[int, int]:
 
 
 def ms(nanoseconds: float) -> float:
-    """Rounded, so that results are the same to the last digit wherever they are computed."""
+    """Convert to ms, rounded so that results are the same to the last digit wherever they are computed."""
     return round(nanoseconds / 1e6, 3)
 
 
@@ -91,20 +91,20 @@ def median_ms(nanoseconds: Iterable[float]) -> float:
 
 
 def spread_ms(nanoseconds: Sequence[float]) -> list[float]:
-    """The middle half of the values: from the first quartile to the third."""
+    """Return the middle half of the values: from the first quartile to the third."""
     ordered = sorted(nanoseconds)
     return [ms(ordered[math.floor((len(ordered) - 1) / 4)]), ms(ordered[math.ceil((len(ordered) - 1) * 3 / 4)])]
 
 
 def interval_of_median(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """95 %, by bootstrap; the same for the same values."""
+    """Return the 95 % interval by bootstrap; it is the same for the same values."""
     draw = random.Random(0)
     medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(draws))
     return medians[round(0.025 * draws)], medians[round(0.975 * draws) - 1]
 
 
 def begin_recording(study: Path) -> Path:
-    """An empty folder for new recordings."""
+    """Return an empty folder for new recordings."""
     folder = study / RECORDINGS
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -112,7 +112,7 @@ def begin_recording(study: Path) -> Path:
 
 
 def end_recording(study: Path, **settings: object) -> None:
-    """Note where it was, and pack the traces tighter than a training job has time for."""
+    """Note the machine, and compress the traces better than a training job has time for."""
     import torch
 
     folder = study / RECORDINGS

@@ -76,7 +76,7 @@ def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
 
 
 def merge(a: Spans, b: Spans) -> Spans:
-    """Return the instants in either."""
+    """Return the instants in ``a`` or ``b``."""
     return union(np.concatenate((a.start_ns, b.start_ns)), np.concatenate((a.end_ns, b.end_ns)))
 
 
@@ -112,7 +112,7 @@ def outermost(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -
 
 
 def held_by_earlier(start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column) -> NDArray[np.bool_]:
-    """Whether a span lies in an earlier one of its thread. Where holders always come first, that finds all of them."""
+    """Return whether each span lies in an earlier row of its thread: all held spans, if holders always come first."""
     held = np.zeros(len(start_ns), np.bool_)
     for number in np.unique(thread).tolist():
         rows = np.flatnonzero(thread == number)

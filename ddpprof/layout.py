@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 ABSENT = "-"
 MAX_RANKS = 16
-"""most rows of a table with one row per rank"""
+"""maximum number of rows in a table with one row per rank"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Line:
     text: str
     is_warning: bool = False
     is_aside: bool = False
-    """True for text of less importance, which is set apart"""
+    """whether the text is less important and set apart"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """A drawing of what happened when, from left to right."""
+    """A drawing of events over time, from left to right."""
 
     title: str
     length_ns: int

@@ -1,6 +1,6 @@
-"""What a side street is: a way to train in parallel beside DDP, in one folder from the file to the words for it.
+"""The interface of a side street: a way to train in parallel beside DDP, in one folder from the file to its wording.
 
-`report/side_streets.py` lists them all. The main road calls what is here, and names none of them.
+`report/side_streets.py` lists all of them. The main road calls this interface and names no side street.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ _OfRank = TypeVar("_OfRank")
 _OfRun = TypeVar("_OfRun")
 
 Topic = Literal["job", "step", "collectives"]
-"""of the report: those in which side streets have sections"""
+"""topics of the report in which side streets have sections"""
 
 
 @dataclass(frozen=True, slots=True)
 class FileMeasures(Generic[_OfRun]):
-    """What a file of another tool tells of its job."""
+    """Measures of a job from a file of another tool."""
 
     measured: _OfRun
     backend: str | None
     steps_ns: Mapping[int, int]
-    """number → duration"""
+    """step number → duration"""
     waiting: tuple[RankWaiting, ...]
     waiting_after_start: tuple[RankWaiting, ...]
-    """without the first step"""
+    """waiting without the first step"""
     missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SideStreet(Generic[_OfRank, _OfRun]):
-    """What one of them measures, finds and shows; ``_OfRun`` is the type of its field in the report."""
+    """The measures, rules and sections of one side street; ``_OfRun`` is the type of its field in the report."""
 
     folder: str
     report_field: str
-    """of `Report`; of `BesideDdp`, too, where it measures ranks"""
+    """field of `Report`; also of `BesideDdp` if the side street measures ranks"""
     name: str
-    """in the glossary"""
+    """term in the glossary"""
     meaning: str
     aliases: tuple[str, ...]
     sections: Mapping[Topic, Callable[[_OfRun], Iterable[Section]]]
     rules: tuple[Callable[[_OfRun, Observed], Iterator[Finding]], ...]
     advice: Mapping[str, str] = field(default_factory=dict)
-    """rule of the main road → what to do about it here"""
+    """rule of the main road → advice for this side street"""
     of_rank: Callable[[Rank, Sequence[int]], _OfRank | None] | None = None
-    """takes the indices of the steps that count, too; ``None`` where the rank has nothing to do with it"""
+    """measures the rank in the steps with these indices; ``None`` if the rank has nothing to do with the side street"""
     of_ranks: Callable[[Sequence[_OfRank]], _OfRun] | None = None
-    """takes what `of_rank` has found, of one rank or more"""
+    """combines the results of `of_rank`, of one rank or more"""
     file: str | None = None
-    """in words, where it reads one instead of ranks"""
+    """name of the kind of file that it reads instead of ranks, if it does"""
     of_file: Callable[[OtherFile], FileMeasures[_OfRun] | None] | None = None
-    """``None`` where the file is another side street's"""
+    """measures a file; ``None`` if it belongs to another side street"""

@@ -70,7 +70,7 @@ def _busbw(report: ddpprof.Report) -> float | None:
 
 
 def busiest(row: dict[str, Any]) -> float:
-    """Both directions of the host that moves most, in units of the gradients' size."""
+    """Return the bytes of the busiest host, both directions, in units of the gradients' size."""
     return max(sent + received for sent, received in zip(row["sent"], row["received"], strict=True))
 
 

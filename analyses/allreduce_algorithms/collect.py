@@ -1,4 +1,4 @@
-"""Reduce gradients in three ways on two, three and four hosts, and count what crosses each interface. Needs root.
+"""Reduce gradients in three ways on two, three and four hosts, and count each interface's bytes. Needs root.
 
 python analyses/allreduce_algorithms/collect.py
 """
@@ -21,12 +21,12 @@ HERE = Path(__file__).resolve().parent
 RATE = "1gbit"
 NUM_HOSTS = (2, 3, 4)
 NUM_LAYERS, WIDTH, BATCH = 4, 512, 8
-"""4 MiB of gradients, next to nothing to compute."""
+"""A model with 4 MiB of gradients and next to no computation."""
 COUNTED_STEPS = 10
 
 
 def gather_and_broadcast(_state, bucket):
-    """By hand: every rank sends all gradients to rank 0, which sends the mean back to every rank."""
+    """Average by hand: every rank sends all gradients to rank 0, which sends the mean back to every rank."""
     import torch
     import torch.distributed as dist
 
@@ -47,7 +47,7 @@ def gather_and_broadcast(_state, bucket):
 
 
 def collectives(_state, bucket):
-    """The same by gloo's own gather and broadcast."""
+    """Average by gloo's own gather and broadcast."""
     import torch
     import torch.distributed as dist
 
@@ -88,7 +88,7 @@ def train() -> None:
 
 
 def counted(training) -> dict[str, object]:
-    """Bytes over this host's interface, and to each other host by its TCP connections."""
+    """Return the bytes over this host's interface, and to each other host by its TCP connections."""
     import torch.distributed as dist
 
     dist.barrier()
@@ -114,7 +114,7 @@ def interface_bytes() -> dict[str, int]:
 
 
 def bytes_to_peers() -> Counter[int]:
-    """Rank of the peer → payload sent to it, over all connections (``ss -ti``)."""
+    """Return the payload sent to each peer, by its rank, over all connections (``ss -ti``)."""
     shown = subprocess.run(["ss", "-tinHO"], check=True, capture_output=True, text=True).stdout
     sent: Counter[int] = Counter()
     for line in shown.splitlines():

@@ -1,6 +1,6 @@
 """From the recorded sweep to results.json, the README's table and the picture, by `ddpprof report`.
 
-    step = constant + slope × batch, of each number of hosts, with a floor where small batches all take as long
+    step = constant + slope × batch, for each number of hosts, with a floor where small batches all take as long
     crossover: the batch, of all hosts together, at which both take as long
 
 python analyses/batch_crossover/analyse.py
@@ -49,7 +49,7 @@ def crossovers(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """A batch that only one of the two was run at has one time."""
+    """Return one row per batch; a batch that only one number of hosts was run with has one time."""
     by_hosts = {c["hosts"]: {p["batch"]: p["step_ms"] for p in c["points"]} for c in results["curves"]}
     batches = sorted(set().union(*by_hosts.values()))
     lines = ["| batch in all | one host, ms | two hosts, ms | one ÷ two |", "|---|---|---|---|"]
@@ -84,7 +84,7 @@ def draw(results: dict[str, Any], figure: Any) -> None:
 
 
 def show_published(times: Path) -> None:
-    """The fit of a published experiment that the project does not carry, where it is there."""
+    """Print the fit of a published experiment that the project does not include, if it is at hand."""
     if times.is_file():
         for found in crossovers(report_json(times)):
             print(f"{times.name}: {found}")

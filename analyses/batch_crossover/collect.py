@@ -17,9 +17,9 @@ from study import RECORDINGS, begin_recording, end_recording
 HERE = Path(__file__).resolve().parent
 RATE = "1gbit"
 BATCH_SIZES = (256, 512, 1024, 2048, 4096)
-"""of each process"""
+"""batch of each process"""
 NUM_LAYERS, WIDTH = 8, 512
-"""1 MiB of gradients a layer."""
+"""A model with 1 MiB of gradients per layer."""
 
 
 def train(batch_size: int) -> None:
@@ -31,7 +31,7 @@ def train(batch_size: int) -> None:
 
 
 def launch(num_hosts: int, batch_size: int) -> None:
-    """What the sweep runs: the ranks, one a host."""
+    """Run the sweep's command: the ranks, one per host."""
     from hosts import linked_hosts
 
     with linked_hosts(num_hosts, RATE, burst="128kb") as hosts:

@@ -1,6 +1,6 @@
 """From the recorded runs to results.json, the README's table and the picture.
 
-    step ÷ default   of each round: median of its timed steps / that of DDP's default; then the median over the rounds
+    step ÷ default   per round, median of the timed steps / DDP default's median; then the median over the rounds
 
 python analyses/bucket_sizes/analyse.py
 """
@@ -28,7 +28,7 @@ def measure(recordings: Path) -> dict[str, Any]:
 
 
 def _by_cap(folder: Path, value: Any) -> dict[str, list[Any]]:
-    """Cap → its value in each round."""
+    """Return for each cap its value in each round."""
     runs: dict[str, dict[int, Any]] = {}
     for path in folder.iterdir():
         _, cap, number = path.name.split("-")
@@ -41,7 +41,7 @@ def _timed_step_ns(report: ddpprof.Report) -> float:
 
 
 def _parts(report: ddpprof.Report) -> dict[str, Any]:
-    """Of each step the rank with the least of it: what the other one has more is waiting."""
+    """Return medians over steps, of the rank with the least: the other one's surplus is waiting. Also its buckets."""
     steps = list(zip(*(rank.steps for rank in report.ranks), strict=True))
     return {
         "num_buckets": report.job.modules[0].num_buckets,

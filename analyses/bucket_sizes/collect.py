@@ -17,7 +17,7 @@ RATE = "1gbit"
 CAPS_MIB = (0.125, 0.25, 0.5, 1, 2, 8, None)
 """``None``: DDP's default, 1 MiB for the first bucket and 25 MiB for the others."""
 WIDTHS, BATCH = (256, 128) * 18, 1536
-"""128 KiB of gradients a layer (64 KiB in the last), 4.4 MiB in all."""
+"""A model with 128 KiB of gradients per layer (64 KiB in the last), 4.4 MiB in all."""
 
 
 def train() -> None:

@@ -38,7 +38,7 @@ from ddpprof.measures.statistics.shift import shift_between
 LIMIT, SLOW_DOWN = 0.05, 0.05
 MEASURES = ("step", "fastest step")
 COMPARISONS = 500
-"""of each kind"""
+"""number of comparisons of each kind"""
 
 Side = Callable[[int], Sequence[float] | None]
 """The first so many runs of a job, or ``None`` where there are no more."""
@@ -100,13 +100,13 @@ def _would_tell(runs: Sequence[float]) -> int:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """The middle half of them, as a part of their median."""
+    """Return their middle half, as a part of their median."""
     ordered = sorted(values)
     return (ordered[3 * (len(ordered) - 1) // 4] - ordered[(len(ordered) - 1) // 4]) / median(ordered)
 
 
 def _differ_by_steps(one: Sequence[float], other: Sequence[float]) -> bool:
-    """As long as only the noise within a run was known: 95 % intervals from steps."""
+    """Return the earlier verdict, which knew only the noise within a run: 95 % intervals from steps."""
     shift = shift_between(one, other)
     return shift is not None and bool(shift.is_beyond_noise)
 
@@ -126,7 +126,7 @@ def _shuffled(runs: Sequence[float], draw: random.Random) -> Side:
 
 
 def _halves(runs: Sequence[float], draw: random.Random) -> tuple[Side, Side]:
-    """No run is on both sides."""
+    """Divide the runs between two sides, so that none is on both."""
     order, half = draw.sample(runs, len(runs)), len(runs) // 2
     return (
         lambda number: order[:number] if number <= half else None,

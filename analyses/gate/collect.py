@@ -3,7 +3,7 @@
 python analyses/gate/collect.py                  all loads anew
 python analyses/gate/collect.py --only LOAD      that load anew, and the others as they are
 
-Half an hour. Every block is two runs of the job as it is and one of the slower job, in an order of its own. Beside
+It takes half an hour. Every block is two runs of the job as it is and one of the slower job, in random order. Beside
 them runs nothing, or a busy loop that comes and goes, for half a second or so at a time.
 """
 
@@ -68,7 +68,7 @@ def torchrun(*arguments: str) -> Any:
 
 
 def record(folder: Path, extra: int) -> list[int]:
-    """One run: its steps, µs, each the mean over the ranks as ``ddpprof compare`` takes it."""
+    """Record one run; return its steps, in µs, each the mean over the ranks that ``ddpprof compare`` takes."""
     options = ["--no-profiler", "--skip-first", str(SKIP), "--cost-steps", "0", "--steps", str(STEPS), "--quiet"]
     script = ["--nproc-per-node", "2", str(HERE / "train.py"), "--extra", str(extra), "--steps", str(STEPS)]
     trace = [sys.executable, "-m", "ddpprof", "trace", "--force", "--out", str(folder), *options, *script]
@@ -116,7 +116,7 @@ def record_under(load: str, made: dict[str, Any]) -> None:
 
 
 def write(made: dict[str, Any]) -> None:
-    """JSON with a line for every run."""
+    """Return JSON with a line for every run."""
     *others, (_, runs) = made.items()
     lines = ",\n".join(json.dumps(run) for run in runs)
     head = "".join(f"{json.dumps(name)}: {json.dumps(value)},\n" for name, value in others)

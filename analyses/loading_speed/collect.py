@@ -1,9 +1,9 @@
-"""Times of loading, ddpprof, its floor and its peer in turn, each in a fresh process, and in further ones the peaks of
-memory → recordings/times.json.
+"""Time loading by ddpprof, its floor and its peer in turn, each in a fresh process, and measure the peaks of memory in
+further ones → recordings/times.json.
 
 python analyses/loading_speed/collect.py [--rounds 5] [--peer-rounds 3] [--source trace.json.gz] [--folder FOLDER]
 
-Makes a virtual environment with the peer, and inputs of 6 GB of JSON (0.5 GB on disk), in FOLDER, and keeps both.
+It makes a virtual environment with the peer, and inputs of 6 GB of JSON (0.5 GB on disk), in FOLDER, and keeps both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZES_MB = (20, 60, 200, 600, 2000)
 
 
 def environment(folder: Path) -> Path:
-    """The peer's interpreter."""
+    """Return the peer's interpreter."""
     python = folder / "peer" / "bin" / "python"
     if not python.exists():
         venv.create(folder / "peer", with_pip=True)

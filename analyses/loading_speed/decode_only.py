@@ -1,4 +1,4 @@
-"""One process: the floor, which inflates and decodes a trace in typed batches of 1 MB and keeps nothing."""
+"""The floor: one process that inflates and decodes a trace in typed batches of 1 MB and keeps nothing."""
 
 import json
 import sys

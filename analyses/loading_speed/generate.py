@@ -3,9 +3,9 @@
     python analyses/loading_speed/generate.py --mb 300 --ranks 4 --out FOLDER [--shapes] [--stacks]
     python analyses/loading_speed/generate.py --mb 300 --ranks 4 --out FOLDER --source trace.json.gz
 
-Copies are shifted in time, and what links events (correlations, ids of ops and flows) by more than any of them is, so
-that launches and kernels of a copy still find each other. Of a step that is made up, the mix of events and their
-arguments are like those of ResNet-50 under DDP on two A100: of ten events four are ops of the host, three launches and
+Copies are shifted in time; numbers that link events (correlations, ids of ops and flows) are shifted by more than the
+largest of them, so that launches and kernels of a copy still find each other. The mix of events and arguments in the
+made-up step is like ResNet-50's under DDP on two A100: of ten events four are ops of the host, three launches and
 other calls of CUDA, two flows, one a kernel.
 """
 
@@ -25,7 +25,7 @@ _IDS = ("correlation", "External id", "Ev Idx", "Record function id", "Python id
 _LAYERS = 160
 _STEP = "ProfilerStep#"
 _COPIES_PER_STEP = 20
-"""so that 300 MB are twenty steps: profiled are tens of steps, not hundreds, and the peer takes a pass for each"""
+"""so that 300 MB are twenty steps: users profile tens of steps, not hundreds, and the peer takes a pass for each"""
 _GAP_US = 50
 _KERNEL = {
     "queued": 0, "device": 0, "context": 1, "registers per thread": 32, "shared memory": 0, "blocks per SM": 14.8,
@@ -40,7 +40,7 @@ _SHAPES = {
 
 
 def made_up_step(*, shapes: bool, stacks: bool) -> list[Event]:
-    """Forward, backward with five buckets reduced beside it, optimizer. Times are whole microseconds."""
+    """Return a step: forward, backward with five buckets reduced beside it, optimizer. Times are whole microseconds."""
     step = _Step(shapes=shapes, stacks=stacks)
     for layer in range(_LAYERS):
         step.layer("forward", layer)
@@ -128,7 +128,7 @@ def events_of(source: Path) -> list[Event]:
 
 
 def copies(events: list[Event]) -> Iterator[str]:
-    """The text of each copy, without end."""
+    """Yield the text of each copy, without end."""
     marks = [event for event in events if event["name"].startswith(_STEP)]
     others = [event for event in events if not event["name"].startswith(_STEP)]
     starts = [event["ts"] for event in events]
@@ -161,7 +161,7 @@ def _moved(event: Event, number: int, by_us: float, stride: int) -> Event:
 
 
 def write(folder: Path, megabytes: float, ranks: int, events: list[Event]) -> list[int]:
-    """Bytes of JSON in each file ``rank-N.json.gz``."""
+    """Write files ``rank-N.json.gz``; return the bytes of JSON in each."""
     folder.mkdir(parents=True)
     body = folder / "body"
     with gzip.open(body, "wt", compresslevel=4, encoding="utf-8") as file:

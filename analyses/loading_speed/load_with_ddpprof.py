@@ -1,7 +1,7 @@
-"""One process, and those that it starts: the overlap of every rank of a folder, with ddpprof. Prints one line of JSON.
+"""Measure the overlap of every rank of a folder with ddpprof, and print one line of JSON.
 
-As `ddpprof report` does by default, as many processes read as there are cores, or as FOLDER is followed by: where ranks
-are fewer, several read each.
+As many processes read as there are cores, as in `ddpprof report`, or as the number after FOLDER says; if there are
+fewer ranks, several processes read each.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""One process: the overlap of every rank of a folder, with Holistic Trace Analysis. Its last line is JSON."""
+"""Measure the overlap of every rank of a folder with Holistic Trace Analysis; the last line of output is JSON."""
 
 import json
 import logging

@@ -1,7 +1,7 @@
 """From the recorded runs to results.json, the README's table and the picture.
 
     hidden     communication under computation / communication, of the rank that waits less
-    step       median of a round's steps, of the round where it is shortest: what else runs on the machine only adds
+    step       median of a round's steps, in the round where it is shortest: other work on the machine only adds
     ideal      what a queue of the buckets leaves after the last gradient (`links`), in the fastest profiled round
 
 python analyses/overlap/analyse.py

@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 RATES_GBIT = (0.25, 0.5, 1, 2, 4)
 BURST = "128kb"
 NUM_LAYERS, WIDTH, BATCH = 8, 512, 1280
-"""1 MiB of gradients a layer."""
+"""A model with 1 MiB of gradients per layer."""
 
 
 def train() -> None:
@@ -51,7 +51,7 @@ def train() -> None:
 
 
 def time_silent(silent: Training, path: Path) -> None:
-    """Its steps, ns, of rank 0. ddpprof counts steps by the backward passes that reduce gradients, so it sees none."""
+    """Time rank 0's steps, in ns. ddpprof counts steps by backward passes that reduce gradients, so it sees none."""
     import torch.distributed as dist
 
     times = [time.perf_counter_ns()]

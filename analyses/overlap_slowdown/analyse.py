@@ -1,7 +1,7 @@
 """From the recorded runs to results.json, the README's table and the picture.
 
     slowdown   time of rank 0's kernels under communication / time of the same kernels without it (ddpprof's measure);
-               median over the runs that were steady: whose control is within a tenth of 1
+               median over the steady runs, whose control is within a tenth of 1
 
 python analyses/overlap_slowdown/analyse.py
 """
@@ -78,7 +78,7 @@ def draw(results: dict[str, Any], figure: Any) -> None:
 
 
 def show_gpu_trace(trace: Path) -> None:
-    """Of a trace that the project does not carry, where it is there."""
+    """Print the slowdown in a trace that the project does not include, if it is at hand."""
     if trace.is_file():
         found = ddpprof.build_report(ddpprof.load_run(trace)).slowdown
         print(f"{trace.name}: slowdown {found.ratio:.2f}, known of {found.known_share:.0%}")

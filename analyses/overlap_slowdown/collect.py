@@ -17,11 +17,11 @@ HERE = Path(__file__).resolve().parent
 ROUNDS = 5
 COMPUTE_CORE, OTHER_CORE = 0, 1
 NUM_LAYERS, WIDTH, BATCH = 8, 1024, 96
-"""4 MiB of gradients a layer, a bucket each: they take about as long as the layer computes."""
+"""A model with 4 MiB of gradients per layer, a bucket each, which take about as long as the layer computes."""
 
 
 def train(place: str) -> None:
-    """Rank 0 computes on a core of its own; rank 1, with next to nothing to compute, stays on the other one.
+    """Pin rank 0 to a core of its own; rank 1, with next to nothing to compute, stays on the other one.
 
     gloo's threads keep the core that their process has when they start.
     """

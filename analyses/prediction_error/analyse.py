@@ -1,9 +1,9 @@
-"""From one recorded run per set, and the measured networks, to every other point; beside it, what was measured there.
+"""Predict every point from one recorded run per set and the measured networks, and compare it with its measurement.
 
     error          of the predicted step, as a fraction of the measured one: the median of all visits of its point
     repeatability  between two measurements of a point, of every other visit each: their difference by their mean
     inside         error within the prediction's 95 % interval and twice the standard error of the measured step
-    choice         the measured step at the cap that is predicted to be best, by that at the cap that was best
+    choice         the measured step at the cap that is predicted to be best, by the step at the cap that was best
 
 python analyses/prediction_error/analyse.py
 """
@@ -29,7 +29,7 @@ SETS = tuple((model, ranks) for ranks in (2, 4) for model in ("mlp", "convnet", 
 GBIT = (0.5, 1, 2, 4)
 RECORDED_AT_GBIT = 1
 HOPED_FOR = 0.02
-"""by which the chosen cap's step may be longer than the best one's"""
+"""part by which the chosen cap's step may be longer than the best one's"""
 CAPS = ("1", "2", "5", "10", "None", "100")
 _COLUMNS = (
     "model, ranks",
@@ -71,7 +71,7 @@ def _of_set(recordings: Path, model: str, ranks: int) -> dict[str, Any]:
 
 
 def _measured(visits: Iterable[Mapping[str, Any]]) -> dict[tuple[float, str], list[float]]:
-    """Each visit's median step."""
+    """Return each visit's median step, by point."""
     found: dict[tuple[float, str], list[float]] = {}
     for visit in visits:
         found.setdefault((visit["gbit"], str(visit["bucket_cap_mb"])), []).append(median(visit["step_ns"]))
@@ -79,7 +79,7 @@ def _measured(visits: Iterable[Mapping[str, Any]]) -> dict[tuple[float, str], li
 
 
 def _predicted(run: Path, network: Path, *others: str) -> dict[str, dict[str, Any]]:
-    """By cap, what ``ddpprof whatif`` says."""
+    """Return the prediction of ``ddpprof whatif`` for each cap."""
     caps = ",".join(cap for cap in CAPS if cap != "None")
     own = network.with_name(f"{RECORDED_AT_GBIT}gbit.json")
     words = ["whatif", str(run), "--network", str(network), "--run-network", str(own)]
@@ -113,7 +113,7 @@ def _point(
 
 
 def _is_surely_over(chosen: Sequence[float], fastest: Sequence[float]) -> bool:
-    """By more than what is hoped for and twice the standard error of the median over rounds."""
+    """Return whether the excess is beyond the hoped-for part by twice the standard error of the median over rounds."""
     ratios = [one / other for one, other in zip(chosen, fastest, strict=True)]
     return median(ratios) - 2 * _error_of_median(ratios) > 1 + HOPED_FOR
 

@@ -2,7 +2,7 @@
 
 python analyses/prediction_error/collect.py [--resume] [--out FOLDER] [--only MODEL-RANKS …]
 
-Needs root, for `ip`. An hour on a machine that does nothing else; with --resume what is there already is kept.
+It needs root, for `ip`, and an hour on a machine that does nothing else; --resume keeps what is there already.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ CAPS_MB = (1, 2, 5, 10, None, 100)
 """``None``: DDP's default, 25 with a first bucket of 1. 100: all in one bucket."""
 BURST = "128kb"
 ROUNDS, SETTLE, TIMED = 6, 1, 3
-"""Visits of every point, and in each the steps before those that count, and these."""
+"""Number of visits of every point; in each, number of steps that do not count yet, and of steps that count."""
 UNPROFILED, PROFILED, ALONE = 40, 1, 10
-"""Steps of the recorded run. Of ddpprof's own 8 and 5 the former would say less, and the latter take much room."""
+"""Steps of the recorded run. Of ddpprof's defaults, 8 unprofiled steps say less, and 5 profiled ones take much room."""
 Point = tuple[float, float | None]
 """Rate of the links, and bucket size."""
 RECORDED = None
-"""Instead of a point: the recorded run."""
+"""The recorded run, in the place of a point."""
 KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-"""Else glibc gives back to the kernel what a step frees at the end of the heap, and gets it again in the next. Whose
-that is, is chance where a process has several models: the steps of an LSTM that was the first one took 10 % longer."""
+"""Otherwise glibc gives back to the kernel the memory that a step frees at the end of the heap, and gets it again in
+the next. If a process has several models, chance decides which one pays: the steps of an LSTM that was the first one
+took 10 % longer."""
 POINTS, RUN = "points.json", "run"
 SIZES = "64K-64M"
 
 
 def train(name: str, out: Path) -> None:
-    """One rank of the job that visits every point for one model, in an order of its own in every round."""
+    """Run one rank of the job that visits every point for one model, in another order in every round."""
     import torch.distributed as dist
     from interleaved import join, leave, pin
     from models import Training
@@ -81,7 +82,7 @@ def train(name: str, out: Path) -> None:
 
 
 def order_of(number: int) -> list[Point | None]:
-    """The same on every rank."""
+    """Return the order in which a round visits the points; it is the same on every rank."""
     points: list[Point | None] = list(product(GBIT, CAPS_MB))
     if number == 0:
         points.append(RECORDED)
@@ -89,7 +90,7 @@ def order_of(number: int) -> list[Point | None]:
 
 
 def visit(training: Training, gbit: float, cap: float | None) -> dict[str, Any]:
-    """A few steps of it on a link of that rate."""
+    """Train a few steps of it on a link of that rate."""
     import torch.distributed as dist
 
     set_link(gbit)
@@ -108,7 +109,7 @@ def visit(training: Training, gbit: float, cap: float | None) -> dict[str, Any]:
 
 
 def record(name: str, out: str) -> None:
-    """What ``ddpprof trace --baseline-steps`` records, of a model that begins as it would in a job of its own."""
+    """Record like ``ddpprof trace --baseline-steps``, with a model that begins as it would in a job of its own."""
     import torch.distributed as dist
     from models import Training
     from torch.nn.parallel import distributed
@@ -132,7 +133,7 @@ def record(name: str, out: str) -> None:
 
 
 def measure_network(out: Path) -> None:
-    """One rank of the job that does nothing but all-reduce, on links as they are."""
+    """Run one rank of the job that does nothing but all-reduce, on links as they are."""
     from interleaved import pin
 
     from ddpprof.cli import main as ddpprof_command
@@ -153,7 +154,7 @@ def set_link(gbit: float) -> None:
 
 
 def buckets_of(training: Training) -> list[int]:
-    """Their bytes, in the order in which DDP launches them."""
+    """Return the sizes of the buckets, in the order in which DDP launches them."""
     logged = training.model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     return [int(size) for size in str(logged).split(",")]
 
@@ -167,7 +168,7 @@ def network_file(gbit: float) -> str:
 
 
 def jobs() -> Iterator[tuple[str, int, float, str]]:
-    """Name, number of hosts, rate of their links at first, the file that it leaves."""
+    """Yield each job: its name, number of hosts, first rate of their links, and the file that it leaves."""
     for num_hosts in NUM_HOSTS:
         for gbit in GBIT:
             yield "network", num_hosts, gbit, network_file(gbit)

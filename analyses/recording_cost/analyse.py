@@ -81,7 +81,7 @@ def draw(results: dict[str, Any], figure: Any) -> None:
 
 
 def show(results: dict[str, Any]) -> None:
-    """For a terminal: the table, start-up, and how the targets were met."""
+    """Return the table, start-up, and how the targets were met, for a terminal."""
     print("\n".join(table(results)))
     print(f"ddpprof --help starts {results['help_after_bare_python_ms']} ms after a bare Python; ", end="")
     print(f"ddpprof report on a small run takes {results['report_ms']} ms")

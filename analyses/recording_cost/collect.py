@@ -29,12 +29,12 @@ HERE = Path(__file__).resolve().parent
 CASES = ("default buckets", "fifty tiny buckets")
 STEPS_PER_BLOCK = 8
 SETTLE = 3
-"""Steps at the start of a block that are not counted: ddpprof attaches in the first."""
+"""Number of steps at the start of a block that are not counted: ddpprof attaches in the first."""
 CONDITIONS = ("bare", "bare again", "outside", "light")
 
 
 def block(condition: str, step: object, folder: str, number: int) -> list[float]:
-    """Seconds of the counted steps of one block. The times are the study's own, not ddpprof's."""
+    """Return the seconds of the counted steps of one block. The times are the study's own, not ddpprof's."""
     import contextlib
 
     import ddpprof
@@ -114,7 +114,7 @@ def seconds(command: list[str]) -> float:
 
 
 def measure_start(rounds: int) -> dict[str, list[float]]:
-    """Seconds of each start, in turn."""
+    """Return the seconds of each start, taken in turn."""
     sample = next(Path(__file__).resolve().parents[2].glob("sample_traces/*-2ranks"))
     commands = {
         "bare python": [sys.executable, "-c", ""],

@@ -1,8 +1,8 @@
 """How often do two runs of one job give the same findings in the same order, and what flips?
 
-    as advice        findings that the report says are beyond noise: what it advises to change
+    as advice        findings that the report says are beyond noise, with a change to make
     the same         pairs of runs of a job whose advice is the same, in the same order, by all pairs
-    if all advised   the same, if everything that is found were advice, by its gain, most first
+    if all advised   the same, if every finding were advice, by its gain, most first
 
 python analyses/stability/analyse.py
 """
@@ -53,7 +53,7 @@ def _of_job(name: str, runs: Sequence[Found]) -> dict[str, Any]:
 
 
 def _what(finding: dict[str, Any]) -> str:
-    """The rule, and of a straggler its rank: another one is another finding."""
+    """Return the rule, with the rank of a straggler: another straggler is another finding."""
     rank = re.search(r"rank \d+", finding["title"]) if finding["rule"] == "straggler" else None
     return f"{finding['rule']} ({rank.group()})" if rank else str(finding["rule"])
 

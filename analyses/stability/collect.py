@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def record(runs: Path, number: int) -> None:
-    """Every job once, in an order of its own, as a user would: with ddpprof's defaults."""
+    """Record every job once, in random order, as a user would, with ddpprof's defaults."""
     from train import JOBS
 
     for job in random.Random(number).sample(JOBS, len(JOBS)):
@@ -39,7 +39,7 @@ def record(runs: Path, number: int) -> None:
 
 
 def findings(runs: Path) -> dict[str, list[list[dict[str, Any]]]]:
-    """Job → run → what is found, in the report's order."""
+    """Return for each job and run its findings, in the report's order."""
     from train import JOBS
 
     return {job.__name__: [_found(path) for path in sorted(runs.glob(f"{job.__name__}-*"))] for job in JOBS}
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _lines(found: dict[str, list[list[dict[str, Any]]]]) -> str:
-    """JSON with a line for every run, so that a diff can be read."""
+    """Return JSON with a line for every run, so that a diff can be read."""
     jobs = [f"{json.dumps(job)}: [\n" + ",\n".join(map(json.dumps, runs)) + "\n]" for job, runs in found.items()]
     return "{\n" + ",\n".join(jobs) + "\n}\n"
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 NUM_STEPS = 20
-"""a few more than ``ddpprof trace`` records"""
+"""number of steps: a few more than ``ddpprof trace`` records"""
 
 
 def mlp(width: int = 384, num_layers: int = 6) -> nn.Sequential:
@@ -41,7 +41,7 @@ def plain() -> None:
 
 
 def accumulation() -> None:
-    """Three of four batches are added up under no_sync()."""
+    """Train with no_sync() in three of four batches."""
     model = DistributedDataParallel(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(32, 384)
@@ -96,7 +96,7 @@ def data_loader() -> None:
 
 
 def alternating_optimizers() -> None:
-    """Train two modules one after the other, as those of a GAN."""
+    """Train two modules one after the other, like a GAN's."""
     generator = DistributedDataParallel(mlp(256, 4))
     discriminator = DistributedDataParallel(mlp(256, 4))
     optimizers = [torch.optim.Adam(model.parameters(), lr=1e-4) for model in (generator, discriminator)]
@@ -119,7 +119,7 @@ def parameter_groups() -> None:
 
 
 def uneven_rank() -> None:
-    """Rank 1 computes a good deal more in every forward."""
+    """Train with a rank 1 that computes a good deal more in every forward."""
 
     class Slower(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def measure(recordings: Path) -> dict[str, Any]:
 
 
 def _measure_cap(cap: int, reports: list[Any]) -> dict[str, Any]:
-    """Of the ranks, the one where least is left: the other one's surplus is waiting for it."""
+    """Return the trailing time of the rank where it is least; the other one's surplus is waiting for that rank."""
     trailing = [
         min(step.trailing_ns for step in of_ranks)
         for report in reports

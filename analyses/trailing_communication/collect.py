@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 RATE = "1gbit"
 CAPS_MIB = (1, 2, 3, 4, 5, 6, 7, 8)
 NUM_LAYERS, WIDTH, BATCH = 8, 512, 1280
-"""1 MiB of gradients a layer, so that a cap is a number of layers."""
+"""A model with 1 MiB of gradients per layer, so that a cap is a number of layers."""
 
 
 def train() -> None:

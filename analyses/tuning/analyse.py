@@ -1,8 +1,8 @@
-"""What the tuner chose beside what trying all settings chooses: steps that each takes, and the two steps, run in turn.
+"""Compare the tuner's choice with that of trying all settings: the training each takes, and both steps, run in turn.
 
-    share   steps of training that the tuner took, by those that trying all takes, each as often
+    share   steps of training that the tuner took, by the steps that trying all settings as often takes
     beside  the tuner's step by the fastest setting's: the median over rounds in which both ran, with a 95 % interval
-    gain    the tuner's step by that of the job as it is, less 1, over the same rounds
+    gain    the tuner's step by the unchanged job's, less 1, over the same rounds
 
 python analyses/tuning/analyse.py
 """
@@ -81,13 +81,13 @@ def _visited(visits: Sequence[Mapping[str, Any]], setting: int) -> float:
 
 
 def _ratio(steps: Sequence[float], others: Sequence[float]) -> list[float]:
-    """With the ends of its interval."""
+    """Return the ratio with the ends of its interval."""
     ratios = [step / other for step, other in zip(steps, others, strict=True)]
     return [round(value, 4) for value in (median(ratios), *interval_of_median(ratios))]
 
 
 def _label(arguments: Mapping[str, Any]) -> str:
-    """Short: what is set, as one writes it, a list that repeats itself as a product."""
+    """Return a short name: the settings as one writes them, with a list of equal numbers as a product."""
     said = []
     if "bucket_cap_mb" in arguments:
         said.append(f"{arguments['bucket_cap_mb']:g} MB")

@@ -2,7 +2,7 @@
 
 python analyses/tuning/collect.py [--resume] [--only MODEL-GBIT …]
 
-Needs root, for `ip`. Forty minutes on a quiet machine; with --resume what is there already is kept.
+It needs root, for `ip`, and forty minutes on a quiet machine; --resume keeps what is there already.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ CASES = (("mlp", 1), ("convnet", 2), ("transformer", 4))
 """Model, and rate of the links in Gbit/s."""
 BURST = "128kb"
 SETTLE, TIMED = 2, 2
-"""Of a visit: steps before those that count, as DDP rebuilds its buckets in the second, and these."""
+"""Steps in a visit: those that do not count, as DDP rebuilds its buckets in the second, and those that do."""
 ROUNDS, FASTEST, FASTEST_ROUNDS = 2, 8, 8
-"""Visits of every setting, and more of the fastest, so that each of these is timed as often as the tuner times one."""
+"""Visits of every setting; the number of fastest settings, and their further visits, which make each as often timed as
+a setting that the tuner times."""
 MEETINGS, TIMED_OF_MEETING = 15, 5
-"""Of the tuner's setting, of that which was fastest in the visits, and of none."""
+"""Rounds in which the tuner's setting, the fastest setting of the visits and DDP's default meet, and steps in each."""
 KEPT = ("tried", "best", "num_distinct", "num_steps", "exhaustive_steps", "rounds")
-"""of the tuner's report"""
+"""keys of the tuner's report"""
 
 
 def tune(hosts: Hosts, model: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Its report, and what it would give DDP: nothing, what it tried, and what else it considered."""
+    """Return its report and its settings for DDP: none, those it tried, and the others that it considered."""
     launcher = [sys.executable, str(HERE.parent / "on_hosts.py"), ",".join(hosts.namespaces)]
     ddpprof = [sys.executable, "-m", "ddpprof"]
     job = [*launcher, str(HERE / "train.py"), model]
@@ -57,7 +58,7 @@ def tune(hosts: Hosts, model: str, folder: Path) -> tuple[dict[str, Any], list[d
 
 
 def try_all(model: str, made: Path) -> None:
-    """One rank of the job that visits every setting, and lets the fastest meet the tuner's."""
+    """Run one rank of the job that visits every setting, and lets the fastest meet the tuner's."""
     import torch.distributed as dist
     from interleaved import join, leave, pin
     from models import Training
@@ -82,7 +83,7 @@ def try_all(model: str, made: Path) -> None:
 def visit_all(
     training: Training, settings: Sequence[dict[str, Any]], which: Sequence[int], rounds: int, timed: int = TIMED
 ) -> list[dict[str, Any]]:
-    """In every round in another order, the same on every rank."""
+    """Visit the settings in another order in every round, which is the same on every rank."""
     return [
         {"round": number, "setting": setting, "step_ns": visit(training, settings[setting], timed)}
         for number in range(rounds)
@@ -91,7 +92,7 @@ def visit_all(
 
 
 def visit(training: Training, arguments: dict[str, Any], timed: int) -> list[int]:
-    """Steps of the slower rank, ns."""
+    """Visit one setting; return the steps of the slower rank, in ns."""
     import torch.distributed as dist
 
     training.wrap_anew(**arguments)

@@ -1,4 +1,4 @@
-"""Train one of the models for as long as it is let, as a user's script would.
+"""Train one of the models until it is stopped, as a user's script would.
 
 python train.py MODEL
 """

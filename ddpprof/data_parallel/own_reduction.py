@@ -1,4 +1,4 @@
-r"""What do gradients cost that a script all-reduces by its own hooks, without torch's DDP?
+r"""What does it cost when a script all-reduces gradients by its own hooks, without torch's DDP?
 
 exposed = |gradient comm \ compute|      flattening = |flatten, unflatten| on the training thread
 """
@@ -27,8 +27,8 @@ class OwnReduction:
     comm_ns: int
     exposed_ns: int
     flatten_ns: int | None
-    """time in which the training thread makes one tensor of many and back; ``None`` if the trace does not name it, or
-    on an accelerator, which it need not delay"""
+    """time in which the training thread flattens and unflattens tensors; ``None`` if the trace does not name it, or on
+    an accelerator, which it need not delay"""
 
 
 def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | None:

@@ -69,16 +69,16 @@ def outputs_scattered_again(found: DataParallelReport, o: Observed) -> Iterator[
 
 
 def own_reduction(own: OwnReduction, o: Observed) -> Iterator[Finding]:
-    """Report hooks of the script that do what torch's DDP does, as Apex's DistributedDataParallel has them."""
+    """Report hooks of the script, such as Apex's DistributedDataParallel, that do what torch's DDP does."""
     volume = "" if own.num_bytes is None else f" of {size(own.num_bytes)} in all"
     flat = "" if own.flatten_ns is None else f"; flattening gradients takes {ms(own.flatten_ns)} of the training thread"
     yield Finding(
         "own-reduction",
         "Gradients are all-reduced without torch's DDP, by hooks of the script (Apex-like)",
         f"{own.num_all_reduces} all-reduces per step{volume}, launched inside the backward pass; "
-        f"{ms(own.exposed_ns)} of {ms(own.comm_ns)} that no computation hides{flat}",
+        f"computation does not hide {ms(own.exposed_ns)} of {ms(own.comm_ns)}{flat}",
         "torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): buckets in the order in which "
-        "gradients come, no flattening and no copies back. ddpprof trace then tells buckets by parameter, late "
+        "gradients come, no flattening and no copies back. ddpprof trace then shows buckets by parameter, late "
         "gradients and DDP's own work.",
         own.flatten_ns if o.worth(own.flatten_ns) else None,
     )

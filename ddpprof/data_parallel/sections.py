@@ -1,4 +1,4 @@
-"""What ``nn.DataParallel`` moves between devices, and gradients that the script's own hooks reduce."""
+"""Data that ``nn.DataParallel`` moves between devices, and gradients that the script's own hooks reduce."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ DATA_PARALLEL: SideStreet[DataParallelReport, DataParallelReport] = SideStreet(
     advice={
         "device-imbalance": "It also computes the loss of the whole batch: let the wrapped module return its loss, so "
         "that every device computes its own.",
-        "memory-imbalance": "DataParallel gathers outputs, and keeps the optimizer's state, on one device: "
+        "memory-imbalance": "DataParallel gathers outputs, and keeps the optimizer's state, on one device: use "
         "DistributedDataParallel.",
     },
     of_rank=data_parallel_of_rank,
-    # There is one rank, but where each host runs a job of its own.
+    # There is one rank, except where each host runs a job of its own.
     of_ranks=lambda ranks: ranks[0],
 )
 OWN_REDUCTION: SideStreet[OwnReduction, OwnReduction] = SideStreet(
@@ -41,6 +41,6 @@ OWN_REDUCTION: SideStreet[OwnReduction, OwnReduction] = SideStreet(
     of_rank=lambda rank, steps: (
         measure_own_reduction(rank.trace, steps) if rank.trace is not None and rank.record is None else None
     ),
-    # Of the rank that exposes least: others wait for a slower one.
+    # The rank that exposes least counts: others also wait for a slower one.
     of_ranks=lambda ranks: min(ranks, key=lambda one: one.exposed_ns),
 )

@@ -1,11 +1,11 @@
-r"""What does ``nn.DataParallel`` spend on being one process with several devices? Per step, by part.
+r"""How long does ``nn.DataParallel`` move data between the devices of its process? Per step, by part.
 
     replicate   parameters copied to every device, in each forward
     scatter     the batch divided among the devices; in the backward pass, the gradients of the output
     gather      the output brought to one device
     reduce      gradients of all devices added up on the first one
 
-Each is the length of the union, over all devices, of the communication and copies that it launched.
+Each part is the length of the union, over all devices, of the communication and copies that it launched.
 
     exposed = |all of them \ compute on any device|
 """
@@ -29,7 +29,7 @@ class DataParallelStep:
 
     num_forwards: int
     num_scattered_again: int
-    """forwards whose input had just been gathered by the one before"""
+    """forwards whose input the previous one had just gathered"""
     replicate_ns: int
     scatter_ns: int
     gather_ns: int
@@ -39,7 +39,7 @@ class DataParallelStep:
 
 @dataclass(frozen=True, slots=True)
 class DataParallelReport:
-    """What ``nn.DataParallel`` does in one process. Times are ns per step: medians."""
+    """Work of ``nn.DataParallel`` in one process; times are medians over steps, in ns per step."""
 
     rank: int
     modules: tuple[DataParallelModule, ...]
@@ -48,7 +48,7 @@ class DataParallelReport:
 
 
 def data_parallel_of_rank(rank: Rank, steps: Sequence[int]) -> DataParallelReport | None:
-    """``None`` where it neither has such a module nor calls one in these steps (indices)."""
+    """Measure the rank in the steps with these indices; ``None`` if it has no such module and calls none in them."""
     modules = rank.record.data_parallel if rank.record is not None else ()
     trace = rank.trace
     measured = None if trace is None else median_data_parallel([measure_data_parallel(trace, step) for step in steps])
@@ -59,7 +59,7 @@ _PARTS = (Mark.REPLICATE, Mark.SCATTER, Mark.GATHER, Mark.REDUCE_GRADIENTS)
 
 
 def measure_data_parallel(trace: Trace, step: int) -> DataParallelStep | None:
-    """``None`` where the step has no ``DataParallel.forward``."""
+    """Measure one step; ``None`` if it has no ``DataParallel.forward``."""
     host = trace.host_spans
     forwards = np.flatnonzero((host.mark == Mark.DATA_PARALLEL) & (host.step == step))
     if not len(forwards):
@@ -81,7 +81,7 @@ def measure_data_parallel(trace: Trace, step: int) -> DataParallelStep | None:
 
 
 def _launched_in(trace: Trace, step: int, mark: Mark) -> Spans:
-    """Communication and copies that were launched while the host was in one of the marks."""
+    """Return the communication and copies that were launched while the host was in one of the marks."""
     host = trace.host_spans
     rows = np.flatnonzero((host.mark == mark) & (host.step == step))
     inside = union(host.start_ns[rows], host.end_ns[rows])
@@ -94,7 +94,7 @@ def _launched_in(trace: Trace, step: int, mark: Mark) -> Spans:
 
 
 def _num_scattered_again(trace: Trace, step: int) -> int:
-    """Forwards that scatter after another has gathered, with no backward pass between them."""
+    """Count forwards that scatter after another has gathered, with no backward pass between them."""
     host = trace.host_spans
     rows = np.flatnonzero((host.step == step) & np.isin(host.mark, _STORY))
     again, gathered = 0, False
@@ -117,7 +117,7 @@ _STORY = (Mark.DATA_PARALLEL, Mark.SCATTER, Mark.GATHER, Mark.BACKWARD, Mark.OPT
 
 
 def median_data_parallel(steps: Sequence[DataParallelStep | None]) -> DataParallelStep | None:
-    """Column by column. ``None`` where no step has a ``DataParallel.forward``."""
+    """Return the median of each column; ``None`` if no step has a ``DataParallel.forward``."""
     known = [step for step in steps if step is not None]
     if not known:
         return None

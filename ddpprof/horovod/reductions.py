@@ -1,11 +1,11 @@
-"""What does a Horovod timeline tell of a step: how long until all gradients are reduced, and with what does it pass?
+"""How long does a step take until all its gradients are reduced, and what is that time spent on?
 
     reduction = first gradient announced → last one reduced
               = collectives + copies + other work + waiting for ranks + nothing to do      each without those before it
     trailing  = the part of it after rank 0 has announced its last gradient: its backward pass is over by then
 
-Waiting for ranks is negotiation during which Horovod works on no tensor; it ends with a cycle, so one ready rank alone
-waits up to `HOROVOD_CYCLE_TIME` too. What computation hides is not known: a timeline has none.
+Waiting for ranks is negotiation during which Horovod works on no tensor. It ends with a cycle, so even a rank that
+waits for no other waits up to `HOROVOD_CYCLE_TIME`. A timeline has no computation, so overlap with it is not known.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _COPIES = (ActivityKind.COPY_IN, ActivityKind.COPY_OUT)
 
 @dataclass(frozen=True, slots=True)
 class ReductionParts:
-    """ns; they add up to the span that they divide."""
+    """Parts of a span, in ns; they add up to its length."""
 
     collective_ns: int
     copy_ns: int
-    """in and out of the fusion buffer, and between host and device"""
+    """copies into and out of the fusion buffer, and between host and device"""
     other_work_ns: int
-    """queued on the device, set-up, allocation, Horovod's own bookkeeping"""
+    """queueing on the device, set-up, allocation, Horovod's own bookkeeping"""
     waiting_ns: int
-    """for ranks, and for the next cycle"""
+    """waiting for ranks, and for the next cycle"""
     nothing_ns: int
-    """no tensor is announced: rank 0 computes"""
+    """time in which no tensor is announced: rank 0 computes"""
 
     @property
     def total_ns(self) -> int:
@@ -58,41 +58,41 @@ class ReductionParts:
 class HorovodStep:
     step: int
     duration_ns: int | None
-    """to the next step's beginning"""
+    """time until the next step begins"""
     num_tensors: int
     num_collectives: int
     num_alone: int
     """tensors with a collective of their own"""
     alone_ns: int
-    """the time of these collectives, one after the other"""
+    """sum of the times of these collectives"""
     longest_alone_ns: int
     num_bytes: int | None
-    """reduced; ``None`` where the timeline does not say of every tensor"""
+    """bytes reduced; ``None`` if the timeline lacks the size of a tensor"""
     reduction: ReductionParts
     trailing: ReductionParts
 
 
 @dataclass(frozen=True, slots=True)
 class HorovodTensor:
-    """One gradient: medians over steps, ns."""
+    """One gradient; times are medians over steps, in ns."""
 
     tensor: str
     kind: str
     num_bytes: int | None
     num_steps: int
     announced_ns: int | None
-    """after the step's first"""
+    """time since the step's first announcement"""
     negotiation_ns: int | None
-    """from its announcement until all ranks had it; in it, Horovod may have been busy with other tensors"""
+    """time from its announcement until all ranks had it; Horovod may have been busy with other tensors meanwhile"""
     waiting_ns: int | None
-    """of it, while Horovod worked on no tensor"""
+    """part of the negotiation in which Horovod worked on no tensor"""
     queue_ns: int
-    """from the end of the negotiation to its collective, without copies"""
+    """time from the end of the negotiation to its collective, without copies"""
     copy_ns: int
     collective_ns: int
-    """that it shares with those that are fused with it"""
+    """time of its collective, which it shares with the tensors that are fused with it"""
     num_fused: int
-    """tensors in its collective, itself included"""
+    """number of tensors in its collective, itself included"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class FusedGroup:
     num_steps: int
     num_bytes: int | None
     started_ns: int
-    """after the step's first tensor was announced"""
+    """time since the step's first announcement"""
     copy_ns: int
     collective_ns: int
     algbw_bytes_per_s: float | None
@@ -112,29 +112,29 @@ class FusedGroup:
 
 @dataclass(frozen=True, slots=True)
 class BetweenSteps:
-    """Collectives that no step holds, or not in every step: of one kind."""
+    """Collectives of one kind that belong to no step."""
 
     kind: str
     num_calls: int
     collective_ns: int
-    """of all together"""
+    """total time"""
 
 
 @dataclass(frozen=True, slots=True)
 class HorovodSummary:
     backend: str | None
     cycle_ns: int | None
-    """median from one cycle to the next; ``None``: not marked"""
+    """median time from one cycle to the next; ``None`` if cycles are not marked"""
     steps: tuple[HorovodStep, ...]
     tensors: tuple[HorovodTensor, ...]
-    """by their first announcement"""
+    """in the order of their first announcement"""
     groups: tuple[FusedGroup, ...]
     """most frequent first"""
     others: tuple[BetweenSteps, ...]
     num_reductions: int
-    """of tensors, in steps"""
+    """reductions of tensors, in steps"""
     num_with_ranks: int
-    """of them, those for which the timeline says when each rank had the tensor"""
+    """reductions for which the timeline says when each rank had the tensor"""
 
 
 def summarise_horovod(timeline: HorovodTimeline) -> HorovodSummary:
@@ -155,7 +155,7 @@ def summarise_horovod(timeline: HorovodTimeline) -> HorovodSummary:
 
 
 def _own_announcement_ns(op: TensorOp) -> int:
-    """When rank 0 had it."""
+    """Return when rank 0 had the tensor."""
     return op.ready_ns.get(0, announced_ns(op))
 
 
@@ -181,7 +181,7 @@ def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
 
 
 def _parts(ops: Sequence[TensorOp], worked: Spans, start: int, end: int) -> ReductionParts:
-    """Of the span from `start` to `end`, each part without the instants of those before it."""
+    """Divide the span from `start` to `end` into parts, each without the instants of the parts before it."""
     taken = clip(union(np.empty(0, np.int64), np.empty(0, np.int64)), start, end)
     lengths: list[int] = []
     for kind in (

@@ -1,7 +1,7 @@
 """Rules about Horovod, from its timeline.
 
-What computation hides is not in it, so waiting counts only after rank 0 announced its last gradient: its backward pass
-is over by then.
+The timeline does not show what computation hides, so waiting counts only after rank 0 announced its last gradient: its
+backward pass is over by then.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ddpprof.horovod.reductions import HorovodStep, HorovodSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
 
 _MANY_CYCLES = 3
-"""who waits longer waits for a rank, not for a cycle"""
+"""limit in cycles: a longer wait is for a rank, not for a cycle"""
 _DEFAULT_CYCLE_NS = 1_000_000
 _SHORT_CYCLE_NS = 600_000
-"""nothing to gain from a shorter one"""
+"""cycle time below which there is nothing to gain"""
 _SMALL_BYTES = 1_000_000
 _MANY_ALONE = 4
 """small tensors per step in collectives of their own"""
@@ -29,14 +29,14 @@ def _median(summary: HorovodSummary, value: Callable[[HorovodStep], int]) -> int
 
 
 def negotiation(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
-    """Gradients are ready, and Horovod waits: for a rank that is late, or for its own next cycle."""
+    """Report ready gradients that wait for a late rank, or for Horovod's next cycle."""
     gain = _median(summary, lambda s: s.trailing.waiting_ns)
     if not o.worth(gain):
         return
     cycle = summary.cycle_ns or _DEFAULT_CYCLE_NS
     trailing = _median(summary, lambda s: s.trailing.total_ns)
     marked = "" if summary.cycle_ns is None else f"; a cycle takes {ms(summary.cycle_ns)}"
-    evidence = f"of {ms(trailing)} from rank 0's last gradient until all are reduced{marked}"
+    evidence = f"all gradients are reduced {ms(trailing)} after rank 0's last one is ready{marked}"
     if gain <= _MANY_CYCLES * cycle:
         if summary.cycle_ns is not None and summary.cycle_ns <= _SHORT_CYCLE_NS:
             return
@@ -55,7 +55,7 @@ def negotiation(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
         evidence += f"; where Horovod says, rank {late.rank} came last for {late.num_last} of {late.num_collectives}"
         evidence += " tensors"
     elif o.world_size != 2:
-        evidence += "; for which of them is only in a timeline recorded with HOROVOD_CACHE_CAPACITY=0"
+        evidence += "; only a timeline recorded with HOROVOD_CACHE_CAPACITY=0 says for which of them"
     yield Finding(
         "horovod-straggler",
         f"Rank 0 waits {ms(gain)} per step for {whom}, after its own gradients are ready",
@@ -67,7 +67,7 @@ def negotiation(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
 
 
 def _late_rank(o: Observed) -> RankWaiting | None:
-    """The one that came last for most tensors of those where one rank did."""
+    """Return the rank that came last for most of the tensors for which a single rank came last."""
     known = [one for one in o.waiting if one.num_last]
     latest = max(known, key=lambda one: one.num_last or 0, default=None)
     if latest is None or latest.rank == 0:
@@ -76,7 +76,7 @@ def _late_rank(o: Observed) -> RankWaiting | None:
 
 
 def not_fused(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
-    """Many small tensors, each reduced on its own."""
+    """Report many small tensors that are each reduced on their own."""
     alone = _median(summary, lambda s: s.num_alone)
     gain = _median(summary, lambda s: s.alone_ns - s.longest_alone_ns)
     small = [t for t in summary.tensors if t.num_fused == 1 and t.num_bytes is not None and t.num_bytes < _SMALL_BYTES]
@@ -89,14 +89,14 @@ def not_fused(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
         f"{alone} of {tensors} tensors per step are reduced one by one",
         f"{len(small)} of them are small, {size(average)} on average; their collectives take "
         f"{ms(_median(summary, lambda s: s.alone_ns))} per step",
-        "HOROVOD_FUSION_THRESHOLD=67108864 (its default; 0 switches fusion off); if it is that already, a longer "
+        "HOROVOD_FUSION_THRESHOLD=67108864 (its default; 0 switches fusion off); if that is already set, a longer "
         "HOROVOD_CYCLE_TIME lets more tensors become ready for one collective.",
         gain,
     )
 
 
 def fusion_copies(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
-    """Gradients are copied into the fusion buffer and back."""
+    """Report gradients that are copied into the fusion buffer and back."""
     gain = _median(summary, lambda s: s.reduction.copy_ns)
     if not o.worth(gain):
         return

@@ -42,7 +42,7 @@ def horovod_tables(summary: HorovodSummary) -> Iterable[Section]:
         words = "; ".join(
             f"{one.num_calls} × {one.kind.replace('_', '-')}, {ms(one.collective_ns)} ms" for one in summary.others
         )
-        yield Line(f"Beside the steps: {words} in all.", is_aside=True)
+        yield Line(f"Collectives outside the steps: {words} in all.", is_aside=True)
 
 
 def _steps(summary: HorovodSummary) -> Table:
@@ -58,9 +58,9 @@ def _steps(summary: HorovodSummary) -> Table:
         tuple(map(Column, ("step", "ms", "calls", *(name for name, _ in _PARTS)))),
         tuple(rows),
         notes(
-            "all reduced: after the first gradient was announced; the next five columns add up to it",
+            "all reduced: time since the first gradient was announced; the next five columns add up to it",
             "waiting: for ranks or the next cycle, while no collective or copy runs",
-            "nothing: no gradient is announced: rank 0 computes",
+            "nothing: no gradient is announced, rank 0 computes",
             "trailing: from rank 0's last gradient until all are reduced",
             "" if summary.cycle_ns is None else f"a cycle takes {ms(summary.cycle_ns)} ms",
             f"the last {_MAX_ROWS} of {len(steps)} steps" if len(steps) > _MAX_ROWS else "",
@@ -75,8 +75,8 @@ def _tensors(summary: HorovodSummary) -> Table:
         (Column("tensor", is_number=False), Column("MB"), *map(Column, names)),
         tuple(map(_tensor, summary.tensors[:_MAX_ROWS])),
         notes(
-            "ready: announced, after the step's first; waiting: the part of negotiation in which Horovod works on no "
-            "tensor; fused: with how many others, which share its comm",
+            "ready: announced, since the step's first announcement; waiting: the part of negotiation in which Horovod "
+            "works on no tensor; fused: number of other tensors that share its comm",
             cut_off(len(summary.tensors), _MAX_ROWS, "tensors"),
         ),
     )

@@ -1,8 +1,8 @@
 """The steps of a Horovod timeline: one reduction of every gradient each.
 
-The n-th time that each of the tensors that are reduced most often is reduced belongs to step n, other all-reduces to
-the step in which they begin. A step lasts from the first tensor's announcement to that of the next step, so the last
-one has no length; it is left out where the timeline ends in it.
+The n-th reduction of each of the tensors that are reduced most often belongs to step n; other all-reduces belong to
+the step in which they begin. A step lasts from its first announcement to the next step's, so the last one has no
+length; it is left out where the timeline ends in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StepOps:
 
 
 def find_horovod_steps(timeline: HorovodTimeline) -> list[StepOps]:
-    """Empty where no tensor is reduced twice."""
+    """Return the steps; none if no tensor is reduced twice."""
     counts = Counter(op.tensor for op in timeline.ops if op.kind is CollectiveKind.ALL_REDUCE)
     most = max(counts.values(), default=0)
     if most < 2:
@@ -55,13 +55,13 @@ def find_horovod_steps(timeline: HorovodTimeline) -> list[StepOps]:
 
 
 def _is_cut_short(steps: Sequence[Sequence[TensorOp]]) -> bool:
-    """The timeline ends in the last step: it lacks what all others have."""
+    """Return whether the timeline ends in the last step, which then lacks a tensor that all others have."""
     tensors = [{op.tensor for op in ops} for ops in steps]
     return bool(set.intersection(*tensors[:-1]) - tensors[-1])
 
 
 def announced_ns(op: TensorOp) -> int:
-    """When the first rank is known to have the tensor."""
+    """Return when the first rank is known to have the tensor."""
     return op.start_ns if op.negotiated_from_ns is None else op.negotiated_from_ns
 
 
@@ -75,7 +75,7 @@ def activities_of(op: TensorOp, *kinds: ActivityKind) -> list[tuple[int, int]]:
 
 
 def comm_spans(ops: Iterable[TensorOp]) -> Spans:
-    """While a collective of one of them runs."""
+    """Return the spans in which a collective of one of the ops runs."""
     return op_spans(ops, lambda op: activities_of(op, ActivityKind.COLLECTIVE))
 
 

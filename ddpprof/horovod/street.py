@@ -14,8 +14,8 @@ from ddpprof.model import OtherFile
 from ddpprof.side_street import FileMeasures, SideStreet
 
 _HAS_NO_COMPUTATION = (
-    "a Horovod timeline has no computation, so overlap and exposed communication are not known: torch.profiler beside "
-    "it records both"
+    "a Horovod timeline has no computation, so overlap and exposed communication are not known; torch.profiler records "
+    "both"
 )
 _NO_STEPS = (
     "no steps found: no tensor is reduced twice under one name. hvd.DistributedOptimizer(named_parameters=…) names them"
@@ -31,7 +31,7 @@ def _of_file(file: OtherFile) -> FileMeasures[HorovodSummary] | None:
         file.backend,
         {step.step: step.duration_ns for step in summary.steps if step.duration_ns is not None},
         summarise_tick_waiting(steps, file.cycles_ns, file.world_size),
-        # The first step's lateness is that of the start; where Horovod caches, it alone has ticks.
+        # In the first step ranks are late because they started late; where Horovod caches, it alone has ticks.
         summarise_tick_waiting(steps[1:], file.cycles_ns, file.world_size),
         (*file.notes, *_missing(summary)),
     )
@@ -53,7 +53,7 @@ HOROVOD: SideStreet[None, HorovodSummary] = SideStreet(
     report_field="horovod",
     name="Horovod",
     meaning="Data from a Horovod timeline, per step, tensor and fused group: negotiation, queueing, fusion-buffer "
-    "copies, collectives, and which rank was late. A timeline has no computation, and so tells nothing about overlap.",
+    "copies, collectives, and which rank was late. A timeline has no computation, so it says nothing about overlap.",
     aliases=("negotiation", "fusion buffer"),
     sections={"step": horovod_tables},
     rules=(negotiation, not_fused, fusion_copies),

@@ -9,16 +9,16 @@ from enum import IntEnum
 from ddpprof.model.tables import CollectiveKind
 
 HOROVOD_TIMELINE = "Horovod timeline"
-"""in messages and in the report"""
+"""name in messages and in the report"""
 
 
 class ActivityKind(IntEnum):
-    """What Horovod does with a tensor once all ranks have it."""
+    """Work of Horovod on a tensor that all ranks have."""
 
     OTHER = 0
     """the first use of a communicator or of the fusion buffer, allocation of outputs, unknown names"""
     QUEUE = 1
-    """on an accelerator: waits for its stream, or for the data of tensors in the same collective"""
+    """waiting for an accelerator's stream, or for the data of tensors in the same collective"""
     COPY_IN = 2
     COLLECTIVE = 3
     COPY_OUT = 4
@@ -40,16 +40,16 @@ class TensorOp:
     group: int
     """the same for tensors that were fused into one collective"""
     negotiated_from_ns: int | None
-    """rank 0 has the tensor (or, where ``ready_ns`` says, the first rank has); ``None``: begun before the timeline"""
+    """time at which rank 0 (by ``ready_ns``, the first rank) had the tensor; ``None`` if before the timeline began"""
     negotiated_ns: int | None
-    """all ranks have it"""
+    """time at which all ranks had it"""
     start_ns: int
     end_ns: int
     activities: tuple[Activity, ...]
     num_bytes: int | None
-    """of its output"""
+    """size of its output"""
     ready_ns: Mapping[int, int] = field(default_factory=dict)
-    """rank → when rank 0 learnt that it has the tensor; empty where Horovod answered from its cache"""
+    """rank → time at which rank 0 learnt that it has the tensor; empty where Horovod answered from its cache"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +60,5 @@ class HorovodTimeline:
     ops: tuple[TensorOp, ...]
     """in the order of their starts"""
     cycles_ns: tuple[int, ...]
-    """when Horovod looked for tensors that are ready; empty without ``HOROVOD_TIMELINE_MARK_CYCLES``"""
+    """times at which Horovod looked for ready tensors; empty without ``HOROVOD_TIMELINE_MARK_CYCLES``"""
     notes: tuple[str, ...] = ()

@@ -35,10 +35,10 @@ _OF_HOROVOD = re.compile(
 _NEGOTIATE = "NEGOTIATE_"
 _RANK = re.compile(r"\d{1,7}")
 _MOST_US = 1 << 53
-"""later times are no times: a clock of microseconds gets there in 285 years"""
+"""limit of believable times: a clock in microseconds takes 285 years to reach it"""
 _MOST_BYTES = 1 << 50
 _TRIES = 50
-"""at so many braces, from the end, a file that is cut off may be cut again"""
+"""number of braces, from the end, at which to try to cut a truncated file"""
 
 _KINDS = {
     "ALLREDUCE": CollectiveKind.ALL_REDUCE,
@@ -83,7 +83,7 @@ _decode = msgspec.json.Decoder(list[_Event]).decode
 
 
 def is_horovod_timeline(path: Location) -> bool:
-    """By its beginning: an array, and what only Horovod writes."""
+    """Return whether the file begins with an array that holds events which only Horovod writes."""
     try:
         with opened(path) as stream:
             head = stream.read(_HEAD_BYTES)
@@ -93,7 +93,7 @@ def is_horovod_timeline(path: Location) -> bool:
 
 
 def load_horovod(path: Location) -> HorovodTimeline:
-    """Raises `BadTrace`."""
+    """Read a timeline. Raises `BadTrace`."""
     try:
         with opened(path) as stream:
             text = bytearray()
@@ -101,7 +101,7 @@ def load_horovod(path: Location) -> HorovodTimeline:
                 text += chunk
                 if len(text) > DEFAULT_LIMITS.whole_bytes:
                     raise BadTrace(
-                        f"{path} is too large: more than {DEFAULT_LIMITS.whole_bytes // 10**9} GB of Horovod timeline."
+                        f"{path} is too large: a timeline may have {DEFAULT_LIMITS.whole_bytes // 10**9} GB at most."
                     )
     except _UNREADABLE as error:
         raise BadTrace(f"{path} cannot be read: {error}.") from error
@@ -119,7 +119,7 @@ def load_horovod(path: Location) -> HorovodTimeline:
 
 
 def _events(text: bytes) -> tuple[list[_Event], bool]:
-    """And whether the last of them was cut off."""
+    """Return the events, and whether the last one was cut off."""
     try:
         return _decode(text), False
     except msgspec.ValidationError:
@@ -156,18 +156,18 @@ class _Group:
 
 @dataclass
 class _Op:
-    """A tensor's collective that goes on."""
+    """A tensor's collective that has not ended yet."""
 
     kind: CollectiveKind = CollectiveKind.OTHER
     negotiated_from_us: int | None = None
     negotiated_us: int | None = None
     start_us: int | None = None
     open: list[tuple[str, int]] = field(default_factory=list)
-    """names and beginnings, the outermost first"""
+    """names and start times, the outermost first"""
     activities: list[Activity] = field(default_factory=list)
     ready_us: dict[int, int] = field(default_factory=dict)
     copied_in_us: int | None = None
-    """when its copy into the fusion buffer ended"""
+    """time at which its copy into the fusion buffer ended"""
     group: _Group | None = None
 
 
@@ -214,7 +214,7 @@ class _Reader:
     def _begins(self, pid: int, name: str, ts: int) -> None:
         op = self._open.setdefault(pid, _Op())
         if name.startswith(_NEGOTIATE):
-            if op.open or op.start_us is not None:  # the one before never ended: the job was reset, or lost events
+            if op.open or op.start_us is not None:  # the previous one never ended: the job was reset, or lost events
                 self._num_torn += op.start_us is not None
                 op = self._open[pid] = _Op()
             op.negotiated_from_us = ts
@@ -227,7 +227,10 @@ class _Reader:
         op.open.append((name, ts))
 
     def _group_of(self, op: _Op, pid: int, name: str, ts: int) -> _Group:
-        """Fused tensors are copied into the buffer before the collective of the first of them begins."""
+        """Return the current group if the tensor was copied into its buffer before its collective, else a new one.
+
+        Horovod copies all fused tensors into the buffer before it begins their collective.
+        """
         group = self._group
         if (
             group is not None
@@ -295,7 +298,7 @@ def _kind(name: str) -> ActivityKind:
 
 
 def _num_bytes(args: _Arguments | None) -> int | None:
-    """From ``{"dtype": "float32", "shape": "[64, 3, 3]"}``."""
+    """Return the size of a tensor by arguments such as ``{"dtype": "float32", "shape": "[64, 3, 3]"}``."""
     if args is None or args.dtype not in _BYTES_OF or args.shape is None:
         return None
     if not re.fullmatch(r"\[(?:\d{1,12}(?:, \d{1,12}){0,15})?\]", args.shape):

@@ -2,9 +2,9 @@
 
     waiting of rank r for a tensor = when the last rank had it - when r had it
 
-Rank 0 learns of the others once per cycle: what it learns in one cycle came at once, and nobody was the last. Where
-cycles are not marked, ticks closer than `_ONE_CYCLE_NS` are of one. Ticks exist only where a tensor was not answered
-from Horovod's cache.
+Rank 0 learns of the others once per cycle, so ranks whose ticks share a cycle came at the same time, and none of them
+was last. Where cycles are not marked, ticks closer than `_ONE_CYCLE_NS` share one. Ticks exist only for tensors that
+Horovod did not answer from its cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ONE_CYCLE_NS = 500_000
 def summarise_tick_waiting(
     steps: Sequence[StepOps], cycles_ns: Sequence[int], world_size: int | None
 ) -> tuple[RankWaiting, ...]:
-    """Of every rank, over the tensors for which all ranks have ticks; empty where there are none."""
+    """Summarise each rank's waiting, over the tensors for which all ranks have ticks; empty if there are none."""
     waits: dict[int, list[tuple[int, int, int]]] = {}
     last: Counter[int] = Counter()
     for number, step in enumerate(steps):
@@ -45,7 +45,7 @@ def summarise_tick_waiting(
 
 
 def last_rank(op: TensorOp, cycles_ns: Sequence[int]) -> int | None:
-    """The rank that came in a later cycle than all others."""
+    """Return the rank that came in a later cycle than all others, if one did."""
     *_, before, last = sorted(op.ready_ns.items(), key=lambda one: one[1])
     if cycles_ns:
         return last[0] if bisect(cycles_ns, last[1]) > bisect(cycles_ns, before[1]) else None

@@ -1,4 +1,4 @@
-"""The attempts of one job, where torchrun started its ranks again: which of them a report shows, and what all left."""
+"""The attempts of a job whose ranks torchrun started again: which one a report shows, and the records of all."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _About(msgspec.Struct):
 
 
 def shown_attempt(attempts: Mapping[int, Location]) -> int:
-    """The last one that recorded steps; else the last one of which a rank left a file."""
+    """Return the last attempt that recorded steps; else the last one in which a rank left a file."""
     with_steps = [number for number, path in attempts.items() if _has_steps(path)]
     with_ranks = [number for number, path in attempts.items() if ranks_in(path)]
     return max(with_steps or with_ranks, default=0)
 
 
 def load_attempts(attempts: Mapping[int, Location], shown: int) -> tuple[tuple[Attempt, ...], tuple[str, ...]]:
-    """All of them without their traces, and what of them cannot be read, in words."""
+    """Load all attempts without their traces; also return messages about what cannot be read."""
     loaded, missing = [], []
     for number, path in attempts.items():
         records = []
@@ -42,7 +42,7 @@ def load_attempts(attempts: Mapping[int, Location], shown: int) -> tuple[tuple[A
             try:
                 record = load_record(path, rank)
             except BadRecordError as error:
-                if number != shown:  # else it is said with the rest of the run
+                if number != shown:  # else the message comes with the rest of the run
                     missing.append(f"attempt {number}, rank {rank}: {error}")
                 continue
             if record is not None:
@@ -70,7 +70,7 @@ def _holds_anything(path: Location) -> bool:
         return False
     try:
         return path.stat().st_size > 0
-    except RemoteError:  # a web server need not say
+    except RemoteError:  # a web server need not tell a file's size
         with suppress(OSError), path.open("rb") as file:
             return bool(file.read(1))
         return False

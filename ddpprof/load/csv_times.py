@@ -1,10 +1,10 @@
-"""Times that were measured elsewhere: a CSV file whose first column is the size, every other one a configuration.
+"""Times that were measured elsewhere: a CSV file with a size in the first column and a configuration in each other.
 
     batch,one_gpu,two_nodes
     128,127.19,161.43
     256,206.69,184.32
 
-Times are seconds. A size may stand in several rows; an empty cell was not measured.
+Times are seconds. A size may occur in several rows; an empty cell was not measured.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ddpprof.files import Location
 from ddpprof.model import TimesTable
 
 _LEAST, _MOST = 1e-12, 1e12
-"""of a size, and of seconds: beyond them fits and axes overflow"""
+"""limits of sizes and of seconds: beyond them fits and axes overflow"""
 
 
 def load_times(path: Location) -> TimesTable:
-    """Raises `BadTrace`."""
+    """Read a table of times. Raises `BadTrace`."""
     try:
         with path.open("rb") as binary, TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             rows = [row for row in csv.reader(file) if row]
@@ -31,7 +31,9 @@ def load_times(path: Location) -> TimesTable:
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadTrace(f"{path} cannot be read: {error}.") from error
     if len(rows) < 2 or len(rows[0]) < 2:
-        raise BadTrace(f"{path} is no table of times: it needs a line of names, a column of sizes and one of seconds.")
+        raise BadTrace(
+            f"{path} is not a table of times: it needs a line of names, a column of sizes and one of seconds."
+        )
     varied, *names = (name.strip() for name in rows[0])
     times: dict[str, dict[float, list[float]]] = {name: {} for name in names}
     for number, row in enumerate(rows[1:], 2):
@@ -50,7 +52,7 @@ def _number(path: Location, line: int, text: str) -> float:
     except ValueError:
         value = 0.0
     if not isfinite(value) or value <= 0:
-        raise BadTrace(f"{path} line {line}: {text.strip()[:40]!r} is no number above 0.")
+        raise BadTrace(f"{path} line {line}: {text.strip()[:40]!r} is not a number above 0.")
     if not _LEAST <= value <= _MOST:
         raise BadTrace(f"{path} line {line}: {text.strip()[:40]!r} is not between {_LEAST:g} and {_MOST:g}.")
     return value

@@ -1,4 +1,4 @@
-"""How the processes of a run ended, as those saw it who had started them: ``exits.jsonl``."""
+"""How the processes of a run ended, as seen by the process that started them: ``exits.jsonl``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _decode = msgspec.json.Decoder(ProcessExit).decode
 
 
 def load_exits(directory: Location) -> tuple[ProcessExit, ...]:
-    """Return every line that can be read. All attempts of a job have one file, in the directory of the first."""
+    """Return every line that can be read. All attempts of a job share one file, in the job's directory."""
     if attempt_of(directory.name):
         directory = directory.parent
     found: list[ProcessExit] = []

@@ -1,4 +1,4 @@
-"""Traces as the user's own profiler left them, under any name: which rank each is of, and which belong together."""
+"""Traces of the user's own profiler, under any name: the rank of each, and which belong together."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ddpprof.model import Trace
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _NUMBER_IN_NAME = re.compile(r"_(\d{1,7})\.")
 _WORKER_IN_NAME = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz|\.zst)?")
-"""as ``torch.profiler.tensorboard_trace_handler`` names its files: worker, time"""
+"""file names of ``torch.profiler.tensorboard_trace_handler``: worker, time"""
 
 
 _MOST_NAMED = 4
 _READERS = 8
-"""Files may be far away. An ssh server refuses some of more than ten connections at once."""
+"""number of threads, because files may be far away; an ssh server refuses some of more than ten connections at once"""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTraces:
-    """rank → its files, in the order of their names, and what was left out or assumed, in words."""
+    """Trace files by rank, in the order of their names, and messages about what was left out or assumed."""
 
     ranks: dict[int, tuple[Location, ...]]
     missing: tuple[str, ...]
@@ -40,25 +40,25 @@ class FoundTraces:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTraces:
-    """The files of one rank as one trace; ``None``: none of them can be read."""
+    """The files of one rank as one trace; ``None`` if none of them can be read."""
 
     trace: Trace | None
     missing: tuple[str, ...]
     is_whole: bool
-    """``False``: there is a file that could not be read"""
+    """whether every file could be read"""
 
 
 def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> Trace:
-    """The tables of one trace file. `num_processes`: that may decode it. Raises `BadTrace`."""
+    """Read the tables of one trace file; up to `num_processes` processes decode it. Raises `BadTrace`."""
     header, columns = read_trace(path, limits, num_processes)
     give_back_holes()
     file = TraceRows(columns)
-    del columns  # so that the file can forget, while tables are built, what it has been asked for
+    del columns  # so that `file` can free columns while tables are built
     return replace(build_trace(header, file), files=(spelled(path),))
 
 
 def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> FoundTraces:
-    """Which of the files are traces, and of which ranks. Reads little more than their beginnings."""
+    """Find which of the files are traces, and of which ranks. Reads little more than their beginnings."""
     paths = sorted(paths, key=spelled)
     with ThreadPoolExecutor(_READERS) as readers:
         stated = dict(zip(paths, readers.map(partial(_stated, limits=limits), paths), strict=True))
@@ -83,7 +83,7 @@ def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> F
 def load_traces(
     rank: int, paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS, num_processes: int = 1
 ) -> LoadedTraces:
-    """The profiler's cycles in one process as one trace; what is of another process is left out."""
+    """Join the profiler's cycles in one process into one trace; traces of other processes are left out."""
     names, traces, missing = [], [], []
     for path in paths:
         try:
@@ -104,7 +104,7 @@ def load_traces(
 
 
 def _stated(path: Location, limits: Limits) -> Header | BadTrace:
-    """What the file says, or why it is no trace."""
+    """Return the file's header, or the error that says why it is not a trace."""
     try:
         header = read_header(path, limits)
         alone = why_alone(path) if header.rank is None else None
@@ -114,7 +114,7 @@ def _stated(path: Location, limits: Limits) -> Header | BadTrace:
 
 
 def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Header], list[str]]:
-    """Of jobs of different sizes the one with most ranks there, and what was left out, in words."""
+    """Return the files of the job with most ranks present, if jobs differ in size, and messages about the others."""
     sizes = {header.world_size for header in headers.values()} - {None}
     if len(sizes) < 2:
         return dict(headers), []
@@ -136,7 +136,7 @@ def _skipped(path: Location, error: BadTrace) -> str:
 
 
 def rank_of_name(name: str, num_files: int) -> int | None:
-    """The rank by the file's name. A number without the word counts only where it is small: others are process ids."""
+    """Return the rank in a file's name; a number without the word "rank" must be small, as others are process ids."""
     if match := _RANK_IN_NAME.search(name):
         return int(match.group(1))
     numbers = [int(number) for number in _NUMBER_IN_NAME.findall(name)]
@@ -148,7 +148,7 @@ def assumed_rank(name: str, rank: int) -> str:
 
 
 def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:
-    """Files without a rank: those of one process are one rank's."""
+    """Group files without a rank: files of one process belong to one rank."""
     groups: dict[str, list[Location]] = {}
     for path in paths:
         groups.setdefault(_worker(path.name) or path.name, []).append(path)
@@ -156,6 +156,6 @@ def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:
 
 
 def _worker(name: str) -> str | None:
-    """The process that wrote the file, where the name says; not a rank's name, which other files may share."""
+    """Return the process that wrote the file, if the name says; a rank's name does not, as other files may share it."""
     match = _WORKER_IN_NAME.fullmatch(name)
     return match.group(1) if match else None

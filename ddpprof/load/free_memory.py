@@ -1,4 +1,4 @@
-"""Memory that arrays gave back goes back to the system."""
+"""Return the memory of freed arrays to the system."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import suppress
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_BYTES = 2 << 20
-"""More than a batch needs at once: memory of its own for each of them would have to be zeroed each time."""
+"""more than a batch needs at once: a mapping of its own for each batch would have to be zeroed each time"""
 _TRIM_BYTES = 4 << 20
 
 
 def give_back_large_arrays() -> None:
-    """As soon as they are freed; else glibc soon keeps what is freed, for reuse.
+    """Let large arrays go back to the system when they are freed; else glibc soon keeps their memory for reuse.
 
-    It is a setting of the whole process, so nothing for a library to choose. Without glibc nothing happens.
+    The setting is the whole process's, so a library must not choose it. Without glibc nothing happens.
     """
     with suppress(OSError, AttributeError, TypeError):
         libc = ctypes.CDLL(None)
@@ -23,6 +23,6 @@ def give_back_large_arrays() -> None:
 
 
 def give_back_holes() -> None:
-    """The heap is full of them after thousands of small arrays. Any process may ask for it; without glibc: nothing."""
+    """Return the heap's holes, which thousands of small arrays leave, to the system; without glibc, do nothing."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""How a process that was started for reading begins, and ends with the one that started it."""
+"""The start of a process that reads for another, and its end together with that one."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def begin_reading_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in _ENDING:
-        if callable(signal.getsignal(number)):  # not where it is ignored, as SIGHUP is under nohup
+        if callable(signal.getsignal(number)):  # an ignored signal stays ignored, such as SIGHUP under nohup
             signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, name=_WAITS_FOR_PARENT, daemon=True).start()
     give_back_large_arrays()
 
 
 def has_other_threads() -> bool:
-    """That may hold a lock. The one that waits for the parent holds none."""
+    """Return whether threads run that may hold a lock; the one that waits for the parent holds none."""
     others = set(threading.enumerate()) - {threading.current_thread()}
     return any(thread.name != _WAITS_FOR_PARENT for thread in others)
 
 
 def signals_later() -> AbstractContextManager[object]:
-    """Those whose handlers may raise, which within a fork is lost, are handled when the context ends."""
+    """Defer signals whose handlers may raise until the context ends: an exception within a fork would be lost."""
     return deferred_signals([number for number in (signal.SIGINT, *_ENDING) if callable(signal.getsignal(number))])
 
 
 def _end_with_parent() -> None:
-    """One that is killed cannot end the others."""
+    """End this process when its parent ends: a parent that is killed cannot end it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""What `ddpprof netbench` wrote."""
+"""The file that `ddpprof netbench` writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AGAIN = "Measure anew with: ddpprof netbench --nproc-per-node 2 -o FILE.json"
 
 
 def load_netbench(path: Location) -> NetBench:
-    """Raises `BadTrace`."""
+    """Load a file of `ddpprof netbench`. Raises `BadTrace`."""
     try:
         return parse_netbench(read_small(path), str(path))
     except OSError as error:
@@ -26,7 +26,7 @@ def load_netbench(path: Location) -> NetBench:
 
 
 def parse_netbench(text: bytes, name: str) -> NetBench:
-    """`name`: of where the text comes from. Raises `BadTrace`."""
+    """Parse the text of such a file; `name` says in errors where it comes from. Raises `BadTrace`."""
     try:
         found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         if isinstance(found, int) and found > NETBENCH_FORMAT:

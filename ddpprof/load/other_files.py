@@ -1,4 +1,4 @@
-"""Files of other tools, which are no traces; a side street reads each. The only list of them."""
+"""The only list of other tools' files that are not traces; a side street reads each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ddpprof.model import OtherFile
 _FILES: Sequence[tuple[str, Callable[[Location], bool], Callable[[Location], OtherFile]]] = (
     (HOROVOD_TIMELINE, is_horovod_timeline, load_horovod),
 )
-"""what it is, whether a file is one by its beginning, and what reads it"""
+"""name, test of a file's beginning, and reader"""
 
 
 def load_other_file(path: Location) -> OtherFile | None:
-    """``None`` where it is none of them. Raises `BadTrace`."""
+    """Load the file if it is one of these; else return ``None``. Raises `BadTrace`."""
     return next((load(path) for _, is_one, load in _FILES if is_one(path)), None)
 
 

@@ -1,8 +1,8 @@
 """A trace, rewritten so that TensorBoard's profiler plugin (torch-tb-profiler 0.4.3) shows what the report says.
 
-The plugin is no longer developed and takes new traces amiss: it knows CUDA's runtime by a category that is no longer
-written, counts collectives twice, and NCCL's kernels as computation. Each function below mends one such thing. What is
-not to count gets a category that the plugin does not know; its trace view shows it all the same.
+The plugin is no longer developed and misreads new traces: it knows CUDA's runtime by a category that is no longer
+written, counts collectives twice, and counts NCCL's kernels as computation. Each function below corrects one of these.
+Events that must not count get a category that the plugin does not know; its trace view shows them all the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ddpprof.model.plugin import PluginCollective, PluginView
 _Event = dict[str, Any]
 
 _UNKNOWN_TO_PLUGIN = ", not counted"
-"""Makes of any category one that the plugin passes over."""
+"""suffix that turns any category into one that the plugin skips"""
 
 _CATEGORIES = {Role.KERNEL: "kernel", Role.LAUNCH: "Runtime"}
 _COLLECTIVE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):")
@@ -41,7 +41,7 @@ _NOTHING = Identity("", Role.UNUSED)
 
 
 def write_plugin_trace(source: Location, target: Path, trace: Trace, view: PluginView) -> None:
-    """`trace`: the tables of `source`; `view`: what of them counts. Raises ``OSError``."""
+    """Write the plugin's copy of a trace. `trace`: tables of `source`; `view`: what counts. Raises ``OSError``."""
     document = _read(source)
     copy = _Copy(document.pop("traceEvents"))
     _use_known_categories(copy)
@@ -80,7 +80,7 @@ def _decode(text: bytes, number: type[float | Decimal]) -> Any:
 
 
 class _Copy:
-    """The events, what each is, and when; new ones are appended."""
+    """The events with their identities and times; new ones are appended."""
 
     def __init__(self, events: list[_Event]) -> None:
         self.events = events
@@ -130,7 +130,10 @@ def _set_id(event: _Event, number: int) -> None:
 
 
 def _use_known_categories(copy: _Copy) -> None:
-    """Data loaders count as such only where they are ops; annotations of a device are the host's once more."""
+    """Give events categories that the plugin knows.
+
+    Data loaders count as such only as ops; a device's annotations repeat the host's.
+    """
     for row, (event, what) in enumerate(zip(copy.events, copy.identities, strict=True)):
         category = str(event.get("cat") or "").lower()
         if event.get("ph") != "X":
@@ -148,7 +151,7 @@ def _use_known_categories(copy: _Copy) -> None:
 
 
 def _link_kernels_to_launches(copy: _Copy) -> None:
-    """The plugin finds the op of a kernel by the launch's External id, which must be one that an op has."""
+    """Give launches and kernels the External id of an op: by it the plugin finds the op of a kernel."""
     ops = {_id(event) for event, what in zip(copy.events, copy.identities, strict=True) if what.is_op}
     of_launch = {}
     for row in copy.rows(Role.LAUNCH):
@@ -161,7 +164,7 @@ def _link_kernels_to_launches(copy: _Copy) -> None:
 
 
 def _mark_steps(copy: _Copy, view: PluginView) -> None:
-    """The report's steps, and no others; where the trace marks none, those that were counted."""
+    """Mark the report's steps and no others; if the trace marks none, mark the counted ones."""
     unmarked = {(step.number, step.start_ns): step for step in view.steps}
     for row in copy.rows(Role.STEP):
         number = step_number(copy.events[row]["name"])
@@ -177,7 +180,7 @@ def _mark_steps(copy: _Copy, view: PluginView) -> None:
 
 
 def _take_calls_out_of_ops(copy: _Copy) -> None:
-    """On CPU ops are compute: those of the training threads, less the ``c10d::`` calls in them."""
+    """Keep the ops that are compute on CPU: those of the training threads, less the ``c10d::`` calls in them."""
     threads: dict[object, list[int]] = {}
     training = set()
     for row, what in enumerate(copy.identities):
@@ -217,7 +220,7 @@ def _times(copy: _Copy, rows: list[int]) -> tuple[Int64Column, Int64Column]:
 
 
 def _mark_collectives(copy: _Copy, trace: Trace, view: PluginView) -> None:
-    """A host's span is one. Of a kernel an annotation must say so, by an External id that nothing else has."""
+    """Mark collectives: a host's span by its category, a kernel by an annotation with an External id of its own."""
     launches = {copy.events[row]["args"].get("correlation"): row for row in copy.rows(Role.LAUNCH)}
     for number, row in enumerate(_communication(copy, trace)):
         event, shown = copy.events[row], view.collectives.get(number)
@@ -239,7 +242,7 @@ def _mark_collectives(copy: _Copy, trace: Trace, view: PluginView) -> None:
 
 
 def _communication(copy: _Copy, trace: Trace) -> list[int]:
-    """The events that are rows of ``trace.collectives``, in its order."""
+    """Return the events that are rows of ``trace.collectives``, in its order."""
     kernels = [
         row
         for row in copy.rows(Role.KERNEL)
@@ -251,14 +254,14 @@ def _communication(copy: _Copy, trace: Trace) -> list[int]:
 
 
 def _message(shown: PluginCollective) -> dict[str, Any]:
-    """The plugin takes sizes from the inputs' shapes and types, of which it knows six."""
+    """Return the arguments that give the size: the plugin takes it from the inputs' shapes and types (it knows six)."""
     if shown.num_bytes is None:
         return {"Input Dims": [], "Input type": []}
     return {"Input Dims": [[shown.num_bytes]], "Input type": ["unsigned char"]}
 
 
 def _move_to_zero(copy: _Copy) -> int:
-    """Times near 0 hold the nanosecond in the plugin's floating point. Returns what was subtracted."""
+    """Move times close to 0, where the plugin's floats hold the nanosecond; return what was subtracted."""
     used = [row for row, what in enumerate(copy.identities) if what.role is not Role.UNUSED]
     base_ns = min((copy.start_ns[row] for row in used), default=0)
     for event, start_ns, end_ns in zip(copy.events, copy.start_ns, copy.end_ns, strict=True):
@@ -270,7 +273,7 @@ def _move_to_zero(copy: _Copy) -> int:
 
 
 def _number_threads(copy: _Copy) -> None:
-    """The plugin takes only numbers for threads."""
+    """Replace names of threads by numbers: the plugin accepts nothing else."""
     numbers: dict[object, int] = {}
     for event in copy.events:
         thread = event.get("tid")

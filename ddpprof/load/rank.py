@@ -1,4 +1,4 @@
-"""What one rank left → `Rank`: what ddpprof recorded, and the trace beside it, or traces alone."""
+"""The files of one rank → `Rank`: ddpprof's record with the trace beside it, or traces alone."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ _NO_KERNELS = (
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """Where one rank left what it left."""
+    """The files of one rank."""
 
     rank: int | None
-    """``None``: one trace, which says it or not"""
+    """``None`` for a single trace, which may or may not say its rank"""
     traces: tuple[Location, ...]
-    """in the order of their names; several are the profiler's cycles"""
+    """files in the order of their names; several are the profiler's cycles"""
     directory: Location | None = None
-    """that of the run, where ddpprof recorded"""
+    """directory of the run, if ddpprof recorded it"""
     expects_trace: bool = True
     run_id: str | None = None
-    """the run's, which its ranks should have, too"""
+    """id of the run, which its ranks should have, too"""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """What could be read of one rank, and what could not."""
+    """The readable part of one rank, and messages about the rest."""
 
     rank: Rank | None
     missing: tuple[str, ...]
     is_whole: bool = True
-    """``False``: there is a file that could not be read"""
+    """whether every file could be read"""
 
 
 def some_file(files: RankFiles) -> Location:
-    """For those who want to know what is being read."""
+    """Return one of the rank's paths, to name in messages."""
     path = files.traces[0] if files.traces else files.directory
     assert path is not None
     return path
 
 
 def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> LoadedRank:
-    """`num_processes`: that may decode its traces.
+    """Load one rank; up to `num_processes` processes decode its traces.
 
-    Raises `BadTrace` where the rank is one bad trace that was asked for by its name.
+    Raises `BadTrace` if the rank is a single bad trace that the user named.
     """
     if files.directory is not None:
         return _recorded_rank(files, files.directory, limits, num_processes)
@@ -78,12 +78,12 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
     try:
         record = load_record(directory, rank)
         if record is None:
-            missing.append(f"rank {rank}: {facts_file(rank)} is missing, which says what DDP was told, and did")
+            missing.append(f"rank {rank}: {facts_file(rank)} is missing; it has DDP's options and buckets")
     except BadRecordError as error:
         missing.append(f"rank {rank}: {error}")
         record, is_whole = error.record, False
     if record is not None and None not in (record.run_id, files.run_id) and record.run_id != files.run_id:
-        missing.append(f"rank {rank} is of another run: the run_id of {facts_file(rank)} is not that of {RUN_FILE}")
+        missing.append(f"rank {rank} is of another run: the run_id in {facts_file(rank)} is not the one in {RUN_FILE}")
     if files.traces:
         try:
             trace = load_trace(files.traces[0], limits, num_processes)
@@ -99,15 +99,15 @@ def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_pr
         missing.append(f"rank {rank}'s trace ends early: {record.no_trace}")
     if trace is not None and record is not None and (unknown := _unknown_steps(trace, record)):
         missing.append(
-            f"rank {rank}: {steps_file(rank)} ends too early. Steps {', '.join(map(str, unknown))} are in the trace "
-            "alone, and left out"
+            f"rank {rank}: {steps_file(rank)} ends too early. Steps {', '.join(map(str, unknown))} are only in the "
+            "trace and are left out"
         )
     loaded = Rank(rank, trace, record) if trace is not None or record is not None else None
     return LoadedRank(loaded, tuple(missing), is_whole)
 
 
 def _unknown_steps(trace: Trace, record: Record) -> list[int]:
-    """That the record should know: it has any, and the job did not just end in the middle of the last one."""
+    """Return the trace's steps that the record lacks, if it has any; a job may end in the middle of its last step."""
     known = {step.number for step in record.steps}
     unknown = [step.number for step in trace.steps if step.number not in known]
     return unknown if known and unknown != [step.number for step in trace.steps[-1:]] else []

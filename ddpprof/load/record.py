@@ -13,7 +13,7 @@ from ddpprof.model import Record, RecordedStep
 from ddpprof.rundir import FORMAT, LAST_STEP, facts_file, last_step_file, steps_file
 
 _MOST_STEPS_BYTES = 4 * 10**9
-"""of a rank's steps: of a million they are 2 GB"""
+"""limit of a rank's step file; a million steps take 2 GB"""
 _BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 

@@ -1,4 +1,4 @@
-"""Makes JSON of what Kineto writes and no decoder takes."""
+"""Repair of Kineto's output that is not valid JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A run directory, a folder of traces, or one trace file → `Run`.
 
-`find_ranks` says what is where and reads next to nothing. `load_rank` reads one rank and needs nothing from others, so
-that processes and machines can share the work. `complete` says what all of them are together.
+`find_ranks` finds the files and reads next to nothing. `load_rank` reads one rank and needs nothing from others, so
+that processes and machines can share the work. `complete` adds what only all ranks together tell.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class _RunFile(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What is where of a run."""
+    """The files of a run."""
 
     run: Run
-    """as far as it is known without its ranks"""
+    """the run, as far as it is known without its ranks"""
     ranks: tuple[RankFiles, ...]
     is_part: bool = False
-    """of a run whose hosts share no file system, and not that of rank 0"""
+    """whether this is a part, without rank 0, of a run whose hosts share no file system"""
 
 
 class KnownRank(Protocol):
-    """What `complete` asks of a rank."""
+    """Attributes of a rank that `complete` needs."""
 
     @property
     def rank(self) -> int: ...
@@ -59,9 +59,9 @@ class KnownRank(Protocol):
 
 
 def load_run(path: str | Location, limits: Limits = DEFAULT_LIMITS) -> Run:
-    """All of a run, in memory; ``"s3://…"`` and others wherever fsspec reaches. `limits`: of each trace file.
+    """Load a whole run into memory, from a path or an address (``"s3://…"``) that fsspec reaches.
 
-    Raises `NotARun`, `BadTrace` where the path is one bad trace file, and `RemoteError`.
+    `limits` hold for each trace file. Raises `NotARun`, `BadTrace` if the path is a bad trace file, and `RemoteError`.
     """
     files = find_ranks(location(path) if isinstance(path, str) else path, limits)
     loaded = [load_rank(one, limits) for one in files.ranks]
@@ -70,9 +70,9 @@ def load_run(path: str | Location, limits: Limits = DEFAULT_LIMITS) -> Run:
 
 
 def find_ranks(path: Location, limits: Limits = DEFAULT_LIMITS) -> RunFiles:
-    """What `path` holds. `limits`: of a trace that must be read to know its rank.
+    """Find the ranks in `path`. `limits` hold for a trace that must be read to know its rank.
 
-    Raises `NotARun`, and `BadTrace` where it is one file that is no trace.
+    Raises `NotARun`, and `BadTrace` if the path is a file that is not a trace.
     """
     if path.is_file():
         return _files_of_one(path)
@@ -87,9 +87,9 @@ def find_ranks(path: Location, limits: Limits = DEFAULT_LIMITS) -> RunFiles:
 
 
 def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> RunFiles:
-    """What the parts of one run hold together, which hosts without a shared file system have kept.
+    """Find the ranks in the parts of one run that hosts without a shared file system have kept.
 
-    Raises `NotARun` where they are not of one run, and as `find_ranks`.
+    Raises `NotARun` if they are not of one run, and the errors of `find_ranks`.
     """
     if len(paths) == 1:
         return find_ranks(paths[0], limits)
@@ -98,8 +98,8 @@ def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> Ru
         ids = {one.run_id for one in part.ranks}
         if None in ids or ids != {one.run_id for one in found[0].ranks}:
             raise NotARun(
-                f"{paths[0]} and {path} are not parts of one run. Several of them are one run where its hosts share no "
-                "file system; compare runs with: ddpprof compare; of several traces give their folder."
+                f"{paths[0]} and {path} are not parts of one run. Only a run whose hosts share no file system has "
+                "parts. Compare runs with: ddpprof compare. For several traces give their folder."
             )
     whole = next((part for part in found if not part.is_part), found[0])
     ranks: dict[int | None, RankFiles] = {}
@@ -114,9 +114,9 @@ def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> Ru
 
 
 def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str], left_out: Iterable[int] = ()) -> Run:
-    """The run, without its ranks. `missing`: what could not be read of the ranks. Raises `NotARun`.
+    """Return the run without its ranks. `missing` has messages about unreadable ranks. Raises `NotARun`.
 
-    `left_out`: ranks that nobody wanted to read.
+    `left_out`: ranks that the user did not ask for.
     """
     run, missing = files.run, tuple(missing)
     is_recorded = any(of_rank.directory is not None for of_rank in files.ranks)
@@ -132,23 +132,23 @@ def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str]
     what = "files" if is_recorded else "trace"
     absent = (
         _absent_ranks(sorted(there), world_size, what) if run.other_file is None else []
-    )  # which tells of all ranks
+    )  # another tool's file tells of all ranks
     return replace(run, world_size=world_size, missing=(*run.missing, *missing, *_of_other_jobs(ranks), *absent))
 
 
 def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:
-    """One line for each rank whose job is of another size than most ranks'."""
+    """Return one line for each rank whose job has another size than most ranks' job."""
     sizes = [(one.rank, one.world_size) for one in ranks if one.world_size is not None]
     usual = max(counts, key=lambda size: counts[size]) if (counts := Counter(size for _, size in sizes)) else None
     return [
-        f"rank {rank} is of another job: of {size} ranks, and most others of {usual}"
+        f"rank {rank} is of another job: its job has {size} ranks, that of most others has {usual}"
         for rank, size in sizes
         if size != usual
     ]
 
 
 def _files_of_attempts(directory: Location, attempts: Mapping[int, Location]) -> RunFiles:
-    """With what all attempts left. ``attempt-0`` in `directory` is the first one alone."""
+    """Return the shown attempt's files with the records of all attempts. ``attempt-0`` is the first one alone."""
     number = shown_attempt(attempts)
     shown = _recorded_files(attempts[number])
     loaded, missing = load_attempts(attempts, number)
@@ -212,7 +212,7 @@ def _files_of_folder(directory: Location, limits: Limits) -> RunFiles:
     files = [file for file in directory.iterdir() if _may_be_trace(file.name)]
     if len(files) > limits.files:
         raise NotARun(
-            f"{directory} holds {len(files)} files that may be traces, and more than {limits.files} are not looked at. "
+            f"{directory} holds {len(files)} files that may be traces, and the limit is {limits.files}. "
             f"Give the folder of one job, or allow more with {MAX_FILES_OPTION} {len(files)}"
         )
     found = find_traces([file for file in files if file.is_file()], limits)
@@ -233,12 +233,12 @@ def _holds_no_trace(directory: Location, missing: Sequence[str]) -> str:
 
 
 def _may_be_trace(name: str) -> bool:
-    """Not what ``ddpprof timeline`` wrote."""
+    """Return whether a file may be a trace, by its name; files of ``ddpprof timeline`` are not."""
     return name.endswith((".json", ".json.gz", ".json.zst")) and ".perfetto.json" not in name
 
 
 def _absent_ranks(present: list[int], world_size: int | None, what: str) -> list[str]:
-    """One line for all ranks that left nothing; `present` is sorted."""
+    """Return one line that names all ranks without files, if there are any; `present` is sorted."""
     if world_size is None:
         return []
     gaps = []

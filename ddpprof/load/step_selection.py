@@ -1,4 +1,4 @@
-"""Some steps of a rank, as if it had no others."""
+"""Selection of some steps of a rank, as if it had no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Table = TypeVar("_Table", Work, Collectives, HostSpans)
 
 
 def only_steps(rank: Rank, steps: Container[int]) -> Rank:
-    """Profiled steps with these numbers, and of the record likewise. Work outside of all steps goes, too."""
+    """Keep the steps with these numbers, in the trace and in the record. Work outside of all steps is dropped, too."""
     record = rank.record
     if record is not None:
         record = structs.replace(record, steps=tuple(step for step in record.steps if step.number in steps))
@@ -24,7 +24,7 @@ def only_steps(rank: Rank, steps: Container[int]) -> Rank:
 
 def _only(trace: Trace, steps: Container[int]) -> Trace:
     kept = [index for index, step in enumerate(trace.steps) if step.number in steps]
-    becomes = np.full(len(trace.steps) + 1, NO_STEP, np.int32)  # the last is what NO_STEP finds
+    becomes = np.full(len(trace.steps) + 1, NO_STEP, np.int32)  # NO_STEP as an index finds the last entry
     becomes[kept] = np.arange(len(kept))
 
     def chosen(table: _Table) -> _Table:

@@ -1,4 +1,4 @@
-"""The report of a file of another tool: the same tree, with what such a file can tell."""
+"""The report of a file of another tool: the same tree, with as much as such a file says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpprof.report.tree import REPORT_FORMAT, AcrossRanks, Job, LightStepReport
 
 
 def report_of_file(name: str, run: Run, file: OtherFile) -> Report:
-    """`name`: of the job."""
+    """Build the report of a file; `name` is the job's."""
     readers = ((street.report_field, street.of_file(file)) for street in SIDE_STREETS if street.of_file is not None)
     field, told = next((field, told) for field, told in readers if told is not None)
     light = tuple(LightStepReport(step, "timeline", ns, None) for step, ns in told.steps_ns.items())

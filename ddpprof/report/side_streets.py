@@ -1,4 +1,4 @@
-"""The side streets: ways to train in parallel beside DDP. The only list of them."""
+"""The only list of side streets: ways to train in parallel beside DDP."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ddpprof.rpc.street import RPC
 from ddpprof.side_street import SideStreet
 
 SIDE_STREETS: tuple[SideStreet[Any, Any], ...] = (DATA_PARALLEL, RPC, OWN_REDUCTION, HOROVOD)
-"""in the order of their findings, sections and terms"""
+"""side streets in the order of their findings, sections and terms"""
 
 
 @dataclass(frozen=True, slots=True)
 class BesideDdp:
-    """What they measure of one rank."""
+    """The side streets' measures of one rank."""
 
     data_parallel: DataParallelReport | None = None
     rpc: RankRpc | None = None
@@ -31,13 +31,13 @@ class BesideDdp:
 
 
 def measure_beside(rank: Rank, steps: Sequence[int]) -> BesideDdp:
-    """`steps`: indices of those of its trace that count."""
+    """Measure the rank for every side street; `steps` are the indices of the steps in its trace that count."""
     found = {street.report_field: street.of_rank(rank, steps) for street in SIDE_STREETS if street.of_rank is not None}
     return BesideDdp(**found)
 
 
 def combine_beside(ranks: Sequence[BesideDdp]) -> dict[str, Any]:
-    """Return what the report holds of all ranks, by its fields."""
+    """Combine the measures of all ranks, by field of the report."""
     found = {}
     for street in SIDE_STREETS:
         values = [value for one in ranks if (value := getattr(one, street.report_field, None)) is not None]
@@ -47,7 +47,7 @@ def combine_beside(ranks: Sequence[BesideDdp]) -> dict[str, Any]:
 
 
 def observe_beside(observed: Observed, found: Mapping[str, Any]) -> Observed:
-    """Return `observed` with what side streets find and advise. `found`: by the fields of the report."""
+    """Return `observed` with the side streets' findings and advice; `found`: their measures by field of the report."""
     used = [(street, found[street.report_field]) for street in SIDE_STREETS if street.report_field in found]
     return replace(
         observed,
@@ -57,12 +57,12 @@ def observe_beside(observed: Observed, found: Mapping[str, Any]) -> Observed:
 
 
 def streets_of(report: Report) -> Iterator[tuple[SideStreet[Any, Any], Any]]:
-    """Yield the side streets of which the report tells, and what it holds of each."""
+    """Yield each side street that the report has measures of, with these measures."""
     for street in SIDE_STREETS:
         if found := getattr(report, street.report_field):
             yield street, found
 
 
 def file_of(report: Report) -> str | None:
-    """Return, in words, what file of another tool was read instead of ranks; ``None`` where ranks were."""
+    """Return the name of the kind of file that was read instead of ranks; ``None`` if ranks were read."""
     return next((street.file for street, _ in streets_of(report) if street.file is not None), None)

@@ -1,11 +1,11 @@
-"""What do calls through ``torch.distributed.rpc`` cost? Per rank that calls: whom, what, how often, how long.
+"""What do calls through ``torch.distributed.rpc`` cost? Per calling rank: whom, what, how often, how long.
 
     latency   from the call to the answer, as the caller sees it
     waited    |synchronous calls|: the caller stands still
     in flight |all calls|
 
-None of it is DDP's communication, and the trace counts none of it as such. Steps of light recording count where there
-are any: the profiler slows both ends of a call.
+RPCs are not DDP's communication, and the trace does not count them as such. Steps of light recording are used where
+there are any, because the profiler slows both ends of a call.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class RpcCalls:
-    """The calls of one function on one callee, per step: medians over steps. Bytes are those of tensors."""
+    """Calls of one function on one callee, per step: medians over steps. Bytes count tensors only."""
 
     callee: str
     function: str
     kind: str
     num_calls: int
     latency_ns: int | None
-    """of one call; ``None`` where none was answered within its step"""
+    """latency of one call; ``None`` if none was answered within its step"""
     request_bytes: int
-    """of all calls"""
+    """sum over all calls"""
     reply_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class RankRpc:
-    """Times are ns per step: medians."""
+    """RPCs of one rank; times are medians over steps, in ns per step."""
 
     rank: int
     num_sync_calls: int
     waited_ns: int
     longest_wait_ns: int
-    """of one synchronous call"""
+    """longest wait for one synchronous call"""
     in_flight_ns: int
     num_left_out: int
     """calls per step that were only counted"""
     calls: tuple[RpcCalls, ...]
-    """most time first"""
+    """longest total time first"""
 
 
 def measure_rpc(record: Record) -> RankRpc | None:
-    """``None`` where no step has a call."""
+    """Measure the rank's RPCs; ``None`` if no step has a call."""
     light = [step for step in record.steps if step.mode is StepMode.LIGHT]
     steps = light or [step for step in record.steps if step.mode is StepMode.PROFILED]
     if not any(step.rpc for step in steps):
@@ -72,7 +72,7 @@ def measure_rpc(record: Record) -> RankRpc | None:
 
 
 def _length(calls: Sequence[RpcCall]) -> int:
-    """Of the union of those that were answered."""
+    """Return the length of the union of the answered calls."""
     times = [(call.start_ns, call.end_ns) for call in calls if call.end_ns is not None]
     spans = np.array(times, np.int64).reshape(-1, 2)
     return union(spans[:, 0], spans[:, 1]).total_ns

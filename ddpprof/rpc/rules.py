@@ -1,4 +1,4 @@
-"""Rules about calls through ``torch.distributed.rpc``, of the rank that loses most by them: the others wait for it."""
+"""Rules about calls through ``torch.distributed.rpc`` of the rank that loses most time by them; others wait for it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ddpprof.rpc.calls import RankRpc, RpcCalls
 _MANY = 8
 """calls of one function per step"""
 _SMALL_BYTES = 64 * 1024
-"""of a call: up to it, latency is what it costs"""
+"""size of a call up to which its cost is latency"""
 
 
 def many_small_calls(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
-    """One function is called again and again, with little data each time."""
+    """Report a function that is called again and again with little data each time."""
     found = [(rank, calls) for rank in ranks for calls in rank.calls if _is_chatty(calls)]
     if not found:
         return
@@ -27,8 +27,8 @@ def many_small_calls(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]
         "many-small-rpcs",
         f"Rank {rank.rank} calls {calls.function} on {calls.callee} {calls.num_calls} times per step",
         f"each call takes {ms(calls.latency_ns or 0)} and moves {size(moved / calls.num_calls)} of tensors on average",
-        f"Send them together: one call that takes all inputs of {calls.function} of a step and returns all results; or "
-        "collect them on the callee with @rpc.functions.async_execution.",
+        f"Send them together, as one call that takes all inputs of {calls.function} in a step and returns all results, "
+        "or collect them on the callee with @rpc.functions.async_execution.",
         gain,
     )
 
@@ -43,15 +43,15 @@ def _time_ns(calls: RpcCalls) -> int:
 
 
 def calls_in_a_row(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
-    """Synchronous calls, each of which waits for its answer before the next is sent."""
+    """Report synchronous calls that each wait for an answer before the next is sent."""
     rank = max(ranks, key=_gain_ns)
     if rank.num_sync_calls < 2 or not o.worth(_gain_ns(rank)):
         return
     yield Finding(
         "rpcs-in-a-row",
         f"Rank {rank.rank} waits {ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after the other",
-        f"the longest takes {ms(rank.longest_wait_ns)}; this is beside DDP's own communication",
-        "Where they do not need each other's answers: rpc.rpc_async for all of them, torch.futures.wait_all(futures) "
+        f"the longest takes {ms(rank.longest_wait_ns)}; DDP's own communication is not included",
+        "If none needs another's answer, send all with rpc.rpc_async, and call torch.futures.wait_all(futures) "
         "where the answers are needed; fetch the next batch's during this one's backward pass.",
         _gain_ns(rank),
     )

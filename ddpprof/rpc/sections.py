@@ -22,7 +22,7 @@ def rpc_table(ranks: Sequence[RankRpc]) -> Iterable[Section]:
         tuple(Column(name, is_number=name not in words) for name in names),
         tuple(rows[:_MAX_ROWS]),
         notes(
-            "latency: of one call, as the caller sees it; kB: of tensors, of all calls",
+            "latency: one call, as the caller sees it; kB: tensors of all calls",
             f"up to {left_out} further calls per step were not kept" if left_out else "",
             cut_off(len(rows), _MAX_ROWS, "rows"),
         ),

@@ -1,4 +1,4 @@
-"""Pages in headless Chromium, and what they complain about. A plugin: its fixtures need no import."""
+"""A plugin, whose fixtures need no import, for pages in headless Chromium and their complaints."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _ARGUMENTS = (
 class Tab:
     """A page in a context of its own, 1400 × 900, light.
 
-    Whatever is in `complaints` when the test ends fails it: errors on the console, exceptions of the page, dialogs, and
-    requests to other hosts, which are refused. A test that provokes one looks at it and takes it out.
+    Anything in `complaints` when the test ends fails it: errors on the console, exceptions of the page, dialogs, and
+    requests to other hosts, which are refused. A test that provokes one checks and removes it.
     """
 
     page: Page
     complaints: list[str] = field(default_factory=list)
 
     def open(self, what: Path | str) -> Page:
-        """A file, or the URL of a server on this machine."""
+        """Open a file, or the URL of a server on this machine."""
         self.page.goto(what.resolve().as_uri() if isinstance(what, Path) else what)
         return self.page
 

@@ -1,4 +1,4 @@
-"""Runs of many ranks: a recorded run's, over and over, each with its own number."""
+"""Runs of many ranks: copies of a recorded run's ranks, each with its own number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RANK = re.compile(rb'("distributedInfo": \{"backend": "gloo", "rank": )\d+(, "w
 
 
 def make_fleet(folder: Path, num_ranks: int, late: int | None = None) -> Path:
-    """A run directory. Rank `late` reaches its gradients 10 ms later in every step of light recording."""
+    """Make a run directory. Rank `late` reaches its gradients 10 ms later in every step of light recording."""
     folder.mkdir(parents=True, exist_ok=True)
     about = json.loads((SAMPLE / "run.json").read_text()) | {"world_size": num_ranks}
     (folder / "run.json").write_text(json.dumps(about))
@@ -22,7 +22,7 @@ def make_fleet(folder: Path, num_ranks: int, late: int | None = None) -> Path:
 
 
 def make_traces(folder: Path, num_ranks: int) -> Path:
-    """Only the traces."""
+    """Make a folder with the traces alone."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(num_ranks):
         (folder / f"rank-{rank}.json.gz").write_bytes(_trace(rank, num_ranks))

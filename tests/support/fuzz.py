@@ -1,7 +1,7 @@
 """Damage files at random and open them, for some minutes: python tests/support/fuzz.py MINUTES
 
-Numbers of mutants go on from a random one; what is found can be looked at again by its number (`mutants.py`,
-`mutants_of_files.py`). Ends with 1 if anything was found.
+Mutants are numbered from a random number on; a finding can be reproduced by its number (`mutants.py`,
+`mutants_of_files.py`). The exit code is 1 if anything was found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the end-to-end tests start ddpprof, and with which scripts."""
+"""Commands and scripts with which the end-to-end tests start ddpprof."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 DDPPROF = [sys.executable, "-P", "-m", "ddpprof"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 QUICK = ["--skip-first", "2", "--cost-steps", "4", "--steps", "3"]
-"""A window of ten steps, for scripts of thirty."""
+"""options for a window of ten steps, for scripts of thirty"""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

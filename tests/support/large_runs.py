@@ -1,4 +1,4 @@
-"""Runs of many ranks, steps and kernels, made up: what a page must stay usable with."""
+"""Made-up runs of many ranks, steps and kernels, with which a page must stay usable."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Files that ddpprof reads, damaged at random: each must give a report or one error, in bounded time and memory.
 
-Deterministic: a mutant is known by its number. To look at one: python tests/support/mutants.py NUMBER
+A mutant is determined by its number. To look at one: python tests/support/mutants.py NUMBER
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS, MEMORY_BYTES = 20, 3 * 10**9
-"""for one mutant; memory is that of the process with all it has loaded, as addresses"""
+"""limits for one mutant; memory is the process's address space, with all it has loaded"""
 
 _TOKENS = (
     b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\u0000", b"\\ud800", b"null", b"true", b"NaN", b"-Infinity",
@@ -38,7 +38,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def mutant(text: bytes, number: int) -> bytes:
-    """One to four damages, then perhaps compressed, and damaged again."""
+    """Damage a text one to four times, then perhaps compress it and damage it again."""
     chance = random.Random(number)
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
         text = chance.choice(_DAMAGES)(text, chance)
@@ -81,7 +81,7 @@ def _splice(text: bytes, chance: random.Random) -> bytes:
 
 
 def _repeat_key(text: bytes, chance: random.Random) -> bytes:
-    """The same key twice, with values of different kinds."""
+    """Repeat a key, with values of different kinds."""
     keys = [index for index in range(len(text)) if text.startswith(b'": ', index)]
     if not keys:
         return text
@@ -93,7 +93,7 @@ def _repeat_key(text: bytes, chance: random.Random) -> bytes:
 
 
 def _change_value(text: bytes, chance: random.Random) -> bytes:
-    """Well-formed JSON with a value of another kind or size, or without one."""
+    """Return well-formed JSON with a value of another kind or size, or without one."""
     lines = text.splitlines() if b"\n{" in text else [text]
     number = chance.randrange(len(lines)) if lines else 0
     try:
@@ -121,7 +121,7 @@ def _change_value(text: bytes, chance: random.Random) -> bytes:
 
 
 def _holders(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Objects and arrays that hold something."""
+    """Return the objects and arrays that are not empty."""
     if isinstance(value, dict | list) and value and depth < 50:
         yield value
         for inner in value.values() if isinstance(value, dict) else value:
@@ -195,7 +195,7 @@ def _trace(events: list[dict[str, Any]]) -> bytes:
 
 
 class Bench:
-    """Originals, and a folder to put mutants of them into."""
+    """Originals, and a folder for mutants of them."""
 
     def __init__(self, folder: Path, recorded: Path) -> None:
         self.folder = folder
@@ -217,7 +217,7 @@ class Bench:
         return json.dumps(json.loads(render_json(build_report(load_run(recorded))))).encode()
 
     def complaint(self, number: int) -> str | None:
-        """What is wrong with what ddpprof does with a mutant."""
+        """Return what is wrong with ddpprof's handling of a mutant."""
         kind = number % 10
         if kind < 7:
             path = self.folder / "trace.json"
@@ -249,7 +249,7 @@ def complaint_about(path: Path, number: int) -> str | None:
 
 
 def _show(path: Path, number: int) -> None:
-    """As the command line does, in this process."""
+    """Open a file like the command line, in this process."""
     from ddpprof.pipeline.analysis import AnalysisOptions, analysed
     from ddpprof.render import json as as_json
     from ddpprof.render.html.report_page import report_page
@@ -287,7 +287,7 @@ def in_time() -> Iterator[None]:
 
 
 def complaints(numbers: range, recorded: Path) -> list[str]:
-    """Of a process of its own, whose memory is limited."""
+    """Return the complaints about these mutants; to be run in a process of its own, as it limits memory."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), recorded)

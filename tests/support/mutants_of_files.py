@@ -1,6 +1,6 @@
-"""Every other file that ddpprof reads, damaged at random and opened by the command line, as somebody would who got it.
+"""Every other file that ddpprof reads, damaged at random and opened by the command line, like a stranger's file.
 
-Deterministic: a mutant is known by its number. To look at some: python tests/support/mutants_of_files.py FIRST LAST
+A mutant is determined by its number. To look at some: python tests/support/mutants_of_files.py FIRST LAST
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ CHECKOUT = Path(__file__).parents[2]
 SAMPLE = CHECKOUT / "sample_traces" / "convnet-gloo-2ranks"
 OVERHEAD = CHECKOUT / "analyses" / "wrapper_overhead" / "recordings" / "layers"
 ONE_LINE = 1_000
-"""characters: longer is no message"""
+"""number of characters that a message may have"""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A file to damage, and the command that reads it."""
+    """A file to damage, with the command that reads it."""
 
     path: Path
     command: tuple[str, ...]
@@ -132,7 +132,7 @@ def make_files(folder: Path) -> list[Kept]:
 
 
 def complaint(kept: Kept, number: int) -> str | None:
-    """Return what is wrong with what the command does with a mutant, or with a whole file's beginning."""
+    """Return what is wrong with the command's handling of a mutant, or of a whole file's beginning."""
     damaged = mutant(kept.original, number)
     if random.Random(number).random() < 0.02:
         damaged = gzip.compress(damaged)
@@ -167,7 +167,10 @@ def ended(command: tuple[str, ...]) -> tuple[int, str, str]:
 
 
 def complaints(numbers: range) -> list[str]:
-    """Of a process of its own, whose memory is limited and whose home is empty."""
+    """Return the complaints about these mutants; to be run in a process of its own.
+
+    It limits memory and sets an empty home.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HOME"] = os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CONFIG_HOME"] = folder

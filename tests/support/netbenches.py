@@ -1,4 +1,4 @@
-"""What `ddpprof netbench` writes, by hand."""
+"""Files of `ddpprof netbench`, made by hand."""
 
 from __future__ import annotations
 

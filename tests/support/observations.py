@@ -1,4 +1,4 @@
-"""What the rules of findings look at, made by hand."""
+"""Observations for the rules of findings, made by hand."""
 
 from typing import Any
 
@@ -34,14 +34,14 @@ def bucket(module: DdpModule, index: int, **changes: Any) -> BucketSummary:
 
 
 def observed(module: DdpModule | None = None, buckets: Any = (), **changes: Any) -> Observed:
-    """`buckets`: what is known of each of the module's buckets."""
+    """Make observations; `buckets` are facts about each of the module's buckets."""
     modules = (module,) if module else ()
     rows = tuple(bucket(module, i, **known) for i, known in enumerate(buckets)) if module else ()
     return Observed(**{"world_size": 2, "step_ns": STEP_NS, "modules": modules, "buckets": rows, **changes})
 
 
 def beside(field: str, found: Any, **changes: Any) -> tuple[Finding, ...]:
-    """Findings where a side street has found something. `field`: where the report has it."""
+    """Return the findings for a side street's measures; `field` is their field of the report."""
     return find(observe_beside(observed(**changes), {field: found}))
 
 
@@ -51,7 +51,7 @@ def only(o: Observed) -> Finding:
 
 
 def of_mib(*buckets: list[float], **settings: Any) -> DdpModule:
-    """Parameters by their sizes in MiB, in launch order."""
+    """Make a module whose buckets have parameters of these sizes in MiB, in launch order."""
     flat = [round(size * MIB) for sizes in buckets for size in sizes]
     indices = iter(range(len(flat)))
     return ddp_module(flat, [[next(indices) for _ in sizes] for sizes in buckets], **settings)

@@ -1,4 +1,4 @@
-"""How tests look at pages in the browser."""
+"""Functions with which tests look at pages in the browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 GLOO_2, GLOO_4 = SAMPLES / "convnet-gloo-2ranks", SAMPLES / "transformer-gloo-4ranks"
 
 Show = Callable[[str], "Page"]
-"""opens a page from disk, and waits until all is drawn"""
+"""function that opens a page from disk, and waits until all is drawn"""
 
 
 def page_of(run: Run) -> str:

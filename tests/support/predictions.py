@@ -1,7 +1,8 @@
 """Profiles made by hand: a step of four gradients of a MiB each, over a link that takes a ns per byte.
 
-Times are multiples of `UNIT`, in which a MiB is sent: gradients come at 11, 12, 13 and 14. In the recorded buckets of
-two MiB, 2 are sent from 12 and 2 from 14 to 16; the step takes 20, so that 4 are not the backward pass's.
+Times are multiples of `UNIT`, in which a MiB is sent: gradients come at 11, 12, 13 and 14. Of the recorded buckets of
+two MiB one is sent from 12 to 14 and one from 14 to 16; the step takes 20, of which the last 4 are not the backward
+pass's.
 """
 
 from itertools import count
@@ -25,7 +26,7 @@ def training(**changes: Any) -> Training:
 
 
 def network(link: Link | None = None, **changes: Any) -> Network:
-    """Known exactly."""
+    """Return a network that is known exactly."""
     return Network(**{
         "link": link or Link(Cost(0.0, 1.0)), "world_size": 2, "least_bytes": MIB, "most_bytes": 4 * MIB,
         "num_sizes": 3, "relative_error": 0.0, "is_benched": True, **changes,

@@ -19,7 +19,7 @@ def wait_until(holds: Callable[[], bool], what: str, at_most_s: float = 60) -> N
 
 
 def children(pid: int) -> list[int]:
-    """Of it and of theirs."""
+    """Return the process's descendants."""
     try:
         tasks = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
     except (FileNotFoundError, ProcessLookupError):  # one has just ended
@@ -29,7 +29,7 @@ def children(pid: int) -> list[int]:
 
 
 def readers(pid: int) -> list[int]:
-    """Processes of the pool."""
+    """Return the processes of the pool."""
     try:
         return [one for one in children(pid) if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
     except (FileNotFoundError, ProcessLookupError):  # one has just ended

@@ -1,4 +1,4 @@
-"""Random small traces of DDP training as a profiler would write them, for properties that hold for every trace."""
+"""Random small traces of DDP training, like a profiler's, for properties that hold for every trace."""
 
 import json
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def load(events: list[Event]) -> Trace:
 
 
 def host_marks(step: int) -> list[Event]:
-    """What every step has on the host: data, forward, four nodes of the backward pass, optimizer."""
+    """Return the host work of every step: data, forward, four nodes of the backward pass, optimizer."""
     begin = STEP_NS * step
     nodes = ("MmBackward0", "torch::autograd::AccumulateGrad", "AddBackward0", "torch::autograd::AccumulateGrad")
     return [
@@ -67,7 +67,7 @@ def host_marks(step: int) -> list[Event]:
 
 
 def _in_a_hook(task: dict[str, Any]) -> dict[str, Any]:
-    """Buckets are launched inside autograd's nodes that accumulate gradients."""
+    """Launch buckets inside autograd's nodes that accumulate gradients."""
     launched = task["launched"]
     return {**task, "launched": 400 + launched // 10 + 200 * (launched % 2)} if task["what"] == "bucket" else task
 
@@ -84,7 +84,7 @@ TASK = st.fixed_dictionaries(
         "num_elements": st.sampled_from([None, 64, 128]),
     }
 ).map(_in_a_hook)
-"""Device work, and the moment of the step at which the host launches it."""
+"""device work, and the moment of the step at which the host launches it."""
 
 STEPS = st.lists(st.lists(TASK, max_size=9, unique_by=lambda task: task["launched"]), min_size=1, max_size=4)
 
@@ -135,7 +135,7 @@ OP = st.fixed_dictionaries(
         "comm": st.integers(1, 300),
     }
 )
-"""An op of the CPU after the one before it; it may hand a collective to gloo's threads."""
+"""op of the CPU after the previous one; it may hand a collective to gloo's threads."""
 
 
 def host_events(steps: list[list[dict[str, Any]]]) -> list[Event]:
@@ -163,7 +163,7 @@ traces = st.one_of(device_traces, host_traces)
 
 
 def renamed(events: list[Event], rename: Callable[[Any], Any]) -> list[Event]:
-    """Threads and streams by other names, the same everywhere."""
+    """Give threads and streams other names, the same everywhere."""
     return [
         replace(
             event,
@@ -176,7 +176,7 @@ def renamed(events: list[Event], rename: Callable[[Any], Any]) -> list[Event]:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How another vendor, or another version, names the same events."""
+    """Rename the events as another vendor or another version does."""
 
     kernel: str = "kernel"
     runtime: str = "cuda_runtime"

@@ -1,4 +1,4 @@
-"""Collectives of several ranks, made up: by hand, or many of them with known clocks and known lateness."""
+"""Made-up collectives of several ranks: by hand, or many of them with known clocks and known lateness."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ def call(
     launched: int | None = None,
     phase: Phase = Phase.BACKWARD,
 ) -> dict[str, int]:
-    """One row: launched where it starts, unless said otherwise."""
+    """Make one row, which by default is launched where it starts."""
     return {
         "start": start, "end": end, "kind": kind, "step": step, "size": size, "sequence": sequence, "group": group,
         "launched": start if launched is None else launched, "phase": phase,
@@ -82,10 +82,10 @@ def job(
     hosts: Sequence[str] = (),
     seed: int = 0,
 ) -> list[RankCollectives]:
-    """All-reduces over all ranks, one each step, that end together a transfer after the last rank's start.
+    """Make all-reduces over all ranks, one per step, that end together a transfer after the last rank's start.
 
-    `offsets`: what each rank's clock shows at time 0. `late`: what a rank's start is late by. The noise is a delay of
-    what ends, 0 or more.
+    `offsets`: each rank's clock at time 0. `late`: lateness of each rank's start. The noise is a delay of ends, 0 or
+    more.
     """
     random = np.random.default_rng(seed)
     made = []
@@ -111,13 +111,13 @@ def job(
 
 
 def without(one: RankCollectives, *rows: int) -> RankCollectives:
-    """The same rank without those rows."""
+    """Return the same rank without those rows."""
     kept = np.setdiff1d(np.arange(len(one.collectives)), rows)
     return replace(one, collectives=_take(one.collectives, kept))
 
 
 def shifted(one: RankCollectives, by_ns: int) -> RankCollectives:
-    """The same rank with its clock put forward."""
+    """Return the same rank with its clock put forward."""
     comm = one.collectives
     return replace(
         one,
@@ -128,7 +128,7 @@ def shifted(one: RankCollectives, by_ns: int) -> RankCollectives:
 
 
 def shifted_trace(trace: Trace, by_ns: int) -> Trace:
-    """The same trace by a clock that was put forward."""
+    """Return the same trace by a clock that was put forward."""
 
     def moved(table: Any) -> Any:
         times = ("start_ns", "end_ns", "launched_ns")
@@ -152,7 +152,7 @@ def _take(comm: Collectives, rows: Any) -> Collectives:
 
 
 def own(step: int, *, traced: bool = True, step_ns: int = 1000, arrival: int = 0, **parts: int) -> StepProgress:
-    """A rank's own time in a step by parts, those not named 0."""
+    """Make a rank's own time in a step by parts; parts that are not named are 0."""
     given = dict.fromkeys(("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"), 0)
     given |= {f"{part}_ns": length for part, length in parts.items()}
     return StepProgress(step, traced, step_ns, arrival, **given)

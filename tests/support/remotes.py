@@ -1,4 +1,4 @@
-"""Servers of files on this machine's loopback: S3 by moto, sshd, and the web's kind; and the run that they serve."""
+"""File servers on this machine's loopback (S3 by moto, sshd, a web server) and the run that they serve."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SshServer:
 
 @contextmanager
 def ssh_server(folder: Path) -> Iterator[SshServer]:
-    """A real one. Skips where there is none."""
+    """Start a real sshd; skip the test if there is none."""
     import getpass
 
     program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -143,11 +143,11 @@ def ssh_server(folder: Path) -> Iterator[SshServer]:
 
 
 Answer = Callable[["WebHandler"], bool]
-"""Whether it has answered, in place of the file."""
+"""function that may answer in place of the file; it returns whether it did"""
 
 
 class WebHandler(SimpleHTTPRequestHandler):
-    """Files and listing pages. It knows no ranges, as Python's does not."""
+    """A server of files and listing pages. Like Python's, it knows no ranges."""
 
     answer: Answer = staticmethod(lambda _handler: False)
 
@@ -161,7 +161,7 @@ class WebHandler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def web_server(folder: Path, answer: Answer | None = None) -> Iterator[str]:
-    """Its address."""
+    """Start the server and yield its address."""
 
     class Handler(WebHandler):
         def __init__(self, *arguments: object, **options: object) -> None:
@@ -179,7 +179,7 @@ def web_server(folder: Path, answer: Answer | None = None) -> Iterator[str]:
 
 
 def ranges(handler: WebHandler) -> bool:
-    """Answers a request for a part of a file with that part."""
+    """Answer a request for a part of a file with that part."""
     asked = handler.headers.get("Range")
     path = Path(handler.translate_path(handler.path))
     if asked is None or not path.is_file():
@@ -196,7 +196,7 @@ def ranges(handler: WebHandler) -> bool:
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The error of a command that ended with one."""
+    """Return the error of a command that ended with one."""
     assert done.returncode == 2, done
     (line,) = done.stderr.splitlines()
     assert line.startswith("ddpprof: ")

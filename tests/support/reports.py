@@ -1,4 +1,4 @@
-"""Reports built by hand, for tests of what renders them."""
+"""Reports built by hand, for tests of renderers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +84,7 @@ def bucket(index: int, **changes: Any) -> BucketRow:
 
 
 def report(**changes: Any) -> Report:
-    """Two ranks, two steps, two buckets, two findings, a note."""
+    """Make a report of two ranks, two steps, two buckets, two findings, a note."""
     job = Job(
         name="demo", command=("python", "train.py", "--epochs", "1"), world_size=2, num_ranks_read=2, hosts=("node",),
         device="cpu", backend="gloo", torch="2.13.0+cpu", modules=(Module("ConvNet", 16, 5_790_000, 2, 25.0, None),),
@@ -121,7 +121,7 @@ def report(**changes: Any) -> Report:
 
 
 def across(name: str = "node-a", **changes: Any) -> AcrossRanks:
-    """Two ranks on two hosts; rank 1 is late in its backward pass."""
+    """Make a report of two ranks on two hosts; rank 1 is late in its backward pass."""
     collective = CollectiveSummary(
         kind="all_reduce", group=name, num_ranks=2, at_least_bytes=1 << 20, below_bytes=1 << 21, num_calls=4,
         num_bytes=6_240_000, num_ranks_read=2, transfer_ns=13_000 * US, shared_transfer_ns=12_500 * US,
@@ -161,7 +161,7 @@ def slowdown(name: str = "void at::native::elementwise_kernel<4, float>(int, flo
 
 
 def gpu_report(**changes: Any) -> Report:
-    """As a trace of an accelerator gives it: why it idled, buckets without names."""
+    """Make a report of an accelerator's trace: why it idled, buckets without names."""
     made = report(**{"slowdown": slowdown(), "across": across(), **changes})
     idle = Idle(6_000 * US, 1_500 * US, 500 * US)
     ranks = tuple(replace(r, steps=tuple(replace(s, idle=idle) for s in r.steps)) for r in made.ranks)
@@ -206,7 +206,7 @@ def hostile_report(name: str) -> Report:
 
 
 def data_parallel_report(name: str = "ConvNet") -> Report:
-    """One process with two accelerators, recorded."""
+    """Make a report of one recorded process with two accelerators."""
     made = gpu_report()
     loads = (
         DeviceLoad(0, 48_000 * US, 4_000 * US, 900 * US, 52_000 * US),
@@ -223,5 +223,5 @@ def data_parallel_report(name: str = "ConvNet") -> Report:
 
 
 def compare_runs(a: Report, b: Report) -> Comparison:
-    """One run of each."""
+    """Compare one run of each."""
     return compare(RunSet((a,)), RunSet((b,)))

@@ -1,4 +1,4 @@
-"""Traces and jobs of others, which are not part of the project. Tests that need them skip where they are missing."""
+"""Traces and jobs of others, which are not part of the project. Tests that need them are skipped without them."""
 
 from __future__ import annotations
 

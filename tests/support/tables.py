@@ -1,4 +1,4 @@
-"""Tables and reports built by hand, for tests of what looks at them. Times are small integers, in nanoseconds."""
+"""Tables and reports built by hand, for tests of their users. Times are small integers, in nanoseconds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ from ddpprof.model import (
 )
 
 Op = tuple[int, int, Phase, int] | tuple[int, int, Phase, int, int] | tuple[int, int, Phase, int, int, int]
-"""start, end, phase, step; then the kernel's index, 0 unless said otherwise, and its launch: where it starts"""
+"""start, end, phase, step; then the kernel's index (default 0) and its launch (default: its start)"""
 
 
 def ints(values: Sequence[int], dtype: Any = np.int64) -> Any:
@@ -58,7 +58,7 @@ def collective(
     num_bytes: int = UNKNOWN,
     name: int = 0,
 ) -> dict[str, int]:
-    """Launched where it starts, unless said otherwise."""
+    """Make a collective, which by default is launched where it starts."""
     return {
         "start": start, "end": end, "phase": phase, "step": step, "kind": kind, "num_bytes": num_bytes, "name": name,
         "launched": start if launched is None else launched,
@@ -87,7 +87,7 @@ def collectives(*rows: dict[str, int]) -> Collectives:
 
 
 def marks(*rows: tuple[Mark, int, int, int] | tuple[Mark, int, int, int, int]) -> HostSpans:
-    """mark, start, end, step; then the index of the name, 0 unless said otherwise"""
+    """mark, start, end, step; then the index of the name (default 0)"""
     whole = [(*row, 0)[:5] for row in sorted(rows, key=lambda row: row[1])]
     mark, start, end, step, name = zip(*whole, strict=True) if rows else ((), (), (), (), ())
     return HostSpans(
@@ -193,6 +193,6 @@ def run(*ranks: Rank, **changes: Any) -> Run:
 
 
 def idle_of(made: Trace, step: int) -> Idle | None:
-    """Why the accelerator idled in a step; ``None`` on CPU, and where the step has no work."""
+    """Return why the accelerator idled in a step; ``None`` on CPU, and if the step has no work."""
     split, gaps = split_step(made, step), find_gaps(made)
     return None if split is None or gaps is None else measure_idle(split.idle, gaps)

@@ -43,7 +43,7 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, *arguments: str | Path) -> Iterator[Server]:
-    """Ended by SIGTERM, if it has not ended."""
+    """Serve a folder; at the end stop the command by SIGTERM, if it has not ended."""
     process = subprocess.Popen(
         [*DDPPROF, "tensorboard", *map(str, arguments), "--port", "0"],
         cwd=folder, env=environment(TMPDIR=str(folder)), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

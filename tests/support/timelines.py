@@ -49,7 +49,7 @@ def together(
     shape: Sequence[int] | None = (1000,),
     kind: str = "ALLREDUCE",
 ) -> list[Event]:
-    """Tensors that are reduced at once; each activity: name, start, end."""
+    """Return the events of tensors that are reduced at once; each activity is name, start, end."""
     events = [begin(pid, kind, start) for pid in pids]
     for name, begins, ends in activities:
         events += [begin(pid, name, begins) for pid in pids]
@@ -58,7 +58,7 @@ def together(
 
 
 def fused(start: int, comm: tuple[int, int], end: int, name: str = "GLOO_ALLREDUCE") -> list[tuple[str, int, int]]:
-    """Copied in from one µs after `start`, out until one before `end`."""
+    """Return activities with copies in from one µs after `start`, and out until one before `end`."""
     return [
         ("MEMCPY_IN_FUSION_BUFFER", start + 1, comm[0]),
         (name, *comm),
@@ -67,5 +67,5 @@ def fused(start: int, comm: tuple[int, int], end: int, name: str = "GLOO_ALLREDU
 
 
 def text(*events: Event) -> str:
-    """As Horovod writes them: every event closes the array, the next one opens it again."""
+    """Write events like Horovod: every event closes the array, the next one opens it again."""
     return "[\n" + ",\n".join(json.dumps(event) for event in (*START, *events)) + "]"

@@ -2,8 +2,8 @@
 
 stream.py         the file's bytes, inflated, in batches that end where an event ends
 events.py         a batch's events as the decoder makes them, and their times
-arguments.py      what the ``args`` of an event say
-classify.py       what an event is, by its category and name
+arguments.py      the ``args`` of an event
+classify.py       the role of an event, by its category and name
 event_filter.py   which events of a batch the tables may need
 collect.py        needed events → columns of a batch
 columns.py        columns of all batches and processes → columns of the file

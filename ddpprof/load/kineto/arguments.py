@@ -1,4 +1,4 @@
-"""What the ``args`` of an event say: of a kernel's launch shape, of a collective's size and process group."""
+"""The ``args`` of an event: a kernel's launch shape, a collective's size and process group."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ NULL = msgspec.Raw(b"null")
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """What the tables need of the ``args`` of device work and of communication.
+    """The ``args`` of device work and communication that the tables need.
 
-    Typed as anything: where an argument is odd, what it would tell is unknown, and the trace is still good.
+    Any type is accepted: an odd argument counts as unknown, and the trace can still be read.
     """
 
     correlation: Any = 0
     stream: Any = None
     device: Any = None
     in_device: Any = msgspec.field(default=None, name="inDevice")
-    """that of a copy between two devices"""
+    """device of a copy between two devices"""
     collective: Any = msgspec.field(default=None, name="Collective name")
     num_elements: Any = msgspec.field(default=None, name="In msg nelems")
     num_elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -45,13 +45,13 @@ class Arguments(msgspec.Struct, gc=False):
 
 
 class LaunchArguments(msgspec.Struct, gc=False):
-    """Of the host's call that queues device work."""
+    """Arguments of the host's call that queues device work."""
 
     correlation: Any = 0
 
 
 class OpArguments(msgspec.Struct, gc=False):
-    """Of an op of the host, where shapes are recorded."""
+    """Arguments of a host op, if shapes are recorded."""
 
     op: Any = msgspec.field(default=0, name="External id")
     op_of_2021: Any = msgspec.field(default=0, name="external id")
@@ -66,7 +66,7 @@ _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
 
 
 def decode_arguments(kind: type[_A], texts: Sequence[msgspec.Raw]) -> list[_A]:
-    """The arguments of each event; what is no object says nothing."""
+    """Return the arguments of each event; they are empty if the text is not an object."""
     nothing = kind()
     try:
         decoded = _DECODERS[kind].decode(b"[%b]" % b",".join(texts))
@@ -76,7 +76,7 @@ def decode_arguments(kind: type[_A], texts: Sequence[msgspec.Raw]) -> list[_A]:
 
 
 def decode_one(kind: type[_A], text: msgspec.Raw) -> _A | None:
-    """Also where characters are odd."""
+    """Decode one event's arguments, after repair; ``None`` if that fails."""
     try:
         return msgspec.json.decode(repair_json(bytes(text)), type=kind)
     except (msgspec.MsgspecError, RecursionError):
@@ -85,7 +85,7 @@ def decode_one(kind: type[_A], text: msgspec.Raw) -> _A | None:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDetails:
-    """What the arguments of one collective say. The class's defaults mean that they do not say."""
+    """Details of one collective, by its arguments; a default means that they do not say."""
 
     kind: CollectiveKind | None = None
     num_bytes: int = UNKNOWN
@@ -93,12 +93,12 @@ class CollectiveDetails:
     sequence: int = UNKNOWN
 
     def completed(self, op: CollectiveDetails | None, kind_by_name: int) -> CollectiveDetails:
-        """What is missing is as the op says that asked for the collective; the kind else as the name says."""
+        """Fill missing details from the op that asked for the collective, and the kind, if need be, from the name."""
         by_name = None if kind_by_name in (UNKNOWN, CollectiveKind.OTHER) else CollectiveKind(kind_by_name)
         if op is None:
             return replace(self, kind=by_name if self.kind is None else self.kind)
         kind = next((kind for kind in (self.kind, op.kind, by_name) if kind is not None), None)
-        # An op that does not name its collective tells the shapes of its inputs alone.
+        # An op that does not name its collective only has the shapes of its inputs.
         tells_bytes = op.kind is not None or kind in _INPUT_IS_MESSAGE
         return CollectiveDetails(
             kind=kind,
@@ -142,7 +142,7 @@ def _group(arguments: Arguments) -> ProcessGroup | None:
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
-    """Kineto writes them as text, and of long lists only the first."""
+    """Return a group's ranks; Kineto writes them as text, and only the first ones of a long list."""
     if isinstance(value, str):
         value = decode_or_none(msgspec.Raw(value.encode("utf-8", "replace")))
     if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < 1 << 31 for rank in value):
@@ -151,7 +151,7 @@ def _ranks(value: object) -> tuple[int, ...] | None:
 
 
 def _message_bytes(arguments: Arguments) -> int:
-    """What NCCL's arguments say, or else the sizes of the tensors that gloo was given."""
+    """Return the size by NCCL's arguments, or else the total size of the tensors that gloo was given."""
     elements, out = as_int(arguments.num_elements), as_int(arguments.num_elements_out)
     if elements is not None and isinstance(arguments.dtype, str):
         size = element_bytes(arguments.dtype)
@@ -172,11 +172,11 @@ def _believable(num_bytes: int) -> int:
 
 
 _MOST_BYTES = 1 << 53
-"""More than any machine has; sums over collectives stay within int64."""
+"""more than any machine has; sums over collectives stay within int64"""
 
 
 def decode_or_none(text: msgspec.Raw) -> Any:
-    """The value that the text stands for, or ``None`` where it stands for none."""
+    """Return the value of a JSON text, or ``None`` if it is not valid."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -188,9 +188,9 @@ def _is_shape(shape: object) -> bool:
 
 
 def as_int(value: object) -> int | None:
-    """An integer, also one written as text or, by tools that rewrite traces with pandas, as ``7.0``.
+    """Return an integer, also one written as text or, by tools that rewrite traces with pandas, as ``7.0``.
 
-    ``None`` for anything else and for what int64 cannot hold.
+    Return ``None`` for anything else and for numbers that int64 cannot hold.
     """
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         return int(value)

@@ -1,7 +1,7 @@
-"""What an event of a trace is, by its category and name.
+"""Classification of a trace's events, by their category and name.
 
 Categories decide what is device work; names decide what a kernel or a host span stands for. A `stream` argument decides
-nothing: host ops of Triton and rows such as `Context Sync` carry one too.
+nothing, because host ops of Triton and rows such as `Context Sync` carry one, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddpprof.model import UNKNOWN, CollectiveKind, Mark
 
 
 class Role(IntEnum):
-    """What the tables make of an event."""
+    """The role of an event in the tables."""
 
     UNUSED = 0
     STEP = 1
@@ -30,7 +30,7 @@ class Role(IntEnum):
     HOST_COLLECTIVE = 7
     """communication by a thread of the host: ``gloo:``, ``mpi:``, ``ucc:``"""
     PARAM_COMMS = 8
-    """``record_param_comms``: the op in which NCCL's collective is launched; it has what old kernels do not say"""
+    """``record_param_comms``: the op that launches NCCL's collective; it has details that old kernels lack"""
 
 
 DEVICE_ROLES = (Role.KERNEL, Role.COPY)
@@ -49,15 +49,15 @@ class Family(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """All events of one category and name."""
+    """The identity that all events of one category and name share."""
 
     name: str
     role: Role
     is_op: bool = False
-    """time in it is time that its thread computes"""
+    """whether its thread computes in it"""
     mark: Mark | None = None
     kind: CollectiveKind | None = None
-    """of communication and of ``c10d::`` calls; ``None`` where it is neither"""
+    """kind of a communication or a ``c10d::`` call; ``None`` for anything else"""
 
 
 # Lower case: traces of 2021 write `Kernel`, `Operator`, `Runtime`.
@@ -70,8 +70,8 @@ _ASKS_ONLY = re.compile(
 )
 _OP_CATEGORIES = {"cpu_op", "operator"}
 
-# Spans that hold ops without being one. Traces of 2021 give them the category of ops; a compiled region holds what
-# torch.compile made, and the whole of a DDP forward where the module around it is compiled.
+# Spans that contain ops but are none. Traces of 2021 give them the category of ops. A compiled region contains the ops
+# that torch.compile made, and a whole DDP forward if the module around it is compiled.
 _ANNOTATION = re.compile(
     r"ProfilerStep\s*#|Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#|(?:Distributed)?DataParallel\.forward"
     r"|(?:nccl|gloo|mpi|ucc|xccl):|Torch-Compiled Region"
@@ -188,7 +188,7 @@ def _classify_host_span(name: str, *, in_op_category: bool) -> Identity:
 
 
 def step_number(name: str) -> int | None:
-    """The ``k`` of ``ProfilerStep#k``."""
+    """Return the ``k`` of ``ProfilerStep#k``, or ``None`` for other names."""
     match = _STEP.fullmatch(name)
     return int(match.group(1)) if match else None
 
@@ -198,19 +198,19 @@ def is_communication_kernel(name: str) -> bool:
 
 
 def collective_kind(name: str) -> CollectiveKind:
-    """The collective that a kernel, a ``c10d::`` op or a ``Collective name`` argument names."""
+    """Return the collective that a kernel, a ``c10d::`` op or a ``Collective name`` argument names."""
     letters = re.sub(r"[^a-z]", "", _without_parameters(name).lower())
     return next((kind for part, kind in _KINDS if part in letters), CollectiveKind.OTHER)
 
 
 def element_bytes(dtype: str) -> int:
-    """Size of one element by the name of its type, or `UNKNOWN`."""
+    """Return the size of one element by the name of its type, or `UNKNOWN`."""
     dtype = dtype.lower().removeprefix("c10::")
     return 1 if dtype.startswith("float8") else _ELEMENT_BYTES.get(dtype, UNKNOWN)
 
 
 def _without_parameters(kernel: str) -> str:
-    """A C++ kernel's own name: template and function parameters name types that say nothing about it."""
+    """Return a C++ kernel's own name: template and function parameters name types that say nothing about it."""
     return kernel.replace("(anonymous namespace)", "").partition("(")[0].partition("<")[0]
 
 

@@ -1,6 +1,6 @@
-"""Makes columns of the events that the tables need, batch by batch: no Python per event where a column can be made.
+"""Collection of the events that the tables need into columns, batch by batch, with no Python per event where possible.
 
-Several processes each collect some groups of batches of a large file; `columns_of` puts together what they have.
+Several processes each collect some groups of batches of a large file; `columns_of` joins their results.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from ddpprof.load.kineto.events import (
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
-"""After so many rows, and whenever they double, ops inside other ops are dropped: those of a few GB would not fit."""
+"""number of rows after which, and whenever they double, ops inside other ops are dropped to save memory"""
 
 _MOST_NAMES = 100_000
-"""that are told apart; each takes several hundred bytes. Steps always are."""
+"""number of names that are told apart; each takes several hundred bytes. Names of steps always are."""
 _OTHERS = "(one of too many names)"
 
 _UNNEEDED, _UNNEEDED_OP = -1, -2
-"""Instead of an identity. Of an op the shapes of its inputs are kept, for the kernels that it launches."""
+"""values instead of an identity; an op's input shapes are still kept for the kernels that it launches"""
 
 _MAX_DEVICE = 1 << 16
 _NULL = b"null"
@@ -80,21 +80,21 @@ class Collector:
         self._of_others: dict[Identity, int] = {}
         self._numbers_of_others: set[int] = set()
         self._ids = {which: Remembered(self._identify_in(which), self._numbers_of_others) for which in KEPT_FAMILIES}
-        """by family and name: index into the identities, or why there is none"""
+        """by family and name: index into the identities, or a negative number if there is none"""
         self._lanes = Remembered(self._lane)
         self._device_numbers = Remembered(_device_number)
         self._named_lanes: dict[str, int] = {}
         self._details: list[CollectiveDetails] = []
         self._shapes = Remembered(self._shape)
-        """by their text as it stands in the file"""
+        """numbers of shapes by their text in the file"""
         self._launch_shapes = Remembered(self._launch_shape)
         self._shape_texts: dict[bytes, int] = {}
-        """without blanks: files are laid out differently"""
+        """texts without blanks, because files are laid out differently"""
         self._rows = Chunks(EventRows)
         self._num_rows = self._num_merged = 0
         self._launches = Chunks(LaunchRows)
         self.has_shapes = False
-        """inputs of ops have shapes, so far as was seen"""
+        """whether ops with input shapes have been seen"""
         self._ops_with_shapes = Chunks(OpShapeRows)
         self._queues = Remembered(may_queue_work)
         self._devices: set[int] = set()
@@ -104,11 +104,11 @@ class Collector:
         self._window_end: tuple[int, int] | None = None
 
     def begin(self, group: int) -> None:
-        """Count what is added from now on as of that group, which is later in the file than those before it."""
+        """Begin a group, to which events belong that are added from now on; groups come in the file's order."""
         self._group = group
 
     def add(self, entries: Entries, span: SpanType) -> None:
-        """Keep what the tables need. Raises `NeedsExactTimesError` before it keeps anything, `TimeOutOfRangeError`."""
+        """Keep what the tables need. Raises `NeedsExactTimesError` (nothing is kept then) and `TimeOutOfRangeError`."""
         self.has_shapes = self.has_shapes or sees_shapes(entries, span)
         needed = needed_events(entries, span, self._ids, self._identities, self.has_shapes)
         host, device = needed.host, needed.device
@@ -271,7 +271,7 @@ class Collector:
         return len(self._identities) - 1
 
     def _one_of_others(self, identity: Identity) -> int:
-        """Of a name that is one too many: all of a kind have one identity."""
+        """Return the identity that all names of a kind share once there are too many names."""
         shared = replace(identity, name=_OTHERS)
         if shared not in self._of_others:
             self._identities.append(shared)
@@ -280,7 +280,7 @@ class Collector:
         return self._of_others[shared]
 
     def _forget_ops(self) -> None:
-        """Host ops stand for compute only where no device works, and they are most of the events of a trace."""
+        """Drop host ops: they stand for compute only if no device works, and they are most of a trace's events."""
         is_only_op = self._facts().is_only_op
         of_ops = self._ids[Family.OP]
         of_ops.update({name: _UNNEEDED_OP for name, number in of_ops.items() if number >= 0 and is_only_op[number]})
@@ -293,7 +293,7 @@ class Collector:
         return _numbers(self._device_numbers, names, _device_number)
 
     def _lane(self, name: object) -> int:
-        """A stream or thread as a number; names that are not numbers count down from `NAMED_LANE`."""
+        """Return the number of a stream or thread; names that are not numbers count down from `NAMED_LANE`."""
         number = as_int(name)
         if number is not None and number > NAMED_LANE:
             return number
@@ -313,7 +313,7 @@ class _Times:
 
 
 def _times(spans: Sequence[AnySpan], exact: bool) -> _Times:
-    """Raises `NeedsExactTimesError`, `TimeOutOfRangeError`."""
+    """Return starts and ends in ns. Raises `NeedsExactTimesError` and `TimeOutOfRangeError`."""
     durations = np.fromiter(map(_dur, spans), np.float64, len(spans))
     if exact:
         start_ns = nanoseconds_of_texts(list(map(_ts, spans)))
@@ -329,7 +329,7 @@ def _times(spans: Sequence[AnySpan], exact: bool) -> _Times:
 
 
 class _Facts:
-    """What identities say, by their index."""
+    """Properties of identities, by their index."""
 
     def __init__(self, identities: Sequence[Identity]) -> None:
         self.is_op = np.array([one.is_op for one in identities], np.bool_)
@@ -346,7 +346,7 @@ _NOTHING = Arguments()
 
 
 def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
-    """Where a value is missing, the other one; in nearly all files none is."""
+    """Replace missing values by the other ones; in nearly all files none is missing."""
     values = list(values)
     if None not in values:
         return values
@@ -354,19 +354,19 @@ def _known(values: Iterable[Any], otherwise: Iterable[Any]) -> Sequence[Any]:
 
 
 def _texts(raws: Iterable[msgspec.Raw]) -> Sequence[bytes]:
-    """Of each; at once, which is faster than one by one. JSON holds no zero bytes."""
+    """Return the text of each, all at once, which is faster than one by one. JSON has no zero bytes."""
     raws = list(raws)
     return b"\0".join(raws).split(b"\0") if raws else []
 
 
 def _op_ids(arguments: Sequence[Any]) -> Int64Column:
-    """Of ops; of kernels the op that launched each."""
+    """Return the ids of ops; for kernels, the id of the op that launched each."""
     ids = integers(list(map(_op, arguments)))
     return ids if ids.all() else np.where(ids == 0, integers(list(map(_op_of_2021, arguments))), ids)
 
 
 def _arguments(kind: type[Any], spans: Sequence[AnySpan]) -> Sequence[Any]:
-    """Those of each event: of that kind, or `Arguments` where the events were decoded with them."""
+    """Return each event's arguments, of that kind, or as `Arguments` if the events were decoded with them."""
     if spans and isinstance(spans[0].args, msgspec.Raw):
         return decode_arguments(kind, list(map(_args, spans)))
     return _known(map(_args, spans), repeat(_NOTHING))

@@ -1,7 +1,7 @@
 """The events of one trace file as columns: while they are collected, by one process or several, and afterwards.
 
-Which process decoded which events leaves no mark: rows are in the file's order, and names, shapes and details are
-numbered in the order in which rows use them.
+The result does not depend on which process decoded which events: rows are in the file's order, and names, shapes and
+details are numbered in the order in which rows use them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ddpprof.model import UNKNOWN, Int64Column
 IntColumn = NDArray[np.signedinteger[Any]]
 
 NAMED_LANE = -(1 << 62)
-"""A lane without a number counts down from here, until it is known which of these lanes rows use."""
+"""first number for lanes that have only a name; they count down from it until it is known which of them rows use"""
 
 _NARROW = [(dtype, np.iinfo(dtype)) for dtype in (np.int8, np.int16, np.int32)]
 _NOTHING: IntColumn = np.empty(0, np.int8)
 _MOST_KEYS = 400_000
-"""In a trace that nobody recorded, every event may have a name of its own."""
+"""limit of remembered keys, as in a forged trace every event may have a name of its own"""
 
 _T = TypeVar("_T")
 
@@ -46,7 +46,7 @@ class EventRows:
     op: IntColumn
     """id of the op that launched a kernel, or 0"""
     group: IntColumn
-    """of batches"""
+    """group of batches"""
 
 
 @dataclass(slots=True)
@@ -106,9 +106,9 @@ class Collected:
     launches: list[LaunchRows]
     ops_with_shapes: list[OpShapeRows]
     num_events: dict[int, int]
-    """by group; every group is in it"""
+    """number by group; every group is in it"""
     num_launches: dict[int, int]
-    """by group"""
+    """number by group"""
     devices: set[int]
     """devices that ran kernels"""
     last_ns: int
@@ -116,7 +116,7 @@ class Collected:
     last_op_ns: int
     """latest end of such an op, until a device is seen"""
     window_end: tuple[int, int] | None
-    """group, and the time"""
+    """group and time of the profiler's stop"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ def columns_of(parts: Sequence[Collected]) -> Columns:
 
 
 def narrow(column: IntColumn) -> IntColumn:
-    """Return the same numbers in as few bytes as they need: most columns of most batches need one or two."""
+    """Return the same numbers in as few bytes as they need; most columns of most batches need one or two."""
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     return next((column.astype(dtype) for dtype, of in _NARROW if of.min <= low and high <= of.max), column)
 
@@ -246,7 +246,7 @@ def outermost_only(rows: EventRows, identities: Sequence[Identity]) -> EventRows
 
 
 def integers(values: Sequence[object]) -> Int64Column:
-    """Return the values as integers, with 0 for what is none; in nearly all files all are integers."""
+    """Return the values as integers, with 0 for any other value; in nearly all files all are integers."""
     if set(map(type, values)) == {int}:
         try:
             return np.array(values, np.int64)
@@ -259,7 +259,7 @@ class Remembered(dict[Any, int]):
     """The number that a function finds for each key."""
 
     def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
-        """`shared`: numbers that many keys have. They and negative ones are found anew once too many are known."""
+        """`shared`: numbers that many keys have. These and negative ones are not remembered once too many keys are."""
         super().__init__()
         self._find = find
         self._shared = shared
@@ -283,7 +283,7 @@ class _Numbers:
     def renumber(self, part: Collected) -> None:
         """Make the rows of a part refer to the numbers of all."""
         identity = _numbers_in(self.identities, part.identities)
-        shape = np.append(_numbers_in(self.shapes, part.shapes), UNKNOWN)  # which `UNKNOWN` finds
+        shape = np.append(_numbers_in(self.shapes, part.shapes), UNKNOWN)  # `UNKNOWN` as an index finds the last entry
         lane = NAMED_LANE - _numbers_in(self._lanes, part.lane_names)
         first_detail = len(self.details)
         self.details += part.details
@@ -336,7 +336,7 @@ def _by_first_use(column: IntColumn) -> tuple[list[int], IntColumn]:
 
 
 def _drop_groups(part: Collected, groups: set[int]) -> None:
-    """Drop what another process decoded, too: nothing keeps two from taking a group at the same instant."""
+    """Drop groups that another process decoded, too: nothing keeps two from taking a group at the same instant."""
     twice = np.array(sorted(groups & part.num_events.keys()), np.int64)
     if not len(twice):
         return
@@ -386,6 +386,6 @@ def _drained(chunks: list[_RowsT]) -> Iterable[_RowsT]:
 
 
 def _is_in(distinct: IntColumn, column: IntColumn) -> NDArray[np.bool_]:
-    """Whether each number is one of these, which are in order."""
+    """Return whether each number is one of `distinct`, which are in order."""
     found: NDArray[np.bool_] = np.append(distinct, 0)[np.searchsorted(distinct, column)] == column
     return found

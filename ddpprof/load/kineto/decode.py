@@ -1,7 +1,7 @@
-"""Decodes the events of a trace file: this process, and for a large file several others.
+"""Decoding of a trace file's events by this process and, for a large file, several helpers.
 
-Each process inflates all of the file, which takes a twentieth of the time that decoding takes, and decodes the groups
-of batches that it gets to first. What the others kept comes back when they are through.
+Each process inflates the whole file, which takes a twentieth of the time of decoding, and decodes the groups of
+batches that it gets to first. Helpers send back what they kept when they are through.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkContext, SpawnContext
 
 _NO_MORE = 1 << 62
-"""instead of the next group"""
+"""value of the next group when no more groups are to be taken"""
 
 
 @dataclass(frozen=True, slots=True)
 class FileTraits:
-    """What a file is like, so far as was seen."""
+    """Traits of a file, as far as it has been read."""
 
     is_exact: bool = False
-    """float64 cannot hold its times"""
+    """whether float64 cannot hold its times"""
     has_shapes: bool = False
-    """the inputs of its ops have shapes"""
+    """whether the inputs of its ops have shapes"""
 
 
 class EventReader:
-    """What the first groups of the file say of it holds for all, what another group says for that group.
+    """Reader of events that finds the file's traits in the first groups; traits of a later group hold only for it.
 
-    So it does not matter who decodes which.
+    So it does not matter which process decodes which group.
     """
 
     def __init__(self, limits: Limits, division: Division, known: FileTraits | None = None) -> None:
         self.collector = Collector()
         self._limits, self._division = limits, division
         self._known = known
-        """what the first groups said"""
+        """traits seen in the first groups"""
         self._is_exact = False
 
     def add_batches(self, batches: Batches, is_mine: Callable[[int], bool]) -> None:
-        """Those of the groups that are."""
+        """Add the batches of the groups for which `is_mine` is true."""
         adds = False
         for batch in batches:
             group, place = divmod(batches.num_done, self._division.batches_per_group)
@@ -95,7 +95,7 @@ class EventReader:
 
     @property
     def known(self) -> FileTraits:
-        """What the first groups say; to be asked once they are decoded."""
+        """The traits seen in the first groups, to be read once these are decoded."""
         if self._known is None:
             self._known = FileTraits(self._is_exact, self.collector.has_shapes)
         return self._known
@@ -104,7 +104,7 @@ class EventReader:
         self.add(lambda span: _decode_array(text, span))
 
     def add(self, decoded: Callable[[SpanType], Entries]) -> None:
-        """Once float64 cannot hold a time, all that follow are decoded exactly."""
+        """Add events; from the first time on that float64 cannot hold, all are decoded exactly."""
         try:
             self._add(decoded)
         except NeedsExactTimesError:
@@ -113,7 +113,7 @@ class EventReader:
         refuse_many(self.collector.num_events, self._limits)
 
     def _add_batch(self, text: bytes) -> None:
-        """An array whose last event only closes the one that a comma left open."""
+        """Add an array without its last event, a dummy that closes the array after the last comma."""
         self.add(lambda span: _decode_array(text, span)[:-1])
 
     def _add(self, decoded: Callable[[SpanType], Entries]) -> None:
@@ -129,12 +129,13 @@ def _decode_array(text: bytes | bytearray, span: SpanType) -> Entries:
 def refuse_many(num_events: int, limits: Limits) -> None:
     if num_events > limits.events:
         raise UnreadableError(
-            f"is too large: more than {limits.events:,} events. If it is a trace nevertheless: {MAX_EVENTS_OPTION}"
+            f"is too large: more than {limits.events:,} events. If it is a trace, raise the limit with "
+            f"{MAX_EVENTS_OPTION}"
         )
 
 
 def decode(decode: Callable[[bytes | bytearray], Any], text: bytes | bytearray) -> Any:
-    """Also what no JSON decoder takes but Kineto writes. Raises ``msgspec.MsgspecError``."""
+    """Decode JSON, also Kineto's that is not valid. Raises ``msgspec.MsgspecError``."""
     try:
         return decode(text)
     except msgspec.ValidationError:
@@ -144,29 +145,29 @@ def decode(decode: Callable[[bytes | bytearray], Any], text: bytes | bytearray) 
 
 
 class HelperLostError(Exception):
-    """A helper ended before it was through, or read another file: one process alone must read it."""
+    """Error about a helper that ended early or read another file, so that one process alone must read the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
     batch: int
-    """number in the file"""
+    """number of the batch in the file"""
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """of one helper"""
+    """The result of one helper."""
 
     collected: Collected
     num_batches: int
-    """in the file, as far as it was read"""
+    """number of batches in the file, as far as it was read"""
     failure: _Failure | None
 
 
 @contextmanager
 def helping(path: Location, limits: Limits, division: Division, num_helpers: int) -> Iterator[Helpers]:
-    """With none where the file is too small to be worth it, or far away. They end with the context."""
+    """Start helpers, but none if the file is far away or too small to be worth it. They end with the context."""
     helpers = Helpers(limits, division)
     try:
         if num_helpers and isinstance(path, Path) and (worth_it := _worth_starting(expected_bytes(path), division)):
@@ -177,7 +178,7 @@ def helping(path: Location, limits: Limits, division: Division, num_helpers: int
 
 
 def _worth_starting(num_bytes: int, division: Division) -> int:
-    """Helpers for a file of that size. Each takes memory of its own."""
+    """Return how many helpers a file of that size is worth; each takes memory of its own."""
     if num_bytes < division.worth_sharing_bytes:
         return 0
     return max(1, num_bytes // division.bytes_per_helper)
@@ -204,7 +205,7 @@ class Helpers:
                 self._running.append((process, ours))
 
     def share(self, reader: EventReader, batches: Batches) -> list[Collected]:
-        """Decode all batches, some of them by `reader`. Returns what the helpers kept of the others.
+        """Decode all batches, some of them by `reader`; return what the helpers kept of the others.
 
         Raises the error that one process alone would raise, and `HelperLostError`.
         """
@@ -212,7 +213,7 @@ class Helpers:
         def is_mine(group: int) -> bool:
             if group == self._division.first_groups:
                 for _, connection in self._running:
-                    with suppress(OSError):  # one that was killed helps nobody
+                    with suppress(OSError):  # the helper may have been killed
                         connection.send(reader.known)
             return group < self._division.first_groups or not self._running or _takes(self._next_group, group)
 
@@ -242,7 +243,7 @@ class Helpers:
             connection.close()
 
     def _outcomes(self) -> Iterator[_Outcome]:
-        """Of those that have begun: the others have taken no group, and none is left."""
+        """Yield the outcomes of helpers that have begun; the others have taken no group, and none is left."""
         for _, connection in self._running:
             if not connection.poll():
                 continue
@@ -257,7 +258,7 @@ class Helpers:
 
 
 def _context() -> ForkContext | SpawnContext:
-    """A forked process shares all memory that it does not change, and is there at once. One with threads may hang."""
+    """Return how to start helpers. A fork starts at once and shares unchanged memory, but with threads it may hang."""
     may_hang = has_other_threads() or "torch" in sys.modules
     if sys.platform == "linux" and not may_hang:
         return multiprocessing.get_context("fork")
@@ -265,7 +266,7 @@ def _context() -> ForkContext | SpawnContext:
 
 
 def _help(*arguments: Any) -> None:
-    """In a context of its own: nobody here is to be told what is read."""
+    """Decode in a context of its own, so that the caller's progress callback is not called."""
     Context().run(_decode, *arguments)
 
 
@@ -283,7 +284,7 @@ def _decode(
 
 
 def _send(connection: Connection, outcome: _Outcome) -> None:
-    """Its arrays straight from where they lie: pickled with the rest all would be in memory twice."""
+    """Send an outcome, its arrays without a copy: pickled with the rest all would be in memory twice."""
     buffers: list[pickle.PickleBuffer] = []
     rest = pickle.dumps(outcome, protocol=5, buffer_callback=buffers.append)
     arrays = [buffer.raw() for buffer in buffers]
@@ -302,9 +303,9 @@ def _received(connection: Connection) -> _Outcome:
 
 
 def _takes(next_group: MutableSequence[int], group: int) -> bool:
-    """Whether nobody has taken the group yet. If not, it is taken now.
+    """Take the group if nobody has taken it yet; return whether it was free.
 
-    Without a lock, which a process that is killed would keep: two may take the same group, and one's is dropped.
+    There is no lock, because a killed process would keep it: two may take the same group, and one copy is dropped.
     """
     is_free = next_group[0] <= group
     if is_free:

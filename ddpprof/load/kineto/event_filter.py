@@ -1,6 +1,6 @@
-"""Which events of a batch the tables may need.
+"""Choice of the events in a batch that the tables may need.
 
-Nearly all time goes into events that are thrown away, so these must cost next to nothing.
+Nearly all events are dropped, so a dropped event must cost next to nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _HOST_FAMILIES = (Family.OP, Family.ANNOTATION)
 _KEPT = [(category, which) for category, which in FAMILIES.items() if which in KEPT_FAMILIES]
 
 _ROUNDING_US = 0.01
-"""More than sums of float64 times are wrong by."""
+"""bound of the error in sums of float64 times"""
 
 _SHAPES = b'"Input Dims"'
 _LOOKED_AT, _MANY = 8, 1000
-"""Until shapes are found every eighth of many events is looked at."""
+"""until shapes are found, every eighth event is checked if there are many"""
 
 _MOMENT_TYPES = frozenset(MOMENT_TYPES)
 
 
 class NeededEvents:
-    """Events that the tables may need, in the file's order, and the identities of those that have one."""
+    """Events that the tables may need, in the file's order, with their identities if they have one."""
 
     def __init__(self) -> None:
         self.host: list[AnySpan] = []
@@ -39,7 +39,7 @@ class NeededEvents:
         self.launches: list[AnySpan] = []
         self.ops: list[AnySpan] = []
         self.op_ids: list[int] = []
-        """of all ops of the host, where shapes are recorded"""
+        """identities of all host ops, if shapes are recorded"""
         self.window_end: msgspec.Raw | None = None
 
     def of_family(self, which: Family) -> tuple[list[AnySpan], list[int]]:
@@ -101,7 +101,7 @@ def needed_events(
 
 
 def sees_shapes(entries: Entries, span: type[AnySpan]) -> bool:
-    """Where they are recorded nearly every op has them: looking for them everywhere would take longer."""
+    """Return whether ops have input shapes; a sample suffices, as nearly every op has them if they are recorded."""
     op, of_2021 = Category.OP, Category.OP_OF_2021
     return any(
         _SHAPES in bytes(entry.args)

@@ -1,8 +1,8 @@
 """Entries of ``traceEvents`` as the decoder makes them: as little of each as the tables need.
 
-``args`` stay text until it is known which events' are needed (see `arguments`), save in traces with shapes, where most
-events' are: there decoding them a second time would take longer than decoding all at once. What no table needs of any
-trace is decoded to next to nothing: flows and Python frames are most of a trace with stacks.
+``args`` stay text until it is known which events' are needed (see `arguments`). In traces with shapes most events' are
+needed, and all are decoded at once, which takes less time than a second decoding. Events that no table needs are
+decoded to next to nothing: flows and Python frames are most of a trace with stacks.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ddpprof.model import Int64Column
 _ZERO = msgspec.Raw(b"0")
 
 EXACT_FLOAT_US = 2.0**43
-"""Below it, float64 microseconds determine the nanosecond: half their spacing is 0.49 ns. It is 102 days."""
+"""102 days: below it, float64 microseconds determine the nanosecond, as half their spacing is 0.49 ns"""
 
 _LARGEST_US = 4.6e15
-"""Half of what int64 nanoseconds can hold, 146 years: a start and a duration still add up."""
+"""146 years, half of what int64 nanoseconds can hold, so that the sum of a start and a duration fits"""
 
 _MOST_DIGITS = 16
-"""of whole microseconds: nanoseconds of more are beyond int64"""
+"""number of digits of whole microseconds: with more, nanoseconds do not fit into int64"""
 _DOT = ord(".") - ord("0")
 
 
 class Category(Enum):
-    """``cat``: those that are most of a trace are found by the decoder itself; others count as one of their family."""
+    """``cat`` of an event: the decoder itself finds the frequent ones; others count as one of their family."""
 
     OP = "cpu_op"
     OP_OF_2021 = "Operator"
@@ -61,7 +61,7 @@ _OF_FAMILY = {of: category for category, of in reversed(FAMILIES.items())}
 
 
 class Span(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
-    """An event that lasts; times in microseconds."""
+    """An event with a duration; times are in microseconds."""
 
     cat: Category = Category.OTHER
     name: str = ""
@@ -72,7 +72,7 @@ class Span(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
 
 
 class ExactSpan(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
-    """The same where float64 cannot hold the time: absolute timestamps."""
+    """A span whose time float64 cannot hold: an absolute timestamp."""
 
     cat: Category = Category.OTHER
     name: str = ""
@@ -83,7 +83,7 @@ class ExactSpan(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
 
 
 class Moment(msgspec.Struct, gc=False):
-    """Any other event: one tells when the profiler stopped."""
+    """Any other event; one of them says when the profiler stopped."""
 
     name: str = ""
     ts: msgspec.Raw = _ZERO
@@ -94,7 +94,7 @@ class _Flow(msgspec.Struct, gc=False):
 
 
 class AnyEvent(msgspec.Struct, gc=False):
-    """Where the phase is missing or one that nobody has heard of, and where the whole file is decoded at once."""
+    """An event whose phase is missing or unknown, or any event of a file that is decoded whole."""
 
     ph: str = ""
     cat: Category | None = Category.OTHER
@@ -116,7 +116,7 @@ class AnyExactEvent(msgspec.Struct, gc=False):
 
 
 Entries = list[Any]
-"""`Span` or `ExactSpan`, `Moment`, and others, which say nothing."""
+"""a list of `Span` or `ExactSpan`, `Moment`, and others, which are not used"""
 
 
 def _of_phases(base: type[msgspec.Struct], phases: str) -> list[type[msgspec.Struct]]:
@@ -148,7 +148,7 @@ _ANY: tuple[Callable[[bytes | bytearray], Sequence[AnyEvent | AnyExactEvent]], .
 
 
 def span_type(*, exact: bool, with_arguments: bool) -> SpanType:
-    """Of spans whose times float64 holds, or of others; whose arguments stay text, or are `Arguments` or ``None``."""
+    """Return the type of spans: with exact times or float64, with arguments as `Arguments` (or ``None``) or as text."""
     return (_DECODED if with_arguments else _RAW)[exact]
 
 
@@ -157,7 +157,7 @@ def is_exact(span: SpanType) -> bool:
 
 
 def decode_entries(text: bytes | bytearray, span: SpanType) -> Entries:
-    """The events of an array. Raises ``msgspec.MsgspecError``."""
+    """Return the events of an array. Raises ``msgspec.MsgspecError``."""
     try:
         return _TAGGED[span](text)
     except msgspec.ValidationError:
@@ -179,15 +179,18 @@ def _entry(event: AnyEvent | AnyExactEvent, span: SpanType) -> msgspec.Struct:
 
 
 class NeedsExactTimesError(Exception):
-    """These times must be decoded again, as text."""
+    """Error about times that must be decoded again, as text."""
 
 
 class TimeOutOfRangeError(Exception):
-    """A time that no clock shows."""
+    """Error about a time that no clock shows."""
 
 
 def nanoseconds(times_us: Sequence[float | Decimal] | NDArray[np.float64], *, exact: bool = False) -> Int64Column:
-    """Raises `NeedsExactTimesError` where they are not exact and float64 cannot hold them, `TimeOutOfRangeError`."""
+    """Convert microseconds to nanoseconds.
+
+    Raises `NeedsExactTimesError` if they are not exact and float64 cannot hold them, and `TimeOutOfRangeError`.
+    """
     if exact:
         return np.array([_exact_nanoseconds(Decimal(time)) for time in times_us], np.int64)
     times = np.array(times_us, np.float64)
@@ -198,7 +201,10 @@ def nanoseconds(times_us: Sequence[float | Decimal] | NDArray[np.float64], *, ex
 
 
 def nanoseconds_of_texts(times_us: Sequence[msgspec.Raw]) -> Int64Column:
-    """Exact, whatever their size. Raises `TimeOutOfRangeError`, ``msgspec.ValidationError`` for what is no number."""
+    """Convert microseconds, exactly, whatever their size.
+
+    Raises `TimeOutOfRangeError`, and ``msgspec.ValidationError`` for a text that is not a number.
+    """
     texts = list(map(bytes, times_us))
     alike = _of_equal_layout(texts)
     if alike is not None:
@@ -208,7 +214,7 @@ def nanoseconds_of_texts(times_us: Sequence[msgspec.Raw]) -> Int64Column:
 
 
 def _of_equal_layout(texts: Sequence[bytes]) -> Int64Column | None:
-    """Where all have their digits, and up to three behind a dot, in the same places, as those of one batch have."""
+    """Convert texts with equally placed digits, up to three after a dot, as in one batch; ``None`` for others."""
     lengths = set(map(len, texts))
     if len(lengths) != 1:
         return None

@@ -1,4 +1,4 @@
-"""Reads a Kineto trace file: in batches where its layout allows that, else whole. Both give the same."""
+"""Reader of a Kineto trace file: in batches if its layout allows that, else whole, with the same result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ADVICE = "Record it again, or leave this file out."
 
 
 class _Document(msgspec.Struct, gc=False):
-    """The keys beside the events; each is decoded when it is asked for, so that an odd one harms nobody."""
+    """The keys beside the events; each is decoded only when it is needed, so that an odd one does no harm."""
 
     info: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="distributedInfo")
     base_ns: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="baseTimeNanoseconds")
@@ -75,22 +75,22 @@ _DECODE_KEYS = msgspec.json.Decoder(_Document).decode
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The keys beside ``traceEvents``; ``None`` where the file does not say."""
+    """The keys beside ``traceEvents``; ``None`` if the file does not say."""
 
     backend: str | None = None
     rank: int | None = None
     world_size: int | None = None
     host: str | None = None
     base_ns: int | None = None
-    """what to add to the events' times to get nanoseconds since 1970"""
+    """offset from the events' times to nanoseconds since 1970"""
     has_device: bool = False
-    """an accelerator was visible"""
+    """whether an accelerator was visible"""
 
 
 def read_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> tuple[Header, Columns]:
-    """The header of a trace file and the events that the tables need. Raises `BadTrace`.
+    """Return the header of a trace file and the events that the tables need. Raises `BadTrace`.
 
-    `num_processes`: that may decode it, should it be large enough; what is read is the same.
+    Up to `num_processes` processes decode it if it is large enough; the result is the same.
     """
     with _told_as_bad_trace(path):
         try:
@@ -116,7 +116,10 @@ def _read(path: Location, limits: Limits, num_processes: int) -> tuple[Header, C
 
 
 def read_header(path: Location, limits: Limits = DEFAULT_LIMITS) -> Header:
-    """No events are decoded where the layout allows it; of keys behind them only the job's. Raises `BadTrace`."""
+    """Read the header, without decoding events if the layout allows that. Raises `BadTrace`.
+
+    From keys after the events only the job's rank and world size are read.
+    """
     with _told_as_bad_trace(path):
         try:
             with opened(path, limits) as stream:
@@ -130,7 +133,7 @@ def read_header(path: Location, limits: Limits = DEFAULT_LIMITS) -> Header:
 
 
 def _with_place_of_end(header: Header, stream: Stream, text: bytes) -> Header:
-    """By the keys that follow the events, if there are any."""
+    """Return the header with rank and world size from the keys after the events, if there are any."""
     while chunk := stream.read(DIVISION.batch_bytes):
         text = text[-DIVISION.batch_bytes :] + chunk
     rank, world_size = (
@@ -142,7 +145,7 @@ def _with_place_of_end(header: Header, stream: Stream, text: bytes) -> Header:
 
 @contextmanager
 def _told_as_bad_trace(path: Location) -> Iterator[None]:
-    """Whatever goes wrong with the file becomes a `BadTrace`."""
+    """Turn any error about the file into a `BadTrace`."""
     try:
         yield
     except OSError as error:
@@ -157,23 +160,23 @@ def _told_as_bad_trace(path: Location) -> Iterator[None]:
 
 def _explain(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "is no trace: it is nested too deeply"
+        return "is not a trace: it is nested too deeply"
     if isinstance(error, msgspec.ValidationError):
-        return f"holds what no trace holds: {error}"
+        return f"has content that no trace has: {error}"
     if "truncated" in str(error):
         return "is cut off: the JSON ends in the middle"
     return f"is not valid JSON ({error})"
 
 
 def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
-    """Also the keys beside the events, which must be there."""
+    """Add the events of a document, which must have some, and return the keys beside them."""
     documents: list[_FastDocument | _ExactDocument] = []
 
     def decoded(span: SpanType) -> Entries:
         documents.append(decode(_DECODE_DOCUMENT[is_exact(span)], text))
         events = documents[-1].events
         if isinstance(events, msgspec.UnsetType):
-            raise UnreadableError("is no profiler trace: it is JSON without traceEvents")
+            raise UnreadableError("is not a profiler trace: it is JSON without traceEvents")
         return as_entries(events, span)
 
     reader.add(decoded)
@@ -181,7 +184,7 @@ def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
 
 
 def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[Header, Columns]:
-    """Raises `OddLayoutError`, and ``msgspec.DecodeError`` where decoding the whole would fail too."""
+    """Read in batches. Raises `OddLayoutError`, and ``msgspec.DecodeError`` if decoding the whole would fail, too."""
     before, begin = split_at_array(stream, limits, DIVISION.batch_bytes)
     reader, batches = EventReader(limits, DIVISION), Batches(stream, begin, limits, DIVISION.batch_bytes)
     try:
@@ -203,7 +206,7 @@ def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[
 
 
 def _closed(array: bytes | bytearray) -> bytes | bytearray:
-    """Chrome's array format may lack its closing bracket."""
+    """Return the array with its closing bracket, which Chrome's array format may lack."""
     array = array.rstrip(_BETWEEN_EVENTS)
     return array if array.endswith(b"]") else array + b"]"
 
@@ -225,7 +228,7 @@ def _read_whole(stream: Stream, limits: Limits) -> tuple[Header, Columns]:
 
 
 def _header(*documents: _Document) -> Header:
-    """Each key from the first document that has it."""
+    """Return a header with each key from the first document that has it."""
 
     def value(key: str) -> Any:
         values = (decode_or_none(getattr(document, key)) for document in documents)

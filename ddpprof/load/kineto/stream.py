@@ -1,11 +1,11 @@
 """A trace file's bytes, plain or inflated, cut into batches that end where an event ends.
 
 The bytes may be gzip or zstd, whatever the file's name says, and are inflated only up to a limit. They are only read
-forwards: a file may be far away.
+forwards, because a file may be far away.
 
-A batch ends before the last ``{`` that precedes a ``"ph"`` key. Where that is not the start of an event (an event that
-does not begin with its ``"ph"``, arguments that hold one), the batch has an open bracket, the decoder refuses it, and
-the whole document is decoded instead. What follows the last batch is decoded together with the keys after the array.
+A batch ends before the last ``{`` that precedes a ``"ph"`` key. If that is not the start of an event (an event does
+not begin with its ``"ph"``, or arguments contain one), the batch has an open bracket, the decoder refuses it, and the
+whole document is decoded instead. The text after the last batch is decoded together with the keys after the array.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ddpprof.load.limits import DEFAULT_LIMITS, MAX_TRACE_OPTION, Limits
 
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _USUAL_INFLATION = 12
-"""How many times as large as a compressed trace its JSON is."""
+"""usual ratio of a trace's JSON to its compressed size"""
 _ALWAYS_ALLOWED = 10**9
-"""bytes that even a small file may inflate to"""
+"""number of bytes that even a small file may inflate to"""
 
 _open_gzip: Callable[..., Any]
 _damages: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -44,7 +44,7 @@ else:
 
 
 class UnreadableError(Exception):
-    """Says what is wrong, without the file's name."""
+    """Error whose message says what is wrong, without the file's name."""
 
 
 class Stream(Protocol):
@@ -53,7 +53,7 @@ class Stream(Protocol):
 
 @contextmanager
 def telling(told: Callable[[int], None]) -> Iterator[None]:
-    """Within it `told` learns again and again how many bytes of a file have been read."""
+    """Call `told` again and again, within the context, with the number of bytes that have been read of a file."""
     token = _told.set(told)
     try:
         yield
@@ -66,7 +66,7 @@ _told: ContextVar[Callable[[int], None] | None] = ContextVar("_told", default=No
 
 @contextmanager
 def opened(path: Location, limits: Limits = DEFAULT_LIMITS) -> Iterator[Stream]:
-    """Reading raises `UnreadableError` where the data is damaged or more than it may be. Raises ``OSError``."""
+    """Open a file, inflated. Reading raises `UnreadableError` if data is damaged or too large. Raises ``OSError``."""
     with path.open("rb") as file:
         magic = file.peek(4)[:4]
         if magic.startswith(_GZIP_MAGIC):
@@ -81,7 +81,7 @@ def opened(path: Location, limits: Limits = DEFAULT_LIMITS) -> Iterator[Stream]:
 
 
 def expected_bytes(path: Path) -> int:
-    """Of its JSON, roughly."""
+    """Return roughly the size of the file's JSON."""
     with path.open("rb") as file:
         magic = file.read(4)
     is_compressed = magic.startswith(_GZIP_MAGIC) or magic == _ZSTD_MAGIC
@@ -102,7 +102,7 @@ def _zstd(path: Location) -> ModuleType:
 
 
 class _Checked:
-    """Reads on only as long as the data is sound and within the limits."""
+    """A stream that reads only as long as the data is sound and within the limits."""
 
     def __init__(
         self, stream: Stream, method: str, damages: tuple[type[Exception], ...], limits: Limits, file: IO[bytes]
@@ -118,19 +118,19 @@ class _Checked:
             chunk = self._stream.read(num_bytes)
         except self._damages as error:
             what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
-            raise UnreadableError(f"{what}: its {self._method} data does not end well") from error
+            raise UnreadableError(f"{what}: its {self._method} data cannot be read to the end") from error
         self._num_bytes += len(chunk)
         if (told := _told.get()) is not None:
             told(self._file.tell())
         if self._num_bytes > self._limits.inflated_bytes:
             raise UnreadableError(
                 f"is too large: more than {self._limits.inflated_bytes / 10**9:g} GB of JSON. "
-                f"If it is a trace nevertheless: {MAX_TRACE_OPTION}"
+                f"If it is a trace, raise the limit with {MAX_TRACE_OPTION}"
             )
         if self._num_bytes > _ALWAYS_ALLOWED and self._num_bytes > self._limits.inflation * self._file.tell():
             raise UnreadableError(
-                f"is no trace: it inflates to more than {self._limits.inflation} times its size. "
-                f"If it is one nevertheless: {MAX_TRACE_OPTION}"
+                f"does not look like a trace: it inflates to more than {self._limits.inflation} times its size. "
+                f"If it is one, raise the limit with {MAX_TRACE_OPTION}"
             )
         return chunk
 
@@ -141,31 +141,31 @@ _CLOSING_EVENT = b'{"ph":"s"}]'
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 Batch = Sequence[bytes | bytearray | memoryview]
-"""An array in pieces, whose last event only closes the one that a comma left open."""
+"""An array in pieces; its last event is a dummy, which closes the array after the last comma."""
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the text is divided."""
+    """Sizes by which the text is divided among batches, groups and processes."""
 
     batch_bytes: int = 1_000_000
-    """Larger batches are slower: they leave the processor's cache."""
+    """size of a batch; larger batches leave the processor's cache and are slower"""
     batches_per_group: int = 4
-    """A process decodes all batches of a group."""
+    """number of batches in a group; one process decodes all of them"""
     first_groups: int = 8
-    """that one process decodes, and that say what the file is like"""
+    """number of groups that one process decodes to find the file's traits"""
     worth_sharing_bytes: int = 100_000_000
-    """Less is decoded before another process has started."""
+    """size from which helpers are started; less is decoded before another process has started"""
     bytes_per_helper: int = 400_000_000
-    """A process takes some 20 MB of memory: 5 % of that."""
+    """size for which one helper is started; a process takes some 20 MB of memory, 5 % of that"""
 
 
 class OddLayoutError(Exception):
-    """The file cannot be read in batches; whole it may be."""
+    """Error about a file that cannot be read in batches, but perhaps as a whole."""
 
 
 def split_at_array(stream: Stream, limits: Limits, batch_bytes: int) -> tuple[bytes | None, bytes]:
-    """What stands before the array of events (``None`` where the file is nothing but it), and what was read of it."""
+    """Return the text before the array of events (``None`` if the file is only an array), and what was read of it."""
     text = bytearray()
     while chunk := stream.read(batch_bytes):
         searched = max(len(text) - 64, 0)
@@ -189,7 +189,7 @@ class Batches:
     def __init__(self, stream: Stream, begin: bytes, limits: Limits, batch_bytes: int) -> None:
         self.num_done = 0
         self.rest = bytearray()
-        """what follows the last batch; to the file's end, once all are done"""
+        """text after the last batch; it goes to the file's end once all batches are done"""
         self._stream, self._begin, self._limits, self._batch_bytes = stream, begin, limits, batch_bytes
 
     def __iter__(self) -> Iterator[Batch]:
@@ -210,4 +210,6 @@ class Batches:
 
 def _refuse_long(text: bytearray, limits: Limits) -> None:
     if len(text) > limits.keys_bytes:
-        raise UnreadableError(f"holds {limits.keys_bytes // 10**6} MB without a single event: it is no profiler trace")
+        raise UnreadableError(
+            f"holds {limits.keys_bytes // 10**6} MB without a single event: it is not a profiler trace"
+        )

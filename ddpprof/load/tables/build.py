@@ -29,11 +29,11 @@ from ddpprof.model import (
 )
 
 _BLOCK_ROWS = 100_000
-"""at once, where much memory is needed for each"""
+"""number of rows handled at once where each needs much memory"""
 
 
 def build_trace(header: Header, file: TraceRows) -> Trace:
-    """The tables of one rank's trace."""
+    """Build the tables of one rank's trace."""
     steps, notes = _steps(file)
     found = StepFinder(steps)
     marks = file.rows(Role.MARK)
@@ -75,10 +75,10 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Per row of a table: what the host did to bring it about."""
+    """Origin of each row of a table: when, and in which phase and step, the host launched it."""
 
     launched_ns: Int64Column
-    """or `UNKNOWN`"""
+    """time of the launch, or `UNKNOWN`"""
     phase: NDArray[np.int8]
     step: Int32Column
 
@@ -131,14 +131,14 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Wo
         collectives = _host_collectives(file, steps, phases)
     of_compute, of_copies = compute.rows, copies.rows
     file.forget_launches()
-    del compute, talk, copies  # what links kernels to launches is a third of the memory
+    del compute, talk, copies  # the links from kernels to launches are a third of the memory
     copied = _work(file, of_copies, origins.pop())
     computed = _work(file, of_compute, origins[0], file.kernel_of(of_compute))
     return _Work(computed, copied, collectives, tuple(notes))
 
 
 class _Queued:
-    """Rows of device work, and the launch that queued each: index, or `UNKNOWN`."""
+    """Rows of device work, each with the index of the launch that queued it, or `UNKNOWN`."""
 
     def __init__(self, file: TraceRows, rows: Rows) -> None:
         self.rows = rows
@@ -161,7 +161,7 @@ def _origin(file: TraceRows, queued: _Queued, steps: StepFinder, phases: PhaseFi
 
 
 def _of_company(file: TraceRows, talk: _Queued, *others: tuple[_Queued, _Origin]) -> _Origin:
-    """Step and phase of the work with a known launch that began last before each communication kernel.
+    """Give each communication kernel the step and phase of the last work with a known launch that began before it.
 
     ROCm's tracer loses the launches of communication (ROCm/roctracer issue 100).
     """
@@ -173,7 +173,7 @@ def _of_company(file: TraceRows, talk: _Queued, *others: tuple[_Queued, _Origin]
 
 
 def _asking(file: TraceRows, talk: _Queued) -> Rows:
-    """For each communication kernel the ``record_param_comms`` op that launched it, or `UNKNOWN`."""
+    """Return for each communication kernel the ``record_param_comms`` op that launched it, or `UNKNOWN`."""
     ops = file.rows(Role.PARAM_COMMS)
     found = np.full(len(talk.rows), UNKNOWN, np.int64)
     launch = talk.launch[talk.is_known]
@@ -206,11 +206,11 @@ def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Work
 
 
 def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> Collectives:
-    """Communication by threads of the host; it belongs where the training thread asked for it."""
+    """Return communication by threads of the host, in the step and phase in which the training thread asked for it."""
     spans, calls = file.rows(Role.HOST_COLLECTIVE), file.marked(Mark.COLLECTIVE_CALL)
     call = match_calls(file.start_ns[calls], file.kind[calls], file.start_ns[spans], file.kind[spans])
     known = call != UNKNOWN
-    calls = np.append(calls, UNKNOWN)  # so that the index UNKNOWN finds something, which is then not used
+    calls = np.append(calls, UNKNOWN)  # so that the index UNKNOWN is valid; what it finds is not used
     asked = calls[call]
     launched = np.where(known, file.start_ns[asked], UNKNOWN)
     phase = np.where(known, phases.at(launched, file.lane[asked]), Phase.OTHER).astype(np.int8)
@@ -226,10 +226,11 @@ def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -
 
 
 def _awaited_ends(file: TraceRows, collectives: Collectives) -> Int64Column:
-    """Ends of the host's collectives, those of the backward pass not after the optimizer's start.
+    """Return the ends of the host's collectives; those of the backward pass end at the optimizer's start at the latest.
 
     A span ends when its thread runs again after the collective, which on a busy machine is milliseconds late; one that
-    is open when the profiler stops ends with the trace. The backward pass waited for it, so it was over by then.
+    is open when the profiler stops ends with the trace. The backward pass waits for its collectives, so they are over
+    when the optimizer starts.
     """
     forwards, optimizers = file.marked(Mark.FORWARD), file.marked(Mark.OPTIMIZER)
     on_training_thread = np.isin(file.lane[optimizers], file.lane[forwards])
@@ -242,7 +243,7 @@ def _awaited_ends(file: TraceRows, collectives: Collectives) -> Int64Column:
 def _work(file: TraceRows, rows: Rows, origin: _Origin, kernel: Int32Column | None = None) -> Work:
     kernel = np.full(len(rows), UNKNOWN, np.int32) if kernel is None else kernel
     start = file.start_ns[rows]
-    if (np.diff(start) < 0).any():  # one stream's are in order
+    if (np.diff(start) < 0).any():  # rows of a single stream are in order
         order = np.argsort(start, kind="stable")
         start, rows, origin, kernel = start[order], rows[order], origin.take(order), kernel[order]
         del order
@@ -253,7 +254,7 @@ def _work(file: TraceRows, rows: Rows, origin: _Origin, kernel: Int32Column | No
 
 
 def _collectives(file: TraceRows, rows: Rows, origin: _Origin, asking: Rows | None = None) -> Collectives:
-    """`asking`: the op on whose behalf each runs, or `UNKNOWN`; it says what the row itself does not."""
+    """Build the table; `asking` is the op that launched each row, or `UNKNOWN`, and completes the row's details."""
     order = np.argsort(file.start_ns[rows], kind="stable")
     asking = np.full(len(rows), UNKNOWN, np.int64) if asking is None else asking[order]
     rows, origin = rows[order], origin.take(order)
@@ -290,7 +291,7 @@ def _host_spans(file: TraceRows, steps: StepFinder) -> HostSpans:
 
 
 def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str]:
-    """A span that is still open when the profiler stops is written as if it ended then."""
+    """Return a note on spans that were open when the profiler stopped: the trace shows them as if they ended then."""
     on_host = set(file.name[file.rows(Role.HOST_COLLECTIVE)].tolist())
     if file.window_end_ns is None or not on_host:
         return []
@@ -303,8 +304,8 @@ def _notes_on_collectives(file: TraceRows, collectives: Collectives) -> list[str
 def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[str]:
     if file.num_devices > 1:
         return [
-            f"the rank's kernels ran on {file.num_devices} accelerators: but in the table of devices they count as one"
+            f"the rank's kernels ran on {file.num_devices} accelerators; only the table of devices tells them apart"
         ]
     if on_device or not (header.has_device or file.launches.num_all):
         return []
-    return ["the trace knows of an accelerator but holds none of its work: times are those of the host"]
+    return ["the trace names an accelerator but holds none of its work: all times are the host's"]

@@ -1,4 +1,4 @@
-"""Several traces of one rank, one after the other → one: torch.profiler's schedule writes a file for each cycle."""
+"""Several consecutive traces of one rank → one trace: torch.profiler's schedule writes a file for each cycle."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _TableT = TypeVar("_TableT", Work, Collectives, HostSpans)
 
 
 def join_cycles(traces: Sequence[Trace]) -> tuple[Trace, tuple[str | None, ...]]:
-    """The traces as one, on the clock of the earliest, and for each why it is left out (``None``: it is not).
+    """Join the traces, on the clock of the earliest; also return for each why it is left out (``None`` if it is not).
 
-    Cycles follow each other in time and count their steps on. What overlaps or repeats a step's number is another run.
+    Cycles follow each other in time and continue the count of steps. A trace that overlaps another or repeats a step's
+    number is from another run.
     """
     shifts = _shifts(traces)
     in_order = sorted(range(len(traces)), key=lambda index: _begin(traces[index]) + shifts[index])
@@ -36,7 +37,7 @@ def join_cycles(traces: Sequence[Trace]) -> tuple[Trace, tuple[str | None, ...]]
 
 
 def _shifts(traces: Sequence[Trace]) -> list[int]:
-    """What to add to each trace's times. Old traces have no epoch: their times are absolute."""
+    """Return what to add to each trace's times. Old traces have no epoch: their times are absolute."""
     epochs = [trace.epoch_ns for trace in traces]
     known = [epoch for epoch in epochs if epoch is not None]
     if len(known) < len(epochs):
@@ -68,7 +69,7 @@ def _objection(before: Trace, trace: Trace) -> str | None:
 
 
 def _counted_on(before: Trace, trace: Trace) -> Trace:
-    """Where steps are only counted, each file counts from 0."""
+    """Continue the count of steps if the traces do not number them: each file counts from 0."""
     if not (before.steps and before.steps_are_counted and trace.steps_are_counted):
         return trace
     first = before.steps[-1].number + 1
@@ -124,14 +125,14 @@ _NameT = TypeVar("_NameT")
 
 
 def _merged(before: Iterable[_NameT], after: Iterable[_NameT]) -> tuple[tuple[_NameT, ...], np.ndarray]:
-    """Both without repetition, and where each of the latter stands in it."""
+    """Return the names of both without repetition, and the index of each name of the latter in it."""
     index = {name: number for number, name in enumerate(before)}
     where = [index.setdefault(name, len(index)) for name in after]
     return tuple(index), np.array(where, np.int32)
 
 
 def _appended(before: _TableT, after: _TableT, index: dict[str, np.ndarray]) -> _TableT:
-    """`index`: for columns that are indices, what each value of the latter table becomes."""
+    """Append a table; `index` maps the values of its columns that are indices."""
     columns = {}
     for column in fields(before):
         first, second = getattr(before, column.name), getattr(after, column.name)

@@ -1,4 +1,4 @@
-"""What an accelerator's kernels do not say themselves: who launched them, on whose behalf, in whose company."""
+"""Links from an accelerator's kernels to their launches, to the ops around them, and to the work before them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Index = NDArray[np.int64]
 
 
 def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_start_ns: Int64Column) -> Index:
-    """For each kernel the first launch with its correlation: index, or `UNKNOWN`. A graph's launch has many kernels."""
+    """Return for each kernel the index of the first launch with its correlation, or `UNKNOWN`.
+
+    The launch of a graph has many kernels.
+    """
     if not len(launch_correlation):
         return np.full(len(correlation), UNKNOWN, np.int64)
     order = np.lexsort((launch_start_ns, launch_correlation))
@@ -23,7 +26,7 @@ def launch_of(correlation: Int64Column, launch_correlation: Int64Column, launch_
 def holder_of(
     time_ns: Int64Column, thread: Int64Column, start_ns: Int64Column, end_ns: Int64Column, span_thread: Int64Column
 ) -> Index:
-    """For each instant of a thread the span of the thread that began last, if it holds the instant, or `UNKNOWN`."""
+    """Return for each instant of a thread the thread's span that began last, if it holds the instant, or `UNKNOWN`."""
     found = np.full(len(time_ns), UNKNOWN, np.int64)
     for number in np.unique(thread).tolist():
         rows, spans = np.flatnonzero(thread == number), np.flatnonzero(span_thread == number)
@@ -36,7 +39,7 @@ def holder_of(
 
 
 def last_begun(time_ns: Int64Column, start_ns: Int64Column) -> Index:
-    """For each instant the last span that began before it: index, or `UNKNOWN`."""
+    """Return for each instant the index of the last span that began before it, or `UNKNOWN`."""
     order = np.argsort(start_ns, kind="stable")
     before = np.searchsorted(start_ns[order], time_ns)
     return np.where(before > 0, np.append(order, UNKNOWN)[before - 1], UNKNOWN)

@@ -1,4 +1,4 @@
-"""What a trace without an accelerator says only by its host threads: compute, and who asked for which collective."""
+"""Compute and calls of collectives on host threads, for traces without an accelerator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpprof.model import UNKNOWN, Int32Column, Int64Column
 def cut_out(
     start_ns: Int64Column, end_ns: Int64Column, holes: Spans
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """What the holes leave of spans that each count on their own: starts and ends of the pieces, and whose they are."""
+    """Cut holes out of spans, which may overlap; return starts and ends of the pieces, and the index of their span."""
     first = np.searchsorted(holes.end_ns, start_ns, side="right")
     num_holes = np.searchsorted(holes.start_ns, end_ns, side="left") - first
     whole, cut = np.flatnonzero((num_holes <= 0) & (end_ns > start_ns)), np.flatnonzero(num_holes > 0)
@@ -31,7 +31,7 @@ def cut_out(
 def _pieces(
     start_ns: Int64Column, end_ns: Int64Column, first: NDArray[np.int64], num_holes: NDArray[np.int64], holes: Spans
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Of spans that each have holes, from the hole with index `first` on."""
+    """Return the pieces of spans that each have holes, from the hole with index `first` on."""
     num_pieces = num_holes + 1
     owner = np.repeat(np.arange(len(start_ns)), num_pieces)
     piece = np.arange(len(owner)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
@@ -47,14 +47,14 @@ def _pieces(
 def compute_pieces(
     start_ns: Int64Column, end_ns: Int64Column, thread: Int64Column, is_call: NDArray[np.bool_]
 ) -> tuple[Int64Column, Int64Column, NDArray[np.int64]]:
-    """Compute on host threads: the outermost ops less the ``c10d::`` calls in them.
+    """Return compute on host threads: the outermost ops less the ``c10d::`` calls in them.
 
-    Returns starts and ends of the pieces, disjoint within a thread, and the row of the op that each is a piece of.
+    The result is starts and ends of the pieces, disjoint within a thread, and the row of each piece's op.
     """
     starts, ends, rows = [], [], []
     for ops in by_thread(outermost(start_ns, end_ns, thread), thread):
         calls = is_call & (thread == thread[ops[0]])
-        # Ops of one thread are nested or apart. Should two overlap, the later counts from where the earlier ends.
+        # Ops of one thread are nested or disjoint. If two overlap, the later counts from where the earlier ends.
         begun = np.concatenate((start_ns[ops][:1], np.maximum(start_ns[ops][1:], end_ns[ops][:-1])))
         start, end, owner = cut_out(begun, end_ns[ops], union(start_ns[calls], end_ns[calls]))
         starts.append(start)
@@ -65,7 +65,7 @@ def compute_pieces(
 
 
 def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> Int32Column:
-    """For each piece of an op, in order of time: how many ops of that name came before it in its step."""
+    """Return, for each piece of an op in order of time, how many ops of that name came before it in its step."""
     order = np.lexsort((step, name)).astype(np.int32)  # stable, and time is the order already
     name, step, op = name[order], step[order], op[order]
     begins = np.ones(len(op), np.bool_)
@@ -81,10 +81,10 @@ def positions(op: NDArray[np.int64], name: Int32Column, step: Int32Column) -> In
 def match_calls(
     call_start_ns: Int64Column, call_kind: NDArray[np.int8], span_start_ns: Int64Column, span_kind: NDArray[np.int8]
 ) -> NDArray[np.int64]:
-    """For each collective of the host, the call that asked for it: index, or `UNKNOWN`.
+    """Return for each collective of the host the index of the call that asked for it, or `UNKNOWN`.
 
-    First in, first out among those of one kind. Several threads work, so collectives may begin slightly out of order.
-    A collective that began before the next call was asked for before the profiler started.
+    Collectives of one kind match calls first in, first out; several threads work, so they may begin slightly out of
+    order. A collective that began before the next call was asked for before the profiler started.
     """
     matched = np.full(len(span_start_ns), UNKNOWN, np.int64)
     for kind in np.unique(span_kind):

@@ -12,14 +12,14 @@ from ddpprof.model import NO_STEP, Int32Column, Int64Column, Mark, Phase, Step
 
 
 class StepFinder:
-    """Which step an instant belongs to, whatever the thread."""
+    """The step that an instant belongs to, whatever the thread."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._starts = np.array([step.start_ns for step in steps], np.int64)
         self._ends = np.array([step.end_ns for step in steps], np.int64)
 
     def at(self, times_ns: Int64Column) -> Int32Column:
-        """Index of the step that holds each time, or `NO_STEP`."""
+        """Return the index of the step that holds each time, or `NO_STEP`."""
         if not len(self._starts):
             return np.full(len(times_ns), NO_STEP, np.int32)
         step = np.searchsorted(self._starts, times_ns, side="right") - 1
@@ -28,9 +28,9 @@ class StepFinder:
 
 
 class PhaseFinder:
-    """Which phase an instant of a thread belongs to, by the host's marks on that thread."""
+    """The phase that an instant of a thread belongs to, by the host's marks on that thread."""
 
-    # Where marks are nested the earlier line holds: the reducer copies gradients inside autograd's functions too.
+    # For nested marks the earlier line wins: the reducer copies gradients inside autograd's functions, too.
     _MARKS = (
         (Phase.FORWARD, (Mark.FORWARD, Mark.DATA_PARALLEL)),
         (Phase.BACKWARD, (Mark.BACKWARD,)),
@@ -50,7 +50,7 @@ class PhaseFinder:
         self._replicas = union(start_ns[of_replicas], end_ns[of_replicas])
 
     def at(self, times_ns: Int64Column, threads: Int64Column) -> NDArray[np.int8]:
-        """`Phase` of each instant of its thread."""
+        """Return the `Phase` of each instant of its thread."""
         phases = np.full(len(times_ns), Phase.OTHER, np.int8)
         for thread, phase, spans in self._spans:
             rows = np.flatnonzero((threads == thread) & (phases == Phase.OTHER))
@@ -63,7 +63,7 @@ class PhaseFinder:
 
 
 def steps_from_forwards(forward_starts_ns: Int64Column, optimizer_starts_ns: Int64Column, last_ns: int) -> list[Step]:
-    """Steps of a trace without ``ProfilerStep#``: each from one DDP forward to the next that begins a step.
+    """Return the steps of a trace without ``ProfilerStep#``: from one DDP forward to the next that begins a step.
 
     Where the optimizer is in the trace, a forward begins a step only if an optimizer step began since the forward
     before it: several forwards may belong to one update. The last step ends with the trace.

@@ -1,4 +1,4 @@
-"""The columns of a trace file, and what the identities of its events say of each row."""
+"""The columns of a trace file, with what each row is by the identity of its event."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Mark, Proce
 Rows = NDArray[np.int64]
 
 _MOST_VALUES = 1 << 22
-"""of a table that holds one number for each"""
+"""limit of a table that holds one number for each value"""
 _MOST_POSITIONS = 20_000
-"""that are told apart in a step, for ops of one name"""
+"""number of positions that are told apart in a step, for ops of one name"""
 
 
 class TraceRows:
-    """The columns, and what the identities say of each row."""
+    """The columns, with what each row is by its identity."""
 
     def __init__(self, columns: Columns) -> None:
         identities = columns.identities
@@ -33,7 +33,7 @@ class TraceRows:
         self.detail, self.details = columns.detail, columns.details
         self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
         self.names: dict[str, int] = {}
-        """in order; the values count from 0"""
+        """names in order; the values count from 0"""
         self.kernels: dict[Kernel, int] = {}
         self.groups: dict[ProcessGroup, int] = {}
         self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes
@@ -47,7 +47,7 @@ class TraceRows:
         self.kind = np.array(kind, np.int8)[columns.identity]
 
     def forget_launches(self) -> None:
-        """Once it is known what each kernel was launched by."""
+        """Free the launches, once the launch of each kernel is known."""
         nothing = np.empty(0, np.int64)
         self.correlation = nothing
         self.launches = replace(self.launches, start_ns=nothing, lane=nothing, correlation=nothing)
@@ -62,7 +62,7 @@ class TraceRows:
         return self.names.setdefault(name, len(self.names))
 
     def kernel_of(self, rows: Rows, position: Int32Column | None = None) -> Int32Column:
-        """Index into ``kernels`` of each row; on CPU by its position among those of its name in its step."""
+        """Return each row's index into ``kernels``; on CPU, `position` is its place by name in its step."""
         if position is None:
             position = np.full(len(rows), UNKNOWN, np.int32)
         position = np.where(position < _MOST_POSITIONS, position, np.int32(UNKNOWN))
@@ -87,7 +87,7 @@ class TraceRows:
 
 
 def _distinct(columns: Sequence[IntColumn]) -> tuple[list[tuple[int, ...]], Int32Column]:
-    """Each distinct combination, in their order, and which of these each row is."""
+    """Return the distinct combinations in order, and the index of each row's."""
     which = np.zeros(len(columns[0]), np.int32)
     combinations: list[tuple[int, ...]] = [()] if len(which) else []
     for column in columns:
@@ -101,13 +101,13 @@ def _distinct(columns: Sequence[IntColumn]) -> tuple[list[tuple[int, ...]], Int3
 
 
 def _numbered(column: IntColumn) -> tuple[IntColumn, Int32Column]:
-    """The distinct values, in order, and which of them each row is; sorting all rows would be slow."""
+    """Return the distinct values in order, and the index of each row's; sorting all rows would be slow."""
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, -1)
     if high - low >= _MOST_VALUES:
         values, which = np.unique(column, return_inverse=True)
         return values, which.astype(np.int32)
     number = np.zeros(high - low + 1, np.int32)
-    offset = np.subtract(column, low, dtype=np.int64)  # an int8 has no 128
+    offset = np.subtract(column, low, dtype=np.int64)  # int8 cannot hold 128
     number[offset] = 1
     values = np.flatnonzero(number)
     number[values] = np.arange(len(values))

@@ -1,12 +1,12 @@
 "use strict";
-/* What any page answers to: theme, copying, definitions. */
+/* Controls of every page: theme, copying, definitions. */
 
 function bytes(base64) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
   return Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
 }
 
-/** The JSON that the page carries under a name, or null. Large ones are gzipped. */
+/** Returns the JSON that the page carries under a name, or null. Large JSON is gzipped. */
 async function readData(name) {
   const element = document.getElementById(name);
   if (element === null) return null;
@@ -20,7 +20,7 @@ function announce(text) {
   document.getElementById("announcement").textContent = text;
 }
 
-/** "dark" or "light": what the reader chose, else what the system prefers. */
+/** Returns "dark" or "light": the reader's choice, else the system's preference. */
 function currentTheme() {
   const chosen = document.documentElement.dataset.theme;
   if (chosen) return chosen;
@@ -46,14 +46,14 @@ function setUpTheme(redraw) {
   show();
 }
 
-/** Pages from disk have no clipboard API in some browsers: there, by way of a selection. */
+/** Copies text; by way of a selection where pages from disk have no clipboard API. */
 async function copyText(text) {
   if (navigator.clipboard && window.isSecureContext) {
     try {
       await navigator.clipboard.writeText(text);
       return true;
     } catch {
-      // refused: the other way may still work
+      // The API refused; the other way may still work.
     }
   }
   const area = document.createElement("textarea");
@@ -80,7 +80,7 @@ function setUpCopies() {
   }
 }
 
-/** A term's definition beside it; without a popover its link leads to the definitions. */
+/** Shows definitions beside their terms; without popovers a term's link leads to the definitions. */
 function setUpDefinitions() {
   const popover = document.getElementById("definition");
   if (!popover.showPopover) return;

@@ -1,7 +1,7 @@
 "use strict";
-/* Begins: draws what there is, and lets the reader choose steps and ranks. */
+/* Start of a page: draws its charts, and lets the reader choose steps and ranks. */
 
-/** As `ms` of the tables: two digits, a tie to the even one. */
+/** Formats ms like the tables: two digits, ties to even. */
 function ms(ns) {
   const value = ns / 1e6;
   const tie = Number.isInteger(value * 8) && Math.abs(Math.round(value * 1000)) % 10 === 5;
@@ -10,7 +10,7 @@ function ms(ns) {
   return ((below % 2 === 0 ? below : below + 1) / 100).toFixed(2);
 }
 
-/** Numbers of ranks from "0-3, 8"; null where it is no such list. */
+/** Parses ranks such as "0-3, 8"; returns null for any other text. */
 function parseRanks(text, known) {
   const found = new Set();
   for (const word of text.split(/[\s,;]+/).filter(Boolean)) {
@@ -22,7 +22,7 @@ function parseRanks(text, known) {
   return [...found].sort((a, b) => a - b);
 }
 
-/** "0-3, 8" */
+/** Formats ranks such as "0-3, 8". */
 function formatRanks(ranks) {
   const runs = [];
   for (const rank of ranks) {
@@ -94,7 +94,7 @@ class Choice {
     return this.ranks.map((rank) => [rank, all[this.steps.ranks.indexOf(rank)]]).filter(([, row]) => row);
   }
 
-  /** The bars of the chosen step and ranks, and the table below them. */
+  /** Draws the bars of the chosen step and ranks, and the table below them. */
   showBars() {
     const rows = this.rows(), labels = rows.map(([rank]) => `rank ${rank}`);
     const data = this.template.data.map((trace, part) => ({
@@ -125,7 +125,7 @@ class Choice {
     }));
   }
 
-  /** The timeline of the chosen step, and its numbers. */
+  /** Draws the timeline of the chosen step, and its numbers. */
   showTimeline() {
     if (!this.timeline) return;
     this.timeline.show(this.step, this.drawnRanks);
@@ -147,7 +147,7 @@ class Choice {
   }
 }
 
-/** The charts in view first; the others while the reader reads. */
+/** Draws the charts in view first, the others while the reader reads. */
 async function start() {
   setUpCopies();
   setUpDefinitions();

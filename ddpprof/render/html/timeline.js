@@ -1,5 +1,5 @@
 "use strict";
-/* The timeline of one step: lanes of the chosen ranks on one clock, as fine as there is room for. */
+/* The timeline of one step: lanes of the chosen ranks on one clock, as fine as the room allows. */
 
 const LANES = [
   ["step", "step"], ["compute", "compute"], ["buckets", "buckets"], ["collectives", "comm"],
@@ -12,8 +12,8 @@ const CELL_PX = 3;
 const BLOCK_PX = 20;
 
 /**
- * The spans of a lane that reach into [from, until). Spans narrower than a grain stand together where less than a grain
- * is between them: cell by cell under the kind that has most of it, and cells of one kind as blocks.
+ * Returns the spans of a lane that reach into [from, until). Spans narrower than a grain are joined where less than a
+ * grain is between them: cell by cell under the kind with most time in it, and cells of one kind as blocks.
  */
 function visibleSpans(lane, from, until, grain) {
   const cell = (grain * CELL_PX) / GRAIN_PX, found = [];
@@ -39,12 +39,12 @@ function include(open, more) {
   if (more.longest > open.longest) Object.assign(open, { longest: more.longest, name: more.name });
 }
 
-/** Kinds and their ns, the one first that has most. */
+/** Returns kinds and their ns, the largest first. */
 function kindsOf(span) {
   return [...span.busy].sort((a, b) => b[1] - a[1]);
 }
 
-/** Neighbours of one kind as blocks; what is less than a grain apart is drawn without a gap. */
+/** Merges neighbours of one kind into blocks; gaps of less than a grain are not drawn. */
 function joined(spans, grain, most) {
   const found = [];
   for (const span of spans) {
@@ -69,7 +69,7 @@ class Timeline {
     plot.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** Draws a step of some ranks, all of it. */
+  /** Draws a whole step of some ranks. */
   show(step, ranks) {
     this.step = this.data.steps[step];
     this.ranks = ranks.filter((rank) => this.step && rank in this.step.ranks);
@@ -126,7 +126,7 @@ class Timeline {
     announce(`${(this.range[0] / 1e6).toFixed(2)} to ${(this.range[1] / 1e6).toFixed(2)} milliseconds`);
   }
 
-  /** With Ctrl, as maps do: the wheel alone scrolls the page. */
+  /** Zooms with Ctrl and the wheel, as maps do: the wheel alone scrolls the page. */
   wheel(event) {
     if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
@@ -135,7 +135,7 @@ class Timeline {
     this.zoom(event.deltaY < 0 ? 0.8 : 1.25, axis.p2d(x) * 1e6);
   }
 
-  /** Bars by kind, ticks and headings, from the top down. */
+  /** Draws bars by kind, ticks and headings, from the top down. */
   arrange() {
     const bars = new Map(), ticks = [], headings = [], rules = [];
     this.room = Math.max(200, this.plot.clientWidth - 90);

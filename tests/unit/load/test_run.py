@@ -140,7 +140,7 @@ def test_a_record_that_ends_before_its_trace_is_named(run: Path, traced: list[in
         for n in traced
     ]
     (run / "rank-1.trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": steps}).encode()))
-    said = f"rank 1: rank-1.steps.jsonl ends too early. Steps {unknown} are in the trace alone, and left out"
+    said = f"rank 1: rank-1.steps.jsonl ends too early. Steps {unknown} are only in the trace and are left out"
     assert load_run(run).missing == ((said,) if unknown else ())
 
 
@@ -294,12 +294,12 @@ def test_other_json_in_the_folder_is_skipped_and_named(tmp_path: Path) -> None:
     loaded = load_run(tmp_path)
     assert len(loaded.ranks) == 1
     assert loaded.missing[0].startswith("skipped: ")
-    assert "config.json is no profiler trace" in loaded.missing[0]
+    assert "config.json is not a profiler trace" in loaded.missing[0]
 
 
 def test_a_folder_of_other_json_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"lr": 0.1}')
-    with pytest.raises(NotARun, match=r"no run\.json and no trace \(.*config\.json is no profiler trace"):
+    with pytest.raises(NotARun, match=r"no run\.json and no trace \(.*config\.json is not a profiler trace"):
         load_run(tmp_path)
 
 
@@ -337,7 +337,7 @@ def test_a_rank_of_another_run_is_named(tmp_path: Path) -> None:
         (tmp_path / f"rank-{rank}.facts.json").write_text(json.dumps(facts(rank, run_id=run_id)))
         (tmp_path / f"rank-{rank}.trace.json").write_text(trace_text(**distributed(rank)))
     assert load_run(tmp_path).missing == (
-        "rank 1 is of another run: the run_id of rank-1.facts.json is not that of run.json",
+        "rank 1 is of another run: the run_id in rank-1.facts.json is not the one in run.json",
     )
 
 
@@ -346,7 +346,7 @@ def test_a_rank_of_a_job_of_another_size_is_named(tmp_path: Path) -> None:
     for rank, size in enumerate([3, 3, 8]):
         (tmp_path / f"rank-{rank}.facts.json").write_text(json.dumps(facts(rank, world_size=size)))
         (tmp_path / f"rank-{rank}.trace.json").write_text(trace_text(**distributed(rank, size)))
-    assert load_run(tmp_path).missing == ("rank 2 is of another job: of 8 ranks, and most others of 3",)
+    assert load_run(tmp_path).missing == ("rank 2 is of another job: its job has 8 ranks, that of most others has 3",)
 
 
 @pytest.mark.parametrize("keys_come_first", [True, False])

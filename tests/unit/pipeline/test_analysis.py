@@ -243,6 +243,6 @@ def test_names_need_not_be_utf_8(tmp_path: Path, cache_home: Path) -> None:
     (traces / "no-trace-\udcff.json").write_text("{}")
     made = report_of(traces)
     assert made == in_memory(traces)
-    assert "no-trace-?.json is no profiler trace" in made
+    assert "no-trace-?.json is not a profiler trace" in made
     assert read_by(traces) == []
     assert read_by(traces / "rank-1-\udcff.json.gz") == ["rank-1-\udcff.json.gz"]
