@@ -26,9 +26,9 @@ def install(distributed: ModuleType) -> None:
 
 
 def _begin(settings: Settings) -> None:
-    from ddpprof.record.session import Session
-
     try:
+        from ddpprof.record.session import Session
+
         session = Session(settings)
         session.begin()
     except Exception as error:  # must never endanger the training

@@ -103,6 +103,15 @@ def test_training_goes_on(case: str, tmp_path: Path, ddpprof: Run) -> None:
         assert "3 profiled steps" in done.stdout
 
 
+def test_a_recorder_that_cannot_be_imported_lets_training_go_on(tmp_path: Path, ddpprof: Run) -> None:
+    (tmp_path / "train.py").write_text(
+        f"{TRAINING}\nsys.modules['ddpprof.record.session'] = None\ntrain(wrap(), 20)\nprint('trained')\n"
+    )
+    done = ddpprof("trace", "--out", "run", *QUICK, "--nproc-per-node=1", "train.py")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "ddpprof: cannot record: import of ddpprof.record.session halted" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_profiler_of_one_rank_keeps_all_from_profiling(tmp_path: Path, ddpprof: Run, report: Report) -> None:
     (tmp_path / "train.py").write_text(

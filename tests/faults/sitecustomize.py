@@ -89,13 +89,13 @@ def unused_without_reason(facts):
 
 
 def lost_steps(steps):
-    original, calls = steps.StepFinder.optimizer_stepped, []
+    original, calls = steps.StepDetector.optimizer_stepped, []
 
     def sometimes(self, optimizer):
         calls.append(optimizer)
         return original(self, optimizer) and len(calls) % 7 != 0
 
-    steps.StepFinder.optimizer_stepped = sometimes
+    steps.StepDetector.optimizer_stepped = sometimes
 
 
 def half_a_delay(_ranks):
