@@ -24,7 +24,7 @@ _MODULES = (
     "graphs",
     "accumulated",
     "bounds",
-    "ending",
+    "hang_signals",
     "trace_file",
 )
 """modules used in the forward and at ends of steps; `patches` is not included because it handles this itself"""
