@@ -2,7 +2,7 @@
 
     one run of each    every pair of runs of the equal job: is the second called different?
     as asked           ``--fail-on 'step>5%'``: six runs of each, then as many as the comparison asks for, until it can
-                       tell or asks for more than 400. Runs are drawn with replacement from those of one load
+                       tell or asks for more than 600. Runs are drawn with replacement from those of one load
     recorded only      the same without replacement, as far as the recorded runs go
     would tell         runs of each whose interval would be narrow enough, by the spread of those recorded
 

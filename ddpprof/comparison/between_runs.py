@@ -21,7 +21,7 @@ from ddpprof.measures.statistics.shift import shift_between
 CONFIDENCE = 0.995
 PLAUSIBLE_FACTOR = 5.0
 """largest factor between the steps of two runs of one job, whatever else the machine does"""
-MOST_RUNS = 400
+MOST_RUNS = 600
 """most runs on each side that a user is asked to record"""
 _SPARE = 1.59
 """how much narrower than the difference the interval should be. With equal widths it decides half of the time; this

@@ -236,7 +236,7 @@ def test_a_gate(comparison: Comparison, condition: str, outcome: GateResult, bec
 def test_a_limit_below_the_noise_says_that_runs_would_not_help() -> None:
     (verdict,) = judge(NOISY, parse_conditions("step>0.1%"))
     assert (verdict.outcome, verdict.runs_needed) == (GateResult.UNKNOWN, MOST_RUNS + 1)
-    assert verdict.because.endswith("400 runs on each side would not be enough: the runs differ too much")
+    assert verdict.because.endswith("600 runs on each side would not be enough: the runs differ too much")
 
 
 def test_every_condition_is_judged_and_the_worst_counts() -> None:
