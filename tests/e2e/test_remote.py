@@ -152,7 +152,7 @@ def test_a_driver_that_is_missing_is_named(scheme: str, package: str, ddpprof: R
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     for arguments in (["report", f"{scheme}://a/b"], ["report", str(CONVNET), "--out", f"{scheme}://a/b.html"]):
         said = one_line(ddpprof(*arguments, PYTHONPATH=path))
-        assert said == f"ddpprof: {scheme}:// needs {package}: pip install {package}"
+        assert said == f"ddpprof: {scheme}:// needs {package}. Install it with: pip install {package}"
 
 
 def test_an_unknown_scheme_is_refused(ddpprof: Run) -> None:
