@@ -25,7 +25,7 @@ _DELAY_WITHIN = 0.10
 _DELAY_S = 0.1
 _PROFILED = 10
 _LONG_STEPS = "--batch=2048"
-"""Steps of some 60 ms on a CPU: what ddpprof itself does between two steps, some 0.3 ms, is no part of a profiled step."""
+"""steps of some 50 ms on a CPU: ddpprof's own work between two steps, some 0.3 ms, is not part of a profiled step"""
 
 
 def check_steps(context: Context) -> Sequence[CheckResult]:

@@ -1,24 +1,25 @@
 """Backward passes as seen by light recording on all ranks together, from which predictions start.
 
 A step with one synchronised backward pass is observed as a whole. A step with several is split into as many parts, each
-ending where the next pass's forward, or the optimizer, begins. Times are ns since the part began.
+ending where the next pass's forward begins. A backward pass through several DDP modules is one part. Times are ns since
+the part began.
     ready      when the last rank had a gradient, since its bucket waits for all ranks
     finished   when the last rank had a bucket
     reduced    when DDP had finished the backward pass: the first optimizer began, or the step ended
-    measured   length of the step, mean of all ranks, which keep pace
-Only steps with one synchronised backward pass through one DDP module count.
+    measured   length of the part, mean of all ranks, which keep pace
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from statistics import fmean
 
 from msgspec import structs
 
 from ddpprof.measures.statistics.medians import first_quartile
-from ddpprof.model import RecordedStep, StepMode
+from ddpprof.model import BackwardPass, RecordedStep, StepMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,9 @@ class ObservedStep:
     backward_ns: float
     """end of the last forward, on the last rank"""
     ready_ns: tuple[float | None, ...]
-    """time per parameter; ``None`` if it had no gradient"""
+    """time per parameter, one module after the other; ``None`` if it had no gradient"""
     finished_ns: Mapping[int, float]
-    """times of the buckets that were timed"""
+    """times of the buckets that were timed, counted through all modules"""
     reduced_ns: float
     backward_end_ns: float | None = None
     """end of the computation, if it continues after the last gradient of a bucket"""
@@ -37,6 +38,8 @@ class ObservedStep:
     """number of forwards, each with its backward pass; only the last pass is reduced"""
     step: int = 0
     """number of its step"""
+    modules: tuple[int, ...] = (0,)
+    """DDP modules that the backward pass went through"""
 
     @property
     def computed_ns(self) -> float:
@@ -44,35 +47,38 @@ class ObservedStep:
 
 
 def observe_steps(
-    recorded: Mapping[int, Sequence[RecordedStep]], module: int = 0, one_clock: bool = False
+    recorded: Mapping[int, Sequence[RecordedStep]], num_buckets: Sequence[int] = (0,), one_clock: bool = False
 ) -> tuple[ObservedStep, ...]:
     """Return what light recording saw on every rank that was read, one observation per synchronised backward pass.
 
-    `one_clock`: the ranks are on one host, and a step begins when the first of them begins it. Otherwise each rank's
-    times count from its own beginning, as if all began together.
+    `num_buckets`: number of buckets of each DDP module. `one_clock`: the ranks are on one host, and a step begins when
+    the first of them begins it. Otherwise each rank's times count from its own beginning, as if all began together.
     """
     by_rank = [{step.number: step for step in steps if step.mode is StepMode.LIGHT} for steps in recorded.values()]
     common = sorted(set.intersection(*map(set, by_rank))) if by_rank else []
     observed: list[ObservedStep] = []
     for number in common:
-        parts = [one_part_for_each_pass(steps[number], module) for steps in by_rank]
-        if len({len(of_rank) for of_rank in parts}) == 1:
-            observed += (_observe(ranks, one_clock) for ranks in zip(*parts, strict=True))
+        parts = [one_part_for_each_pass(steps[number]) for steps in by_rank]
+        if len({tuple(_modules_of(part) for part in of_rank) for of_rank in parts}) == 1:
+            observed += (_observe(ranks, num_buckets, one_clock) for ranks in zip(*parts, strict=True))
     return tuple(observed)
 
 
-def one_part_for_each_pass(step: RecordedStep, module: int = 0) -> tuple[RecordedStep, ...]:
-    """Split the step where a forward begins after a synchronised backward pass.
+def one_part_for_each_pass(step: RecordedStep) -> tuple[RecordedStep, ...]:
+    """Split the step where a forward begins after a synchronised backward pass; a part has a pass of each module.
 
-    The result is empty if a pass goes through another module, or if a pass lacks gradients or a forward of its own.
+    The result is empty if a pass lacks gradients, or a part a forward of its own.
     """
-    if not step.passes or any(one.module != module or one.last_ready_ns is None for one in step.passes):
+    if not step.passes or any(one.last_ready_ns is None for one in step.passes):
         return ()
-    ends = []
-    for one in step.passes[:-1]:
-        following = [forward.start_ns for forward in step.forwards if forward.start_ns >= (one.last_ready_ns or 0)]
-        ends.append(min(following, default=step.end_ns))
-    bounds = [step.start_ns, *ends, step.end_ns]
+    in_time = sorted(step.passes, key=_last_ready_ns)
+    begins, groups = [step.start_ns], [[in_time[0]]]
+    for before, one in pairwise(in_time):
+        between = [f.start_ns for f in step.forwards if _last_ready_ns(before) <= f.start_ns < _last_ready_ns(one)]
+        if between:
+            begins.append(min(between))
+            groups.append([])
+        groups[-1].append(one)
     parts = tuple(
         structs.replace(
             step,
@@ -80,12 +86,23 @@ def one_part_for_each_pass(step: RecordedStep, module: int = 0) -> tuple[Recorde
             end_ns=end,
             forwards=tuple(forward for forward in step.forwards if start <= forward.start_ns < end),
             optimizers=tuple(span for span in step.optimizers if start <= span[0] < end),
-            passes=(one,),
+            passes=tuple(sorted(passes, key=lambda one: one.module)),
         )
-        for one, start, end in zip(step.passes, bounds, bounds[1:], strict=False)
+        for passes, (start, end) in zip(groups, pairwise([*begins, step.end_ns]), strict=True)
     )
-    whole = all(sum(forward.synchronises for forward in part.forwards) == 1 for part in parts)
-    return parts if whole else ()
+    is_whole = all(
+        any(forward.synchronises for forward in part.forwards) and len(set(_modules_of(part))) == len(part.passes)
+        for part in parts
+    )
+    return parts if is_whole else ()
+
+
+def _modules_of(part: RecordedStep) -> tuple[int, ...]:
+    return tuple(one.module for one in part.passes)
+
+
+def _last_ready_ns(one: BackwardPass) -> int:
+    return one.last_ready_ns or 0
 
 
 def backward_alone_ns(recorded: Mapping[int, Sequence[RecordedStep]]) -> float | None:
@@ -107,25 +124,36 @@ def _backward_ns(step: RecordedStep) -> int:
     return _optimized_at(step, begin_ns) - begin_ns
 
 
-def _observe(ranks: Sequence[RecordedStep], one_clock: bool) -> ObservedStep:
-    first_ns = min(step.start_ns for step in ranks)
-    origins = [(step, step.passes[0], first_ns if one_clock else step.start_ns) for step in ranks]
-    gradients = zip(*([_since(origin, ns) for ns in one.ready_ns] for _, one, origin in origins), strict=True)
-    finished = [{b.index: b.finished_ns - origin for b in one.buckets if b.finished_ns} for _, one, origin in origins]
+def _observe(ranks: Sequence[RecordedStep], num_buckets: Sequence[int], one_clock: bool) -> ObservedStep:
+    first_ns, modules = min(step.start_ns for step in ranks), _modules_of(ranks[0])
+    origins = [(step, first_ns if one_clock else step.start_ns) for step in ranks]
+    gradients = zip(*(_ready_ns(step, origin) for step, origin in origins), strict=True)
+    first_buckets = list(accumulate((num_buckets[module] for module in modules[:-1]), initial=0))
+    finished = [_finished_ns(step, origin, first_buckets) for step, origin in origins]
     timed = sorted({index for times in finished for index in times})  # the end of a step may be too early for a rank
     return ObservedStep(
         measured_ns=fmean(step.end_ns - step.start_ns for step in ranks),
-        backward_ns=max(step.forwards[-1].end_ns - origin for step, _, origin in origins),
+        backward_ns=max(step.forwards[-1].end_ns - origin for step, origin in origins),
         ready_ns=tuple(_last(times) for times in gradients),
         finished_ns={index: float(max(times[index] for times in finished if index in times)) for index in timed},
-        reduced_ns=max(_optimized_at(step, one.last_ready_ns or 0) - origin for step, one, origin in origins),
-        num_forwards=max(sum(forward.has_gradients for forward in step.forwards) for step in ranks),
+        reduced_ns=max(_optimized_at(step, max(map(_last_ready_ns, step.passes))) - origin for step, origin in origins),
+        num_forwards=max(1 + sum(f.has_gradients and not f.synchronises for f in step.forwards) for step in ranks),
         step=ranks[0].number,
+        modules=modules,
     )
 
 
-def _since(origin_ns: int, ns: int | None) -> int | None:
-    return None if ns is None else ns - origin_ns
+def _ready_ns(part: RecordedStep, origin_ns: int) -> list[int | None]:
+    return [None if ns is None else ns - origin_ns for one in part.passes for ns in one.ready_ns]
+
+
+def _finished_ns(part: RecordedStep, origin_ns: int, first_buckets: Sequence[int]) -> dict[int, int]:
+    return {
+        first + bucket.index: bucket.finished_ns - origin_ns
+        for one, first in zip(part.passes, first_buckets, strict=True)
+        for bucket in one.buckets
+        if bucket.finished_ns
+    }
 
 
 def _last(times: Sequence[int | None]) -> float | None:

@@ -17,8 +17,8 @@ from ddpprof.measures.statistics.medians import first_quartile
 from ddpprof.measures.statistics.size_model import SizeModel, fit_size_model
 from ddpprof.model.netbench import NetBench
 from ddpprof.predict.light_steps import ObservedStep
-from ddpprof.predict.replay import NOTHING, Cost, Link, replay
-from ddpprof.predict.training import Training
+from ddpprof.predict.replay import NOTHING, Cost, Link
+from ddpprof.predict.training import Training, replay_in_turn
 
 _LEAST_OF_LARGEST = 8
 """ratio to the largest bucket below which buckets show latency rather than the rate"""
@@ -116,7 +116,7 @@ def _of_shared_link(steps: Sequence[ObservedStep], training: Training) -> Networ
     def misses(ns_per_byte: float) -> list[float]:
         found = []
         for step, buckets in zip(steps, sent_in, strict=True):
-            sent = replay(buckets, step.computed_ns, Link(Cost(0.0, ns_per_byte), at_once=at_once)).buckets
+            sent = replay_in_turn(buckets, step.computed_ns, Link(Cost(0.0, ns_per_byte), at_once=at_once)).buckets
             found += [
                 (sent[index].finished_ns - ns) / max(1.0, ns - buckets[index].computed_ns)
                 for index, ns in step.finished_ns.items()

@@ -2,21 +2,23 @@
 
     step = measured step + pace × (replayed backward passes - replay of the recorded ones)
 
-What the replay does not model (the optimizer, data, Python) stays as measured. A step's reduced backward passes are
-assumed to be alike, and one is replayed; passes that only accumulate add their computation. The pace is how much slower
-the machine was than the replay: whatever slowed the recorded steps would slow others. The interval combines, as
-independent errors: the noise of the measured steps, the replay's error for them, guesses about computation, and replays
-with a slower and a faster network, which differ more the further the setting is from what was measured.
+What the replay does not model (the optimizer, data, Python) stays as measured. A step's reduced backward passes through
+the same DDP modules are assumed to be alike, and one is replayed; passes that only accumulate add their computation.
+The pace is how much slower the machine was than the replay: whatever slowed the recorded steps would slow others. The
+interval combines, as independent errors: the noise of the measured steps, the replay's error for them, guesses about
+computation, and replays with a slower and a faster network, which differ more the further the setting is from what was
+measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot, log2, sqrt
 
-from ddpprof.model.bucket_assignment import final_buckets, same_buckets
+from ddpprof.model.bucket_assignment import same_buckets
 from ddpprof.predict.network import Network
-from ddpprof.predict.profile import Profile
+from ddpprof.predict.profile import PassProfile, Profile
 from ddpprof.predict.replay import NOTHING, Cost, Link, Replayed
 from ddpprof.predict.setting import Algorithm, Compression, Setting, sent_share
 from ddpprof.predict.training import Computed, Training
@@ -85,30 +87,35 @@ def gain(before: Prediction, after: Prediction) -> Gain:
     return Gain(gains[0], gains[0] - low_ns, gains[0] + high_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class _PredictedPasses:
+    """The step's reduced backward passes through the same modules, ns for all of them together."""
+
+    training: Training
+    was_ns: float
+    """their length with the recorded settings"""
+    parts: PredictedParts
+    """of the step, with no rest"""
+    doubted_ns: tuple[float, ...]
+    missed_ns: float
+    guessed_ns: float
+    reasons: tuple[str, ...]
+
+    @property
+    def end_ns(self) -> float:
+        parts = self.parts
+        return parts.forward_ns + parts.backward_ns + parts.slowed_ns + parts.exposed_ns
+
+
 def predict(profile: Profile, setting: Setting, target: Network | None = None) -> Prediction:
     """Predict the step. `target` is the network to train on, if it is not the run's."""
     network = target or profile.network
-    ranks = num_ranks(setting, profile.training, network)
-    setting = replace(setting, world_size=ranks)
-    training, computed = _training(profile, setting), _computed(profile, setting)
-
-    def replayed(link: Link) -> Replayed:
-        share = sent_share(training.gradients, setting.compression, setting.powersgd_rank)
-        return training.replay(computed, link, _after_ns_per_byte(profile, training, setting), share)
-
-    link = _link(network, setting, ranks, training.backend)
-    base = replayed(link)
-    doubts = doubts_about(network, link, setting, training)
-    rest_ns = profile.step_ns - profile.pace * profile.num_reduced * profile.replayed_ns
-    num_reduced = 1 if setting.accumulation else profile.num_reduced
-    pace = profile.pace * num_reduced
-    step_ns = rest_ns + pace * base.end_ns
-    doubted_ns = tuple(rest_ns + pace * replayed(link).end_ns for link in doubts.links)
-    missed_ns = num_reduced * (profile.replayed_ns - profile.reduced_ns) * max(1.0, base.end_ns / profile.replayed_ns)
-    guessed_ns = num_reduced * hypot(
-        computed.end_ns * _BATCH_ERROR * log2(setting.batch_scale),
-        _hook_ns_per_byte(profile, setting) * training.gradient_bytes / 2,
-    )
+    setting = replace(setting, world_size=num_ranks(setting, profile.training, network))
+    passes = [_predict_passes(one, setting, network) for one in profile.passes]
+    rest_ns = profile.step_ns - sum(one.was_ns for one in passes)
+    step_ns = rest_ns + sum(one.end_ns for one in passes)
+    doubted_ns = tuple(rest_ns + sum(ends) for ends in zip(*(one.doubted_ns for one in passes), strict=True))
+    missed_ns, guessed_ns = sum(one.missed_ns for one in passes), sum(one.guessed_ns for one in passes)
     half_ns = sqrt(
         (2 * profile.step_error_ns) ** 2
         + missed_ns**2
@@ -120,18 +127,59 @@ def predict(profile: Profile, setting: Setting, target: Network | None = None) -
         low_ns=max(0.0, step_ns - half_ns),
         high_ns=step_ns + half_ns,
         parts=PredictedParts(
+            forward_ns=sum(one.parts.forward_ns for one in passes),
+            backward_ns=sum(one.parts.backward_ns for one in passes),
+            slowed_ns=sum(one.parts.slowed_ns for one in passes),
+            exposed_ns=sum(one.parts.exposed_ns for one in passes),
+            rest_ns=rest_ns,
+        ),
+        bucket_bytes=_bucket_bytes([one.training for one in passes]),
+        doubted_ns=doubted_ns,
+        missed_ns=missed_ns,
+        guessed_ns=guessed_ns,
+        widened=tuple(dict.fromkeys(reason for one in passes for reason in one.reasons)),
+    )
+
+
+def _predict_passes(one: PassProfile, setting: Setting, network: Network) -> _PredictedPasses:
+    training, computed = _training(one, setting), _computed(one, setting)
+    share = sent_share(training.gradients, setting.compression, setting.powersgd_rank)
+    after_ns_per_byte = _after_ns_per_byte(one, training, setting)
+
+    def replayed(link: Link) -> Replayed:
+        return training.replay(computed, link, after_ns_per_byte, share)
+
+    link = _link(network, setting, training.backend)
+    base, doubts = replayed(link), doubts_about(network, link, setting, training)
+    num_reduced = 1 if setting.accumulation else one.num_reduced
+    pace = one.pace * num_reduced
+    return _PredictedPasses(
+        training=training,
+        was_ns=one.pace * one.num_reduced * one.replayed_ns,
+        parts=PredictedParts(
             forward_ns=pace * computed.forward_end_ns,
             backward_ns=pace * (computed.end_ns - computed.forward_end_ns),
             slowed_ns=pace * (base.computed_ns - computed.end_ns),
             exposed_ns=pace * (base.end_ns - base.computed_ns),
-            rest_ns=rest_ns,
+            rest_ns=0.0,
         ),
-        bucket_bytes=training.bucket_bytes,
-        doubted_ns=doubted_ns,
-        missed_ns=missed_ns,
-        guessed_ns=guessed_ns,
-        widened=(*doubts.reasons, *_guesses(profile, setting)),
+        doubted_ns=tuple(pace * replayed(other).end_ns for other in doubts.links),
+        missed_ns=num_reduced * (one.replayed_ns - one.reduced_ns) * max(1.0, base.end_ns / one.replayed_ns),
+        guessed_ns=num_reduced
+        * hypot(
+            computed.end_ns * _BATCH_ERROR * log2(setting.batch_scale),
+            _hook_ns_per_byte(one, setting) * training.gradient_bytes / 2,
+        ),
+        reasons=(*doubts.reasons, *_guesses(one, setting)),
     )
+
+
+def _bucket_bytes(trainings: Sequence[Training]) -> tuple[int, ...]:
+    """Return the sizes of every module's buckets once, although several kinds of passes may go through it."""
+    of_modules: dict[int, tuple[int, ...]] = {}
+    for training in trainings:
+        of_modules |= training.bucket_bytes_by_module
+    return tuple(size for sizes in of_modules.values() for size in sizes)
 
 
 def num_ranks(setting: Setting, training: Training, network: Network) -> int:
@@ -139,8 +187,8 @@ def num_ranks(setting: Setting, training: Training, network: Network) -> int:
     return setting.world_size or (training.world_size if training.world_size > 1 else network.world_size)
 
 
-def _training(profile: Profile, setting: Setting) -> Training:
-    was = profile.training
+def _training(one: PassProfile, setting: Setting) -> Training:
+    was = one.training
     asked = replace(
         was,
         static_graph=was.static_graph or setting.static_graph,
@@ -148,46 +196,41 @@ def _training(profile: Profile, setting: Setting) -> Training:
     )
     if setting.buckets is None and asked.is_rebuilt == was.is_rebuilt:
         return asked
-    order = [index for bucket in was.buckets for index in bucket] if was.is_rebuilt else profile.order
-    made = final_buckets(
-        asked.gradients,
-        setting.buckets.caps if setting.buckets is not None else was.caps,
-        order,
-        rebuilt=asked.is_rebuilt,
-    )
+    order = [index for bucket in was.buckets for index in bucket] if was.is_rebuilt else one.order
+    made = asked.remade(setting.buckets.caps if setting.buckets is not None else was.caps, order)
     as_before = asked.is_rebuilt == was.is_rebuilt and same_buckets(made, was.buckets)
     return asked if as_before else replace(asked, buckets=made)
 
 
-def _computed(profile: Profile, setting: Setting) -> Computed:
-    was, scale = profile.computed, setting.batch_scale
-    per_byte_ns = _hook_ns_per_byte(profile, setting) / 2
-    if setting.static_graph and not profile.training.static_graph:
-        was = was.sooner(profile.searched_ns)
-    passes = setting.accumulation or profile.accumulation
-    earlier_ns = was.end_ns * scale * (passes / profile.accumulation - 1)
+def _computed(one: PassProfile, setting: Setting) -> Computed:
+    was, scale = one.computed, setting.batch_scale
+    per_byte_ns = _hook_ns_per_byte(one, setting) / 2
+    if setting.static_graph and not one.training.static_graph:
+        was = was.sooner(one.searched_ns)
+    passes = setting.accumulation or one.accumulation
+    earlier_ns = was.end_ns * scale * (passes / one.accumulation - 1)
     gradients: list[float | None] = [None] * len(was.gradients_ns)
-    end_ns, done_bytes = earlier_ns + was.end_ns * scale + per_byte_ns * profile.training.gradient_bytes, 0
-    for index in profile.order:
-        done_bytes += profile.training.gradients[index].num_bytes
+    end_ns, done_bytes = earlier_ns + was.end_ns * scale + per_byte_ns * one.training.gradient_bytes, 0
+    for index in one.order:
+        done_bytes += one.training.gradients[index].num_bytes
         own_ns = earlier_ns + (was.gradients_ns[index] or 0.0) * scale + per_byte_ns * done_bytes
         gradients[index] = max(0.0, own_ns) if setting.overlaps else end_ns
     return Computed(earlier_ns + was.forward_end_ns * scale, tuple(gradients), end_ns)
 
 
-def _hook_ns_per_byte(profile: Profile, setting: Setting) -> float:
-    return 0.0 if setting.compression is None else _PASSES[setting.compression] * profile.copied_ns_per_byte
+def _hook_ns_per_byte(one: PassProfile, setting: Setting) -> float:
+    return 0.0 if setting.compression is None else _PASSES[setting.compression] * one.copied_ns_per_byte
 
 
-def _after_ns_per_byte(profile: Profile, training: Training, setting: Setting) -> float:
+def _after_ns_per_byte(one: PassProfile, training: Training, setting: Setting) -> float:
     """Return what DDP and a hook do once a bucket is there."""
-    copied = 0.0 if training.gradient_as_bucket_view else profile.copied_ns_per_byte
-    return copied + _hook_ns_per_byte(profile, setting) / 2
+    copied = 0.0 if training.gradient_as_bucket_view else one.copied_ns_per_byte
+    return copied + _hook_ns_per_byte(one, setting) / 2
 
 
-def _link(network: Network, setting: Setting, ranks: int, backend: str) -> Link:
-    """Return the network's link, for another number of ranks and the given speed."""
-    was = network.link
+def _link(network: Network, setting: Setting, backend: str) -> Link:
+    """Return the network's link, for the setting's number of ranks and speed."""
+    was, ranks = network.link, setting.world_size or network.world_size
     if ranks == 1:
         return Link(NOTHING, at_once=was.at_once)
     rounds = setting.algorithm.rounds(ranks) / Algorithm.RING.rounds(network.world_size)
@@ -217,14 +260,14 @@ def _link(network: Network, setting: Setting, ranks: int, backend: str) -> Link:
     return link
 
 
-def _guesses(profile: Profile, setting: Setting) -> list[str]:
+def _guesses(one: PassProfile, setting: Setting) -> list[str]:
     guesses = []
     if setting.batch_scale != 1:
         guesses.append("computation is assumed to grow with the batch")
-    if setting.compression is not None and profile.copied_ns_per_byte:
+    if setting.compression is not None and one.copied_ns_per_byte:
         guesses.append("the hook's computation is estimated from the time of DDP's own copies")
     elif setting.compression is not None:
         guesses.append("the hook's computation is left out, since the run does not show how fast gradients are copied")
-    if setting.compression is not None and not profile.training.knows_parameters:
+    if setting.compression is not None and not one.training.knows_parameters:
         guesses.append("gradients are assumed to have 32 bits, since traces do not tell")
     return guesses

@@ -12,7 +12,6 @@ All are medians over the observed steps.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -21,8 +20,8 @@ from ddpprof.errors import DdpprofError
 from ddpprof.measures.statistics.medians import error_of_median
 from ddpprof.predict.light_steps import ObservedStep
 from ddpprof.predict.network import Network
-from ddpprof.predict.replay import NOTHING, Cost, Link, SentBucket, replay
-from ddpprof.predict.training import Computed, Times, Training
+from ddpprof.predict.replay import NOTHING, Cost, Link, SentBucket
+from ddpprof.predict.training import Computed, Times, Training, replay_in_turn
 
 _MOST_COPIED = 4.0
 """ns per byte; anything slower is not a copy but the script's own work before its optimizer"""
@@ -35,48 +34,30 @@ _UNKNOWN_ERROR = 0.0625
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class PassProfile:
+    """The reduced backward passes of a step through the same DDP modules, which are assumed to be alike.
+
+    Times are those of one pass, from where its part of the step begins.
+    """
+
     training: Training
-    step_ns: float
-    """median of measured steps"""
-    step_error_ns: float
-    """standard error of the median"""
     computed: Computed
     copied_ns_per_byte: float
-    network: Network
-    """network between the ranks of the run"""
     replayed_ns: float
     """end of the backward pass with the recorded settings, according to the replay"""
     reduced_ns: float
     """the same, observed"""
-    num_steps: int
     searched_ns: float = 0.0
     """time that DDP spends in every forward to find unused parameters"""
-    knows_alone: bool = False
-    """True if the run has steps without communication"""
     accumulation: int = 1
     """number of backward passes per reduction"""
     num_reduced: int = 1
-    """number of reduced backward passes in a step; all times except the step's are for one of them"""
+    """number of such passes in a step"""
 
     @property
     def pace(self) -> float:
         """Observed time relative to the replay's, within the limits of what the machine may cause."""
         return min(max(self.reduced_ns / self.replayed_ns, 1 / _MOST_PACE), _MOST_PACE)
-
-    @property
-    def replay_error(self) -> float:
-        """Error of the replay of the recorded settings, as a fraction of the step."""
-        return self.num_reduced * (self.replayed_ns - self.reduced_ns) / self.step_ns
-
-    def without_others(self, ranks: Profile) -> Profile:
-        """Return a profile as if all ranks computed like `ranks`, a profile of some of them.
-
-        Everything else is as measured on all ranks. Raises `DdpprofError` if it has other gradients.
-        """
-        if len(ranks.computed.gradients_ns) != len(self.computed.gradients_ns):
-            raise DdpprofError("without that rank, the traces do not show the same gradients.")
-        return replace(self, computed=ranks.computed)
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -85,53 +66,131 @@ class Profile:
         return tuple(index for _, index in sorted(known))
 
 
+@dataclass(frozen=True, slots=True)
+class Profile:
+    passes: tuple[PassProfile, ...]
+    """one for each set of DDP modules that a backward pass of the step goes through; most jobs have one"""
+    step_ns: float
+    """median of measured steps"""
+    step_error_ns: float
+    """standard error of the median"""
+    network: Network
+    """network between the ranks of the run"""
+    num_steps: int
+    knows_alone: bool = False
+    """True if the run has steps without communication"""
+
+    @property
+    def training(self) -> Training:
+        """The training of the passes that reduce most."""
+        return max((one.training for one in self.passes), key=lambda training: training.gradient_bytes)
+
+    @property
+    def modules(self) -> frozenset[int]:
+        """The DDP modules that the steps train."""
+        return frozenset(module for one in self.passes for module in one.training.modules)
+
+    @property
+    def replay_error(self) -> float:
+        """Error of the replay of the recorded settings, as a fraction of the step."""
+        return sum(one.num_reduced * (one.replayed_ns - one.reduced_ns) for one in self.passes) / self.step_ns
+
+    @property
+    def batches_per_step(self) -> int | None:
+        """Number of backward passes in a step; ``None`` if they go through different modules, as in a GAN."""
+        if len(self.passes) > 1:
+            return None
+        return self.passes[0].num_reduced * self.passes[0].accumulation
+
+    def without_others(self, ranks: Profile) -> Profile:
+        """Return a profile as if all ranks computed like `ranks`, a profile of some of them.
+
+        Everything else is as measured on all ranks. Raises `DdpprofError` if it has other gradients.
+        """
+        if _num_gradients(ranks) != _num_gradients(self):
+            raise DdpprofError("without that rank, the traces do not show the same gradients.")
+        pairs = zip(self.passes, ranks.passes, strict=True)
+        return replace(self, passes=tuple(replace(own, computed=other.computed) for own, other in pairs))
+
+
+def _num_gradients(profile: Profile) -> list[int]:
+    return [len(one.computed.gradients_ns) for one in profile.passes]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The reduced backward passes through the same modules, in all observed steps."""
+
+    training: Training
+    passes: Sequence[ObservedStep]
+    num_reduced: int
+    """number of such passes in a step"""
+
+
 def profile_of(
-    training: Training,
-    steps: Sequence[ObservedStep],
+    kinds: Sequence[Observed],
     measured_ns: Sequence[float],
     network: Network,
     copied_ns: float | None = None,
     alone_ns: float | None = None,
+    searched_ns: float = 0.0,
 ) -> Profile:
-    """Return the profile of one reduced backward pass, and of a step, which has one or more of them.
+    """Return the profile of a step.
 
-    `steps`: one for each reduced pass. `measured_ns`: steps that were not profiled. `network`: the run's network.
-    `copied_ns`: time in which DDP copies out of its buckets in a step, if a trace has it. `alone_ns`: length of a
-    backward pass without communication.
+    `measured_ns`: steps that were not profiled. `network`: the run's network. `copied_ns`: time in which DDP copies out
+    of its buckets in a step, if a trace has it. `alone_ns`: length of a backward pass without communication, if all
+    passes go through the same modules. `searched_ns`: time in which DDP searches for unused parameters in a step.
     """
-    passes_of = Counter(step.step for step in steps)
-    num_reduced = round(median(passes_of.values()))
+    num_passes = sum(one.num_reduced for one in kinds)
+    num_bytes = sum(one.num_reduced * one.training.gradient_bytes for one in kinds)
+    copied = None if copied_ns is None else copied_ns / num_bytes
+    passes = []
+    for one in kinds:
+        made, link = _pass_profile(one, network.link, copied, alone_ns if len(kinds) == 1 else None)
+        passes.append(replace(made, searched_ns=searched_ns / num_passes))
+        network = replace(network, link=link)
+    step_ns = median(measured_ns)
+    return Profile(
+        passes=tuple(passes),
+        step_ns=step_ns,
+        step_error_ns=error_of_median(measured_ns) if len(measured_ns) > 1 else _UNKNOWN_ERROR * step_ns,
+        network=network,
+        num_steps=len({step.step for one in kinds for step in one.passes}),
+        knows_alone=alone_ns is not None,
+    )
+
+
+def _pass_profile(
+    observed: Observed, link: Link, copied: float | None, alone_ns: float | None
+) -> tuple[PassProfile, Link]:
+    """Return the profile of one of these passes, and the link with what it takes from the computation, if that shows.
+
+    `copied`: ns per byte.
+    """
+    training, steps = observed.training, observed.passes
     reduced_ns = median(step.reduced_ns for step in steps)
-    computed = _usual([_computed(training, step, network.link) for step in steps])
+    computed = _usual([_computed(training, step, link) for step in steps])
     if training.gradient_as_bucket_view:
         copied = 0.0
-    elif copied_ns is not None:
-        copied = copied_ns / num_reduced / training.gradient_bytes
-    else:
-        copied = _copied_ns_per_byte(training, computed, network.link, reduced_ns)
+    elif copied is None:
+        copied = _copied_ns_per_byte(training, computed, link, reduced_ns)
     if alone_ns is not None:
         observed_end_ns = median(step.computed_ns for step in steps)
         copied_in_ns = copied * training.gradient_bytes  # the same time as for copying them out again
         end_ns = min(computed.forward_end_ns + alone_ns + copied_in_ns, observed_end_ns)
-        if training.on_cpu and network.link.taken == NOTHING:
-            taken = _taken(training, steps, network.link, observed_end_ns - end_ns)
-            network = replace(network, link=replace(network.link, taken=taken))
+        if training.on_cpu and link.taken == NOTHING:
+            link = replace(link, taken=_taken(training, steps, link, observed_end_ns - end_ns))
         computed = computed.ending_at(end_ns)
-    step_ns = median(measured_ns)
-    return Profile(
+    profile = PassProfile(
         training=training,
-        step_ns=step_ns,
-        step_error_ns=error_of_median(measured_ns) if len(measured_ns) > 1 else _UNKNOWN_ERROR * step_ns,
         computed=computed,
         copied_ns_per_byte=copied,
-        network=network,
-        replayed_ns=training.replay(computed, network.link, copied).end_ns,
+        replayed_ns=training.replay(computed, link, copied).end_ns,
         reduced_ns=reduced_ns,
-        num_steps=len(passes_of),
-        knows_alone=alone_ns is not None,
         accumulation=round(median(step.num_forwards for step in steps)),
-        num_reduced=num_reduced,
+        num_reduced=observed.num_reduced,
     )
+    return profile, link
 
 
 def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
@@ -151,7 +210,7 @@ def _computed(training: Training, step: ObservedStep, link: Link) -> Computed:
 def _sent(training: Training, step: ObservedStep, link: Link) -> list[tuple[SentBucket, float]]:
     """Return the buckets as sent over the link during the observed computation, with their bytes."""
     buckets = training.sent_when(step.ready_ns)
-    sent = replay(buckets, step.computed_ns, replace(link, taken=NOTHING)).buckets
+    sent = replay_in_turn(buckets, step.computed_ns, replace(link, taken=NOTHING)).buckets
     return [(one, bucket.num_bytes) for one, bucket in zip(sent, buckets, strict=True)]
 
 

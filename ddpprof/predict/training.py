@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from ddpprof.model.bucket_assignment import Buckets, Caps, Gradient, rebuilds_buckets
+from ddpprof.errors import DdpprofError
+from ddpprof.model.bucket_assignment import Buckets, Caps, Gradient, final_buckets, rebuilds_buckets
 from ddpprof.predict.replay import Bucket, Link, Replayed, replay
 
 Times = Sequence[float | None]
@@ -40,9 +43,11 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Training:
+    """What one backward pass reduces: the gradients of a DDP module, or of several, one after the other."""
+
     gradients: tuple[Gradient, ...]
     buckets: Buckets
-    """buckets in the order of launch"""
+    """buckets of each module in the order of launch"""
     caps: Caps
     """caps by which they were made"""
     world_size: int
@@ -54,10 +59,22 @@ class Training:
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     comm_hook: str | None = None
+    modules: tuple[int, ...] = (0,)
+    """DDP modules that the pass goes through"""
+    further_modules_at: tuple[int, ...] = ()
+    """index of the first gradient of each module but the first"""
 
     @property
     def bucket_bytes(self) -> tuple[int, ...]:
         return tuple(sum(self.gradients[index].num_bytes for index in bucket) for bucket in self.buckets)
+
+    @property
+    def bucket_bytes_by_module(self) -> dict[int, tuple[int, ...]]:
+        """Module → sizes of its buckets."""
+        sizes: dict[int, list[int]] = {}
+        for bucket, size in zip(self.buckets, self.bucket_bytes, strict=True):
+            sizes.setdefault(self.modules[self._place(bucket)], []).append(size)
+        return {module: tuple(of_module) for module, of_module in sizes.items()}
 
     @property
     def gradient_bytes(self) -> int:
@@ -68,12 +85,20 @@ class Training:
         return rebuilds_buckets(find_unused_parameters=self.find_unused_parameters, static_graph=self.static_graph)
 
     def launches(self, ready_ns: Times) -> list[float]:
-        """Return when each bucket is launched: once it and all before it are there; at once, if it has no gradients."""
-        launches, latest = [], 0.0
+        """Return when each bucket is launched: once it and all before it in its module are there.
+
+        A bucket without gradients is launched at once.
+        """
+        launches, latest = [], [0.0] * len(self.modules)
         for bucket in self.buckets:
-            latest = max([latest, *(ns for index in bucket if (ns := ready_ns[index]) is not None)])
-            launches.append(latest)
+            place = self._place(bucket)
+            latest[place] = max([latest[place], *(ns for index in bucket if (ns := ready_ns[index]) is not None)])
+            launches.append(latest[place])
         return launches
+
+    def _place(self, bucket: Sequence[int]) -> int:
+        """Return the place of the bucket's module among `modules`."""
+        return bisect_right(self.further_modules_at, bucket[0])
 
     def sent_when(self, ready_ns: Times) -> list[Bucket]:
         """Return the buckets, each sent as soon as it may be launched."""
@@ -85,4 +110,43 @@ class Training:
             Bucket(one.computed_ns, one.num_bytes * sent_share, copied_ns_per_byte * one.num_bytes)
             for one in self.sent_when(computed.gradients_ns)
         ]
-        return replay(rows, computed.end_ns, link)
+        return replay_in_turn(rows, computed.end_ns, link)
+
+    def remade(self, caps: Caps, ready_order: Sequence[int]) -> Buckets:
+        """Return the buckets that DDP makes with these caps from gradients that come in this order."""
+        firsts = (0, *self.further_modules_at)
+        made: list[tuple[int, ...]] = []
+        for first, end in zip(firsts, (*self.further_modules_at, len(self.gradients)), strict=True):
+            order = [index - first for index in ready_order if first <= index < end]
+            of_module = final_buckets(self.gradients[first:end], caps, order, rebuilt=self.is_rebuilt)
+            made += (tuple(first + index for index in bucket) for bucket in of_module)
+        return tuple(made)
+
+
+def joint(trainings: Sequence[Training]) -> Training:
+    """Return what a backward pass through several modules reduces. Raises `DdpprofError` if their settings differ."""
+    firsts = list(accumulate((len(one.gradients) for one in trainings), initial=0))
+    common = {replace(one, gradients=(), buckets=(), modules=()) for one in trainings}
+    if len(common) > 1:
+        raise DdpprofError(
+            "a backward pass goes through DDP modules with different settings, which cannot be replayed."
+        )
+    return replace(
+        trainings[0],
+        gradients=tuple(gradient for one in trainings for gradient in one.gradients),
+        buckets=tuple(
+            tuple(first + index for index in bucket)
+            for first, one in zip(firsts, trainings, strict=False)
+            for bucket in one.buckets
+        ),
+        modules=tuple(module for one in trainings for module in one.modules),
+        further_modules_at=tuple(firsts[1:-1]),
+    )
+
+
+def replay_in_turn(buckets: Sequence[Bucket], computed_ns: float, link: Link) -> Replayed:
+    """Replay buckets in any order, each launched as soon as it is there; the result has them in the same order."""
+    order = sorted(range(len(buckets)), key=lambda index: buckets[index].computed_ns)
+    replayed = replay([buckets[index] for index in order], computed_ns, link)
+    by_index = dict(zip(order, replayed.buckets, strict=True))
+    return replace(replayed, buckets=tuple(by_index[index] for index in range(len(buckets))))

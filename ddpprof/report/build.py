@@ -103,8 +103,8 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
 
 
 def _predictions(run: KnownRun, observed: Observed, recorded: RecordedSteps) -> Predictions:
-    """Predict changes only if a rule needs them: for one DDP module, or a late rank."""
-    if len(run.modules) != 1 and not observed.stragglers:
+    """Predict changes only if a rule needs them: for DDP modules, or a late rank."""
+    if not run.modules and not observed.stragglers:
         return Predictions()
     known = [one.rank for one in run.report.ranks]
     ranks = ranks_to_replay(known, observed.stragglers)

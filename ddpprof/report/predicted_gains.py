@@ -59,14 +59,16 @@ class _Changes:
     copying_error_ns: float
 
     def predictions(self, without_straggler: Predicted | None) -> Predictions:
-        training = self.profile.training
+        training, has_one_module = self.profile.training, len(self.profile.modules) == 1
         return Predictions(
-            best_buckets=self._best_buckets() if training.knows_parameters else None,
+            best_buckets=self._best_buckets() if training.knows_parameters and has_one_module else None,
             compression=self._compression(),
             bucket_views=self._bucket_views()
             if training.knows_parameters and not training.gradient_as_bucket_view
             else None,
-            without_unused_search=None if training.is_rebuilt else self._of(Setting(static_graph=True)),
+            without_unused_search=self._of(Setting(static_graph=True))
+            if has_one_module and not training.is_rebuilt
+            else None,
             no_sync=self._no_sync(),
             double_batch=self._per_batch(Setting(batch_scale=2), 2),
             accumulation=self._accumulation(),
@@ -81,8 +83,8 @@ class _Changes:
         return Predicted(*map(round, gains))
 
     def _accumulation(self) -> Predicted | None:
-        """Return the effect of accumulation; ``None`` if the job already accumulates."""
-        if self.profile.accumulation > 1 or self.profile.num_reduced > 1:
+        """Return the effect of accumulation; ``None`` if a step already has several backward passes."""
+        if self.profile.batches_per_step != 1:
             return None
         return self._per_batch(Setting(accumulation=ACCUMULATED), ACCUMULATED)
 
@@ -95,10 +97,10 @@ class _Changes:
         return _predicted(self.now, predict(self.profile, Setting(), replace(self.profile.network, link=faster)))
 
     def _no_sync(self) -> Predicted | None:
-        num_reduced = self.profile.num_reduced
-        if num_reduced == 1:
+        num_batches = self.profile.batches_per_step
+        if num_batches is None or self.profile.passes[0].num_reduced == 1:
             return None
-        return self._of(Setting(accumulation=num_reduced * self.profile.accumulation))
+        return self._of(Setting(accumulation=num_batches))
 
     def _of(self, setting: Setting) -> Predicted:
         return _predicted(self.now, predict(self.profile, setting))

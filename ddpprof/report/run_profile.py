@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
@@ -13,10 +14,10 @@ from ddpprof.model import DdpModule, RecordedStep, StepMode
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Caps, Gradient, buckets_under, gradient_of, same_buckets
 from ddpprof.predict.light_steps import ObservedStep, backward_alone_ns, observe_steps
 from ddpprof.predict.network import Network, network_of_steps
-from ddpprof.predict.profile import Profile, profile_of
+from ddpprof.predict.profile import Observed, Profile, profile_of
 from ddpprof.predict.replay import NOTHING, Cost, Link
 from ddpprof.predict.traced_steps import HostTimes, observe_gradients, observe_passes
-from ddpprof.predict.training import Training
+from ddpprof.predict.training import Training, joint
 from ddpprof.report.tree import Report
 
 LEAST_STEPS = 2
@@ -115,7 +116,8 @@ def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
     taken = _slowed_ns_per_byte(run.report, training)
     if own.link.taken == NOTHING:
         own = replace(own, link=replace(own.link, taken=Cost(0.0, taken)))
-    profile = profile_of(training, steps, _whole_steps_ns(steps), own, copied_ns=0.0)
+    observed = Observed(training, steps, _usual_number(steps, {step.step for step in steps}))
+    profile = profile_of([observed], _whole_steps_ns(steps), own, copied_ns=0.0)
     return Profiled(profile, _taking_as_much(target, profile))
 
 
@@ -158,24 +160,41 @@ def _slowed_ns_per_byte(report: Report, training: Training) -> float:
 
 def _of_record(run: KnownRun, benches: Benches) -> Profiled:
     report, modules, recorded = run.report, run.modules, run.recorded
-    if len(modules) > 1:
-        raise DdpprofError(
-            f"the run trains {len(modules)} DDP modules in turn, but a step of several modules cannot be replayed."
-        )
-    steps = observe_steps(recorded, one_clock=len(report.job.hosts) == 1)
-    if len(steps) < LEAST_STEPS:
+    num_buckets = [len(module.buckets) for module in modules]
+    steps = observe_steps(recorded, num_buckets, one_clock=len(report.job.hosts) == 1)
+    kinds = _by_modules(report, modules, steps)
+    if len(steps) < LEAST_STEPS or not kinds:
         raise DdpprofError(
             f"{len(steps)} steps show when gradients were there, but a prediction needs {LEAST_STEPS}: steps of light "
             "recording, with a forward for each synchronised backward pass. "
             f"Record again with: {report.job.trace_command()}, and let the training take some more steps."
         )
-    training = training_of(report, modules[0])
-    _refuse_sparse(training)
-    own, target = _networks(network_of_steps(steps, training), benches, training)
-    alone_ns = backward_alone_ns(recorded)
-    profile = profile_of(training, steps, _measured_ns(recorded), own, _copied_ns(report), alone_ns)
-    searched_ns = _searched_ns(report) / profile.num_reduced
-    return Profiled(replace(profile, searched_ns=searched_ns), _taking_as_much(target, profile))
+    for kind in kinds:
+        _refuse_sparse(kind.training)
+    largest = max(kinds, key=lambda kind: kind.training.gradient_bytes)
+    own, target = _networks(network_of_steps(largest.passes, largest.training), benches, largest.training)
+    alone_ns = backward_alone_ns(recorded) if len(kinds) == 1 else None
+    profile = profile_of(kinds, _measured_ns(recorded), own, _copied_ns(report), alone_ns, _searched_ns(report))
+    return Profiled(profile, _taking_as_much(target, profile))
+
+
+def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[ObservedStep]) -> list[Observed]:
+    """Return the passes by the modules that they go through, without those that most steps lack."""
+    of_modules: dict[tuple[int, ...], list[ObservedStep]] = {}
+    for one in passes:
+        of_modules.setdefault(one.modules, []).append(one)
+    numbers = {one.step for one in passes}
+    return [
+        Observed(joint([training_of(report, modules[index], index) for index in key]), of_key, num_reduced)
+        for key, of_key in of_modules.items()
+        if (num_reduced := _usual_number(of_key, numbers))
+    ]
+
+
+def _usual_number(passes: Sequence[ObservedStep], steps: Collection[int]) -> int:
+    """Return the median number of these passes in a step. `steps`: numbers of all observed steps."""
+    number_in = Counter(one.step for one in passes)
+    return round(median(number_in[step] for step in steps))
 
 
 def _taking_as_much(target: Network | None, profile: Profile) -> Network | None:
@@ -242,7 +261,8 @@ def _is_same(one: Network, other: Network) -> bool:
     return one.world_size == other.world_size and abs(ratio - 1) < _SAME_LINK
 
 
-def training_of(report: Report, module: DdpModule) -> Training:
+def training_of(report: Report, module: DdpModule, index: int = 0) -> Training:
+    """Return what a backward pass through one module reduces. `index`: the module's, among those of the run."""
     settings = module.settings
     return Training(
         gradients=tuple(map(gradient_of, module.parameters)),
@@ -255,6 +275,7 @@ def training_of(report: Report, module: DdpModule) -> Training:
         static_graph=bool(settings.get("static_graph")),
         gradient_as_bucket_view=bool(settings.get("gradient_as_bucket_view")),
         comm_hook=module.comm_hook,
+        modules=(index,),
     )
 
 

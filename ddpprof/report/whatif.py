@@ -118,7 +118,8 @@ def _refuse_what_is_unknown(profile: Profile, asked: Asked) -> None:
     training, world = profile.training, asked.world
     if asked.buckets and not training.knows_parameters:
         raise DdpprofError("traces do not show the sizes of gradients: record with ddpprof trace to try other caps.")
-    if world.compression is Compression.POWERSGD and not all(one.shape or one.kind for one in training.gradients):
+    gradients = (gradient for one in profile.passes for gradient in one.training.gradients)
+    if world.compression is Compression.POWERSGD and not all(one.shape or one.kind for one in gradients):
         raise DdpprofError("PowerSGD needs the shapes of parameters, which this run lacks: record it again.")
     if world.compression is not None and training.comm_hook is not None:
         raise DdpprofError(f"the run already has a communication hook: {training.comm_hook}.")

@@ -11,7 +11,7 @@ from typing import Any
 from ddpprof.model.bucket_assignment import Caps, Gradient
 from ddpprof.predict.light_steps import ObservedStep
 from ddpprof.predict.network import Network
-from ddpprof.predict.profile import Profile
+from ddpprof.predict.profile import PassProfile, Profile
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.training import Computed, Training
 
@@ -35,11 +35,18 @@ def network(link: Link | None = None, **changes: Any) -> Network:
 
 def profile(**changes: Any) -> Profile:
     """In `UNIT`, but for ``copied_ns_per_byte``."""
-    times = {"step_ns": 20.0, "step_error_ns": 0.0, "replayed_ns": 16.0, "reduced_ns": 16.0, "searched_ns": 0.0}
+    of_step = {name: changes.pop(name, ns) * UNIT for name, ns in {"step_ns": 20.0, "step_error_ns": 0.0}.items()}
+    for name in ("network", "num_steps", "knows_alone"):
+        of_step |= {name: changes.pop(name)} if name in changes else {}
+    return Profile(**{"passes": (pass_profile(**changes),), "network": network(), "num_steps": 4, **of_step})
+
+
+def pass_profile(**changes: Any) -> PassProfile:
+    times = {"replayed_ns": 16.0, "reduced_ns": 16.0, "searched_ns": 0.0}
     given = {name: changes.pop(name, ns) * UNIT for name, ns in times.items()}
-    return Profile(**{
+    return PassProfile(**{
         "training": training(), "computed": computed(10, (11, 12, 13, 14), 14), "copied_ns_per_byte": 0.0,
-        "network": network(), "num_steps": 4, **given, **changes,
+        **given, **changes,
     })  # fmt: skip
 
 

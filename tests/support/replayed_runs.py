@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
 from predictions import MIB, UNIT
 from tables import ddp_module, forward, record, recorded, run
 
-from ddpprof.model import DdpModule, Rank, RecordedStep
+from ddpprof.model import BackwardPass, BucketTimes, DdpModule, Rank, RecordedStep
 from ddpprof.report import build_report
 from ddpprof.report.run_profile import KnownRun
 
@@ -30,6 +31,36 @@ def light(number: int, late: int = 0, num_buckets: int = 2, **changes: Any) -> R
         "optimizers": ((at(16 + after), at(18 + after)),), "mode": "light", **changes,
     }  # fmt: skip
     return recorded(number, start, at(20 + after), **given)
+
+
+def in_turn(number: int) -> RecordedStep:
+    """Of 40: the step of `light`, and then the same through a second module."""
+    first, second = light(number), _shifted(light(number), 20 * UNIT, module=1)
+    return structs.replace(
+        first,
+        end_ns=second.end_ns,
+        forwards=(*first.forwards, *second.forwards),
+        passes=(*first.passes, *second.passes),
+        optimizers=(*first.optimizers, *second.optimizers),
+    )
+
+
+def _shifted(step: RecordedStep, by_ns: int, module: int) -> RecordedStep:
+    def later(ns: int | None) -> int | None:
+        return None if ns is None else ns + by_ns
+
+    (ran,), (one,) = step.forwards, step.passes
+    buckets = [BucketTimes(b.index, later(b.launched_ns), later(b.finished_ns)) for b in one.buckets]
+    start, inner, inner_end, end = (
+        ns + by_ns for ns in (ran.start_ns, ran.inner_start_ns, ran.inner_end_ns, ran.end_ns)
+    )
+    return structs.replace(
+        step,
+        end_ns=step.end_ns + by_ns,
+        forwards=(forward(start, inner, inner_end, end, module=module),),
+        passes=(BackwardPass(module, one.origin_ns + by_ns, tuple(map(later, one.ready_ns)), tuple(buckets)),),
+        optimizers=tuple((begin + by_ns, done + by_ns) for begin, done in step.optimizers),
+    )
 
 
 def known(

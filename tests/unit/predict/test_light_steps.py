@@ -88,9 +88,9 @@ def test_without_an_optimizer_after_it_reduction_ends_with_the_step() -> None:
         pytest.param(light(0, (30,), (50,), number=5), id="of-another-rank-only"),
         pytest.param(light(0, (None,), ()), id="no-gradient"),
         pytest.param(
-            light(0, (30,), (50,), passes=(backward_pass((30,)), backward_pass((20,), module=1))), id="two-modules"
+            light(0, (30,), (50,), passes=(backward_pass((30,)), backward_pass((20,), module=1))), id="another-module"
         ),
-        pytest.param(light(0, (30,), (50,), forwards=(forward(), forward())), id="two-backward-passes"),
+        pytest.param(light(0, (), (), passes=(backward_pass((30,)), backward_pass((40,)))), id="no-forward-between"),
         pytest.param(light(0, (30,), (50,), forwards=(forward(synchronises=False),)), id="not-synchronised"),
     ],
 )
@@ -210,3 +210,29 @@ def test_an_evaluation_inside_a_step_is_no_backward_pass() -> None:
     evaluation = forward(15, 15, 19, 20, synchronises=False, has_gradients=False)
     (step,) = observe_steps({0: [light(0, (30,), (50,), forwards=(forward(0, 0, 9, 10), evaluation))]})
     assert step.num_forwards == 1
+
+
+def test_a_backward_pass_through_the_outputs_of_two_forwards_is_one_pass() -> None:
+    both = (forward(0, 0, 9, 10), forward(10, 10, 19, 20))
+    (step,) = observe_steps({0: [light(0, (30,), (50,), forwards=both)]})
+    assert (step.backward_ns, step.num_forwards) == (20, 1)
+
+
+def test_modules_that_are_trained_in_turn_are_two_parts() -> None:
+    passes = (backward_pass((25, 30)), backward_pass((65,), 60, module=1, buckets=[(0, 71, 76)]))
+    step = light(0, (), (), passes=passes, forwards=(forward(0, 1, 9, 10), forward(40, 41, 59, 60, module=1)))
+    first, second = observe_steps({0: [step]}, (1, 1))
+    assert (first.modules, first.ready_ns, first.measured_ns) == ((0,), (25, 30), 40)
+    assert (second.modules, second.ready_ns, second.finished_ns, second.reduced_ns) == ((1,), (25,), {0: 36}, 40)
+
+
+def test_a_backward_pass_through_two_modules_is_one_part() -> None:
+    """As in a GAN: gradients go through the discriminator, module 1, and on through the generator, module 0."""
+    passes = (
+        backward_pass((45, 50), 10, buckets=[(0, 45, 60), (1, 50, 65)]),
+        backward_pass((30,), 20, module=1, buckets=[(0, 30, 40)]),
+    )
+    both = (forward(0, 0, 9, 10), forward(10, 10, 19, 20, module=1))
+    (step,) = observe_steps({0: [light(0, (), (), passes=passes, forwards=both)]}, (2, 1))
+    assert (step.modules, step.ready_ns, step.finished_ns) == ((0, 1), (45, 50, 30), {0: 60, 1: 65, 2: 40})
+    assert (step.backward_ns, step.reduced_ns, step.num_forwards) == (20, 80, 1)

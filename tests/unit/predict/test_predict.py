@@ -5,7 +5,7 @@ from math import hypot
 from typing import Any
 
 import pytest
-from predictions import MIB, UNIT, computed, network, profile, training
+from predictions import MIB, UNIT, computed, network, pass_profile, profile, training
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model.bucket_assignment import Caps, Gradient
@@ -137,7 +137,7 @@ def test_what_takes_much_longer_than_the_replay_says_does_something_else() -> No
 def test_without_the_others_is_as_if_they_were_like_these() -> None:
     """Gradients of the others come 3 later; without them two buckets are sent from 9 to 13."""
     late = profile()
-    early = replace(late, computed=computed(7, (8, 9, 10, 11), 11))
+    early = profile(computed=computed(7, (8, 9, 10, 11), 11))
     assert predict(late.without_others(early), Setting()).step_ns / UNIT == pytest.approx(17)
 
 
@@ -276,3 +276,15 @@ def test_reducing_only_in_the_last_pass_spares_the_communication_of_the_others()
     once = predict(twice, Setting(accumulation=2))
     assert once.step_ns == pytest.approx((4 + 14 + 16) * UNIT)
     assert gain(predict(twice, Setting()), once).gain_ns == pytest.approx(2 * UNIT)
+
+
+def test_passes_through_different_modules_add_up() -> None:
+    """Of 36, two passes take 16 each: with buckets of a MiB one less each, and without overlap two more."""
+    turns = (pass_profile(), pass_profile(training=training(modules=(1,))))
+    both = replace(profile(step_ns=36.0), passes=turns)
+    for setting in ({}, {"buckets": BucketCaps(1)}, {"overlaps": False}, {"bytes_per_s": 2e9}):
+        alike = predict(profile(step_ns=36.0, num_reduced=2), Setting(**setting))
+        apart = predict(both, Setting(**setting))
+        assert (apart.step_ns, apart.low_ns, apart.high_ns) == (alike.step_ns, alike.low_ns, alike.high_ns)
+        assert apart.parts == alike.parts
+        assert apart.bucket_bytes == alike.bucket_bytes * 2

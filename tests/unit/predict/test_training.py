@@ -3,7 +3,10 @@
 import pytest
 from predictions import MIB, UNIT, computed, training
 
+from ddpprof.errors import DdpprofError
+from ddpprof.model.bucket_assignment import Caps
 from ddpprof.predict.replay import Cost, Link
+from ddpprof.predict.training import joint
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,29 @@ def test_a_hook_sends_a_share_and_copies_all() -> None:
 
 def test_all_of_it_comes_sooner_but_nothing_before_the_step() -> None:
     assert computed(2, (11, None, 1, 14), 14).sooner(3 * UNIT) == computed(0, (8, None, 0, 11), 11)
+
+
+def test_modules_launch_their_buckets_independently() -> None:
+    """The second bucket of the first module waits for its first; the other module's does not."""
+    both = joint([training(), training(buckets=((0, 1, 2, 3),), modules=(2,))])
+    assert (both.modules, both.further_modules_at, both.buckets) == ((0, 2), (4,), ((0, 1), (2, 3), (4, 5, 6, 7)))
+    assert both.launches((5, 9, 3, 4, 1, 1, 1, 2)) == [9, 9, 2]
+    assert both.bucket_bytes_by_module == {0: (2 * MIB, 2 * MIB), 2: (4 * MIB,)}
+
+
+def test_buckets_of_several_modules_are_sent_in_the_order_in_which_they_are_there() -> None:
+    """Of 4 MiB there at 2, and 2 MiB each at 9 and 12, over a ns per byte."""
+    both = joint([training(), training(buckets=((0, 1, 2, 3),), modules=(1,))])
+    replayed = both.replay(computed(1, (8, 9, 11, 12, 1, 1, 2, 2), 12), Link(Cost(0.0, 1.0)), 0.0)
+    assert [one.finished_ns / UNIT for one in replayed.buckets] == pytest.approx([11, 14, 6])
+    assert replayed.end_ns / UNIT == pytest.approx(14)
+
+
+def test_each_module_has_its_own_buckets_under_other_caps() -> None:
+    both = joint([training(), training(buckets=((0, 1, 2, 3),), modules=(1,))])
+    assert both.remade(Caps.of(3), (7, 6, 3, 5, 4, 2, 1, 0)) == ((3, 2, 1), (0,), (7, 6, 5), (4,))
+
+
+def test_modules_with_different_settings_are_not_replayed_together() -> None:
+    with pytest.raises(DdpprofError, match="different settings"):
+        joint([training(), training(gradient_as_bucket_view=True)])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from predictions import MIB, UNIT
-from replayed_runs import MODULE, known, light
+from replayed_runs import MODULE, in_turn, known, light
 from tables import ddp_module, record, run
 
 from ddpprof.findings.predictions import Predictions
@@ -97,7 +97,6 @@ def test_what_all_ranks_lose_elsewhere_is_not_predicted(part: OwnTimePart | None
     [
         pytest.param((light(1),), (MODULE,), 2, id="one-light-step"),
         pytest.param((light(1), light(2)), (MODULE,), 1, id="one-rank"),
-        pytest.param((light(1), light(2)), (MODULE, MODULE), 2, id="two-modules"),
         pytest.param(
             (light(1), light(2)), (ddp_module([MIB] * 65, [[index] for index in range(65)]),), 2, id="many-buckets"
         ),
@@ -107,6 +106,15 @@ def test_where_it_cannot_be_told_nothing_is_predicted(
     steps: Sequence[RecordedStep], modules: Sequence[DdpModule], num_ranks: int
 ) -> None:
     assert predict_changes(known(steps, modules, num_ranks), ()) == Predictions()
+
+
+def test_of_several_modules_only_what_concerns_the_whole_step_is_predicted() -> None:
+    """Over twice the bandwidth the last bucket of each module takes 1 less, and nothing is accumulated."""
+    steps = [in_turn(number) for number in (1, 2)]
+    found = predict_changes(known(steps, (MODULE, MODULE)), ())
+    assert found.double_link is not None
+    assert found.double_link.gain_ns / UNIT == pytest.approx(2, abs=0.01)
+    assert (found.best_buckets, found.no_sync, found.accumulation) == (None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from predictions import MIB, UNIT, network
-from replayed_runs import MODULE, known, light
+from replayed_runs import MODULE, in_turn, known, light
 from shared import TRACES
 from tables import ddp_module
 
@@ -26,8 +26,8 @@ def test_a_record() -> None:
     profiled = profile_run(known())
     profile = profiled.profile
     assert profiled.target is None
-    assert (profile.step_ns, profile.reduced_ns, profile.num_steps) == (20 * UNIT, 16 * UNIT, 2)
-    assert profile.computed.gradients_ns == (14 * UNIT, 12 * UNIT)
+    assert (profile.step_ns, profile.passes[0].reduced_ns, profile.num_steps) == (20 * UNIT, 16 * UNIT, 2)
+    assert profile.passes[0].computed.gradients_ns == (14 * UNIT, 12 * UNIT)
     assert profile.network.link.alone.ns_per_byte == pytest.approx(1, rel=1e-3)
     assert (profile.training.buckets, profile.training.caps) == (((1,), (0,)), Caps.of(2))
     assert (profile.training.world_size, profile.training.on_cpu, profile.training.knows_parameters) == (2, True, True)
@@ -44,7 +44,6 @@ def test_steps_with_recording_off_say_how_long_a_step_is() -> None:
     [
         pytest.param(known((light(1),)), "1 steps show when gradients were there", id="one-light-step"),
         pytest.param(known((light(1, mode="profiled"),) * 2), "0 steps show", id="profiled-steps-alone"),
-        pytest.param(known(modules=(MODULE, MODULE)), "2 DDP modules in turn", id="several-modules"),
         pytest.param(known(num_ranks=1), "one rank, which sends nothing", id="one-rank"),
         pytest.param(
             known([light(number, buckets=[]) for number in (1, 2)]), "measure the network with ddpprof netbench",
@@ -126,8 +125,24 @@ def test_steps_without_communication_say_how_long_the_backward_pass_takes_alone(
     optimizers = ((start + 13 * UNIT, start + 15 * UNIT),)
     alone = light(3, mode="alone", ready={}, buckets=[], optimizers=optimizers)
     profile = profile_run(known((light(1), light(2), alone))).profile
-    assert profile.computed.end_ns / UNIT == pytest.approx(13, abs=0.01)
+    assert profile.passes[0].computed.end_ns / UNIT == pytest.approx(13, abs=0.01)
     assert profile.step_ns == 20 * UNIT
+
+
+def test_modules_that_are_trained_in_turn() -> None:
+    profile = profile_run(known([in_turn(number) for number in (1, 2)], modules=(MODULE, MODULE))).profile
+    assert [(one.training.modules, one.num_reduced, one.reduced_ns) for one in profile.passes] == [
+        ((0,), 1, 16 * UNIT),
+        ((1,), 1, 16 * UNIT),
+    ]
+    assert (profile.step_ns, profile.batches_per_step) == (40 * UNIT, None)
+    assert profile.replay_error == pytest.approx(0, abs=1e-3)
+
+
+def test_a_module_that_few_steps_train_is_left_out() -> None:
+    steps = [in_turn(1), light(2), light(3)]
+    (only,) = profile_run(known(steps, modules=(MODULE, MODULE))).profile.passes
+    assert only.training.modules == (0,)
 
 
 @pytest.mark.parametrize(

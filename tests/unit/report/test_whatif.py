@@ -128,7 +128,7 @@ def test_what_is_assumed(world: dict[str, Any], says: str) -> None:
 
 
 def test_on_cpu_it_is_said_where_nobody_knows_what_sending_takes() -> None:
-    on_cpu = replace(profile(), training=training(on_cpu=True, backend="gloo"))
+    on_cpu = profile(training=training(on_cpu=True, backend="gloo"))
     assert any("takes no processor time" in text for text in answer(made=on_cpu).assumes)
     benched = replace(on_cpu, network=network(Link(Cost(0.0, 1.0), taken=Cost(0.0, 0.1))))
     assert "--baseline-steps 5 measures it" in answer(made=benched).assumes[-1]
