@@ -71,7 +71,7 @@ class Place:
             folder.mkdir()
 
     def run(self, words: list[str], kill: Kill | None = None, until: str | None = None) -> Ended:
-        """To its end, to the kill, or until it says `until`: then Press Ctrl-C to stop it."""
+        """To its end, to the kill, or until it says `until`: then Ctrl-C ends it."""
         with (self.root / "said").open("w") as said:
             job = subprocess.Popen(
                 [*DDPPROF, *words],

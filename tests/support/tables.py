@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ddpprof.measures.step.breakdown import split_step
+from ddpprof.measures.step.breakdown import Breakdown, split_step
 from ddpprof.measures.step.idle import Idle, find_gaps, measure_idle
 from ddpprof.model import (
     UNKNOWN,
@@ -138,6 +138,11 @@ def ddp_module(
         buckets=tuple(map(tuple, buckets)),
         **facts,
     )
+
+
+def breakdown_of(made: Trace, step: int) -> Breakdown | None:
+    split = split_step(made, step)
+    return None if split is None else split.breakdown
 
 
 def forward(start: int = 0, inner: int = 2, inner_end: int = 10, end: int = 11, **changes: Any) -> Forward:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_traces import Dialect, Event, device_traces, load, renamed, traces
-from tables import idle_of
+from tables import breakdown_of, idle_of
 
 from ddpprof.intervals import Spans, intersect, merge, subtract
 from ddpprof.measures.buckets.overlap import measure_overlap, spans_of
@@ -16,7 +16,6 @@ from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
 from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.measures.kernels.kernels import summarise_kernels
 from ddpprof.measures.kernels.slowdown import measure_slowdown
-from ddpprof.measures.step.breakdown import measure_breakdown
 from ddpprof.measures.step.wrapper import measure_wrapper_cost
 from ddpprof.model import Mark, Trace
 
@@ -34,7 +33,7 @@ def measured(trace: Trace, shift: int = 0) -> dict[str, Any]:
         "device": trace.device,
         "overlap": [measure_overlap(trace, step) for step in [*steps, None]],
         "trailing": [measure_trailing(trace, step) for step in steps],
-        "breakdown": [measure_breakdown(trace, step) for step in steps],
+        "breakdown": [breakdown_of(trace, step) for step in steps],
         "idle": [idle_of(trace, step) for step in steps],
         "wrapper": [measure_wrapper_cost(trace, step, None) for step in steps],
         "kernels": [asdict(summary) for summary in summarise_kernels(trace, steps)],
@@ -97,7 +96,7 @@ def test_sums_add_up(events: list[Event]) -> None:
         both = merge(spans_of(trace.compute, step), spans_of(trace.collectives, step)).total_ns
         assert overlap.compute_ns + overlap.exposed_ns == both
     for step, span in enumerate(trace.steps):
-        parts, idle = measure_breakdown(trace, step), idle_of(trace, step)
+        parts, idle = breakdown_of(trace, step), idle_of(trace, step)
         if parts is None:
             assert idle is None
             continue

@@ -41,12 +41,6 @@ class RankMemory:
     devices: tuple[DeviceUse, ...] = ()
 
 
-def memory_of_ranks(records: Sequence[Record]) -> tuple[RankMemory, ...]:
-    """Return the ranks with known memory."""
-    known = [measure_memory(record) for record in records]
-    return tuple(one for one in known if one is not None)
-
-
 def measure_memory(record: Record) -> RankMemory | None:
     """Return the rank's memory; ``None`` if the record lacks it, as those of earlier versions do."""
     light = [step.memory for step in record.steps if step.mode is StepMode.LIGHT and step.memory is not None]

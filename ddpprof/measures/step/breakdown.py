@@ -61,12 +61,6 @@ class StepSplit:
         return self.parts[-1][0]
 
 
-def measure_breakdown(trace: Trace, step: int) -> Breakdown | None:
-    """Return the breakdown; ``None`` if the step has no work at all."""
-    split = split_step(trace, step)
-    return None if split is None else split.breakdown
-
-
 def split_step(trace: Trace, step: int) -> StepSplit | None:
     """Split the step; ``None`` if it has no work at all."""
     window = _window(trace, step)

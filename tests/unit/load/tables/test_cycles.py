@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpprof.load.run import load_run
-from ddpprof.measures.step.breakdown import measure_breakdown
+from ddpprof.measures.step.breakdown import split_step
 from ddpprof.model import Mark, Trace
 
 EPOCH = 1_700_000_000_000_000_000
@@ -68,8 +68,8 @@ def test_each_file_has_its_own_zero(tmp_path: Path) -> None:
 
 def test_the_time_between_cycles_belongs_to_no_step(tmp_path: Path) -> None:
     (trace,), _ = load(tmp_path, a=cycle(2, 1000), b=cycle(12, 5000))
-    parts = [measure_breakdown(trace, index) for index in range(4)]
-    assert [part.step_ns for part in parts if part] == [100_000, 30_000, 100_000, 30_000]
+    parts = [split_step(trace, index) for index in range(4)]
+    assert [part.breakdown.step_ns for part in parts if part] == [100_000, 30_000, 100_000, 30_000]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from ddpprof.measures.ranks.memory import (
     RankMemory,
     devices_of_job,
     measure_memory,
-    memory_of_ranks,
     processes_of_job,
 )
 from ddpprof.model import DeviceMemory, Memory, RecordedStep
@@ -53,9 +52,8 @@ def test_devices_without_a_last_record_are_its_own() -> None:
 
 
 def test_records_of_earlier_versions_have_nothing_of_it() -> None:
-    assert memory_of_ranks([record(0, [], [recorded(3)]), record(1, [], [step(3, 1, 2)])]) == (
-        RankMemory(1, "node", 1, 2),
-    )
+    assert measure_memory(record(0, [], [recorded(3)])) is None
+    assert measure_memory(record(1, [], [step(3, 1, 2)])) == RankMemory(1, "node", 1, 2)
 
 
 def rank(number: int, *devices: DeviceUse, **changes: Any) -> RankMemory:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tables import collective, marks, trace
+from tables import breakdown_of, collective, marks, trace
 
-from ddpprof.measures.step.breakdown import Breakdown, measure_breakdown
+from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.model import Collectives, Mark, Phase, Trace, Work
 
 F, B, Z, P, X = Phase.FORWARD, Phase.BACKWARD, Phase.FINALIZE, Phase.OPTIMIZER, Phase.OTHER
@@ -45,7 +45,7 @@ F, B, Z, P, X = Phase.FORWARD, Phase.BACKWARD, Phase.FINALIZE, Phase.OPTIMIZER, 
     ],
 )
 def test_parts_on_cpu(made: dict[str, Any], expected: Breakdown) -> None:
-    assert measure_breakdown(trace(**made), 0) == expected
+    assert breakdown_of(trace(**made), 0) == expected
 
 
 def test_an_accelerators_step_reaches_from_its_first_kernel_to_the_next_steps() -> None:
@@ -58,8 +58,8 @@ def test_an_accelerators_step_reaches_from_its_first_kernel_to_the_next_steps() 
         host=[(Mark.DATA, 115, 150, 1)],
     )
     # 40 … 160: copy 5, forward 30, backward 40, exposed 120-130, data 130-150 while the device has nothing to do
-    assert measure_breakdown(made, 0) == Breakdown(30, 40, 10, 0, 20, 5, 15)
-    assert measure_breakdown(made, 1) == Breakdown(40, 0, 0, 0, 0, 0, 0)
+    assert breakdown_of(made, 0) == Breakdown(30, 40, 10, 0, 20, 5, 15)
+    assert breakdown_of(made, 1) == Breakdown(40, 0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_an_accelerators_step_does_not_reach_into_another_window_of_the_profiler
         compute=[(10, 30, F, 0), (200, 210, F, 1)],
         comm=[collective(40, 70)],
     )
-    parts = measure_breakdown(made, 0)
+    parts = breakdown_of(made, 0)
     assert parts is not None
     assert parts.step_ns == step_ns
-    assert measure_breakdown(made, 1) == Breakdown(10, 0, 0, 0, 0, 0, 0)
+    assert breakdown_of(made, 1) == Breakdown(10, 0, 0, 0, 0, 0, 0)
 
 
 def test_communication_of_the_step_before_is_not_idle() -> None:
@@ -89,12 +89,12 @@ def test_communication_of_the_step_before_is_not_idle() -> None:
         copies=[(90, 100, X, 1)],
         comm=[collective(50, 120, step=0)],
     )
-    assert measure_breakdown(made, 0) == Breakdown(0, 50, 40, 0, 0, 0, 0)
-    assert measure_breakdown(made, 1) == Breakdown(30, 0, 30, 0, 0, 0, 30)
+    assert breakdown_of(made, 0) == Breakdown(0, 50, 40, 0, 0, 0, 0)
+    assert breakdown_of(made, 1) == Breakdown(30, 0, 30, 0, 0, 0, 30)
 
 
 def test_an_accelerators_step_without_work_has_no_parts() -> None:
-    assert measure_breakdown(trace(steps=[(0, 50), (50, 90)], compute=[(0, 9, F, 0)], device="gpu"), 1) is None
+    assert breakdown_of(trace(steps=[(0, 50), (50, 90)], compute=[(0, 9, F, 0)], device="gpu"), 1) is None
 
 
 SPAN = st.tuples(st.integers(-20, 220), st.integers(0, 60)).map(lambda s: (s[0], s[0] + s[1]))
@@ -115,12 +115,12 @@ def made_from(ops: Any, comm: Any, data: Any, device: str, shift: int = 0) -> Tr
 def test_parts_add_up_and_do_not_depend_on_the_clock(ops: Any, comm: Any, data: Any, device: str, shift: int) -> None:
     here, elsewhere = made_from(ops, comm, data, device), made_from(ops, comm, data, device, shift)
     for step in range(2):
-        parts = measure_breakdown(here, step)
-        assert measure_breakdown(elsewhere, step) == parts
+        parts = breakdown_of(here, step)
+        assert breakdown_of(elsewhere, step) == parts
         if parts is not None:
             assert all(getattr(parts, name) >= 0 for name in Breakdown.__slots__)
             assert parts.step_ns == 100 or device == "gpu"
-    if device == "gpu" and (first := measure_breakdown(here, 0)) and (second := measure_breakdown(here, 1)):
+    if device == "gpu" and (first := breakdown_of(here, 0)) and (second := breakdown_of(here, 1)):
         starts = [min(s for (s, e), _, step in [*ops, *comm] if step == i and e > s) for i in range(2)]
         if starts[1] > starts[0]:
             assert first.step_ns == starts[1] - starts[0]
@@ -138,16 +138,16 @@ def test_the_order_of_rows_does_not_matter(ops: Any, comm: Any, random: Any) -> 
         return replace(table, **{name: getattr(table, name)[index] for name in type(table).__dataclass_fields__})
 
     again = replace(made, compute=shuffled(made.compute), collectives=shuffled(made.collectives))
-    assert [measure_breakdown(again, step) for step in range(2)] == [measure_breakdown(made, step) for step in range(2)]
+    assert [breakdown_of(again, step) for step in range(2)] == [breakdown_of(made, step) for step in range(2)]
 
 
 def test_waits_before_the_step_do_not_count() -> None:
     made = replace(trace(steps=[(100, 200)]), host_spans=marks((Mark.DATA, 50, 120, -1)))
-    assert measure_breakdown(made, 0) == Breakdown(0, 0, 0, 0, 20, 0, 80)
+    assert breakdown_of(made, 0) == Breakdown(0, 0, 0, 0, 20, 0, 80)
 
 
 def test_a_step_reaches_to_the_next_number_only() -> None:
     """Where a step's mark is missing, what follows is not known to be the next step's."""
     made = trace(steps=[(0, 100), (300, 400)], device="gpu", compute=[(10, 60, F, 0), (310, 350, F, 1)])
     gap = replace(made, steps=(made.steps[0], replace(made.steps[1], number=12)))
-    assert [found.step_ns for found in (measure_breakdown(made, 0), measure_breakdown(gap, 0)) if found] == [300, 50]
+    assert [found.step_ns for found in (breakdown_of(made, 0), breakdown_of(gap, 0)) if found] == [300, 50]

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tables import Op, collective, idle_of, trace
+from tables import Op, breakdown_of, collective, idle_of, trace
 
-from ddpprof.measures.step.breakdown import measure_breakdown
 from ddpprof.measures.step.idle import Idle
 from ddpprof.model import UNKNOWN, Mark, Phase, Trace
 
@@ -83,7 +82,7 @@ def test_a_kernel_of_no_length_ends_no_gap() -> None:
 def test_time_in_the_loader_is_not_idle() -> None:
     given_trace = made([kernel(300, 310, 290)], host=[(Mark.DATA, 220, 280, 0)])
     assert idle_of(given_trace, 0) == Idle(40, 0, 0)
-    parts = measure_breakdown(given_trace, 0)
+    parts = breakdown_of(given_trace, 0)
     assert parts is not None
     assert (parts.data_ns, parts.idle_ns) == (60, 40)
 
@@ -129,7 +128,7 @@ def test_causes_add_up_to_the_idle_time(compute: Any, copies: Any, comm: Any, da
         comm=[collective(*span, B, step, max(UNKNOWN, span[0] - delay)) for span, delay, step in comm],
     )  # fmt: skip
     for step in range(2):
-        parts, idle = measure_breakdown(given_trace, step), idle_of(given_trace, step)
+        parts, idle = breakdown_of(given_trace, step), idle_of(given_trace, step)
         assert (parts is None) == (idle is None)
         if parts is not None and idle is not None:
             assert idle.idle_ns == parts.idle_ns
