@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -82,6 +83,10 @@ def test_a_training_loop(job: Job, ddpprof: Run, torchrun: Run, report: Report) 
         for step in rank["steps"]:
             assert step["parts"]["forward_ns"] > 0
             assert step["parts"]["exposed_comm_ns"] == pytest.approx(step["exposed_ns"], rel=0.02)
+    predicted = ddpprof("whatif", "run", "--format", "json")
+    assert predicted.returncode == 0, predicted.stderr
+    as_recorded = json.loads(predicted.stdout)["outcomes"][0]["prediction"]["bucket_bytes"]
+    assert sorted(as_recorded) == sorted(bucket["num_bytes"] for bucket in said["buckets"])
 
 
 @pytest.mark.parametrize(
