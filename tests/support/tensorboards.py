@@ -52,7 +52,7 @@ def serving(folder: Path, *arguments: str | Path) -> Iterator[Server]:
     said = []
     for line in process.stdout:
         said.append(line)
-        if line.startswith("Ctrl-C"):
+        if line.startswith("Press Ctrl-C"):
             break
     try:
         yield Server(process, said)
