@@ -111,6 +111,7 @@ def _locked_part(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
     """Create a part of `path` and lock it; return it with the descriptor that holds the lock."""
     while True:
         part = path.with_name(part_name(path.name))
+        descriptor = -1
         try:
             descriptor = make(part)
             with suppress(OSError):  # a file system without locks
@@ -120,6 +121,8 @@ def _locked_part(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
         except FileNotFoundError:
             if not path.parent.exists():
                 raise
+        if descriptor != -1:
+            os.close(descriptor)
         # Another process removed the part as a leftover between its creation and its lock.
 
 

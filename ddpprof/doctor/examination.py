@@ -79,8 +79,14 @@ def _run(
         outcomes = next(found)
         if check.alone and any(one.verdict is CheckStatus.FAIL for one in outcomes):
             watch(f"{where}, again: {', '.join(check.names)}")
+            failed = {one.name for one in outcomes if one.verdict is CheckStatus.FAIL}
             (outcomes,) = run_checks([check], setup, out, gpus)
-            outcomes = [replace(one, reason=f"{one.reason}{_IF_BUSY}") if one.reason else one for one in outcomes]
+            outcomes = [
+                replace(one, reason=f"{one.reason}{_IF_BUSY}")
+                if one.verdict is CheckStatus.FAIL and one.name in failed
+                else one
+                for one in outcomes
+            ]
         yield outcomes
 
 

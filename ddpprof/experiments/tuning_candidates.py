@@ -26,7 +26,7 @@ def shortlisted(known: KnownRun, bench: Network | None, most: int, allow_lossy: 
     if bench is not None and bench.world_size != job.world_size:
         raise DdpprofError(f"--network was measured among {bench.world_size} ranks, but the job has {job.world_size}.")
     largest = max(modules, key=lambda module: sum(parameter.num_bytes for parameter in module.parameters))
-    knobs = knobs_of(largest, job, allow_lossy)
+    knobs = knobs_of(largest, job, allow_lossy and all(module.comm_hook is None for module in modules))
     profiled, unpredicted = _profiled(known, Benches(of_run=bench))
     if profiled is None:
         return spread(training_of(known.report, largest), knobs, most), unpredicted

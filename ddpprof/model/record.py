@@ -202,6 +202,8 @@ class BackwardPass(Struct, frozen=True, array_like=True):
     """buckets that were timed"""
     adds_up: bool = False
     """True if the module already had gradients when it began"""
+    call: Int64 = 0
+    """number of the call of ``backward`` in the step; a call may go through several modules. 0 if unknown"""
 
     @property
     def last_ready_ns(self) -> int | None:

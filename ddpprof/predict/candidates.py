@@ -175,7 +175,7 @@ def _buckets(profile: Profile, lists: bool) -> Iterator[BucketCaps]:
     for cap_mb in up_to_one_bucket(_CAPS_MB, profile.training.gradient_bytes):
         one_for_all = BucketCaps(cap_mb)
         yield one_for_all
-        if lists:
+        if lists and profile.has_one_module:
             yield from with_own_ends(cap_mb, len(predict(profile, Setting(one_for_all)).bucket_bytes))
 
 

@@ -34,8 +34,8 @@ class ObservedStep:
     reduced_ns: float
     backward_end_ns: float | None = None
     """end of the computation, if it continues after the last gradient of a bucket"""
-    num_forwards: int = 1
-    """number of forwards, each with its backward pass; only the last pass is reduced"""
+    num_accumulated: int = 1
+    """number of backward passes whose gradients are reduced together, after the last"""
     step: int = 0
     """number of its step"""
     modules: tuple[int, ...] = (0,)
@@ -67,7 +67,7 @@ def observe_steps(
 def one_part_for_each_pass(step: RecordedStep) -> tuple[RecordedStep, ...]:
     """Split the step where a forward begins after a synchronised backward pass; a part has a pass of each module.
 
-    The result is empty if a pass lacks gradients, or a part a forward of its own.
+    The result is empty if a pass lacks gradients, or a part a forward or a call of ``backward`` of its own.
     """
     if not step.passes or any(one.last_ready_ns is None for one in step.passes):
         return ()
@@ -91,7 +91,9 @@ def one_part_for_each_pass(step: RecordedStep) -> tuple[RecordedStep, ...]:
         for passes, (start, end) in zip(groups, pairwise([*begins, step.end_ns]), strict=True)
     )
     is_whole = all(
-        any(forward.synchronises for forward in part.forwards) and len(set(_modules_of(part))) == len(part.passes)
+        any(forward.synchronises for forward in part.forwards)
+        and len(set(_modules_of(part))) == len(part.passes)
+        and len({one.call for one in part.passes}) == 1
         for part in parts
     )
     return parts if is_whole else ()
@@ -137,10 +139,17 @@ def _observe(ranks: Sequence[RecordedStep], num_buckets: Sequence[int], one_cloc
         ready_ns=tuple(_last(times) for times in gradients),
         finished_ns={index: float(max(times[index] for times in finished if index in times)) for index in timed},
         reduced_ns=max(_optimized_at(step, max(map(_last_ready_ns, step.passes))) - origin for step, origin in origins),
-        num_forwards=max(1 + sum(f.has_gradients and not f.synchronises for f in step.forwards) for step in ranks),
+        num_accumulated=max(_num_accumulated(step, module) for step in ranks for module in modules),
         step=ranks[0].number,
         modules=modules,
     )
+
+
+def _num_accumulated(part: RecordedStep, module: int) -> int:
+    """Return the module's backward passes in the part; several forwards may share one, as for pairs of inputs."""
+    forwards = [one for one in part.forwards if one.module == module and one.has_gradients]
+    num_per_pass = sum(one.synchronises for one in forwards)
+    return len(forwards) // num_per_pass if num_per_pass else 1
 
 
 def _ready_ns(part: RecordedStep, origin_ns: int) -> list[int | None]:

@@ -96,7 +96,7 @@ def _of_a_queue(steps: Sequence[ObservedStep], training: Training) -> Network | 
     took: list[list[float]] = [[] for _ in sizes]
     for step in steps:
         free_ns = 0.0
-        for index, launch in enumerate(training.launches(step.ready_ns)):
+        for index, launch in sorted(enumerate(training.launches(step.ready_ns)), key=lambda pair: pair[1]):
             took[index].append(step.finished_ns[index] - max(launch, free_ns))
             free_ns = step.finished_ns[index]
     times = [max(1.0, median(of_bucket)) for of_bucket in took]

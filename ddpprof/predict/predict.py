@@ -115,7 +115,7 @@ def predict(profile: Profile, setting: Setting, target: Network | None = None) -
     rest_ns = profile.step_ns - sum(one.was_ns for one in passes)
     step_ns = rest_ns + sum(one.end_ns for one in passes)
     doubted_ns = tuple(rest_ns + sum(ends) for ends in zip(*(one.doubted_ns for one in passes), strict=True))
-    missed_ns, guessed_ns = sum(one.missed_ns for one in passes), sum(one.guessed_ns for one in passes)
+    missed_ns, guessed_ns = hypot(*(one.missed_ns for one in passes)), sum(one.guessed_ns for one in passes)
     half_ns = sqrt(
         (2 * profile.step_error_ns) ** 2
         + missed_ns**2
@@ -197,7 +197,7 @@ def _training(one: PassProfile, setting: Setting) -> Training:
     if setting.buckets is None and asked.is_rebuilt == was.is_rebuilt:
         return asked
     order = [index for bucket in was.buckets for index in bucket] if was.is_rebuilt else one.order
-    made = asked.remade(setting.buckets.caps if setting.buckets is not None else was.caps, order)
+    made = asked.remade(setting.buckets.caps if setting.buckets is not None else None, order)
     as_before = asked.is_rebuilt == was.is_rebuilt and same_buckets(made, was.buckets)
     return asked if as_before else replace(asked, buckets=made)
 

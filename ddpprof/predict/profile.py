@@ -86,9 +86,13 @@ class Profile:
         return max((one.training for one in self.passes), key=lambda training: training.gradient_bytes)
 
     @property
-    def modules(self) -> frozenset[int]:
-        """The DDP modules that the steps train."""
-        return frozenset(module for one in self.passes for module in one.training.modules)
+    def has_one_module(self) -> bool:
+        return len(self.passes) == 1 and len(self.passes[0].training.modules) == 1
+
+    @property
+    def comm_hook(self) -> str | None:
+        """The first module's communication hook that decides what is sent; ``None`` if there is none."""
+        return next((one.training.comm_hook for one in self.passes if one.training.comm_hook is not None), None)
 
     @property
     def replay_error(self) -> float:
@@ -187,7 +191,7 @@ def _pass_profile(
         copied_ns_per_byte=copied,
         replayed_ns=training.replay(computed, link, copied).end_ns,
         reduced_ns=reduced_ns,
-        accumulation=round(median(step.num_forwards for step in steps)),
+        accumulation=round(median(step.num_accumulated for step in steps)),
         num_reduced=observed.num_reduced,
     )
     return profile, link

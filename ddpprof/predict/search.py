@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB
@@ -37,14 +37,16 @@ def try_buckets(profile: Profile, base: Setting, buckets: BucketCaps, target: Ne
 def best_caps(
     profile: Profile, base: Setting, target: Network | None = None, tried: Sequence[SearchedSetting] = ()
 ) -> SearchedSetting:
-    """Return the best bucket settings for DDP's constructor, including none.
+    """Return the best bucket settings for DDP's constructor, including none; lists of caps only for a single module.
 
     `tried`: results of `try_caps` and others, if there are any.
     """
     best = SearchedSetting(base, predict(profile, base, target))
     of_caps = min(tried or try_caps(profile, base, target), key=lambda one: one.prediction.step_ns)
     cap_mb = of_caps.setting.buckets.cap_mb if of_caps.setting.buckets is not None else None
-    ends = with_own_ends(cap_mb or DEFAULT_CAP_MIB, len(of_caps.prediction.bucket_bytes))
+    ends: Iterable[BucketCaps] = ()
+    if profile.has_one_module:
+        ends = with_own_ends(cap_mb or DEFAULT_CAP_MIB, len(of_caps.prediction.bucket_bytes))
     for candidate in (of_caps, *(try_buckets(profile, base, one, target) for one in ends)):
         if candidate.prediction.step_ns * _EQUAL < best.prediction.step_ns:
             best = candidate

@@ -63,6 +63,8 @@ class Training:
     """DDP modules that the pass goes through"""
     further_modules_at: tuple[int, ...] = ()
     """index of the first gradient of each module but the first"""
+    further_caps: tuple[Caps, ...] = ()
+    """caps by which their buckets were made"""
 
     @property
     def bucket_bytes(self) -> tuple[int, ...]:
@@ -112,13 +114,13 @@ class Training:
         ]
         return replay_in_turn(rows, computed.end_ns, link)
 
-    def remade(self, caps: Caps, ready_order: Sequence[int]) -> Buckets:
-        """Return the buckets that DDP makes with these caps from gradients that come in this order."""
-        firsts = (0, *self.further_modules_at)
+    def remade(self, caps: Caps | None, ready_order: Sequence[int]) -> Buckets:
+        """Return the buckets that DDP makes with these caps, or its own, from gradients that come in this order."""
+        firsts, own_caps = (0, *self.further_modules_at), (self.caps, *self.further_caps)
         made: list[tuple[int, ...]] = []
-        for first, end in zip(firsts, (*self.further_modules_at, len(self.gradients)), strict=True):
+        for first, end, own in zip(firsts, (*self.further_modules_at, len(self.gradients)), own_caps, strict=True):
             order = [index - first for index in ready_order if first <= index < end]
-            of_module = final_buckets(self.gradients[first:end], caps, order, rebuilt=self.is_rebuilt)
+            of_module = final_buckets(self.gradients[first:end], caps or own, order, rebuilt=self.is_rebuilt)
             made += (tuple(first + index for index in bucket) for bucket in of_module)
         return tuple(made)
 
@@ -126,7 +128,7 @@ class Training:
 def joint(trainings: Sequence[Training]) -> Training:
     """Return what a backward pass through several modules reduces. Raises `DdpprofError` if their settings differ."""
     firsts = list(accumulate((len(one.gradients) for one in trainings), initial=0))
-    common = {replace(one, gradients=(), buckets=(), modules=()) for one in trainings}
+    common = {replace(one, gradients=(), buckets=(), modules=(), caps=Caps()) for one in trainings}
     if len(common) > 1:
         raise DdpprofError(
             "a backward pass goes through DDP modules with different settings, which cannot be replayed."
@@ -141,6 +143,7 @@ def joint(trainings: Sequence[Training]) -> Training:
         ),
         modules=tuple(module for one in trainings for module in one.modules),
         further_modules_at=tuple(firsts[1:-1]),
+        further_caps=tuple(one.caps for one in trainings[1:]),
     )
 
 

@@ -56,6 +56,7 @@ class RecordedModule:
         self._num_backwards: int | None = None
         """number since the last forward; ``None`` if its backward pass is not to be reduced"""
         self._num_unreduced = 0
+        self._call = 0
         self._group: TimingProcessGroup | None = None
         self._group_installed = False
         self._samples_every = (_TORCH_SAMPLES_EVERY, id(ddp.reducer))
@@ -86,10 +87,14 @@ class RecordedModule:
         """Note a call of ``backward``, which need not reach this module."""
         self._gradient = _state_of_gradient(self._of_reducer.parameters)
 
-    def backward_is_over(self) -> None:
-        """Note the end of a backward pass. The reducer handles one per forward; more only add to local gradients."""
+    def backward_is_over(self, call: int) -> None:
+        """Note the end of a backward pass. The reducer handles one per forward; more only add to local gradients.
+
+        `call`: number of the call of ``backward`` in the step.
+        """
         if self._num_backwards is None or _state_of_gradient(self._of_reducer.parameters) == self._gradient:
             return
+        self._call = call
         self._num_backwards += 1
         self._num_unreduced += self._num_backwards > 1
 
@@ -98,7 +103,7 @@ class RecordedModule:
         recorded, light = mode in DETAILED_MODES, mode is StepMode.LIGHT
         self.synchronised = False
         self.open_forwards.clear()
-        self._passes = []
+        self._passes, self._call = [], 0
         self._stats = self.ddp.reducer.get_backward_stats() if recorded else None
         if self.ddp.device_type != "cpu":
             self._accumulated.note(recorded and self._searches())
@@ -153,7 +158,7 @@ class RecordedModule:
         origin = self._origin_ns
         ready = tuple(origin + now if now != was else None for now, was in zip(self._stats, before, strict=True))
         buckets = () if self.times is None else self.times.times()
-        self._passes.append(BackwardPass(self.index, origin, ready, buckets, self._adds_up))
+        self._passes.append(BackwardPass(self.index, origin, ready, buckets, self._adds_up, self._call))
         self._look_for_unused()
 
     def torch_times(self) -> dict[str, int]:

@@ -33,6 +33,8 @@ class StepNotes:
         self._forwards: list[Forward] = []
         self._optimizers: list[tuple[int, int]] = []
         self._optimizer_start_ns = 0
+        self._num_calls = 0
+        """number of calls of ``backward`` in the step"""
         self._facts_of_released: dict[str, Any] | None = None
 
     def find(self, ddp: Any) -> RecordedModule | None:
@@ -76,7 +78,7 @@ class StepNotes:
 
     def end_step(self) -> None:
         """Forget the step."""
-        self._forwards, self._optimizers = [], []
+        self._forwards, self._optimizers, self._num_calls = [], [], 0
         self.rpc.end_step()
         self.feeding.end_step()
 
@@ -120,8 +122,9 @@ class StepNotes:
             module.backward_begins()
 
     def backward_is_over(self) -> None:
+        self._num_calls += 1
         for module in self.modules:
-            module.backward_is_over()
+            module.backward_is_over(self._num_calls)
 
     def optimizer_begins(self) -> None:
         self._optimizer_start_ns = time.time_ns()

@@ -40,7 +40,7 @@ def predict_changes(run: KnownRun, stragglers: Sequence[Straggler]) -> Predictio
     profile = _profile(run)
     if profile is None:
         return Predictions()
-    changes = _Changes(profile, predict(profile, Setting()), _copying_error_ns(run.report))
+    changes = _Changes(profile, predict(profile, Setting()), _copying_error_ns(run.report), len(run.modules) == 1)
     return changes.predictions(_without_straggler(run, changes, stragglers))
 
 
@@ -57,17 +57,18 @@ class _Changes:
     now: Prediction
     """prediction without any change"""
     copying_error_ns: float
+    has_one_module: bool
 
     def predictions(self, without_straggler: Predicted | None) -> Predictions:
-        training, has_one_module = self.profile.training, len(self.profile.modules) == 1
+        training = self.profile.training
         return Predictions(
-            best_buckets=self._best_buckets() if training.knows_parameters and has_one_module else None,
+            best_buckets=self._best_buckets() if training.knows_parameters and self.has_one_module else None,
             compression=self._compression(),
             bucket_views=self._bucket_views()
             if training.knows_parameters and not training.gradient_as_bucket_view
             else None,
             without_unused_search=self._of(Setting(static_graph=True))
-            if has_one_module and not training.is_rebuilt
+            if self.has_one_module and not training.is_rebuilt
             else None,
             no_sync=self._no_sync(),
             double_batch=self._per_batch(Setting(batch_scale=2), 2),
@@ -91,7 +92,7 @@ class _Changes:
     def _double_link(self) -> Predicted | None:
         """Return the effect of a faster link; ``None`` if a hook decides what is sent, or the rate is unknown."""
         link, ranks = self.profile.network.link, self.profile.training.world_size
-        if ranks < 2 or not link.alone.ns_per_byte or self.profile.training.comm_hook is not None:
+        if ranks < 2 or not link.alone.ns_per_byte or self.profile.comm_hook is not None:
             return None
         faster = replace(link, alone=link.alone.scaled(1, 1 / 2), busy=link.busy.scaled(1, 1 / 2))
         return _predicted(self.now, predict(self.profile, Setting(), replace(self.profile.network, link=faster)))
@@ -121,7 +122,7 @@ class _Changes:
         training = self.profile.training
         hook = Compression.by_half(training.backend)
         halves = training.knows_parameters and sent_share(training.gradients, hook, rank=1) < 1
-        return self._of(Setting(compression=hook)) if halves and training.comm_hook is None else None
+        return self._of(Setting(compression=hook)) if halves and self.profile.comm_hook is None else None
 
 
 def _copying_error_ns(report: Report) -> float:

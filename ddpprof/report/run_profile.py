@@ -23,6 +23,8 @@ from ddpprof.report.tree import Report
 LEAST_STEPS = 2
 _TIMED = (StepMode.OFF, StepMode.LIGHT)
 
+_FEW_STEPS = 0.1
+"""share of the steps that may lack backward passes that the others have, or have some that the others lack"""
 _SAME_LINK = 0.15
 """largest relative difference between a measured network and the run's own that counts as the same"""
 
@@ -94,6 +96,8 @@ def _profile_run(run: KnownRun, benches: Benches) -> Profiled:
 
 
 def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
+    if len(run.modules) > 1:
+        raise DdpprofError("a step of several DDP modules can only be replayed if it was recorded on a CPU.")
     steps = observe_passes(run.passes)
     sizes = [] if not steps else usual_sizes(usual_passes(run.passes))
     known = [size for size in sizes if size is not None]
@@ -112,6 +116,7 @@ def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
         training = of_module if of_gradients else training
     steps = of_gradients or steps
     _refuse_sparse(training)
+    _refuse_unknown_hooks(training, benches)
     own, target = _networks(network_of_steps(steps, training), benches, training)
     taken = _slowed_ns_per_byte(run.report, training)
     if own.link.taken == NOTHING:
@@ -171,6 +176,7 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
         )
     for kind in kinds:
         _refuse_sparse(kind.training)
+        _refuse_unknown_hooks(kind.training, benches)
     largest = max(kinds, key=lambda kind: kind.training.gradient_bytes)
     own, target = _networks(network_of_steps(largest.passes, largest.training), benches, largest.training)
     alone_ns = backward_alone_ns(recorded) if len(kinds) == 1 else None
@@ -179,16 +185,24 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
 
 
 def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[ObservedStep]) -> list[Observed]:
-    """Return the passes by the modules that they go through, without those that most steps lack."""
+    """Return the passes by the modules that they go through, without those that hardly any step has.
+
+    Raises `DdpprofError` if some steps train other modules than others.
+    """
     of_modules: dict[tuple[int, ...], list[ObservedStep]] = {}
     for one in passes:
         of_modules.setdefault(one.modules, []).append(one)
-    numbers = {one.step for one in passes}
-    return [
-        Observed(joint([training_of(report, modules[index], index) for index in key]), of_key, num_reduced)
-        for key, of_key in of_modules.items()
-        if (num_reduced := _usual_number(of_key, numbers))
-    ]
+    numbers, found = {one.step for one in passes}, []
+    for key, of_key in of_modules.items():
+        share = len({one.step for one in of_key}) / len(numbers)
+        if share > 1 - _FEW_STEPS:
+            training = joint([training_of(report, modules[index], index) for index in key])
+            found.append(Observed(training, of_key, _usual_number(of_key, numbers)))
+        elif share > _FEW_STEPS:
+            raise DdpprofError(
+                "some steps train other DDP modules than others, so no step is typical and can be replayed."
+            )
+    return found
 
 
 def _usual_number(passes: Sequence[ObservedStep], steps: Collection[int]) -> int:
@@ -209,6 +223,12 @@ def _refuse_sparse(training: Training) -> None:
         raise DdpprofError("some gradients are sparse, and the run does not show how much of them was sent.")
 
 
+def _refuse_unknown_hooks(training: Training, benches: Benches) -> None:
+    for given, option in ((benches.to_train_on, "--network"), (benches.of_run, "--run-network")):
+        if given is not None:
+            refuse_unknown_hook(training, option)
+
+
 def refuse_unknown_hook(training: Training, option: str) -> None:
     """Raise `DdpprofError` if a hook decides what is sent."""
     if training.comm_hook is not None and "allreduce_hook" not in training.comm_hook:
@@ -220,9 +240,6 @@ def refuse_unknown_hook(training: Training, option: str) -> None:
 def _networks(own: Network | None, benches: Benches, training: Training) -> tuple[Network, Network | None]:
     """Return the run's network, and the one to train on if it differs."""
     bench, of_run = benches.to_train_on, benches.of_run
-    for given, option in ((bench, "--network"), (of_run, "--run-network")):
-        if given is not None:
-            refuse_unknown_hook(training, option)
     if of_run is not None and of_run.world_size != training.world_size:
         raise DdpprofError(
             f"--run-network was measured among {of_run.world_size} ranks, but the run has {training.world_size}."

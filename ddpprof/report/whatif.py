@@ -121,12 +121,18 @@ def _refuse_what_is_unknown(profile: Profile, asked: Asked) -> None:
     gradients = (gradient for one in profile.passes for gradient in one.training.gradients)
     if world.compression is Compression.POWERSGD and not all(one.shape or one.kind for one in gradients):
         raise DdpprofError("PowerSGD needs the shapes of parameters, which this run lacks: record it again.")
-    if world.compression is not None and training.comm_hook is not None:
-        raise DdpprofError(f"the run already has a communication hook: {training.comm_hook}.")
+    if world.compression is not None and profile.comm_hook is not None:
+        raise DdpprofError(f"the run already has a communication hook: {profile.comm_hook}.")
+    if world.accumulation is not None and profile.batches_per_step is None:
+        raise DdpprofError(
+            "a step has backward passes through different DDP modules, so --accumulation does not say which of them to "
+            "repeat."
+        )
     if world.compression is Compression.BF16 and training.backend in ("gloo", "mpi"):
         raise DdpprofError(f"DDP refuses bf16_compress_hook on {training.backend}: fp16 sends as much.")
     if world.bytes_per_s is not None:
-        refuse_unknown_hook(training, "--bandwidth")
+        for one in profile.passes:
+            refuse_unknown_hook(one.training, "--bandwidth")
 
 
 def _network_report(network: Network) -> NetworkReport:
@@ -151,7 +157,8 @@ def _of_the_processor(profile: Profile, network: Network) -> Sequence[str]:
         return ["communication takes no processor time"]
     if profile.knows_alone:
         return []
-    return ["communication takes as much processor time as in netbench (ddpprof trace --baseline-steps 5 measures it)"]
+    measures_it = " (ddpprof trace --baseline-steps 5 measures it)" if len(profile.passes) == 1 else ""
+    return [f"communication takes as much processor time as in netbench{measures_it}"]
 
 
 def _assumes(profile: Profile, world: Setting, network: Network) -> Sequence[str]:

@@ -66,7 +66,7 @@ class Tab:
 def chromium() -> Iterator[Browser]:
     """One browser for all tests."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-    executable = shutil.which("chromium")
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
     if executable is None:
         pytest.skip("chromium is not on PATH: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:

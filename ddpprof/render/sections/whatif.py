@@ -68,7 +68,8 @@ def _best(answer: WhatIf) -> Iterable[Section]:
         yield Line(f"{found}. This is within the prediction's error: try it with ddpprof sweep.")
     else:
         call = f"DistributedDataParallel(model, {best.label}){since_torch(best.label)}"
-        yield Line(f"{found}. In the script: {call}")
+        where = "In the script, for every module" if len(answer.job.modules) > 1 else "In the script"
+        yield Line(f"{found}. {where}: {call}")
 
 
 def _saving(best: PredictedSetting) -> str:

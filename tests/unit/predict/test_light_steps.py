@@ -209,13 +209,32 @@ def test_a_step_of_two_reduced_passes_is_two_parts() -> None:
 def test_an_evaluation_inside_a_step_is_no_backward_pass() -> None:
     evaluation = forward(15, 15, 19, 20, synchronises=False, has_gradients=False)
     (step,) = observe_steps({0: [light(0, (30,), (50,), forwards=(forward(0, 0, 9, 10), evaluation))]})
-    assert step.num_forwards == 1
+    assert step.num_accumulated == 1
 
 
 def test_a_backward_pass_through_the_outputs_of_two_forwards_is_one_pass() -> None:
     both = (forward(0, 0, 9, 10), forward(10, 10, 19, 20))
     (step,) = observe_steps({0: [light(0, (30,), (50,), forwards=both)]})
-    assert (step.backward_ns, step.num_forwards) == (20, 1)
+    assert (step.backward_ns, step.num_accumulated) == (20, 1)
+
+
+def test_accumulated_passes_are_counted_for_each_module() -> None:
+    """Both modules run in each of three batches, and pairs of inputs go through the second one."""
+    forwards = [
+        forward(start, start, start + 4, start + 5, module=module, synchronises=start == 40)
+        for start in (0, 20, 40)
+        for module in (0, 1, 1)
+    ]
+    passes = (backward_pass((60, 65), 45), backward_pass((55,), 45, module=1))
+    (step,) = observe_steps({0: [light(0, (), (), passes=passes, forwards=tuple(forwards))]}, (1, 1))
+    assert step.num_accumulated == 3
+
+
+def test_two_backward_passes_after_both_forwards_are_not_one() -> None:
+    """DDP waits for the first module's buckets before the second pass begins, which the replay does not know."""
+    passes = (backward_pass((30,), 19), replace(backward_pass((60,), 19, module=1), call=1))
+    both = (forward(0, 0, 9, 10), forward(10, 10, 19, 20, module=1))
+    assert observe_steps({0: [light(0, (), (), passes=passes, forwards=both)]}, (1, 1)) == ()
 
 
 def test_modules_that_are_trained_in_turn_are_two_parts() -> None:
@@ -235,4 +254,4 @@ def test_a_backward_pass_through_two_modules_is_one_part() -> None:
     both = (forward(0, 0, 9, 10), forward(10, 10, 19, 20, module=1))
     (step,) = observe_steps({0: [light(0, (), (), passes=passes, forwards=both)]}, (2, 1))
     assert (step.modules, step.ready_ns, step.finished_ns) == ((0, 1), (45, 50, 30), {0: 60, 1: 65, 2: 40})
-    assert (step.backward_ns, step.reduced_ns, step.num_forwards) == (20, 80, 1)
+    assert (step.backward_ns, step.reduced_ns, step.num_accumulated) == (20, 80, 1)

@@ -124,7 +124,7 @@ def test_what_made_the_recorded_steps_longer_makes_others_so() -> None:
     in_one = predict(slowed, Setting(buckets=BucketCaps(4)))
     assert in_one.step_ns / UNIT == pytest.approx(4 + 1.05 * 18)
     assert in_one.parts.rest_ns / UNIT == pytest.approx(4)
-    assert in_one.missed_ns / UNIT == pytest.approx(-0.8 * 18 / 16)
+    assert in_one.missed_ns / UNIT == pytest.approx(0.8 * 18 / 16)
 
 
 def test_what_takes_much_longer_than_the_replay_says_does_something_else() -> None:
@@ -288,3 +288,10 @@ def test_passes_through_different_modules_add_up() -> None:
         assert (apart.step_ns, apart.low_ns, apart.high_ns) == (alike.step_ns, alike.low_ns, alike.high_ns)
         assert apart.parts == alike.parts
         assert apart.bucket_bytes == alike.bucket_bytes * 2
+
+
+def test_errors_of_different_passes_do_not_cancel() -> None:
+    """Of two passes the replay takes one for 3 longer than it was, and the other for 4 shorter."""
+    errors = (pass_profile(reduced_ns=13), pass_profile(reduced_ns=20, training=training(modules=(1,))))
+    both = replace(profile(step_ns=37.0), passes=errors)
+    assert predict(both, Setting()).missed_ns / UNIT == pytest.approx(5)

@@ -117,6 +117,19 @@ def test_of_several_modules_only_what_concerns_the_whole_step_is_predicted() -> 
     assert (found.best_buckets, found.no_sync, found.accumulation) == (None, None, None)
 
 
+def test_where_a_second_module_is_hardly_trained_no_buckets_are_advised_either() -> None:
+    """The rules would compare them with those of both modules."""
+    steps = [in_turn(1), *(light(number) for number in range(2, 13))]
+    assert predict_changes(known(steps, (MODULE, MODULE)), ()).best_buckets is None
+
+
+def test_a_hook_of_one_module_is_one_of_the_job() -> None:
+    steps = [in_turn(number) for number in (1, 2)]
+    hooked = structs.replace(MODULE, comm_hook="powerSGD_hook")
+    found = predict_changes(known(steps, (MODULE, hooked)), ())
+    assert (found.compression, found.double_link) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "stragglers", "ranks"),
     [

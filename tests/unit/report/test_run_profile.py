@@ -17,6 +17,7 @@ from ddpprof.model import Parameter, StepMode
 from ddpprof.model.bucket_assignment import Caps, Gradient, gradient_of
 from ddpprof.pipeline.analysis import analysed
 from ddpprof.predict.replay import Cost, Link
+from ddpprof.predict.training import joint
 from ddpprof.report.run_profile import Benches, KnownRun, profile_run, training_of
 
 CHECKOUT = Path(__file__).parents[3]
@@ -139,10 +140,25 @@ def test_modules_that_are_trained_in_turn() -> None:
     assert profile.replay_error == pytest.approx(0, abs=1e-3)
 
 
-def test_a_module_that_few_steps_train_is_left_out() -> None:
-    steps = [in_turn(1), light(2), light(3)]
+def test_a_module_that_hardly_any_step_trains_is_left_out() -> None:
+    steps = [in_turn(1), *(light(number) for number in range(2, 13))]
     (only,) = profile_run(known(steps, modules=(MODULE, MODULE))).profile.passes
     assert only.training.modules == (0,)
+
+
+def test_steps_that_train_different_modules_are_not_replayed() -> None:
+    with pytest.raises(DdpprofError, match="some steps train other DDP modules than others"):
+        profile_run(known([in_turn(1), light(2), light(3)], modules=(MODULE, MODULE)))
+
+
+def test_modules_whose_caps_can_only_be_guessed() -> None:
+    """Both are built with a cap of 25 MiB. Of the small one that may as well be the default, which makes one bucket."""
+    large = ddp_module((20 * MIB, 20 * MIB), [[1, 0]], bucket_cap_mb=25.0)
+    small = ddp_module((MIB // 4,), [[0]], bucket_cap_mb=25.0)
+    report = known().report
+    both = joint([training_of(report, large), training_of(report, small, 1)])
+    assert (both.caps, both.further_caps) == (Caps.of(25), (Caps.of(),))
+    assert both.remade(None, (1, 0, 2)) == ((1, 0), (2,))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from predictions import MIB, UNIT, network, profile, training
+from predictions import MIB, UNIT, network, pass_profile, profile, training
 from reports import report
 
 from ddpprof.errors import DdpprofError
@@ -136,3 +136,9 @@ def test_on_cpu_it_is_said_where_nobody_knows_what_sending_takes() -> None:
     assert any(
         "it is unknown how much processor time" in text for text in answer(made=on_cpu).outcomes[0].prediction.widened
     )
+
+
+def test_accumulation_does_not_say_which_passes_of_a_gan_to_repeat() -> None:
+    gan = replace(profile(step_ns=36.0), passes=(pass_profile(), pass_profile(training=training(modules=(1,)))))
+    with pytest.raises(DdpprofError, match="backward passes through different DDP modules"):
+        answer(accumulation=2, made=gan)
