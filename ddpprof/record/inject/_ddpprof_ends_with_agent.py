@@ -26,9 +26,17 @@ def install(agent: str) -> None:
         return
     if os.getppid() == int(number):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:  # it was killed before this process came here
+    if _is_dead(int(number)):  # it was killed before this process came here
         os.kill(os.getpid(), signal.SIGTERM)
-    except PermissionError:  # it runs as another user
-        pass
+
+
+def _is_dead(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        with open(f"/proc/{process}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except ProcessLookupError:
+        return True
+    except OSError:  # it runs as another user, or the system hides it
+        return False
+    return state in (b"Z", b"X")  # its parent has not waited for it yet

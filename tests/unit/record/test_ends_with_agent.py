@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,19 @@ def test_only_ranks_end_with_who_started_them(tmp_path: Path, is_rank: bool, whe
     else:
         assert not is_gone(rank)
         os.kill(rank, 9)
+
+
+def test_a_rank_that_begins_when_its_torchrun_was_just_killed_ends(tmp_path: Path) -> None:
+    """Until its parent waits for it, a killed process keeps its number."""
+    agent = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, agent.pid, os.WEXITED | os.WNOWAIT)
+    environment = launch._environment(Settings(str(tmp_path)), None) | {"TORCHELASTIC_RUN_ID": "1"}
+    environment["DDPPROF_AGENT"] = f"{agent.pid} {place()}"
+    rank = subprocess.run(
+        [sys.executable, "-c", "print('begun')"], env=environment, stdout=subprocess.PIPE, check=False
+    )
+    assert (rank.returncode, rank.stdout) == (-signal.SIGTERM, b"")
+    agent.wait()
 
 
 @pytest.mark.parametrize("is_rank", [True, False])
