@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -50,6 +51,24 @@ def safe_path() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def start_resource_tracker() -> None:
+    """Start the process that removes what processes of `multiprocessing` leave, so that SIGHUP does not end it.
+
+    A terminal that closes sends SIGHUP to all. `multiprocessing` would then start a second tracker, which complains
+    about everything that it did not see begin.
+    """
+    from multiprocessing import resource_tracker
+
+    before = signal.getsignal(signal.SIGHUP)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the tracker inherits this
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def end_with_parent() -> None:

@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from ddpprof import own_files
-from ddpprof.child_processes import safe_path
+from ddpprof.child_processes import safe_path, start_resource_tracker
 from ddpprof.load.helper_process import begin_reading_process
 from ddpprof.load.kineto.stream import telling
 from ddpprof.pipeline.cache import Cache
 from ddpprof.pipeline.memory import available_bytes
 from ddpprof.pipeline.progress import FileBytes, Progress, Watch, num_bytes
 from ddpprof.pipeline.task import RankTask, run_task
+from ddpprof.scratch import choose_temporary_directory
 from ddpprof.signals import children_without_ctrl_c
 
 _BASE_BYTES = 150_000_000
@@ -44,6 +45,8 @@ def run_on_cores(tasks: Sequence[RankTask], cache: Cache, jobs: int | None, watc
     left = list(range(len(tasks)))
     while left:
         with safe_path():
+            choose_temporary_directory()  # before `multiprocessing` does
+            start_resource_tracker()
             suspects, left = _run(left, tasks, cache, num_processes, per_rank, progress)
             # The system kills a process that takes too much memory, and the pool does not say whose task it was.
             failed |= {index: _KILLED for index in suspects if _run([index], tasks, cache, 1, 1, progress)[0]}

@@ -35,6 +35,7 @@ class RpcCalls:
     request_bytes: int
     """sum over all calls"""
     reply_bytes: int | None
+    """sum over all calls, in steps in which all were answered; ``None`` if there are none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ def _groups(steps: Sequence[RecordedStep]) -> tuple[RpcCalls, ...]:
 def _group(key: Key, steps: Sequence[Sequence[RpcCall]]) -> RpcCalls:
     callee, function, kind = key
     answered = [call.end_ns - call.start_ns for calls in steps for call in calls if call.end_ns is not None]
-    replies = [[call.reply_bytes for call in calls if call.reply_bytes is not None] for calls in steps]
+    is_answered = any(call.reply_bytes is not None for calls in steps for call in calls)
+    whole = [calls for calls in steps if all(call.reply_bytes is not None for call in calls)]
     return RpcCalls(
         callee=callee,
         function=function,
@@ -102,5 +104,7 @@ def _group(key: Key, steps: Sequence[Sequence[RpcCall]]) -> RpcCalls:
         num_calls=median_known(len(calls) for calls in steps) or 0,
         latency_ns=median_known(answered),
         request_bytes=median_known(sum(call.request_bytes for call in calls) for calls in steps) or 0,
-        reply_bytes=median_known(sum(sizes) for sizes in replies) if any(replies) else None,
+        reply_bytes=median_known(sum(call.reply_bytes or 0 for call in calls) for calls in whole)
+        if is_answered
+        else None,
     )

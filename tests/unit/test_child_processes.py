@@ -19,6 +19,17 @@ STARTS = (
 NESTED = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
 
 
+def test_the_resource_tracker_outlives_a_terminal() -> None:
+    script = (
+        "import os, signal; from multiprocessing import resource_tracker as t\n"
+        "from ddpprof.child_processes import start_resource_tracker\n"
+        "start_resource_tracker(); os.kill(t._resource_tracker._pid, signal.SIGHUP)\n"
+        "print(t._resource_tracker._check_alive(), signal.getsignal(signal.SIGHUP) is signal.SIG_DFL)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True True\n", "")
+
+
 def test_helpers_inherit_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"HF_TOKEN": "hf_x", "AWS_SECRET_ACCESS_KEY": "y", "INDEX": "https://me:pw@host/", "NCCL_DEBUG": "INFO"}
     for name, value in given.items():

@@ -47,6 +47,15 @@ def test_a_call_that_is_not_answered_has_no_latency() -> None:
     assert (measured.waited_ns, measured.longest_wait_ns) == (0, 0)
 
 
+def test_the_bytes_of_answers_are_those_of_steps_that_saw_them_all() -> None:
+    """Of the second step one of two answers came later."""
+    late = call(20, None, reply_bytes=None)
+    steps = [step(3, call(0, 10), call(20, 30)), step(5, call(0, 10), late), step(7, call(0, 10), late)]
+    measured = measure_rpc(record(0, [], steps))
+    assert measured is not None
+    assert [one.reply_bytes for one in measured.calls] == [128]
+
+
 def test_light_steps_count_where_there_are_any() -> None:
     profiled = step(9, call(0, 90), mode="profiled")
     only_light = measure_rpc(record(0, [], [step(3, call(0, 10)), profiled]))
