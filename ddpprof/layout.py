@@ -121,7 +121,7 @@ Section = Line | Bars | Lanes | Table | FindingList | Definition | Picture
 
 
 def ms(ns: float | None) -> str:
-    return ABSENT if ns is None else f"{ns / 1e6:.2f}"
+    return ABSENT if ns is None else f"{ns / 1e6:z.2f}"
 
 
 def megabytes(num_bytes: int | None) -> str:

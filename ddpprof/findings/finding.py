@@ -157,7 +157,7 @@ def hoped_for(gain_ns: int | None, predicted: Predicted | None) -> tuple[int | N
 
 
 def ms(ns: float) -> str:
-    return f"{ns / 1e6:.2f} ms"
+    return f"{ns / 1e6:z.2f} ms"
 
 
 def size(num_bytes: float) -> str:
