@@ -121,10 +121,10 @@ def test_every_question_about_training_has_its_fault() -> None:
 
 @pytest.mark.slow
 def test_this_machine_is_well(tmp_path: Path) -> None:
-    """What is measured may be wrong while the machine does something else: it is asked up to three times."""
+    """What is measured may be wrong while the machine does something else: it is asked up to five times."""
     _, outcomes = examined(tmp_path, "", ",".join(NAMES))
     assert sorted(outcomes) == sorted(NAMES)
-    for _ in range(2):
+    for _ in range(4):
         if failed := [name for name in OF_TIMES if outcomes[name]["verdict"] == "FAIL"]:
             outcomes |= examined(tmp_path, "", ",".join(failed))[1]
     expected = {name: "SKIP" if name in OF_GPUS else "PASS" for name in NAMES}
