@@ -110,7 +110,7 @@ class _PredictedPasses:
 def predict(profile: Profile, setting: Setting, target: Network | None = None) -> Prediction:
     """Predict the step. `target` is the network to train on, if it is not the run's."""
     network = target or profile.network
-    setting = replace(setting, world_size=num_ranks(setting, profile.training, network))
+    setting = replace(setting, world_size=num_ranks(setting, profile.passes[0].training, network))
     passes = [_predict_passes(one, setting, network) for one in profile.passes]
     rest_ns = profile.step_ns - sum(one.was_ns for one in passes)
     step_ns = rest_ns + sum(one.end_ns for one in passes)

@@ -150,7 +150,7 @@ def profile_of(
     copied = None if copied_ns is None else copied_ns / num_bytes
     passes = []
     for one in kinds:
-        made, link = _pass_profile(one, network.link, copied, alone_ns if len(kinds) == 1 else None)
+        made, link = _pass_profile(one, network.link, copied, alone_ns)
         passes.append(replace(made, searched_ns=searched_ns / num_passes))
         network = replace(network, link=link)
     step_ns = median(measured_ns)

@@ -43,7 +43,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What one backward pass reduces: the gradients of a DDP module, or of several, one after the other."""
+    """One backward pass reduces these gradients, which belong to one DDP module, or to several, one after the other."""
 
     gradients: tuple[Gradient, ...]
     buckets: Buckets

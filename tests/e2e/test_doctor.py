@@ -121,7 +121,7 @@ def test_every_question_about_training_has_its_fault() -> None:
 
 @pytest.mark.slow
 def test_this_machine_is_well(tmp_path: Path) -> None:
-    """What is measured may be wrong while the machine does something else: it is asked up to five times."""
+    """Other work on the machine can spoil a measurement, so the doctor is asked up to five times."""
     _, outcomes = examined(tmp_path, "", ",".join(NAMES))
     assert sorted(outcomes) == sorted(NAMES)
     for _ in range(4):

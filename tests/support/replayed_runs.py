@@ -34,7 +34,7 @@ def light(number: int, late: int = 0, num_buckets: int = 2, **changes: Any) -> R
 
 
 def in_turn(number: int) -> RecordedStep:
-    """Of 40: the step of `light`, and then the same through a second module."""
+    """Return a step of 40: it does what `light` does, and then the same through a second module."""
     first, second = light(number), _shifted(light(number), 20 * UNIT, module=1)
     return structs.replace(
         first,

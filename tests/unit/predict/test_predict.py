@@ -279,7 +279,7 @@ def test_reducing_only_in_the_last_pass_spares_the_communication_of_the_others()
 
 
 def test_passes_through_different_modules_add_up() -> None:
-    """Of 36, two passes take 16 each: with buckets of a MiB one less each, and without overlap two more."""
+    """Two passes take 16 of the 36 each. With buckets of a MiB each takes one less, and without overlap two more."""
     turns = (pass_profile(), pass_profile(training=training(modules=(1,))))
     both = replace(profile(step_ns=36.0), passes=turns)
     for setting in ({}, {"buckets": BucketCaps(1)}, {"overlaps": False}, {"bytes_per_s": 2e9}):
@@ -291,7 +291,7 @@ def test_passes_through_different_modules_add_up() -> None:
 
 
 def test_errors_of_different_passes_do_not_cancel() -> None:
-    """Of two passes the replay takes one for 3 longer than it was, and the other for 4 shorter."""
+    """The replay makes one pass 3 longer than it was, and the other 4 shorter."""
     errors = (pass_profile(reduced_ns=13), pass_profile(reduced_ns=20, training=training(modules=(1,))))
     both = replace(profile(step_ns=37.0), passes=errors)
     assert predict(both, Setting()).missed_ns / UNIT == pytest.approx(5)

@@ -60,7 +60,7 @@ def test_modules_launch_their_buckets_independently() -> None:
 
 
 def test_buckets_of_several_modules_are_sent_in_the_order_in_which_they_are_there() -> None:
-    """Of 4 MiB there at 2, and 2 MiB each at 9 and 12, over a ns per byte."""
+    """One module has 4 MiB ready at 2, the other 2 MiB at 9 and at 12; the link takes a ns per byte."""
     both = joint([training(), training(buckets=((0, 1, 2, 3),), modules=(1,))])
     replayed = both.replay(computed(1, (8, 9, 11, 12, 1, 1, 2, 2), 12), Link(Cost(0.0, 1.0)), 0.0)
     assert [one.finished_ns / UNIT for one in replayed.buckets] == pytest.approx([11, 14, 6])

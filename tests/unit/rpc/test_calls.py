@@ -48,7 +48,7 @@ def test_a_call_that_is_not_answered_has_no_latency() -> None:
 
 
 def test_the_bytes_of_answers_are_those_of_steps_that_saw_them_all() -> None:
-    """Of the second step one of two answers came later."""
+    """In the second and third steps one of the two answers came too late."""
     late = call(20, None, reply_bytes=None)
     steps = [step(3, call(0, 10), call(20, 30)), step(5, call(0, 10), late), step(7, call(0, 10), late)]
     measured = measure_rpc(record(0, [], steps))
