@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DDPPROF, Run, environment
+from jobs import DDPPROF, Run, environment, without_torch_aborting
 from shared import JOBS
 
 pytestmark = [
@@ -53,9 +53,7 @@ LOOPS = {
 def traced_beside_plain(job: Job, ddpprof: Run, torchrun: Run) -> None:
     """Run the job without ddpprof and with it; it must do the same."""
     words = [str(JOBS / job.words[0]), *job.words[1:]]
-    plain = torchrun(*words, timeout=300, OMP_NUM_THREADS="1")
-    if plain.returncode:  # torch aborts if Python ends before gloo's threads let go of the last gradients
-        plain = torchrun(*words, timeout=300, OMP_NUM_THREADS="1")
+    plain = without_torch_aborting(lambda: torchrun(*words, timeout=300, OMP_NUM_THREADS="1"))
     traced = ddpprof("trace", "--out", "run", *job.launcher, *words, timeout=400, OMP_NUM_THREADS="1")
     assert traced.returncode == plain.returncode == 0, traced.stderr
     assert results(traced) == results(plain) != []

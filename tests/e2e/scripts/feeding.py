@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 feeding.py --feed divided
 """
 
 import argparse
+import time
 
 import torch
 import torch.distributed as dist
@@ -87,6 +88,7 @@ def main():
             with torch.no_grad():
                 for inputs, _ in validation:
                     model(inputs)
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
     dist.destroy_process_group()
 
 

@@ -4,6 +4,7 @@ python own_reduction.py FOLDER hooks|after|metrics|fsdp|fsdp-whole
 """
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -79,6 +80,7 @@ def main():
                     dist.all_reduce(parameter.data)
                     parameter.data.div_(dist.get_world_size())
             profiler.step()
+    time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
 
 
 main()
