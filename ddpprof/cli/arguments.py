@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Iterable
 
 from ddpprof.pipeline.numbers import Numbers
 
+_UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
+_INVALID = re.compile(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", re.DOTALL)
+_WORD = re.compile(r"[\w.-]+")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s)")
 _SIZE = re.compile(r"(\d{1,15})([KMG]?)(?:i?B)?", re.IGNORECASE)
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -15,6 +19,20 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)([KMGT])(bit|B)(?:/s|ps)?", re.IGNORECASE)
 _RATES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LARGEST = 1e9
 _LONGEST_S = 1e6
+
+
+def did_you_mean(message: str, options: Iterable[str]) -> str:
+    """Return a hint for an error of argparse about an unknown option or value: `` Did you mean …?``, or nothing."""
+    from difflib import get_close_matches
+
+    if unknown := _UNKNOWN.search(message):
+        words, known = unknown[1].split(), list(options)
+    elif invalid := _INVALID.search(message):
+        words, known = [invalid[1]], _WORD.findall(invalid[2])
+    else:
+        return ""
+    near = (get_close_matches(word.partition("=")[0], known, 1) for word in words)
+    return next((f" Did you mean {one[0]}?" for one in near if one), "")
 
 
 def count(text: str) -> int:
