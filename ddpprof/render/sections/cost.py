@@ -101,7 +101,7 @@ def recording_cost_remark(report: Report) -> Iterable[Remark]:
         modes = (("light", cost.light_ratio, ".3f"), ("profiled", cost.profiled_ratio, ".2f"))
         ratios = [f"{mode} {ratio:{digits}} ×" for mode, ratio, digits in modes if ratio is not None]
         if ratios:
-            yield Remark("Length of a step that ddpprof records", ", ".join(ratios))
+            yield Remark("Cost of ddpprof: length of a recorded step", ", ".join(ratios))
 
 
 def _of_slowest_rank(report: Report) -> RecordingCost | None:

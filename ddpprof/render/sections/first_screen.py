@@ -60,7 +60,9 @@ def _at_most(most: int, lines: Iterable[Section], what: str, paths: Sequence[str
 
 def _verdict(report: Report) -> Iterator[Section]:
     until_then = "" if report.failure is None else "Until then: "  # the failure is told above
-    yield Line(until_then + verdict(replace(report, failure=None)).text, is_headline=True)
+    first = next((text for text, _ in finding_texts(report) if text.advice), None)
+    change = "" if first is None else f" Change first: {first.title}, {first.gain}."
+    yield Line(until_then + verdict(replace(report, failure=None)).text + change, is_headline=True)
 
 
 def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:
