@@ -6,6 +6,7 @@ import re
 from argparse import ArgumentTypeError
 from collections.abc import Iterable
 
+from ddpprof.errors import did_you_mean
 from ddpprof.pipeline.numbers import Numbers
 
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
@@ -21,18 +22,15 @@ _LARGEST = 1e9
 _LONGEST_S = 1e6
 
 
-def did_you_mean(message: str, options: Iterable[str]) -> str:
-    """Return a hint for an error of argparse about an unknown option or value: `` Did you mean …?``, or nothing."""
-    from difflib import get_close_matches
-
+def hint(message: str, options: Iterable[str]) -> str:
+    """Name what a user may have meant, if argparse's error is about an unknown option or value."""
     if unknown := _UNKNOWN.search(message):
         words, known = unknown[1].split(), list(options)
     elif invalid := _INVALID.search(message):
         words, known = [invalid[1]], _WORD.findall(invalid[2])
     else:
         return ""
-    near = (get_close_matches(word.partition("=")[0], known, 1) for word in words)
-    return next((f" Did you mean {one[0]}?" for one in near if one), "")
+    return next(filter(None, (did_you_mean(word.partition("=")[0], known) for word in words)), "")
 
 
 def count(text: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ddpprof import __version__
-from ddpprof.cli.arguments import did_you_mean
+from ddpprof.cli.arguments import hint
 from ddpprof.cli.compare import add_compare_options, run_compare
 from ddpprof.cli.completion import add_completion_options
 from ddpprof.cli.demo import add_demo_options
@@ -207,7 +207,7 @@ class _Parser(Parser):
     beginning = ""
 
     def error(self, message: str) -> NoReturn:
-        raise DdpprofError(f"{message}.{did_you_mean(message, self._option_string_actions)} See: {self.prog} --help")
+        raise DdpprofError(f"{message}.{hint(message, self._option_string_actions)} See: {self.prog} --help")
 
     def format_help(self) -> str:
         return f"{self.beginning}{super().format_help()}"

@@ -25,6 +25,8 @@ def test_help_begins_with_a_question_and_an_example(name: str, capsys: pytest.Ca
         pytest.param(["trace", "--stpes", "3", "x.py"], "Did you mean --steps?", id="before-a-script"),
         pytest.param(["report", "x", "--section", "bucket"], "Did you mean buckets?", id="value"),
         pytest.param(["netbench", "--collective", "allreduce"], "Did you mean all_reduce?", id="name"),
+        pytest.param(["doctor", "--only", "steptime"], "Did you mean step-time?", id="check"),
+        pytest.param(["compare", "a", "b", "--fail-on", "setp>5%"], "Did you mean step?", id="measure"),
         pytest.param(["whatif", "x", "--algorithm", "rng"], "Did you mean ring?", id="algorithm"),
     ],
 )
