@@ -248,6 +248,7 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
         of_command = of_commands[command.name] = commands.add_parser(
             command.name,
             help=command.summary,
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
             usage=usage if command.run_job else None,
             allow_abbrev=command.run_job is None,
         )
