@@ -37,6 +37,7 @@ from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.model import Kernel
 from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.rpc.calls import RankRpc
+from ddpprof.shown_in_notebooks import ShownInNotebooks
 
 if TYPE_CHECKING:
     from ddpprof.report.tables import Tables
@@ -260,7 +261,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(ShownInNotebooks):
     format: int
     ddpprof: str
     job: Job

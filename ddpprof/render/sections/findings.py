@@ -11,11 +11,13 @@ from ddpprof.report import Report
 from ddpprof.report.side_streets import file_of
 from ddpprof.short_training import DEFAULT_STEPS, STEP_OPTIONS, options_for
 
+FINDINGS = "Findings"
+
 
 def finding_list(report: Report) -> Iterable[Section]:
     texts = [_text(number, finding) for number, finding in enumerate(report.findings, 1)]
     beyond = [text for text, finding in zip(texts, report.findings, strict=True) if not finding.is_noise]
-    yield FindingList("Findings", tuple(beyond), _otherwise(report, has_noise=bool(texts)))
+    yield FindingList(FINDINGS, tuple(beyond), _otherwise(report, has_noise=bool(texts)))
     if len(beyond) < len(texts):
         yield FindingList("Not beyond noise", tuple(texts[len(beyond) :]), "")
 
