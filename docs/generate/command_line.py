@@ -13,14 +13,16 @@ _SHARED = ("--world-readable", "-h")
 _ALIGNED = re.compile(r"\n  (\S.*)")
 
 
+_BEGINNING = """# Command line
+
+This page is made from the parsers of the commands; `ddpprof COMMAND --help` prints the same. Defaults are in
+parentheses.
+"""
+
+
 def command_line_page() -> str:
     _, of_commands = parsers()
-    lines = [
-        "# Command line",
-        "",
-        "This page is made from the parsers of the commands; `ddpprof COMMAND --help` prints the same. Defaults are in "
-        "parentheses.",
-    ]
+    lines = [_BEGINNING]
     for group in GROUPS:
         for command in group.commands:
             lines += ["", *_command(command, of_commands[command.name])]

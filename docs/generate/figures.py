@@ -78,19 +78,13 @@ def _text(x: float, y: float, words: str, anchor: str, colour: str = INK) -> str
 
 
 def _svg(title: str, height: int, parts: Sequence[str]) -> str:
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-            'font-family="system-ui, sans-serif" font-size="13">',
-            f"<title>{escape(title)}</title>",
-            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-            f'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="{FAINT}"/></marker></defs>',
-            f'<rect width="{WIDTH}" height="{height}" rx="6" fill="#ffffff"/>',
-            *(part for part in parts if part),
-            "</svg>",
-            "",
-        ]
-    )
+    head = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"
+ font-family="system-ui, sans-serif" font-size="13">
+<title>{escape(title)}</title>
+<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto-start-reverse">
+<path d="M0 0L8 4L0 8z" fill="{FAINT}"/></marker></defs>
+<rect width="{WIDTH}" height="{height}" rx="6" fill="#ffffff"/>"""
+    return "\n".join([head, *(part for part in parts if part), "</svg>", ""])
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float], gap: float) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import html
+import inspect
+import sys
+from functools import cache
 from typing import Any
 
 from ddpprof.render.json import DOCUMENTS, schema
@@ -19,8 +23,8 @@ _WRITTEN_BY = {
 }
 _BEGINNING = """# JSON
 
-Each of these documents has a version (`format`) and a JSON Schema, which `ddpprof schema` prints. Within a version fields
-may be added; a field that changes its meaning or goes away makes a new version.
+Each of these documents has a version (`format`) and a JSON Schema, which `ddpprof schema` prints. Within a version
+fields may be added; a field that changes its meaning or goes away makes a new version.
 
 - Times are integers in **ns**, sizes in **bytes**, and the names of fields say so. Times of day are since 1970.
 - **`null`** means that the run cannot tell. It never stands for zero.
@@ -42,12 +46,12 @@ def json_page() -> str:
         definitions = tree["$defs"]
         root = tree["$ref"].rpartition("/")[2]
         lines += [f"## {name}", "", f"Written by `{_WRITTEN_BY[name]}`.", ""]
-        lines += _fields(definitions[root])
+        lines += _fields(root, definitions[root])
         below = sorted(one for one in definitions if one != root and one not in shown)
         shown |= {root, *below}
         for one in below:
             if "properties" in definitions[one]:
-                lines += ["", f"### {one} {{#{one.lower()}}}", "", *_fields(definitions[one])]
+                lines += ["", f"### {one} {{#{one.lower()}}}", "", *_fields(one, definitions[one])]
             elif "enum" in definitions[one]:
                 values = ", ".join(f"`{value}`" for value in definitions[one]["enum"])
                 lines += ["", f"### {one} {{#{one.lower()}}}", "", *_said(definitions[one]), f"One of {values}."]
@@ -55,19 +59,44 @@ def json_page() -> str:
     return "\n".join(lines)
 
 
-def _fields(node: dict[str, Any]) -> list[str]:
-    rows = [f"| `{name}` | {_type(one)} | {_text(one)} |" for name, one in node["properties"].items()]
+def _fields(kind: str, node: dict[str, Any]) -> list[str]:
+    said = _docstrings().get(kind, {})
+    rows = [f"| `{name}` | {_type(one)} | {_as_cell(said.get(name, ''))} |" for name, one in node["properties"].items()]
     return [*_said(node), "| field | type | |", "|---|---|---|", *rows]
 
 
 def _said(node: dict[str, Any]) -> list[str]:
-    text = _text(node)
+    text = _as_cell(node.get("description", ""))
     return [text, ""] if text else []
 
 
-def _text(node: dict[str, Any]) -> str:
-    text = " ".join(node.get("description", "").replace("``", "`").split())
+def _as_cell(docstring: str) -> str:
+    text = " ".join(docstring.replace("``", "`").replace("`None`", "`null`").split())
     return html.escape(text, quote=False).replace("|", "\\|")
+
+
+@cache
+def _docstrings() -> dict[str, dict[str, str]]:
+    """Return the docstrings below the fields of all classes of ddpprof, which the schema leaves out."""
+    found: dict[str, dict[str, str]] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ddpprof."):
+            for node in ast.parse(inspect.getsource(module)).body:
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, {}).update(_below_fields(node))
+    return found
+
+
+def _below_fields(node: ast.ClassDef) -> dict[str, str]:
+    return {
+        field.target.id: below.value.value
+        for field, below in zip(node.body, node.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
 
 
 def _type(node: dict[str, Any]) -> str:

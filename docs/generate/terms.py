@@ -6,25 +6,20 @@ import re
 
 from ddpprof.render.glossary import TERMS, Term
 
+_BEGINNING = """# All terms
+
+`ddpprof explain TERM` prints the same in the terminal. Every page that `report` writes has these definitions at its
+end, and the field is that of the [JSON report](../reference/json.md).
+"""
+
 
 def terms_page() -> str:
-    return "\n".join(
-        [
-            "# All terms",
-            "",
-            "`ddpprof explain TERM` prints the same in the terminal. Every page that `report` writes has these "
-            "definitions at its end, and the field is that of the [JSON report](../reference/json.md).",
-            *(line for term in TERMS for line in _lines(term)),
-            "",
-        ]
-    )
+    return "\n".join([_BEGINNING, *(line for term in TERMS for line in _lines(term)), ""])
 
 
 def _lines(term: Term) -> list[str]:
     rows = [
-        f"- {name}: `{text}`"
-        for name, text in (("Formula", term.formula), ("In the JSON report", term.field))
-        if text
+        f"- {name}: `{text}`" for name, text in (("Formula", term.formula), ("In the JSON report", term.field)) if text
     ]
     also = [f"- Also: {', '.join(term.aliases)}"] if term.aliases else []
     lines = ["", f"## {term.name}", "", _as_text(term.definition)]
