@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 ANALYSES = Path(__file__).parents[2] / "analyses"
+PICTURES = tuple(sorted((Path(__file__).parents[2] / "sample_traces" / "pictures").glob("*.*g")))
 STUDIES = tuple(sorted(path.parent.name for path in ANALYSES.glob("*/README.md")))
 
 _LINK = re.compile(r"(?P<text>!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^)\s]+)\)")
@@ -19,7 +20,7 @@ _PAGES = {
     "analyses/README.md": "studies/index.md",
     **{f"analyses/{name}/README.md": f"studies/{name}.md" for name in STUDIES},
     **{f"analyses/{name}/result.png": f"studies/{name}.png" for name in STUDIES},
-    **{f"sample_traces/pictures/{name}.png": f"pictures/{name}.png" for name in ("report", "timeline", "tensorboard")},
+    **{f"sample_traces/pictures/{path.name}": f"pictures/{path.name}" for path in PICTURES},
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from command_line import command_line_page
 from json_pages import json_page
-from links import STUDIES, page_of, relinked
+from links import PICTURES, STUDIES, page_of, relinked
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -24,7 +24,6 @@ from terms import terms_page
 from ddpprof import rundir
 
 CHECKOUT = Path(__file__).parents[2]
-PICTURES = CHECKOUT / "sample_traces" / "pictures"
 FROM_REPOSITORY = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "analyses/README.md")
 
 
@@ -40,7 +39,7 @@ def on_config(config: MkDocsConfig) -> None:
 def on_files(files: Files, config: MkDocsConfig) -> None:
     for name, content in _generated():
         files.append(File.generated(config, name, content=content))
-    pictures = {f"pictures/{path.name}": path for path in PICTURES.glob("*.png")}
+    pictures = {f"pictures/{path.name}": path for path in PICTURES}
     pictures |= {f"studies/{name}.png": CHECKOUT / "analyses" / name / "result.png" for name in STUDIES}
     for name, path in pictures.items():
         files.append(File.generated(config, name, abs_src_path=str(path)))
