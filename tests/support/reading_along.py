@@ -33,8 +33,10 @@ def make_folder(folder: Path) -> None:
         shutil.copytree(run, runs / name)
     for name in ("before", "after"):
         for number in range(1, 7):
-            shutil.copytree(CONVNET, runs / name / f"run-{number}", ignore=shutil.ignore_patterns("*.gz"))
-    two_ranks = netbench(world_size=2, hosts=["a", "b"])
+            shutil.copytree(CONVNET, runs / name / f"run-{number}")
+    sizes = [{**size, "cpu_ns": size["cpu_ns"][:2]} for size in netbench()["sizes"]]
+    sizes.append({**sizes[-1], "num_bytes": 16_000_000, "longest_ns": [6_000_000], "shortest_ns": [5_900_000]})
+    two_ranks = netbench(world_size=2, hosts=["a", "b"], sizes=sizes, concurrent=[])
     for name in ("network.json", "faster.json"):
         (folder / name).write_text(json.dumps(two_ranks))
     (folder / "train.py").write_text(_training())
