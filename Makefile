@@ -40,7 +40,7 @@ test: lint docs $(TEST)/wheel ## lint, docs, then the tests that take seconds, a
 	$(RUN_TESTS) -m "not slow" -n auto $(CHECKOUT)/tests/unit $(CHECKOUT)/tests/test_analyses.py $(PYTEST) $(OR_NONE_CHOSEN)
 	$(RUN_TESTS) -m "not slow" $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
 
-test-slow: $(TEST)/wheel ## the tests that take minutes
+test-slow: docs $(TEST)/wheel ## the tests that take minutes
 	$(RUN_TESTS) -m slow $(TWO_FILES_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
 	$(RUN_TESTS) -m "not slow" --as-on-accelerator $(TWO_FILES_AT_ONCE) $(RECORDING_IN_TRAINING) $(PYTEST) $(OR_NONE_CHOSEN)
 

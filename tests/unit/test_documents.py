@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,6 +13,13 @@ import pytest
 from documents import CHECKOUT, LANGUAGES, NOTES, Block, blocks, documents
 from reading_along import make_folder, type_in
 
+from ddpprof.cli.commands import parsers
+
+OF_OTHERS = """batch-size epochs ranks tls-ca-file
+    gpu help multi_gpu num_processes
+    cpus-per-task mem-per-cpu ntasks nthreads no-dashboard no-python repo scheduler-file strict"""
+"""options of readers' scripts, of launchers, and of tools"""
+_COMMENT = re.compile(r"<!--.*?-->")
 BLOCKS = blocks()
 RUN = [
     pytest.param(block, id=block.name, marks=[pytest.mark.slow, pytest.mark.e2e] if "slow" in block.notes else [])
@@ -82,3 +90,18 @@ def test_the_drawings_are_those_that_the_script_makes() -> None:
     drawn = dict(zip(words[::2], words[1::2], strict=True))
     kept = {path.name: path.read_text(encoding="utf-8") for path in (CHECKOUT / "docs" / "concepts").glob("*.svg")}
     assert drawn == kept
+
+
+def test_options_are_those_of_the_commands() -> None:
+    """Words that begin with two dashes, anywhere in the text, are options of ddpprof, or of a command named here."""
+    _, of_commands = parsers()
+    known = {option for parser in of_commands.values() for option in parser._option_string_actions}
+    known |= {f"--{option}" for option in OF_OTHERS.split()}
+    for path in documents():
+        text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
+        unknown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) - known
+        assert not unknown, f"{path.name}: {', '.join(sorted(unknown))}"
+
+
+def test_the_readme_is_a_page() -> None:
+    assert len((CHECKOUT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
