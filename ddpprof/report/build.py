@@ -42,6 +42,7 @@ class Reduced:
 
 
 def build_report(run: Run) -> Report:
+    """Return the report on a run: everything that is known about it, in one tree."""
     return reduce_run(run).report
 
 
