@@ -9,6 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 DEMO := .venv
 TEST := .venv-test
+DOCS := .venv-docs
 BIN := $(CHECKOUT)/$(TEST)/bin
 EXTRAS := torch,tensorboard,html,plot,tables,cluster,test,frameworks,dev
 SOURCES := $(shell find ddpprof -type f -not -name '*.pyc')
@@ -27,16 +28,19 @@ RECORDING_IN_TRAINING := $(addprefix $(CHECKOUT)/tests/e2e/,test_pass_through.py
   test_harmless.py test_context_manager.py)
 RECORDING := $(CHECKOUT)/tests/unit/record $(RECORDING_IN_TRAINING)
 
-.PHONY: demo test test-slow test-gpu test-versions lint coverage fuzz soak bench studies clean
+.PHONY: demo docs test test-slow test-gpu test-versions lint coverage fuzz soak bench pictures studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
 
-test: lint $(TEST)/wheel ## lint, then the tests that take seconds, against the built wheel
+docs: $(DOCS)/built ## build the documentation into site/, strictly and without a network
+	@echo 'Look at it: open site/index.html'
+
+test: lint docs $(TEST)/wheel ## lint, docs, then the tests that take seconds, against the built wheel
 	$(RUN_TESTS) -m "not slow" -n auto $(CHECKOUT)/tests/unit $(CHECKOUT)/tests/test_analyses.py $(PYTEST) $(OR_NONE_CHOSEN)
 	$(RUN_TESTS) -m "not slow" $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
 
-test-slow: $(TEST)/wheel ## the tests that take minutes
+test-slow: docs $(TEST)/wheel ## the tests that take minutes
 	$(RUN_TESTS) -m slow $(TWO_FILES_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
 	$(RUN_TESTS) -m "not slow" --as-on-accelerator $(TWO_FILES_AT_ONCE) $(RECORDING_IN_TRAINING) $(PYTEST) $(OR_NONE_CHOSEN)
 
@@ -62,6 +66,9 @@ coverage: $(TEST)/wheel ## which lines the quick tests run, children included: C
 soak: $(TEST)/wheel ## kill commands at random moments, 200 times each; test-slow does so 8 times
 	export DDPPROF_SOAK_KILLS=200; $(RUN_TESTS) -s $(CHECKOUT)/tests/e2e/test_soak.py $(PYTEST)
 
+pictures: $(TEST)/wheel ## the pictures of README and docs, of the sample runs; needs chromium
+	$(OUTSIDE) $(CHECKOUT)/sample_traces/take_pictures.py
+
 bench: $(TEST)/wheel ## what recording and starting cost
 	$(OUTSIDE) $(CHECKOUT)/analyses/recording_cost/collect.py --rounds 40 --out $(CHECKOUT)/bench-results $(BENCH)
 	$(OUTSIDE) $(CHECKOUT)/analyses/recording_cost/analyse.py $(CHECKOUT)/bench-results
@@ -73,7 +80,17 @@ studies: $(TEST)/wheel ## numbers and pictures of analyses/ from its recordings.
 	done
 
 clean:
-	rm -rf coverage $(DEMO) $(TEST) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf coverage site $(DEMO) $(TEST) $(DOCS) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+# An environment of its own, without torch, that takes seconds. It runs the checkout itself, like the demo's.
+$(DOCS)/tools: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(DOCS)/built: $(DOCS)/tools mkdocs.yml $(SOURCES) $(wildcard *.md) $(shell find docs analyses sample_traces/pictures -type f -not -name '*.pyc')
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+	@touch $@
 
 # The demo runs the checkout itself, so that a change shows at once.
 $(DEMO)/installed: pyproject.toml constraints.txt
@@ -111,7 +128,7 @@ $(TEST)/wheel: $(TEST)/tools $(SOURCES) LICENSE
 	@$(OUTSIDE) -c 'import ddpprof; assert "site-packages" in ddpprof.__file__, ddpprof.__file__'
 	@touch $@
 
-$(TEST)/linted: $(TEST)/tools $(SOURCES) $(shell find tests analyses -name '*.py' 2>/dev/null)
+$(TEST)/linted: $(TEST)/tools $(SOURCES) $(shell find tests analyses docs -name '*.py' 2>/dev/null)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -9,6 +9,8 @@ DdpprofError            the user can fix it; the command line prints it in one l
 └── CannotRecord        recording is impossible here (no torch, no such script, unwritable folder)
 """
 
+from collections.abc import Iterable
+
 __all__ = [
     "BadTrace",
     "CannotRecord",
@@ -17,6 +19,7 @@ __all__ = [
     "RemoteError",
     "RemoteFileNotFound",
     "RunExists",
+    "did_you_mean",
 ]
 
 
@@ -49,3 +52,11 @@ class RunExists(DdpprofError):
 
 class CannotRecord(DdpprofError):
     """Recording cannot start."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the sentence that names the known word nearest to `word`, after a space, or nothing if none is near."""
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(word, known, 1)
+    return f" Did you mean {nearest[0]}?" if nearest else ""

@@ -24,6 +24,8 @@ class Line:
     is_warning: bool = False
     is_aside: bool = False
     """whether the text is less important and set apart"""
+    is_headline: bool = False
+    """whether the text is what a reader must not miss"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,31 @@ class FindingList:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    text: str
+    """cut off if the line is too short for it"""
+    number: str
+    """what must stay in the line; may be empty"""
+
+
+@dataclass(frozen=True, slots=True)
+class Remarks:
+    """Further facts in one line each."""
+
+    title: str
+    remarks: tuple[Remark, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Commands to copy."""
+
+    title: str
+    commands: tuple[tuple[str, str], ...]
+    """what it shows → the command"""
+
+
+@dataclass(frozen=True, slots=True)
 class Definition:
     term: str
     text: str
@@ -117,7 +144,7 @@ class Picture:
     what: str
 
 
-Section = Line | Bars | Lanes | Table | FindingList | Definition | Picture
+Section = Line | Bars | Lanes | Table | FindingList | Remarks | Commands | Definition | Picture
 
 
 def ms(ns: float | None) -> str:

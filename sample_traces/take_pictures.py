@@ -1,26 +1,43 @@
-"""The README's pictures: pages and TensorBoard of the sample runs, as Chromium shows them.
+"""The pictures of README and docs: the terminal, pages and TensorBoard of the sample runs, as they are shown.
 
-Run it with the extras html, tensorboard and test, and with chromium on PATH.
+`make pictures` runs it; it needs chromium on PATH.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from io import StringIO
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
+from rich.console import CONSOLE_SVG_FORMAT, Console
+from rich.text import Text
 
 HERE = Path(__file__).parent
 PICTURES = HERE / "pictures"
 RUN = HERE / "convnet-gloo-2ranks"
 DDPPROF = [sys.executable, "-m", "ddpprof"]
 CHROMIUM = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
+
+
+def take_terminal() -> None:
+    """The first screen of a run, as SVG."""
+    env = {**os.environ, "COLUMNS": "90", "FORCE_COLOR": "1"}
+    words = ["report", RUN.relative_to(HERE.parent)]
+    done = subprocess.run([*DDPPROF, *words], env=env, cwd=HERE.parent, capture_output=True, text=True, check=True)
+    console = Console(record=True, width=90, file=StringIO())
+    console.print(Text.from_ansi(done.stdout), soft_wrap=True)
+    path = PICTURES / "terminal.svg"
+    without_fonts = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # they are on the web
+    path.write_text(console.export_svg(title=f"ddpprof {' '.join(map(str, words))}", code_format=without_fonts))
+    print(path.relative_to(HERE.parent), path.stat().st_size // 1000, "kB")
 
 
 def take(page: Page, name: str, height: int) -> None:
@@ -57,6 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
         page = browser.new_page(viewport={"width": 1200, "height": 900})
+        take_terminal()
         take_page(page, Path(folder))
         take_tensorboard(page, Path(folder))
         browser.close()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Iterable
 
+from ddpprof.errors import did_you_mean
 from ddpprof.pipeline.numbers import Numbers
 
+_UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
+_INVALID = re.compile(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", re.DOTALL)
+_WORD = re.compile(r"[\w.-]+")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s)")
 _SIZE = re.compile(r"(\d{1,15})([KMG]?)(?:i?B)?", re.IGNORECASE)
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -15,6 +20,17 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)([KMGT])(bit|B)(?:/s|ps)?", re.IGNORECASE)
 _RATES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LARGEST = 1e9
 _LONGEST_S = 1e6
+
+
+def hint(message: str, options: Iterable[str]) -> str:
+    """Name what a user may have meant, if argparse's error is about an unknown option or value."""
+    if unknown := _UNKNOWN.search(message):
+        words, known = unknown[1].split(), list(options)
+    elif invalid := _INVALID.search(message):
+        words, known = [invalid[1]], _WORD.findall(invalid[2])
+    else:
+        return ""
+    return next(filter(None, (did_you_mean(word.partition("=")[0], known) for word in words)), "")
 
 
 def count(text: str) -> int:

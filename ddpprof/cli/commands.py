@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ddpprof import __version__
+from ddpprof.cli.arguments import hint
 from ddpprof.cli.compare import add_compare_options, run_compare
 from ddpprof.cli.completion import add_completion_options
 from ddpprof.cli.demo import add_demo_options
@@ -33,6 +34,7 @@ Parser = argparse.ArgumentParser
 class Command:
     name: str
     summary: str
+    question: str
     example: str
     add_options: Callable[[Parser], None]
     run_job: Callable[[Parser, Sequence[str]], int] | None = None
@@ -57,6 +59,7 @@ GROUPS = (
             Command(
                 "trace",
                 "record a training without editing its script, and report on it",
+                "Where does the time of a training step go, and what should I change?",
                 "ddpprof trace --nproc-per-node 2 train.py",
                 add_trace_options,
                 run_trace,
@@ -64,12 +67,14 @@ GROUPS = (
             Command(
                 "report",
                 "report on a run or on torch.profiler traces",
+                "What does DDP cost in this run, and what should I change?",
                 "ddpprof report runs/a --out report.html",
                 add_report_options,
             ),
             Command(
                 "compare",
                 "compare two jobs: what became slower, beyond noise",
+                "Did the job become slower, by more than noise, and where?",
                 "ddpprof compare runs/before runs/after",
                 add_compare_options,
                 run_compare,
@@ -82,18 +87,21 @@ GROUPS = (
             Command(
                 "timeline",
                 "export a run for Perfetto, with all ranks on one clock",
+                "What did each rank do, and when?",
                 "ddpprof timeline runs/a",
                 add_timeline_options,
             ),
             Command(
                 "tensorboard",
                 "start TensorBoard on runs, with corrected profiler traces",
+                "What do these runs look like side by side, in a browser?",
                 "ddpprof tensorboard runs/a runs/b",
                 add_tensorboard_options,
             ),
             Command(
                 "schema",
                 "print the JSON Schema of a report",
+                "What does each field of a JSON report mean?",
                 "ddpprof schema report",
                 add_schema_options,
                 writes_files=False,
@@ -101,6 +109,7 @@ GROUPS = (
             Command(
                 "explain",
                 "explain a term of the reports",
+                "What does this word in a report mean?",
                 "ddpprof explain exposed",
                 add_explain_options,
                 writes_files=False,
@@ -113,12 +122,14 @@ GROUPS = (
             Command(
                 "whatif",
                 "predict the step with other buckets, networks or world sizes",
+                "How long would a step take with other buckets, another network or more ranks?",
                 "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
                 add_whatif_options,
             ),
             Command(
                 "tune",
                 "measure the bucket sizes that are predicted to be fastest",
+                "Which bucket sizes are the fastest for this training?",
                 "ddpprof tune --nproc 2 train.py",
                 add_tune_options,
                 run_tune,
@@ -131,6 +142,7 @@ GROUPS = (
             Command(
                 "overhead",
                 "measure what DDP costs: the job with and without its wrapper",
+                "How much longer does a step take because of DDP?",
                 "ddpprof overhead train.py",
                 _experiment("overhead", 5),
                 run_experiment,
@@ -138,6 +150,7 @@ GROUPS = (
             Command(
                 "scale",
                 "measure how training scales, and where time is lost",
+                "How much faster is training on more ranks, and where is time lost?",
                 "ddpprof scale --nproc 1,2,4 train.py",
                 _experiment("scale", 3),
                 run_experiment,
@@ -145,6 +158,7 @@ GROUPS = (
             Command(
                 "sweep",
                 "measure the step time over an option of the script or of DDP",
+                "How does the time of a step depend on this option?",
                 "ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py",
                 _experiment("sweep", 3),
                 run_experiment,
@@ -152,6 +166,7 @@ GROUPS = (
             Command(
                 "netbench",
                 "measure the speed of collectives between ranks, by message size",
+                "How fast is communication between the ranks, at each message size?",
                 "ddpprof netbench --nproc-per-node 2",
                 add_netbench_options,
             ),
@@ -163,14 +178,18 @@ GROUPS = (
             Command(
                 "doctor",
                 "check this machine, this installation, and ddpprof on them",
+                "Does ddpprof work, and measure correctly, on this machine?",
                 "ddpprof doctor",
                 add_doctor_options,
                 writes_files=False,
             ),
-            Command("demo", "trace two small example trainings", "ddpprof demo", add_demo_options),
+            Command(
+                "demo", "trace two small example trainings", "What does ddpprof show?", "ddpprof demo", add_demo_options
+            ),
             Command(
                 "completion",
                 "print a shell completion script for ddpprof",
+                "How do I complete commands and options with Tab?",
                 'eval "$(ddpprof completion bash)"',
                 add_completion_options,
                 writes_files=False,
@@ -183,10 +202,15 @@ COMMANDS = {command.name: command for group in GROUPS for command in group.comma
 
 
 class _Parser(Parser):
-    """Parser that reports mistakes in one line, as all of ddpprof does."""
+    """Parser that reports mistakes in one line, as all of ddpprof does, and begins its help with an example."""
+
+    beginning = ""
 
     def error(self, message: str) -> NoReturn:
-        raise DdpprofError(f"{message}. See: {self.prog} --help")
+        raise DdpprofError(f"{message}.{hint(message, self._option_string_actions)} See: {self.prog} --help")
+
+    def format_help(self) -> str:
+        return f"{self.beginning}{super().format_help()}"
 
 
 class _WorldReadable(argparse.Action):
@@ -217,7 +241,6 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     of_commands: dict[str, Parser] = {}
     for command in COMMANDS.values():
-        what = f"{command.summary[0].upper()}{command.summary[1:]}."
         usage = (
             f"ddpprof {command.name} [options] train.py [its arguments]\n"
             f"       ddpprof {command.name} [options] -- command [its arguments]"
@@ -225,11 +248,11 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
         of_command = of_commands[command.name] = commands.add_parser(
             command.name,
             help=command.summary,
-            description=what,
-            epilog=f"For example: {command.example}",
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
             usage=usage if command.run_job else None,
             allow_abbrev=command.run_job is None,
         )
+        of_command.beginning = f"{command.question}\n\n    {command.example}\n\n"
         command.add_options(of_command)
         if command.writes_files:
             of_command.add_argument(

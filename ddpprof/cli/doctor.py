@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import count
 from ddpprof.cli.saying import say
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, did_you_mean
 from ddpprof.files import local
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def _names(text: str) -> tuple[str, ...]:
     words = tuple(word.strip() for word in text.split(","))
     for word in words:
         if word not in NAMES:
-            raise argparse.ArgumentTypeError(f"there is no check {word}; there are {', '.join(NAMES)}")
+            raise argparse.ArgumentTypeError(
+                f"there is no check {word}.{did_you_mean(word, NAMES)} Choose from: {', '.join(NAMES)}"
+            )
     return words
 
 

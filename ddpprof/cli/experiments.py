@@ -61,7 +61,7 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
     if kind == "sweep":
         add("--vary", action="append", metavar="NAME=VALUES", help=_VARY)
         add(
-            "--sizes",
+            "--size-is",
             choices=["share", "total"],
             help="the first varied option counts work: per process, compared at equal totals (default for a name with "
             "'batch' in it), or in total; the times are then fitted by constant + slope × size",
@@ -265,8 +265,8 @@ def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]
     nprocs = [with_settings(variant, options.set, command) for variant in plain]
     by_nproc = [vary(variant, options.vary, command) for variant in nprocs]
     variants = [variant for of_one_value in zip(*by_nproc, strict=True) for variant in of_one_value]
-    is_share = options.sizes == "share" or (options.sizes is None and "batch" in variants[0].varied)
-    return [replace(v, is_share=is_share, is_work=is_share or options.sizes is not None) for v in variants]
+    is_share = options.size_is == "share" or (options.size_is is None and "batch" in variants[0].varied)
+    return [replace(v, is_share=is_share, is_work=is_share or options.size_is is not None) for v in variants]
 
 
 def steps_in_words(cpu: int, accelerator: int) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddpprof.comparison.run_set import RunSet
     from ddpprof.load.limits import Limits
     from ddpprof.pipeline.analysis import Analysis
+    from ddpprof.pipeline.numbers import Numbers
     from ddpprof.pipeline.progress import ReadProgress
     from ddpprof.predict.network import Network
     from ddpprof.report import Report
@@ -32,7 +33,7 @@ _DRAW_EVERY_S = 0.1
 
 def add_choosing_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--ranks", type=numbers, metavar="N-M", help="read only these ranks, such as 0-7,64")
+    add("--only-ranks", type=numbers, metavar="N-M", help="read only these ranks, such as 0-7,64")
     add(
         "--sample",
         type=positive,
@@ -61,16 +62,16 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
-    """Analyse the run with the options of `add_reading_options`. Raises `DdpprofError`."""
+def analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbers | None = None) -> Iterator[Analysis]:
+    """Analyse the run, or only these of its steps, with the options of `add_reading_options`. Raises `DdpprofError`."""
     from ddpprof.load.free_memory import give_back_large_arrays
     from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 
     give_back_large_arrays()
     _refuse_experiment(path)
     choice = AnalysisOptions(
-        ranks=getattr(options, "ranks", None),
-        steps=getattr(options, "measured_steps", None),
+        ranks=getattr(options, "only_ranks", None),
+        steps=only_steps,
         sample=getattr(options, "sample", None),
         use_cache=not options.no_cache,
         jobs=options.jobs,
@@ -90,7 +91,8 @@ def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[
     with ExitStack() as stack:
         try:
             written = read_report(path) if path.is_file() else None
-            analysis = stack.enter_context(analysed_run(path, options)) if written is None else None
+            only_steps = getattr(options, "only_steps", None)
+            analysis = stack.enter_context(analysed_run(path, options, only_steps)) if written is None else None
         except OSError as error:
             raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
         if written is not None:

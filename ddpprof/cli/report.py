@@ -14,9 +14,16 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, location
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ddpprof.layout import Section
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.report import Report
+    from ddpprof.report.timeline import Timeline
+
+
+TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "cost", "findings")
+"""names of the parts of a report; `render.sections` makes them, and is imported only if they are needed"""
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -35,11 +42,13 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         help="further parts of the run, if its hosts share no file system",
     )
     add_output_options(parser, has_tables=True)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--full", action="store_true", help="print every table instead of the first screen")
+    shown.add_argument("--section", choices=TOPICS, metavar="NAME", help=f"print one part: {', '.join(TOPICS)}")
     add_choosing_options(parser)
     parser.add_argument(
-        "--steps",
+        "--only-steps",
         type=numbers,
-        dest="measured_steps",
         metavar="N-M",
         help="measure only steps with these numbers, such as 15-17,19",
     )
@@ -68,6 +77,8 @@ def run_report(options: argparse.Namespace) -> int:
 def _report_on_run(options: argparse.Namespace) -> int:
     from ddpprof.render.json import render_json
 
+    if options.section is not None and chosen_form(options) in ("json", "html", "tables"):
+        raise DdpprofError(f"--section prints a part of the report, but {chosen_form(options).upper()} has all of it.")
     if chosen_form(options) == "tables":
         return _report_as_tables(options)
     with read_report_or_run(options.path, options) as (report, analysis):
@@ -78,7 +89,7 @@ def _report_on_run(options: argparse.Namespace) -> int:
         elif chosen_form(options) == "html":
             write(options, _page(report, analysis))
         else:
-            show(options, report.job.name, shown_sections(report, analysis))
+            show(options, report.job.name, _chosen_sections(options, report, analysis))
     return 0
 
 
@@ -111,7 +122,7 @@ def _refuse_files(paths: Sequence[Location]) -> None:
 
 def _refuse_choice(options: argparse.Namespace, what: str) -> None:
     """Raise `DdpprofError` if an option chooses ranks or steps."""
-    given = {"--ranks": options.ranks, "--sample": options.sample, "--steps": options.measured_steps}
+    given = {"--only-ranks": options.only_ranks, "--sample": options.sample, "--only-steps": options.only_steps}
     for name, value in given.items():
         if value is not None:
             raise DdpprofError(f"{name} needs a run or traces, but {options.path} is {what}.")
@@ -136,16 +147,37 @@ def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> in
     return 0
 
 
-def shown_sections(report: Report, analysis: Analysis | None) -> tuple[Section, ...]:
-    """Return the sections for a terminal; an analysis adds a drawing of one typical step."""
+def _chosen_sections(options: argparse.Namespace, report: Report, analysis: Analysis | None) -> Iterable[Section]:
+    """Return the first screen for a terminal, and everything for a file, unless the user chooses."""
     from ddpprof.render.sections import sections
     from ddpprof.render.sections.lanes import MAX_RANKS
+
+    if not options.full and options.section is None and options.out is None and chosen_form(options) == "terminal":
+        return screen(report, [str(options.path), *map(str, options.further_parts)], analysis)
+    chosen = sections(report, _typical_step(report, analysis, MAX_RANKS), options.section)
+    return chosen or [_nothing_of(options.section)]
+
+
+def screen(report: Report, paths: Sequence[str], analysis: Analysis | None) -> tuple[Section, ...]:
+    """Return the first screen; an analysis adds a drawing of one typical step. `paths`: the parts of the run."""
+    from ddpprof.render.sections.first_screen import MAX_RANKS, first_screen
+
+    return first_screen(report, paths, _typical_step(report, analysis, MAX_RANKS))
+
+
+def _typical_step(report: Report, analysis: Analysis | None, most_ranks: int) -> Timeline | None:
     from ddpprof.render.sections.shown_steps import typical_step, worth_seeing
 
     number = typical_step(report)
     if analysis is None or number is None:
-        return sections(report)
-    return sections(report, analysis.timeline([number], worth_seeing(report, MAX_RANKS)))
+        return None
+    return analysis.timeline([number], worth_seeing(report, most_ranks))
+
+
+def _nothing_of(section: str) -> Section:
+    from ddpprof.layout import Line
+
+    return Line(f"This report has nothing in the section {section!r}.")
 
 
 def _page(report: Report, analysis: Analysis | None) -> str:

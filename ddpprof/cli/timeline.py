@@ -23,7 +23,7 @@ def add_timeline_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", type=location, metavar="RUN", help="a run or torch.profiler traces")
     add("--out", type=location, metavar="FILE", help="default: RUN.perfetto.json.gz; uncompressed without .gz")
-    add("--steps", type=numbers, metavar="N-M", help="export only steps with these numbers, such as 15-17,19")
+    add("--only-steps", type=numbers, metavar="N-M", help="export only steps with these numbers, such as 15-17,19")
     add(
         "--min-duration",
         type=duration_ns,
@@ -41,7 +41,7 @@ def run_timeline(options: argparse.Namespace) -> int:
     from ddpprof.render.perfetto import render_perfetto
 
     with analysed_run(options.path, options) as analysis:
-        report, timeline = analysis.report, analysis.timeline(options.steps)
+        report, timeline = analysis.report, analysis.timeline(options.only_steps)
     steps = {step.step for rank in timeline.ranks for step in rank.steps}
     if not steps:
         raise DdpprofError(f"{options.path}: {_why_nothing(report)}")

@@ -299,7 +299,7 @@ def _after_trace(out: Path, inside: bool, interrupted: bool) -> None:
 
 
 def _print_run(out: Path, summary_only: bool) -> None:
-    from ddpprof.cli.report import shown_sections
+    from ddpprof.cli.report import screen
     from ddpprof.pipeline.analysis import analysed
     from ddpprof.render.terminal import render_terminal
 
@@ -307,12 +307,11 @@ def _print_run(out: Path, summary_only: bool) -> None:
         report = analysis.report
         if not summary_only:
             say()
-            render_terminal(shown_sections(report, analysis), sys.stdout)
+            render_terminal(screen(report, [str(out)], analysis), sys.stdout)
         _write_for_tensorboard(out, analysis)
     steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
     ranks = len(report.ranks)
-    wrote = f"Wrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps)."
-    say(f"\n{wrote} See it again with: ddpprof report {out}", flush=True)
+    say(f"\nWrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps).", flush=True)
 
 
 def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from ddpprof.comparison.between_runs import MOST_RUNS
 from ddpprof.comparison.compare import METRICS, Comparison, MetricChange
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, did_you_mean
 
 _CONDITION = re.compile(r"\s*([a-z][a-z ]*?)\s*>\s*(\d+(?:\.\d+)?)\s*(%|ns|us|µs|ms|s)\s*")
 NANOSECONDS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
@@ -56,7 +56,10 @@ def _parse(text: str) -> Condition:
         raise DdpprofError(f"--fail-on: {text.strip()!r} is not a condition. Write: --fail-on 'step>5%,exposed>2ms'")
     metric, number, unit = match.groups()
     if metric not in METRICS:
-        raise DdpprofError(f"--fail-on: {metric!r} is not a compared measure. Choose from: {', '.join(METRICS)}")
+        raise DdpprofError(
+            f"--fail-on: {metric!r} is not a compared measure.{did_you_mean(metric, METRICS)} "
+            f"Choose from: {', '.join(METRICS)}"
+        )
     is_fraction = unit == "%"
     return Condition(
         text=text.strip(),

@@ -26,7 +26,7 @@ class Selection:
 def select_ranks(files: Sequence[RankFiles], ranks: Numbers | None, sample: int | None) -> Selection:
     """Select the ranks with these numbers (``None``: all), at most `sample`. Raises `DdpprofError` if none is left."""
     if ranks is not None and any(one.rank is None for one in files):
-        raise DdpprofError("--ranks chooses among the ranks of a run or a folder, but this is one trace.")
+        raise DdpprofError("--only-ranks chooses among the ranks of a run or a folder, but this is one trace.")
     wanted = [one for one in files if ranks is None or one.rank in ranks]
     there = Numbers.of(one.rank for one in files if one.rank is not None)
     if files and not wanted:

@@ -32,7 +32,9 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         warmup: steps with the profiler on, whose trace is discarded.
         steps: profiled steps.
         profiler: ``False`` records without torch.profiler, at lower cost and in less detail.
-        record_shapes, with_stack, profile_memory: as in ``torch.profiler.profile``.
+        record_shapes: as in ``torch.profiler.profile``.
+        with_stack: as in ``torch.profiler.profile``.
+        profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
         keep_command: ``False`` does not store the process's command line in the run.
         tensorboard: a ``SummaryWriter`` or its directory, for scalars of every step during training. Each rank writes

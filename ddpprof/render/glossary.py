@@ -1,4 +1,4 @@
-"""The meaning of all terms: the source of ``ddpprof explain``, the page's definitions and the README's table."""
+"""The meaning of all terms: the source of ``ddpprof explain``, the page's definitions and the documentation's terms."""
 
 from __future__ import annotations
 

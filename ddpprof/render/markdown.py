@@ -5,7 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ddpprof.layout import Bars, Definition, FindingList, Lanes, Line, Picture, Section, Table, clean
+from ddpprof.layout import (
+    Bars,
+    Commands,
+    Definition,
+    FindingList,
+    Lanes,
+    Line,
+    Picture,
+    Remarks,
+    Section,
+    Table,
+    clean,
+)
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@])")
 
@@ -31,6 +43,8 @@ def _block(section: Section) -> str:
         return _table(section)
     if isinstance(section, Picture):
         return f"![{_escape(section.what)}](<{section.path}>)"
+    if isinstance(section, Remarks | Commands):
+        return ""  # parts of the first screen; a document has all of it
     if isinstance(section, Definition):
         return f"**{_escape(section.term)}**: {_escape(section.text)}"
     return _findings(section)

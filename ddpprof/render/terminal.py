@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from math import ceil
 from typing import TextIO
 
@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ddpprof.layout import Bars, Definition, FindingList, Lane, Lanes, Line, Picture, Section, Table
+from ddpprof.layout import Bars, Commands, Definition, FindingList, Lane, Lanes, Line, Picture, Remarks, Section, Table
 from ddpprof.render.sections.steps import PARTS
 
 _STYLES = ("blue", "cyan", "bold red", "green", "yellow", "dim")
@@ -40,9 +40,10 @@ def render_terminal(sections: Iterable[Section], file: TextIO, width: int | None
 
 def _line(console: Console, section: Section) -> None:
     assert isinstance(section, Line)
-    if section.is_aside:
+    if section.is_aside or section.is_headline:
         console.print()
-    console.print(Text(section.text, style="yellow" if section.is_warning else "dim" if section.is_aside else ""))
+    style = "yellow" if section.is_warning else "dim" if section.is_aside else "bold" if section.is_headline else ""
+    console.print(Text(section.text, style=style))
 
 
 def _glyph(console: Console, parts: tuple[str, ...], index: int) -> tuple[str, str]:
@@ -68,11 +69,17 @@ def _bars(console: Console, section: Section) -> None:
             text.append(glyph * (until - drawn), style=style)
             drawn = until
         console.print(text, overflow="crop", no_wrap=True)
+    _legend(console, section.parts, section.parts)
+
+
+def _legend(console: Console, parts: tuple[str, ...], drawn: Container[str]) -> None:
+    """Print which glyph stands for which of the parts that are drawn."""
     legend = Text()
-    for index, part_name in enumerate(section.parts):
-        glyph, style = _glyph(console, section.parts, index)
-        legend.append(glyph, style=style)
-        legend.append(f" {part_name}".replace(" ", _JOINER) + "  ")
+    for index, part in enumerate(parts):
+        if part in drawn:
+            glyph, style = _glyph(console, parts, index)
+            legend.append(glyph, style=style)
+            legend.append(f" {part}".replace(" ", _JOINER) + "  ")
     console.print(legend)
 
 
@@ -91,6 +98,7 @@ def _lanes(console: Console, section: Section) -> None:
             else:
                 text.append(what)
         console.print(text, overflow="crop", no_wrap=True)
+    _legend(console, section.parts, {span.what for lane in section.lanes for span in lane.spans})
     if section.note:
         console.print(Text(section.note, style="dim"))
 
@@ -156,9 +164,30 @@ def _findings(console: Console, section: Section) -> None:
         head = Text(f"{finding.number}. {finding.title}", style="bold")
         head.append(f"  [{finding.gain}]", style="green")
         console.print(head)
-        console.print(Padding(Text(finding.evidence), (0, 0, 0, 3)))
+        if finding.evidence:
+            console.print(Padding(Text(finding.evidence), (0, 0, 0, 3)))
         if finding.advice:
             console.print(Padding(Text(f"→ {finding.advice}", style="cyan"), (0, 0, 0, 3)))
+
+
+def _remarks(console: Console, section: Section) -> None:
+    assert isinstance(section, Remarks)
+    console.print()
+    console.print(Text(section.title, style="bold"))
+    for remark in section.remarks:
+        text, number = Text(f"- {remark.text}"), Text(f"  [{remark.number}]" if remark.number else "", style="green")
+        text.truncate(max(console.width - number.cell_len, 20), overflow="ellipsis")
+        console.print(text + number, no_wrap=True, overflow="ignore", crop=False)
+
+
+def _commands(console: Console, section: Section) -> None:
+    assert isinstance(section, Commands)
+    console.print()
+    console.print(Text(section.title, style="bold"))
+    label = max(cell_len(what) for what, _ in section.commands)
+    for what, command in section.commands:
+        line = Text(f"{what.ljust(label)}  ").append(command, style="cyan")
+        console.print(line, soft_wrap=True)  # a line break would spoil a copied command
 
 
 def _definition(console: Console, section: Section) -> None:
@@ -181,6 +210,8 @@ _SECTION = {
     Lanes: _lanes,
     Table: _table,
     FindingList: _findings,
+    Remarks: _remarks,
+    Commands: _commands,
     Definition: _definition,
     Picture: _picture,
 }

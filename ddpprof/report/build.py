@@ -42,6 +42,7 @@ class Reduced:
 
 
 def build_report(run: Run) -> Report:
+    """Return the report on a run: everything that is known about it, in one tree."""
     return reduce_run(run).report
 
 
@@ -161,6 +162,7 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
         num_steps=max((r.num_steps for r in records if r.num_steps is not None), default=None),
         num_micro_steps=next((r.num_micro_steps for r in records), None),
         torch=_first(r.torch for r in records),
+        framework=_first(r.framework for r in records),
         modules=tuple(_module(module) for module in modules),
         recorded_with=_words(run.settings.get("recorded_with")),
     )

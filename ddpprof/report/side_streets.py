@@ -11,11 +11,12 @@ from ddpprof.data_parallel.street import DATA_PARALLEL, OWN_REDUCTION
 from ddpprof.data_parallel.transfers import DataParallelReport
 from ddpprof.findings import Observed
 from ddpprof.horovod.street import HOROVOD
+from ddpprof.layout import Section
 from ddpprof.model import Rank
 from ddpprof.report.tree import Report
 from ddpprof.rpc.calls import RankRpc
 from ddpprof.rpc.street import RPC
-from ddpprof.side_street import SideStreet
+from ddpprof.side_street import SideStreet, Topic
 
 SIDE_STREETS: tuple[SideStreet[Any, Any], ...] = (DATA_PARALLEL, RPC, OWN_REDUCTION, HOROVOD)
 """side streets in the order of their findings, sections and terms"""
@@ -61,6 +62,12 @@ def streets_of(report: Report) -> Iterator[tuple[SideStreet[Any, Any], Any]]:
     for street in SIDE_STREETS:
         if found := getattr(report, street.report_field):
             yield street, found
+
+
+def sections_of_streets(report: Report, topic: Topic) -> Iterator[Section]:
+    for street, found in streets_of(report):
+        if topic in street.sections:
+            yield from street.sections[topic](found)
 
 
 def file_of(report: Report) -> str | None:

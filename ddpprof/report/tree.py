@@ -79,6 +79,8 @@ class Job:
     """number of batches that a step accumulates before the optimizer steps; ``None`` without a recording"""
     recorded_with: tuple[str, ...] = ()
     """arguments of ``ddpprof trace`` to record such a run again; empty if unknown"""
+    framework: str | None = None
+    """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
 
     def trace_command(self, *options: str) -> str:
         """Return the command that records such a run again, with further options."""

@@ -102,7 +102,7 @@ def test_gpus_that_are_not_there_are_a_failure(ddpprof: Run, tmp_path: Path) -> 
 def test_an_unknown_check_is_one_line(ddpprof: Run) -> None:
     done = ddpprof("doctor", "--only", "aura")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ddpprof: argument --only: there is no check aura; there are versions, devices")
+    assert done.stderr.startswith("ddpprof: argument --only: there is no check aura. Choose from: versions, devices")
 
 
 def test_nothing_is_left_of_a_doctor_that_is_ended(tmp_path: Path) -> None:

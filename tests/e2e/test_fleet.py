@@ -54,7 +54,7 @@ def test_a_rank_whose_process_is_killed_is_read_again(ddpprof: Run, fleet: Path,
 
 
 def test_chosen_ranks_on_the_command_line(ddpprof: Run, fleet: Path) -> None:
-    shown = ddpprof("report", fleet, "--ranks", "0-3,20").stdout
+    shown = ddpprof("report", fleet, "--only-ranks", "0-3,20").stdout
     assert "only 5 of 24 ranks were read, as requested" in shown
     assert (
         "only 4 of 24 ranks were read, as requested, evenly chosen" in ddpprof("report", fleet, "--sample", "4").stdout

@@ -47,7 +47,9 @@ def on_a_terminal(*arguments: str | Path, columns: int = 80, **variables: str) -
 def test_a_report_fits_the_terminal(columns: int) -> None:
     shown = on_a_terminal("report", GLOO, columns=columns, NO_COLOR="1")
     assert ESCAPE not in shown
-    assert columns * 0.9 < max(map(len, shown.splitlines())) <= columns
+    drawn, commands = shown.split("\nNext\n")
+    assert columns * 0.9 < max(map(len, drawn.splitlines())) <= columns
+    assert f" ddpprof report {GLOO} --full\n" in commands
     assert "over time, ms: all ranks on one clock" in shown
 
 

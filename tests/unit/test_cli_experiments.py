@@ -71,9 +71,9 @@ def test_what_an_experiment_runs(kind: str, arguments: list[str], titles: list[s
     ("arguments", "is_share", "is_work"),
     [
         pytest.param(["--vary=--batch-size=1,2"], True, True, id="batch"),
-        pytest.param(["--vary=--batch-size=1,2", "--sizes=total"], False, True, id="batch-of-all"),
+        pytest.param(["--vary=--batch-size=1,2", "--size-is=total"], False, True, id="batch-of-all"),
         pytest.param(["--vary=bucket_cap_mb=1,2"], False, False, id="no-work"),
-        pytest.param(["--vary=--samples=1,2", "--sizes=share"], True, True, id="as-said"),
+        pytest.param(["--vary=--samples=1,2", "--size-is=share"], True, True, id="as-said"),
     ],
 )
 def test_whether_sizes_count_work(arguments: list[str], is_share: bool, is_work: bool) -> None:

@@ -31,12 +31,12 @@ def test_a_run_has_its_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_run_has_the_timeline_of_the_ranks_that_are_asked_for(tmp_path: Path) -> None:
-    page = page_of("report", GLOO, "--ranks", "1-5", out=tmp_path / "page.html")
+    page = page_of("report", GLOO, "--only-ranks", "1-5", out=tmp_path / "page.html")
     assert [one["rank"] for one in data_of(page, "timeline-data")["ranks"]] == [1]
 
 
 def test_ranks_that_the_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(GLOO), "--ranks", "7", "--out", str(tmp_path / "page.html")]) == 2
+    assert main(["report", str(GLOO), "--only-ranks", "7", "--out", str(tmp_path / "page.html")]) == 2
     assert capsys.readouterr().err == "ddpprof: no such rank: the run has 0-1.\n"
 
 

@@ -63,7 +63,7 @@ class Choice {
   }
 
   listenForRanks(name, choose, known) {
-    const more = name === "drawn-ranks" && known.length < this.steps.ranks.length ? " For others write the page with --ranks." : "";
+    const more = name === "drawn-ranks" && known.length < this.steps.ranks.length ? " For others write the page with --only-ranks." : "";
     for (const input of document.querySelectorAll(`[data-choose=${name}]`)) {
       input.value = formatRanks(name === "chosen-ranks" ? this.ranks : this.drawnRanks);
       const problem = document.getElementById(input.getAttribute("aria-describedby"));

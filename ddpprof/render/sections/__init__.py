@@ -10,6 +10,7 @@ devices.py      One process with several accelerators: how much each works
 experiments.py  The content, order and words of an experiment's report
 explain.py      Definitions of terms
 failure.py      How the job failed; this comes before anything else
+first_screen.py The first screen: what ran, the verdict, one typical step, what to change, and where to read on
 findings.py     Findings, largest gain first, and then those that may be noise
 job.py          What ran, and what the report lacks
 lanes.py        One step in the order of events: what each rank does, and which bucket is in transit
@@ -32,7 +33,7 @@ whatif.py       Predictions of the step under other settings, in words
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ddpprof import side_street
@@ -55,7 +56,7 @@ from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
 from ddpprof.report import Report
-from ddpprof.report.side_streets import streets_of
+from ddpprof.report.side_streets import sections_of_streets
 from ddpprof.report.timeline import Timeline
 
 
@@ -73,12 +74,7 @@ _Maker = Callable[[Report], Iterable[Section]]
 
 
 def _of_side_streets(topic: side_street.Topic) -> _Maker:
-    def make(report: Report) -> Iterator[Section]:
-        for street, found in streets_of(report):
-            if topic in street.sections:
-                yield from street.sections[topic](found)
-
-    return make
+    return lambda report: sections_of_streets(report, topic)
 
 
 _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
@@ -114,10 +110,15 @@ def topics(report: Report) -> tuple[Topic, ...]:
     return tuple(topic for topic in found if topic.sections)
 
 
-def sections(report: Report, timeline: Timeline | None = None) -> tuple[Section, ...]:
-    """Return the sections of all topics, with a drawing of the step that the bars show."""
+TOPICS = tuple(name for name, _, _ in _TOPICS)
+
+
+def sections(report: Report, timeline: Timeline | None = None, only: str | None = None) -> tuple[Section, ...]:
+    """Return the sections of all topics or one, with a drawing of the step that the bars show."""
     found: list[Section] = []
     for topic in topics(report):
+        if only not in (None, topic.name):
+            continue
         number = typical_step(report) if topic.name == "step" and timeline is not None else None
         found += step_lanes(timeline, number) if timeline is not None and number is not None else ()
         found += topic.sections

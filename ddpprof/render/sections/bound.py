@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.findings.predictions import ACCUMULATED
-from ddpprof.layout import Line, Section, count, megabytes, ms, percent
+from ddpprof.layout import Line, Remark, Section, count, megabytes, ms, percent
 from ddpprof.report import Bound, BoundBy, Report, WhatHelps, WouldHelp
 
 
@@ -26,6 +26,18 @@ def bound_lines(report: Report) -> Iterable[Section]:
         yield Line(f"According to the replay, these do not help: {', '.join(_WHAT[one.what] for one in cannot)}.")
     if not bound.would_help:
         yield Line(_NOT_REPLAYED[bound.by])
+
+
+def bound_remarks(report: Report) -> Iterable[Remark]:
+    """Say in a few words what bounds the step, and what would help."""
+    bound = report.bound
+    if bound is None or report.failure is not None:
+        return
+    yield Remark(_BY[bound.by].lower().capitalize(), "")
+    for one in bound.would_help:
+        if not one.is_noise and one.predicted.gain_ns > 0:
+            what, _, gain = _gain(one).partition(", ")
+            yield Remark(f"would help: {what}", gain)
 
 
 def bound_sentence(bound: Bound) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from ddpprof.layout import (
     Column,
     Line,
+    Remark,
     Section,
     Table,
     count,
@@ -15,6 +16,7 @@ from ddpprof.layout import (
     notes,
     percent,
 )
+from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.render.sections.shown_steps import rows_worth_seeing
 from ddpprof.render.sections.steps import mean_of_steps
@@ -72,11 +74,9 @@ def unusual_steps_line(report: Report) -> Iterable[Section]:
 
 
 def recording_cost_line(report: Report) -> Iterable[Section]:
-    costs = [(rank.rank, rank.recording_cost) for rank in report.ranks if rank.recording_cost is not None]
-    slowest = max(costs, key=lambda c: c[1].off_ns or 0, default=None)
-    if slowest is None:
+    cost = _of_slowest_rank(report)
+    if cost is None:
         return
-    _, cost = slowest
     words = []
     if cost.light_ratio is not None and cost.spread is not None:
         words.append(
@@ -94,6 +94,28 @@ def recording_cost_line(report: Report) -> Iterable[Section]:
         yield Line(f"ddpprof's own cost: {'; '.join(words)}.", is_aside=True)
 
 
+def recording_cost_remark(report: Report) -> Iterable[Remark]:
+    """Say how much longer steps take while ddpprof records them."""
+    cost = _of_slowest_rank(report)
+    if cost is not None:
+        modes = (("light", cost.light_ratio, ".3f"), ("profiled", cost.profiled_ratio, ".2f"))
+        ratios = [
+            f"{mode} {ratio:{digits}} ×{' (noise)' if _is_within(ratio, cost.spread) else ''}"
+            for mode, ratio, digits in modes
+            if ratio is not None
+        ]
+        if ratios:
+            yield Remark("Cost of ddpprof per step", ", ".join(ratios))
+
+
+def _of_slowest_rank(report: Report) -> RecordingCost | None:
+    costs = [rank.recording_cost for rank in report.ranks if rank.recording_cost is not None]
+    return max(costs, key=lambda cost: cost.off_ns or 0, default=None)
+
+
 def _noise(ratio: float, spread: float | None) -> str:
-    within = spread is not None and abs(ratio - 1) < spread
-    return f", within the {spread:.0%} by which unrecorded steps differ" if within else ""
+    return f", within the {spread:.0%} by which unrecorded steps differ" if _is_within(ratio, spread) else ""
+
+
+def _is_within(ratio: float, spread: float | None) -> bool:
+    return spread is not None and abs(ratio - 1) < spread

@@ -15,11 +15,16 @@ FINDINGS = "Findings"
 
 
 def finding_list(report: Report) -> Iterable[Section]:
-    texts = [_text(number, finding) for number, finding in enumerate(report.findings, 1)]
-    beyond = [text for text, finding in zip(texts, report.findings, strict=True) if not finding.is_noise]
-    yield FindingList(FINDINGS, tuple(beyond), _otherwise(report, has_noise=bool(texts)))
-    if len(beyond) < len(texts):
-        yield FindingList("Not beyond noise", tuple(texts[len(beyond) :]), "")
+    texts = finding_texts(report)
+    yield FindingList(FINDINGS, tuple(text for text, finding in texts if not finding.is_noise), otherwise(report))
+    noise = tuple(text for text, finding in texts if finding.is_noise)
+    if noise:
+        yield FindingList("Not beyond noise", noise, "")
+
+
+def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
+    """Return the findings in words, largest gain first."""
+    return [(_text(number, finding), finding) for number, finding in enumerate(report.findings, 1)]
 
 
 def _text(number: int, finding: Finding) -> FindingText:
@@ -28,8 +33,8 @@ def _text(number: int, finding: Finding) -> FindingText:
     return FindingText(number, clean(finding.title), _gain(finding), clean(finding.evidence, most=800), advice)
 
 
-def _otherwise(report: Report, has_noise: bool) -> str:
-    """Say why there are no findings. `has_noise`: there are some, but they may be chance."""
+def otherwise(report: Report) -> str:
+    """Say why there are no findings beyond noise."""
     if report.failure is not None:
         return _FAILED
     is_of_ranks = file_of(report) is None
@@ -37,7 +42,7 @@ def _otherwise(report: Report, has_noise: bool) -> str:
         return _NOT_RECORDED
     if is_of_ranks and not any(rank.steps for rank in report.ranks):
         return _not_profiled(report)
-    if has_noise:
+    if report.findings:
         return _ALL_NOISE
     return _NOTHING if report.bound is None else _NOTHING_OF_DDP
 
@@ -82,11 +87,18 @@ _NOT_RECORDED = (
 )
 
 
-def _gain(finding: Finding) -> str:
+def short_gain(finding: Finding) -> str:
+    """Return the gain in a few words."""
     if finding.predicted is not None:
         one = finding.predicted
-        saves = "may save" if finding.is_noise or one.low_ns <= 0 else "saves"
-        return f"{saves} {ms(one.gain_ns)} ms ({ms(one.low_ns)} – {ms(one.high_ns)}) per step, predicted"
+        return f"{ms(one.gain_ns)} ms ({ms(one.low_ns)} – {ms(one.high_ns)})"
+    return _gain(finding).removesuffix(" per step")
+
+
+def _gain(finding: Finding) -> str:
+    if finding.predicted is not None:
+        saves = "may save" if finding.is_noise or finding.predicted.low_ns <= 0 else "saves"
+        return f"{saves} {short_gain(finding)} per step, predicted"
     if finding.gain_ns is not None:
         return f"up to {ms(finding.gain_ns)} ms per step"
     return "correctness" if finding.is_correctness else "gain not measured"

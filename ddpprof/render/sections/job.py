@@ -9,7 +9,8 @@ from ddpprof.report import Report
 from ddpprof.report.side_streets import file_of
 
 
-def job_lines(report: Report) -> Iterable[Section]:
+def job_lines(report: Report, longest_command: int = 200) -> Iterable[Section]:
+    """Say what ran, and then each DDP module; a longer command is cut off."""
     job = report.job
     read, world = job.num_ranks_read, job.world_size
     steps = max((len(rank.measured_steps) or len(rank.steps) for rank in report.ranks), default=0)
@@ -17,11 +18,12 @@ def job_lines(report: Report) -> Iterable[Section]:
     file = file_of(report)
     without_profiler = " without the profiler" if file is None else ""
     words = [
-        clean(" ".join(job.command)) or clean(job.name),
+        clean(" ".join(job.command), most=longest_command) or clean(job.name, most=longest_command),
         count(read, "rank") if world in (None, read) else f"{read} of {world} ranks",
         *([count(len(job.hosts), "host")] if job.hosts else []),
         *(clean(word) for word in (job.backend, job.device) if word),
         *([f"torch {clean(job.torch)}"] if job.torch else []),
+        *([_FRAMEWORKS.get(job.framework, clean(job.framework))] if job.framework else []),
         *([file] if file is not None else []),
         (count(steps, "profiled step") if steps else f"{count(light, 'step')}{without_profiler}")
         + _micro_steps(report),
@@ -32,6 +34,14 @@ def job_lines(report: Report) -> Iterable[Section]:
         hook = f", comm hook {clean(m.comm_hook)}" if m.comm_hook else ""
         buckets = f"{count(m.num_parameters, 'parameter')}, {megabytes(m.parameter_bytes)} MB"
         yield Line(f"{number}{clean(m.name)}: {buckets} in {count(m.num_buckets, 'bucket')}{hook}")
+
+
+_FRAMEWORKS = {
+    "transformers": "Hugging Face Trainer",
+    "lightning": "Lightning",
+    "fabric": "Lightning Fabric",
+    "accelerate": "Accelerate",
+}
 
 
 def _micro_steps(report: Report) -> str:

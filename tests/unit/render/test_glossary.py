@@ -1,6 +1,5 @@
 """Terms: found by any of their names, and true of the JSON report."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from ddpprof.render.glossary import TERMS, Term, find_term, similar_terms
 from ddpprof.render.json import schema
 from ddpprof.report import Report
 
-CHECKOUT = Path(__file__).parents[3]
 SCHEMA = schema(Report)
 
 
@@ -49,9 +47,3 @@ def test_what_is_no_term() -> None:
     assert find_term("nonsense") is None
     assert "trailing" in similar_terms("trailling")
     assert similar_terms("qqqqqq") == ()
-
-
-def test_the_readme_defines_the_same() -> None:
-    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-    for term in TERMS:
-        assert f"| {term.name} | {term.definition} |" in readme

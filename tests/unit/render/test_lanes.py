@@ -52,6 +52,7 @@ def test_every_column_is_a_part_of_the_step() -> None:
         "       0         20        40        60        80\n"
         "rank 0 ██████████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▒▒▒▒▒▒▒▒▒▒##########\n"
         "  comm      +++++               000000000000000\n"
+        "█ forward  ▓ backward  ▒ exposed comm  # optimizer\n"
         "comm: the bucket in transit; +: other communication\n"
     )
 

@@ -165,7 +165,7 @@ def test_of_many_timelines_a_few_are_drawn_first(show: Show) -> None:
     ranks.press("Enter")
     problem = page.locator("#drawn-ranks-problem").inner_text()
     assert problem.startswith("No rank of this page: it has 0-")
-    assert problem.endswith("For others write the page with --ranks.")
+    assert problem.endswith("For others write the page with --only-ranks.")
 
 
 @pytest.mark.slow

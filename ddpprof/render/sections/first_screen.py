@@ -1,0 +1,119 @@
+"""The first screen of a report: what ran, the verdict, one typical step, what to change, and where to read on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ddpprof.findings import Finding
+from ddpprof.layout import Bars, Commands, FindingList, Line, Remark, Remarks, Section, clean
+from ddpprof.render.sections.attempts import attempt_table
+from ddpprof.render.sections.bound import bound_remarks
+from ddpprof.render.sections.cost import recording_cost_remark, unusual_steps_line
+from ddpprof.render.sections.failure import failure_lines
+from ddpprof.render.sections.findings import finding_texts, otherwise, short_gain
+from ddpprof.render.sections.job import job_lines, missing_lines
+from ddpprof.render.sections.lanes import step_lanes
+from ddpprof.render.sections.shown_steps import typical_step
+from ddpprof.render.sections.steps import step_bars
+from ddpprof.render.sections.verdict import verdict
+from ddpprof.report import Report
+from ddpprof.report.side_streets import sections_of_streets
+from ddpprof.report.timeline import Timeline
+
+MAX_RANKS = 4
+"""number of ranks in the drawing of a step"""
+_MOST_FINDINGS = 3
+_MOST_REMARKS = 6
+_MOST_LINES = 3
+"""number of modules, and of notes"""
+_LONGEST_COMMAND = 60
+
+
+def first_screen(report: Report, paths: Sequence[str], timeline: Timeline | None = None) -> tuple[Section, ...]:
+    """Return about 40 lines. `paths`: the parts of the run, as a user gives them; `timeline`: with the typical step."""
+    return tuple(
+        section
+        for part in (
+            failure_lines(report),
+            _at_most(_MOST_LINES + 1, job_lines(report, _LONGEST_COMMAND), "modules", paths),
+            sections_of_streets(report, "job"),
+            _verdict(report),
+            attempt_table(report),
+            _at_most(_MOST_LINES, (*missing_lines(report), *unusual_steps_line(report)), "notes", paths),
+            _step(report, timeline),
+            _findings(report),
+            _remarks(report),
+            _next(report, paths),
+        )
+        for section in part
+    )
+
+
+def _at_most(most: int, lines: Iterable[Section], what: str, paths: Sequence[str]) -> Iterator[Section]:
+    found = list(lines)
+    yield from found[:most]
+    if len(found) > most:
+        yield Line(f"{len(found) - most} more {what}: {_report(paths)} --section job")
+
+
+def _verdict(report: Report) -> Iterator[Section]:
+    until_then = "" if report.failure is None else "Until then: "  # the failure is told above
+    first = next((text for text, _ in finding_texts(report) if text.advice), None)
+    change = "" if first is None else f" Change first: {first.title}, {first.gain}."
+    yield Line(until_then + verdict(replace(report, failure=None)).text + change, is_headline=True)
+
+
+def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:
+    """Draw the typical step; if none was profiled, what is known of the time of a step."""
+    number = typical_step(report)
+    lanes = () if timeline is None or number is None else tuple(step_lanes(timeline, number))
+    return lanes or (*_bars(report), *sections_of_streets(report, "step"))
+
+
+def _bars(report: Report) -> Iterator[Section]:
+    for section in step_bars(report):
+        if isinstance(section, Bars):
+            yield replace(section, bars=section.bars[: 2 * MAX_RANKS])
+
+
+def _findings(report: Report) -> Iterator[Section]:
+    beyond = [text for text, finding in finding_texts(report) if not finding.is_noise][:_MOST_FINDINGS]
+    yield FindingList("Findings", tuple(replace(text, evidence="") for text in beyond), otherwise(report))
+
+
+def _remarks(report: Report) -> Iterator[Section]:
+    """List what else was found, in one line each."""
+    beyond = [finding for finding in report.findings if not finding.is_noise][_MOST_FINDINGS:]
+    noise = [finding for finding in report.findings if finding.is_noise]
+    also = (*_in_short(beyond), *bound_remarks(report), *recording_cost_remark(report))
+    if also:
+        yield Remarks("Also found", also)
+    if noise:
+        yield Remarks("Not beyond noise", tuple(_in_short(noise)))
+
+
+def _in_short(findings: Sequence[Finding]) -> Iterator[Remark]:
+    for finding in findings[:_MOST_REMARKS]:
+        yield Remark(clean(finding.title), short_gain(finding))
+    if len(findings) > _MOST_REMARKS:
+        yield Remark(f"{len(findings) - _MOST_REMARKS} more: --section findings", "")
+
+
+def _next(report: Report, paths: Sequence[str]) -> Iterator[Section]:
+    run = shlex.join(paths)
+    commands = [
+        ("every table", f"{_report(paths)} --full"),
+        ("a page with charts", f"{_report(paths)} --out report.html"),
+    ]
+    if any(finding.predicted for finding in report.findings) or (report.bound and report.bound.would_help):
+        commands.append(("other settings", f"ddpprof whatif {run}"))
+    if report.failure is None and len(paths) == 1:
+        commands.append(("compare a change", f"ddpprof compare {run} NEW_RUN"))
+    commands.append(("what words mean", "ddpprof explain exposed"))
+    yield Commands("Next", tuple(commands))
+
+
+def _report(paths: Sequence[str]) -> str:
+    return f"ddpprof report {shlex.join(paths)}"

@@ -1,0 +1,42 @@
+"""The help of each command, and hints at what a user may have meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpprof.cli import main
+from ddpprof.cli.commands import COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_begins_with_a_question_and_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    command, said = COMMANDS[name], capsys.readouterr().out
+    assert said.startswith(f"{command.question}\n\n    {command.example}\n\nusage: ddpprof {name}")
+    assert command.question.endswith("?")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        pytest.param(["reprot"], "Did you mean report?", id="command"),
+        pytest.param(["report", "x", "--sectoin=job"], "Did you mean --section?", id="option-with-value"),
+        pytest.param(["trace", "--stpes", "3", "x.py"], "Did you mean --steps?", id="before-a-script"),
+        pytest.param(["report", "x", "--section", "bucket"], "Did you mean buckets?", id="value"),
+        pytest.param(["netbench", "--collective", "allreduce"], "Did you mean all_reduce?", id="name"),
+        pytest.param(["doctor", "--only", "steptime"], "Did you mean step-time?", id="check"),
+        pytest.param(["compare", "a", "b", "--fail-on", "setp>5%"], "Did you mean step?", id="measure"),
+        pytest.param(["whatif", "x", "--algorithm", "rng"], "Did you mean ring?", id="algorithm"),
+    ],
+)
+def test_the_nearest_word_is_named(arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert hint in said
+    assert said.count("\n") == 1
+
+
+def test_nothing_is_named_where_nothing_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--zzz"]) == 2
+    assert "Did you mean" not in capsys.readouterr().err
