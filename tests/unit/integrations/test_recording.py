@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import subprocess
 import sys
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import pytest
@@ -95,6 +95,18 @@ def test_without_the_framework_one_line_says_what_to_install(
     monkeypatch.delitem(sys.modules, f"ddpprof.integrations.{framework}", raising=False)
     with pytest.raises(DdpprofError, match=f"^{name} needs {framework}. Install it with: pip install {framework}$"):
         getattr(integrations, name)
+
+
+@pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
+def test_the_base_class_is_of_the_lightning_that_is_in_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has two names, under which its classes differ."""
+    for one in ("lightning", "lightning.pytorch", "pytorch_lightning", "ddpprof.integrations.lightning"):
+        monkeypatch.delitem(sys.modules, one, raising=False)
+    used = ModuleType(name)
+    used.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, name, used)
+    assert integrations.LightningCallback.__bases__ == (used.Callback,)
+    sys.modules.pop("ddpprof.integrations.lightning")
 
 
 def test_another_name_is_an_error() -> None:
