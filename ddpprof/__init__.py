@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddpprof import integrations
     from ddpprof.comparison.compare import compare_reports
     from ddpprof.errors import DdpprofError
     from ddpprof.load.run import load_run
@@ -36,6 +37,7 @@ __all__ = [
     "build_report",
     "compare_reports",
     "hooks",
+    "integrations",
     "load_run",
     "profile",
     "whatif",
@@ -56,10 +58,13 @@ _HOME = {
 }
 
 
+_MODULES = {"hooks": "ddpprof.record.hooks", "integrations": "ddpprof.integrations"}
+
+
 def __getattr__(name: str) -> object:
     """Import a name on first use, so that ``import ddpprof`` needs neither torch nor numpy."""
-    if name == "hooks":
-        return import_module("ddpprof.record.hooks")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

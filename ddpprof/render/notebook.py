@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 
 from ddpprof.comparison.compare import Comparison
-from ddpprof.layout import Column, FindingList, FindingText, Line, Section, Table
+from ddpprof.layout import Bars, Column, FindingList, FindingText, Line, Section, Table
 from ddpprof.render.sections import topics
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.sections.failure import failure_lines
@@ -107,12 +107,14 @@ def _blocks(sections: Iterable[Section]) -> str:
 
 
 def _block(section: Section) -> str:
-    """Return a section as HTML. Drawings yield nothing: the table after them has their numbers."""
+    """Return a section as HTML. Of drawings only a title is left: the table after them has their numbers."""
     if isinstance(section, Line):
         kind = "warning" if section.is_warning else "aside" if section.is_aside else "line"
         return f'<p class="{kind}">{escape(section.text)}</p>'
     if isinstance(section, Table):
         return _table(section)
+    if isinstance(section, Bars):
+        return f"<h4>{escape(section.title)}</h4>"
     return _findings(section) if isinstance(section, FindingList) else ""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from jobs import environment
+from processes import is_gone, wait_until
 
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: pip install nbclient ipykernel")
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install nbclient ipykernel")
@@ -27,10 +28,11 @@ def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, value in environment(IPYTHONDIR=str(tmp_path / "ipython")).items():
         monkeypatch.setenv(name, value)
 
-    def run(cells: list[Any]) -> list[Any]:
+    def run(cells: list[Any], **options: Any) -> list[Any]:
         notebook = nbformat.v4.new_notebook(cells=cells)
         resources = {"metadata": {"path": str(folder)}}
-        nbclient.NotebookClient(notebook, timeout=180, kernel_name="python3", resources=resources).execute()
+        chosen = {"timeout": 180, "kernel_name": "python3", **options}
+        nbclient.NotebookClient(notebook, resources=resources, **chosen).execute()
         return list(notebook.cells)
 
     return run
@@ -86,3 +88,20 @@ def test_a_cell_that_fails_says_so_in_a_line(execute: Any) -> None:
     assert "line 3, in <module>\n    1 / 0\n" in text
     assert "ddpprof: the cell's training ended with exit code 1\n" in text
     assert "UsageError: ddpprof: nothing was recorded in runs/cell-" in text
+
+
+@pytest.mark.slow
+def test_interrupting_a_cell_ends_its_ranks(execute: Any, tmp_path: Path) -> None:
+    code, started = nbformat.v4.new_code_cell, tmp_path / "started"
+    endless = f"import os, time\nopen({str(started)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)\n"
+    cells = [
+        code("%load_ext ddpprof"),
+        code(f"%%ddpprof --nproc-per-node 2\n{endless}", metadata={"tags": ["raises-exception"]}),
+        code("1 + 1"),
+    ]
+    _, interrupted, after = execute(cells, timeout=40, interrupt_on_timeout=True)
+    assert [output.ename for output in interrupted.outputs if output.output_type == "error"] == ["KeyboardInterrupt"]
+    assert result(after, "text/plain") == "2"
+    ranks = [int(line) for line in started.read_text().split()]
+    assert len(ranks) == 2
+    wait_until(lambda: all(map(is_gone, ranks)), "the ranks are gone")

@@ -112,6 +112,9 @@ def test_reports_are_written_to_s3(s3: Run, store: ObjectStore) -> None:
     assert b"</html>" in store.get("bucket/out/report.html")
     assert json.loads(store.get("bucket/out/report.json"))["job"]["name"] == "convnet"
     assert b"Findings" in store.get("bucket/out/report.md")
+    done = s3("report", run, "--out", "s3://bucket/out/tables/")
+    assert done.stdout.startswith("Wrote to s3://bucket/out/tables/: steps.parquet ("), done.stderr
+    assert store.get("bucket/out/tables/ranks.parquet").startswith(b"PAR1")
     done = s3("timeline", run, "--out", "s3://bucket/out/run.perfetto.json.gz")
     assert done.returncode == 0, done.stderr
     assert store.get("bucket/out/run.perfetto.json.gz").startswith(b"\x1f\x8b")

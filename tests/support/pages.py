@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +28,20 @@ Show = Callable[[str], "Page"]
 def page_of(run: Run) -> str:
     made = build_report(run)
     return report_page(made, build_timeline(run, made))
+
+
+def unpacked(text: str) -> bytes:
+    """Undo `ddpprof.render.html.embed.packed`."""
+    return gzip.decompress(base64.b85decode(text.translate(str.maketrans(":,.", "&<>"))))
+
+
+def data_of(page: str, name: str) -> Any:
+    """Return the JSON that a page carries under a name."""
+    found = re.search(
+        rf'<script type="application/json" id="{name}"( data-encoding="gzip")?>(.*?)</script>', page, re.DOTALL
+    )
+    assert found is not None
+    return json.loads(unpacked(found[2]) if found[1] else found[2])
 
 
 def plotted(page: Page, selector: str) -> list[dict[str, Any]]:

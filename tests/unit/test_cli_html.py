@@ -1,10 +1,9 @@
 """Pages from the command line: of runs, JSON reports, comparisons and tables of times."""
 
-import json
-import re
 from pathlib import Path
 
 import pytest
+from pages import data_of
 from reports import report
 
 from ddpprof.cli import main
@@ -33,9 +32,7 @@ def test_a_run_has_its_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_run_has_the_timeline_of_the_ranks_that_are_asked_for(tmp_path: Path) -> None:
     page = page_of("report", GLOO, "--only-ranks", "1-5", out=tmp_path / "page.html")
-    timeline = re.search(r'id="timeline-data">(.*?)</script>', page)
-    assert timeline is not None
-    assert [one["rank"] for one in json.loads(timeline[1])["ranks"]] == [1]
+    assert [one["rank"] for one in data_of(page, "timeline-data")["ranks"]] == [1]
 
 
 def test_ranks_that_the_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,9 +60,7 @@ def test_a_table_of_times_whose_line_comes_to_nothing(tmp_path: Path) -> None:
     table = tmp_path / "times.csv"
     table.write_text("workers,a,b\n1,10,1\n2,10,2\n4,1,4\n8,100,8\n")
     page = page_of("report", table, out=tmp_path / "page.html")
-    figure = re.search(r'id="charts-0-figure">(.*?)</script>', page)
-    assert figure is not None
-    traces = json.loads(figure[1])["data"]
+    traces = data_of(page, "charts-0-figure")["data"]
     assert [trace["name"] for trace in traces] == ["a", "model of a", "b", "model of b"]
     assert all(y > 0 for trace in traces for y in trace["y"])
     assert 0 < len(traces[1]["x"]) == len(traces[1]["y"]) < len(traces[3]["x"])

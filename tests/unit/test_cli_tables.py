@@ -35,7 +35,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_ranks_that_are_asked_for(tmp_path: Path) -> None:
-    assert main(["report", str(GLOO), "--ranks", "1", "--out", str(tmp_path)]) == 0
+    assert main(["report", str(GLOO), "--only-ranks", "1", "--out", str(tmp_path)]) == 0
     assert pq.read_table(tmp_path / "ranks.parquet").column("rank").to_pylist() == [1]
 
 

@@ -5,7 +5,8 @@ page.py, page.html                skeleton of a page, which may load nothing
 blocks.py                         sections as HTML
 *_charts.py                       charts, as plotly figures
 steps.py, timeline.py             numbers that the reader chooses from
-page.js, charts.js, timeline.js   interaction with the reader
+page.js, charts.js, timeline.js   interaction with the reader, which start.js begins
+address.js                        the step and ranks in the address
 chart.py                          A chart: a plotly figure without colours
 definitions.py                    Definitions of all terms at the end of every page; the terms in tables link to them
 embed.py                          How do data and scripts get into a page without becoming markup?

@@ -1,19 +1,39 @@
 "use strict";
 /* Controls of every page: theme, copying, definitions. */
 
-function bytes(base64) {
-  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
-  return Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%:()*+-;,=.?@^_`{|}~";
+const CAN_UNPACK = typeof DecompressionStream !== "undefined";
+
+/** Decodes base 85: five digits are four bytes; at the end n + 1 digits are n bytes. */
+function bytes(text) {
+  const value = new Uint8Array(128);
+  for (let digit = 0; digit < DIGITS.length; digit++) value[DIGITS.charCodeAt(digit)] = digit;
+  const found = new Uint8Array(Math.floor((text.length * 4) / 5)), last = DIGITS.length - 1;
+  for (let at = 0, to = 0; at < text.length; at += 5) {
+    let word = 0;
+    for (let place = at; place < at + 5; place++) word = word * 85 + (place < text.length ? value[text.charCodeAt(place)] : last);
+    for (let shift = 24; shift >= 0 && to < found.length; shift -= 8) found[to++] = word >>> shift;
+  }
+  return found;
+}
+
+function unpack(element) {
+  const packed = new Blob([bytes(element.textContent)]);
+  return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip")));
 }
 
 /** Returns the JSON that the page carries under a name, or null. Large JSON is gzipped. */
 async function readData(name) {
   const element = document.getElementById(name);
   if (element === null) return null;
-  if (element.dataset.encoding !== "gzip") return JSON.parse(element.textContent);
-  const packed = bytes(element.textContent);
-  const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(unpacked).json();
+  return element.dataset.encoding === "gzip" ? unpack(element).json() : JSON.parse(element.textContent);
+}
+
+/** Runs a script that the page carries gzipped; the page's policy permits its text. */
+async function loadScript(name) {
+  const script = document.createElement("script");
+  script.textContent = await unpack(document.getElementById(name)).text();
+  document.head.append(script);
 }
 
 function announce(text) {

@@ -16,12 +16,12 @@ from string import Template
 from ddpprof import __version__
 from ddpprof.errors import DdpprofError
 from ddpprof.layout import clean
-from ddpprof.render.html.embed import data_element, script_element, script_hash
+from ddpprof.render.html.embed import data_element, packed_script_element, script_element, script_hash, text_hash
 
 _FACTORY, _FACTORY_AT_ONCE = "this, () => {", "this, (() => {"
 """wrapper of all of plotly; browsers compile a parenthesised function at once, but otherwise read its 5 MB twice"""
 
-_SCRIPTS = ("page.js", "charts.js", "timeline.js", "start.js")
+_SCRIPTS = ("page.js", "charts.js", "timeline.js", "address.js", "start.js")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Page:
 def render_page(page: Page) -> str:
     """Return the page as HTML. Raises `DdpprofError` if plotly is not installed."""
     title = escape(clean(page.title, most=120))
-    scripts = [plotly_source(), *map(_shipped, _SCRIPTS)]
+    library, scripts = plotly_source(), list(map(_shipped, _SCRIPTS))
     return Template(_shipped("page.html")).substitute(
-        policy=escape(_policy(scripts)),
+        policy=escape(_policy([text_hash(library), *map(script_hash, scripts)])),
         version=__version__,
         title=title,
         css=_shipped("page.css"),
@@ -57,20 +57,19 @@ def render_page(page: Page) -> str:
         head=page.head,
         parts="\n".join(map(_section, page.parts)),
         data="\n".join(data_element(f"{name}-data", content) for name, content in page.data.items()),
-        scripts="\n".join(map(script_element, scripts)),
+        scripts="\n".join([_packed_library(), *map(script_element, scripts)]),
     )
 
 
 def _section(part: PagePart) -> str:
-    heading = f'<h2 id="{part.name}-title">{escape(part.title)}</h2>'
+    heading = f'<h2 id="{part.name}-title"><a href="#{part.name}">{escape(part.title)}</a></h2>'
     return f'<section id="{part.name}" aria-labelledby="{part.name}-title">{heading}{part.html}</section>'
 
 
-def _policy(scripts: Sequence[str]) -> str:
-    hashes = " ".join(map(script_hash, scripts))
+def _policy(hashes: Sequence[str]) -> str:
     # plotly styles its charts in place, and saves pictures through blobs.
     return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
 
@@ -78,6 +77,11 @@ def _policy(scripts: Sequence[str]) -> str:
 @cache
 def _shipped(name: str) -> str:
     return files("ddpprof.render.html").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _packed_library() -> str:
+    return packed_script_element("plotly-source", plotly_source())
 
 
 @cache

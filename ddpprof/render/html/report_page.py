@@ -1,4 +1,4 @@
-"""The page of a run: the job and the verdict first, then the step, its timeline, and the other topics."""
+"""The page of a run: the job and the verdict first, then findings, the step, its timeline, and the other topics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def report_page(report: Report, timeline: Timeline | None = None) -> str:
     drawn = None if timeline is None else _timeline_json(report, timeline)
     data = {"report": render_json(report).encode(), "steps": numbers, "timeline": drawn}
     parts = []
-    for topic in said.values():
+    for topic in sorted(said.values(), key=lambda topic: topic.name != "findings"):
         if topic.name == "job":
             continue
         parts.append(_part(topic, report, has_choice=numbers is not None))
@@ -147,7 +147,8 @@ _NUMBERS = ("rank", "compute", "comm", "overlap", "exposed", "trailing")
 
 _KEYS = (
     "Drag to zoom, double-click to show the whole step. On the keyboard, use + \N{MINUS SIGN} \N{LEFTWARDS ARROW} "
-    "\N{RIGHTWARDS ARROW} 0; with the wheel, hold Ctrl."
+    "\N{RIGHTWARDS ARROW} 0; with the wheel, hold Ctrl. The address of "
+    "the page names the chosen step and ranks, so that you can share them."
 )
 _LANES = (
     "Exposed: communication during which nothing is computed. Trailing: gradients still in transit when the backward "

@@ -49,7 +49,10 @@ class Choice {
         select.append(new Option(Number(step) === this.steps.typical ? `${step} (median length)` : step, step));
       }
       select.value = this.step;
-      select.addEventListener("change", () => this.chooseStep(Number(select.value)));
+      select.addEventListener("change", () => {
+        this.chooseStep(Number(select.value));
+        this.remember(select);
+      });
     }
     this.listenForRanks("chosen-ranks", (ranks) => { this.ranks = ranks; this.showBars(); }, this.steps.ranks);
     this.listenForRanks("drawn-ranks", (ranks) => { this.drawnRanks = ranks; this.showTimeline(); }, this.timeline?.data.ranks.map((one) => one.rank) ?? []);
@@ -68,7 +71,9 @@ class Choice {
         const ranks = parseRanks(input.value, known);
         problem.textContent = ranks?.length ? "" : `No rank of this page: it has ${formatRanks(known)}. Write them like 0-3, 8.${more}`;
         input.setAttribute("aria-invalid", String(!ranks?.length));
-        if (ranks?.length) choose(ranks);
+        if (!ranks?.length) return;
+        choose(ranks);
+        this.remember(input);
       });
     }
   }
@@ -80,6 +85,28 @@ class Choice {
       input.value = formatRanks([...new Set([...this.ranks, event.points[0].x])].sort((a, b) => a - b));
       input.dispatchEvent(new Event("change"));
     });
+  }
+
+  /** Writes what was chosen into the address. `control`: where it was chosen. */
+  remember(control) {
+    const part = control.closest("section").id;
+    writeAddress(part, this.step, formatRanks(part === "timeline" ? this.drawnRanks : this.ranks));
+  }
+
+  /** Shows what the address names, or says that the page does not have it. */
+  followAddress() {
+    const named = readAddress(), part = named && document.getElementById(named.part);
+    const select = part?.querySelector("[data-choose=step]"), input = part?.querySelector("input[data-choose]");
+    if (!select) return;
+    if (named.step in this.steps.steps) this.chooseStep(Number(named.step));
+    if (named.ranks) {
+      input.value = named.ranks.replaceAll(",", ", ");
+      input.dispatchEvent(new Event("change"));
+    }
+    if (named.step && !(named.step in this.steps.steps)) {
+      document.getElementById(input.getAttribute("aria-describedby")).textContent = `This page has no step ${named.step}.`;
+    }
+    part.scrollIntoView({ behavior: "instant" });
   }
 
   chooseStep(step) {
@@ -151,6 +178,12 @@ class Choice {
 async function start() {
   setUpCopies();
   setUpDefinitions();
+  if (!CAN_UNPACK) {
+    document.getElementById("old-browser").hidden = false;
+    for (const part of document.querySelectorAll(".needs-script:not(.copy)")) part.hidden = true;
+    return;
+  }
+  await loadScript("plotly-source");
   const [steps, data] = [await readData("steps-data"), await readData("timeline-data")];
   const timeline = data && new Timeline(document.getElementById("timeline-plot"), data);
   const redrawTimeline = () => timeline?.redraw();
@@ -166,6 +199,8 @@ async function start() {
     if (map) choice.listenForClicks(map);
     if (steps.shown.length < steps.ranks.length) choice.showBars();
     choice.showTimeline();
+    choice.followAddress();
+    addEventListener("hashchange", () => choice.followAddress());
   }
   document.documentElement.dataset.usableAfterMs = Math.round(performance.now());
   for (const plot of plots.filter((one) => !drawn.has(one))) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import subprocess
 import sys
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import pytest
@@ -97,11 +97,24 @@ def test_without_the_framework_one_line_says_what_to_install(
         getattr(integrations, name)
 
 
+@pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
+def test_the_base_class_is_of_the_lightning_that_is_in_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has two names, under which its classes differ."""
+    for one in ("lightning", "lightning.pytorch", "pytorch_lightning", "ddpprof.integrations.lightning"):
+        monkeypatch.delitem(sys.modules, one, raising=False)
+    used = ModuleType(name)
+    used.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, name, used)
+    assert integrations.LightningCallback.__bases__ == (used.Callback,)
+    sys.modules.pop("ddpprof.integrations.lightning")
+
+
 def test_another_name_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = integrations.nothing
 
 
 def test_importing_it_imports_no_framework() -> None:
-    program = "import sys, ddpprof.integrations; assert not {'torch', 'lightning', 'transformers'} & set(sys.modules)"
+    frameworks = "{'torch', 'lightning', 'transformers'}"
+    program = f"import sys, ddpprof; ddpprof.integrations; assert not {frameworks} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from experiments import scaling_report
 from large_runs import thousand_ranks
-from pages import GLOO_2, GLOO_4, Show, body, plotted
+from pages import GLOO_2, GLOO_4, Show, body, data_of, plotted
 from shared import TRACES
 
 from ddpprof.cli import main
@@ -38,7 +38,7 @@ def test_its_numbers_are_those_of_the_json_report(path: Path, show: Show, tmp_pa
     expected = json.loads((tmp_path / "report.json").read_text())
     page = show(written.read_text(encoding="utf-8"))
 
-    assert json.loads(page.locator("#report-data").text_content() or "") == expected
+    assert data_of(written.read_text(encoding="utf-8"), "report-data") == expected
     for number in page.locator("#timeline [data-choose=step] option").evaluate_all("all => all.map(o => o.value)"):
         page.select_option("#timeline [data-choose=step]", number)
         for rank in expected["ranks"]:
@@ -96,7 +96,7 @@ def test_the_numbers_of_an_experiment_are_drawn(show: Show) -> None:
     made = scaling_report()
     page = show(experiment_page("s", made))
     lost = {trace["name"]: trace["numbers"] for trace in plotted(page, "#charts-1")}
-    points = json.loads(page.locator("#report-data").text_content() or "")["points"]
+    points = page.evaluate("readData('report-data')")["points"]
     expected = [point["lost"] for point in points if point["lost"] is not None]
     assert lost["DDP's own work"] == [one["wrapper_ns"] for one in expected]
     assert lost["slower compute"] == [one["compute_ns"] for one in expected]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from experiments import overhead_report, scaling_report, sweep_report
 from large_runs import thousand_ranks
+from pages import data_of
 from reports import (
     HOSTILE,
     across,
@@ -89,6 +90,7 @@ def test_a_page_is_well_formed_and_loads_nothing(page: str) -> None:
     assert [name for name, count in Counter(document.ids).items() if count > 1] == []
     targets = {value[1:] for name, value in document.attributes if name == "href" and value}
     assert targets <= set(document.ids)
+    assert targets >= set(re.findall(r'<section id="([\w-]+)"', page)), "every section has its link"
     assert document.tags.count("h1") == 1
     assert document.tags.count("main") == 1
     assert not {"img", "link", "iframe", "object", "base", "form"} & set(document.tags)
@@ -132,14 +134,15 @@ def test_the_page_holds_the_whole_json_report() -> None:
     from ddpprof.render.json import render_json
 
     made = report(across=across())
-    assert json.loads(Document(report_page(made)).data["report-data"]) == json.loads(render_json(made))
+    assert data_of(report_page(made), "report-data") == json.loads(render_json(made))
 
 
 def test_what_comes_first_is_the_job_and_its_verdict() -> None:
     texts = Document(report_page(report())).texts
     said = " ".join(text.strip() for text in texts if text.strip())
     assert said.index("python train.py --epochs 1 · 2 ranks") < said.index("A step takes 65.20 ms.")
-    assert said.index("Change first:") < said.index("Where the time of a step goes") < said.index("What to change")
+    assert said.index("Change first:") < said.index("What to change") < said.index("Where the time of a step goes")
+    assert said.index("Where the time of a step goes") < said.index("Buckets from ready to finished")
 
 
 def test_a_page_from_a_json_report_says_that_it_has_no_timeline() -> None:
@@ -181,6 +184,10 @@ def test_without_plotly_one_line_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "plotly.package_data", None)
     with pytest.raises(DdpprofError, match=r"needs plotly. Install it with: pip install 'ddpprof\[html\]'"):
         report_page(report())
+
+
+def test_a_page_of_a_small_run_stays_below_two_megabytes(two_ranks: str) -> None:
+    assert len(two_ranks.encode()) < 2_000_000
 
 
 def test_plotly_is_compiled_at_once() -> None:
