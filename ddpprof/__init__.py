@@ -7,6 +7,9 @@ To leave the script unedited, run ``ddpprof trace train.py`` on the command line
 
     report: ddpprof.Report = ddpprof.build_report(ddpprof.load_run("runs/a"))
 
+``report.tables`` are its numbers as Arrow tables. In a notebook, a report shows itself, and so do the results of
+`ddpprof.compare_reports` and `ddpprof.whatif`; ``%load_ext ddpprof`` adds ``%%ddpprof``, which traces a cell.
+
 Unreadable input raises `ddpprof.DdpprofError`, which says why and what to do. Times are in ns, sizes in bytes.
 """
 
@@ -16,14 +19,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddpprof.comparison.compare import compare_reports
     from ddpprof.errors import DdpprofError
     from ddpprof.load.run import load_run
     from ddpprof.model import Run
+    from ddpprof.pipeline.whatif import whatif
     from ddpprof.record import hooks
     from ddpprof.record.profile import profile
     from ddpprof.report import Report, build_report
 
-__all__ = ["DdpprofError", "Report", "Run", "__version__", "build_report", "hooks", "load_run", "profile"]
+__all__ = [
+    "DdpprofError",
+    "Report",
+    "Run",
+    "__version__",
+    "build_report",
+    "compare_reports",
+    "hooks",
+    "load_run",
+    "profile",
+    "whatif",
+]
 
 __version__ = "0.1.0"
 
@@ -32,8 +48,11 @@ _HOME = {
     "Report": "ddpprof.report",
     "Run": "ddpprof.model",
     "build_report": "ddpprof.report",
+    "compare_reports": "ddpprof.comparison.compare",
+    "load_ipython_extension": "ddpprof.notebook_magic",
     "load_run": "ddpprof.load.run",
     "profile": "ddpprof.record.profile",
+    "whatif": "ddpprof.pipeline.whatif",
 }
 
 

@@ -15,6 +15,7 @@ reading.py             Reading a run: which parts, by how many processes, and wi
 report.py              `ddpprof report`: read a run, measure it and print the report
 saying.py              The one place that prints sentences, whose names and texts may come from foreign files
 schema.py              `ddpprof schema`: print the JSON Schema of the output of ``--format json``
+tables.py              `ddpprof report RUN --out FOLDER/`: write the report's tables as Parquet files
 tensorboard.py         `ddpprof tensorboard`: write the runs for TensorBoard, and serve them on this machine only
 tensorboard_server.py  TensorBoard as a child process, on loopback only, that ends with this process
 timeline.py            `ddpprof timeline`: export a run as one file for Perfetto

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
-from ddpprof.files import Location, location
+from ddpprof.files import location
 from ddpprof.own_files import write_named
 
 if TYPE_CHECKING:
@@ -20,23 +20,43 @@ if TYPE_CHECKING:
 _BY_SUFFIX = {"": "terminal", ".txt": "terminal", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
 
 
-def add_output_options(parser: argparse.ArgumentParser) -> None:
+def add_output_options(parser: argparse.ArgumentParser, *, has_tables: bool = False) -> None:
+    """Add ``--format`` and ``--out``. `has_tables`: the command writes tables if ``--out`` is a folder."""
     parser.add_argument(
         "--format",
         choices=["terminal", "json", "markdown", "html"],
         help="output format (default: terminal, or by the suffix of --out)",
     )
-    parser.add_argument("--out", type=_file, metavar="FILE", help="write to FILE; .html, .json and .md set the format")
+    tables = "; to FOLDER/, write its tables as Parquet files, one each" if has_tables else ""
+    parser.add_argument(
+        "--out", action=_Out, metavar="FILE", help=f"write to FILE; .html, .json and .md set the format{tables}"
+    )
+    parser.set_defaults(has_tables=has_tables, out_is_folder=False)
 
 
-def _file(text: str) -> Location | None:
-    """Return the location, or ``None`` for ``-``, which is standard output."""
-    return None if text == "-" else location(text)
+class _Out(argparse.Action):
+    """Action that stores the location, or ``None`` for ``-``, which is standard output."""
+
+    def __call__(
+        self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, _option: object = None
+    ) -> None:
+        text = str(values)
+        namespace.out = None if text == "-" else location(text)
+        namespace.out_is_folder = text.endswith("/") or (isinstance(namespace.out, Path) and namespace.out.is_dir())
 
 
 def chosen_form(options: argparse.Namespace) -> str:
+    """Return the format, which is ``"tables"`` for a folder. Raises `DdpprofError`."""
+    if options.out is not None and options.out_is_folder:
+        if not options.has_tables or options.format is not None:
+            raise DdpprofError(f"{options.out} is a folder. Give a file: --out {options.out}/NAME.html")
+        return "tables"
     suffix = options.out.suffix if options.out is not None and options.format is None else ""
     by_name = _BY_SUFFIX.get(suffix)
+    if suffix == ".parquet" and options.has_tables:
+        raise DdpprofError(
+            f"{options.out} is one file, but a report has several tables. Give a folder: --out {options.out.parent}/"
+        )
     if by_name is None:
         raise DdpprofError(f"{options.out} has no known suffix. Use one of: {', '.join(filter(None, _BY_SUFFIX))}")
     return str(options.format or by_name)

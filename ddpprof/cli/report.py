@@ -41,7 +41,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         metavar="part",
         help="further parts of the run, if its hosts share no file system",
     )
-    add_output_options(parser)
+    add_output_options(parser, has_tables=True)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--full", action="store_true", help="print every table instead of the first screen")
     shown.add_argument("--section", choices=TOPICS, metavar="NAME", help=f"print one part: {', '.join(TOPICS)}")
@@ -65,9 +65,11 @@ def run_report(options: argparse.Namespace) -> int:
         return _report_on_run(options)
     if is_experiment(options.path) or options.path.suffix == ".csv":
         _refuse_choice(options, "an experiment, whose trials are runs")
+        _refuse_tables(options, "an experiment, whose trials are runs")
         return _report_on_experiment(options)
     repeated = repeated_runs_in(options.path)
     if repeated:
+        _refuse_tables(options, "a folder of several")
         return _report_on_runs(options, list(repeated.values()))
     return _report_on_run(options)
 
@@ -75,8 +77,10 @@ def run_report(options: argparse.Namespace) -> int:
 def _report_on_run(options: argparse.Namespace) -> int:
     from ddpprof.render.json import render_json
 
-    if options.section is not None and chosen_form(options) in ("json", "html"):
+    if options.section is not None and chosen_form(options) in ("json", "html", "tables"):
         raise DdpprofError(f"--section prints a part of the report, but {chosen_form(options).upper()} has all of it.")
+    if chosen_form(options) == "tables":
+        return _report_as_tables(options)
     with read_report_or_run(options.path, options) as (report, analysis):
         if analysis is None:
             _refuse_choice(options, "a report that was written before")
@@ -87,6 +91,24 @@ def _report_on_run(options: argparse.Namespace) -> int:
         else:
             show(options, report.job.name, _chosen_sections(options, report, analysis))
     return 0
+
+
+def _report_as_tables(options: argparse.Namespace) -> int:
+    from ddpprof.cli.tables import write_tables
+    from ddpprof.report.tables import require_arrow
+
+    require_arrow()
+    with read_report_or_run(options.path, options) as (report, analysis):
+        if analysis is None:
+            _refuse_choice(options, "a report that was written before")
+        write_tables(report, options.out)
+    return 0
+
+
+def _refuse_tables(options: argparse.Namespace, what: str) -> None:
+    """Raise `DdpprofError` if ``--out`` asks for tables."""
+    if chosen_form(options) == "tables":
+        raise DdpprofError(f"tables are those of one run, but {options.path} is {what}.")
 
 
 def _refuse_files(paths: Sequence[Location]) -> None:

@@ -19,6 +19,7 @@ from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.statistics.shift import Shift, shift_between
 from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.report import LightStepReport, Report, StepReport
+from ddpprof.shown_in_notebooks import ShownInNotebooks
 
 _StepT = TypeVar("_StepT", StepReport, LightStepReport)
 
@@ -96,7 +97,7 @@ class SettingChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(ShownInNotebooks):
     format: int
     ddpprof: str
     a: str
@@ -136,6 +137,12 @@ def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Compariso
         missing=(*missing, *([why_not] if why_not else [])),
         runs_needed=_runs_needed(metrics),
     )
+
+
+def compare_reports(a: Report | Iterable[Report], b: Report | Iterable[Report]) -> Comparison:
+    """Compare two jobs, each given by the report of one run, or by the reports of several."""
+    first, second = (RunSet((side,) if isinstance(side, Report) else tuple(side)) for side in (a, b))
+    return compare(first, second)
 
 
 def medians_ns(report: Report) -> dict[str, int]:

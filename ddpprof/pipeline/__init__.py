@@ -10,5 +10,6 @@ cluster.py    the map on a Dask cluster
 rank_selection.py  which ranks are read
 numbers.py    which numbers were requested
 memory.py          How much memory is left, in the system and in the control groups of this process?
+whatif.py     predictions for a run by Python code
 progress.py        Progress of the map, for those who wait for it
 """

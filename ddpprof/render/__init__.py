@@ -6,6 +6,7 @@ tensorboard/  event files
 glossary.py   the meaning of all terms
 json.py             JSON forms of reports, comparisons and experiments, their parser, and the JSON Schema of each
 markdown.py         Rendering of sections as GitHub-flavoured Markdown
+notebook.py         Reports, comparisons and predictions in a notebook: HTML without scripts, and a few lines of text
 perfetto.py         Rendering of a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format
 perfetto_tracks.py  The tracks of one rank in Chrome's trace event format: slices, flows, counters, and their names
 plot.py             Plots of sweeps, scaling experiments and predictions, with matplotlib (``ddpprof[plot]``)

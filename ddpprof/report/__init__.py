@@ -11,6 +11,7 @@ ranks.py            Measures of each rank on its own
 rule_input.py       Construction of the input of the rules in `findings`
 run_profile.py      Construction of the `Profile` from which predictions start
 side_streets.py     The side streets: ways to train in parallel beside DDP
+tables/             The report as Arrow tables, for data frames and SQL
 timeline.py         Steps of several ranks over time, on one clock
 times.py            Whose time is each number of the report?
 tree.py             The report: the measures of a run as one tree

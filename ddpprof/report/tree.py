@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from ddpprof.data_parallel.own_reduction import OwnReduction
 from ddpprof.data_parallel.transfers import DataParallelReport
@@ -36,6 +37,10 @@ from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.model import Kernel
 from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.rpc.calls import RankRpc
+from ddpprof.shown_in_notebooks import ShownInNotebooks
+
+if TYPE_CHECKING:
+    from ddpprof.report.tables import Tables
 
 REPORT_FORMAT = 1
 """version of the JSON report; it grows when a field changes its meaning or is removed, not when one is added"""
@@ -258,7 +263,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(ShownInNotebooks):
     format: int
     ddpprof: str
     job: Job
@@ -292,6 +297,13 @@ class Report:
     """gradients reduced by the script's own hooks: per step, of the rank with the least exposed time"""
     times: Mapping[str, str] = field(default_factory=dict)
     """on an accelerator, by field: ``"host"`` for launch times, ``"device"`` for times of the work itself"""
+
+    @property
+    def tables(self) -> Tables:
+        """The report as Arrow tables, made anew on each access. Raises `DdpprofError` if pyarrow is not installed."""
+        from ddpprof.report.tables import make_tables
+
+        return make_tables(self)
 
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
         """Return the rank's steps that tables average over."""

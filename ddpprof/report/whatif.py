@@ -16,6 +16,7 @@ from ddpprof.predict.search import SearchedSetting, best_caps, try_buckets, try_
 from ddpprof.predict.setting import Algorithm, Compression, Setting
 from ddpprof.report.run_profile import Profiled, refuse_unknown_hook
 from ddpprof.report.tree import Job
+from ddpprof.shown_in_notebooks import ShownInNotebooks
 
 WHATIF_FORMAT = 1
 
@@ -51,7 +52,7 @@ class NetworkReport:
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIf:
+class WhatIf(ShownInNotebooks):
     format: int
     ddpprof: str
     job: Job

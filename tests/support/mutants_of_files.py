@@ -125,6 +125,8 @@ def make_files(folder: Path) -> list[Kept]:
         Kept.at(tuning / "trial-1-0" / TRIAL_FILE, "report", tuning),
         Kept.at(exits, "report", run, "--no-cache", "--jobs", "1"),
         Kept.at(last_step, "report", run, "--no-cache", "--jobs", "1"),
+        Kept.at(run / "rank-0.facts.json", "report", run, "--no-cache", "--jobs", "1", "--full"),
+        Kept.at(run / "rank-0.steps.jsonl", "report", run, "--no-cache", "--jobs", "1"),
         Kept.at(run / "rank-1.facts.json", "whatif", run, "--bucket-cap-mb", "1,5"),
         Kept.at(run / "rank-1.facts.json", "timeline", run, "--out", folder / "timeline.perfetto.json"),
         Kept.at(run / "rank-1.steps.jsonl", "compare", SAMPLE, run),

@@ -14,6 +14,7 @@ ALLOWED = {
     "own_files.py": "the helper",
     "files/remote.py": "stores far away, which have their own names for it",
     "cli/output.py": "the same, where --out names one",
+    "cli/tables.py": "likewise",
     "render/plot.py": "likewise",
     "rundir.py": "removes folders that are empty",
     "pipeline/cache.py": "fills the part that the helper has made",

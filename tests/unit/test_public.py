@@ -14,8 +14,8 @@ SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
 
 
 def test_the_public_names_are_these() -> None:
-    names = {"DdpprofError", "Report", "Run", "__version__", "build_report", "hooks", "load_run", "profile"}
-    assert set(ddpprof.__all__) == names
+    types, functions = {"DdpprofError", "Report", "Run"}, {"build_report", "compare_reports", "load_run", "whatif"}
+    assert set(ddpprof.__all__) == {"__version__", "hooks", "profile", *types, *functions}
 
 
 def test_every_public_name_is_there() -> None:

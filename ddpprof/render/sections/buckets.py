@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddpprof.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
 from ddpprof.measures.buckets.bucket_summary import BucketRow
@@ -24,9 +24,17 @@ _UNTOLD = (
     "buckets: a communication hook sends them in pieces, or the model reduces something else as well"
 )
 
-
-_COLUMNS = ("bucket", "MB", "params", "ready", "launched", "started", "finished", "late")
-_BY_HOST, _BY_DEVICE = (0, 1, 2, 3, 4, 7), (0, 5, 6)
+_TIMES: Mapping[str, Callable[[BucketRow], str]] = {
+    "MB": lambda b: megabytes(b.num_bytes),
+    "params": lambda b: ABSENT if b.num_parameters is None else str(b.num_parameters),
+    "ready": lambda b: ms(b.ready_ns),
+    "launched": lambda b: ms(b.launched_ns),
+    "started": lambda b: ms(b.started_ns),
+    "finished": lambda b: ms(b.finished_ns),
+    "late": lambda b: ABSENT if b.late_rank is None else f"rank {b.late_rank} +{ms(b.late_by_ns)}",
+}
+_BY_DEVICE = ("started", "finished")
+_BY_HOST = tuple(name for name in _TIMES if name not in _BY_DEVICE)
 _BY_HOST_MEANS = "host: when the training thread launched the work; the accelerator may lag behind"
 _BY_DEVICE_MEANS = "device: when the accelerator did the work, on the host's clock"
 
@@ -60,23 +68,22 @@ def bucket_tables(report: Report) -> Iterable[Section]:
 
 def _tables_of_times(report: Report, since: str, note: str) -> Iterable[Section]:
     """Yield tables of times; for an accelerator, the host's and the device's times go into separate tables."""
-    buckets = report.buckets[:_MAX_BUCKETS]
-    rows = tuple(_times(report, bucket) for bucket in buckets)
-    title = f"Gradient buckets, ms after {since} ({_medians(buckets)})"
+    after = f", ms after {since} ({_medians(report.buckets[:_MAX_BUCKETS])})"
     if not report.times:
-        yield _table(title, range(len(_COLUMNS)), rows, note)
+        yield _table(report, f"Gradient buckets{after}", tuple(_TIMES), note)
         return
-    title = title.replace("Gradient buckets", "Gradient buckets on the {}")
-    yield _table(title.format("host"), _BY_HOST, rows, notes(_BY_HOST_MEANS, note))
-    yield _table(title.format("device"), _BY_DEVICE, rows, _BY_DEVICE_MEANS)
+    yield _table(report, f"Gradient buckets on the host{after}", _BY_HOST, notes(_BY_HOST_MEANS, note))
+    yield _table(report, f"Gradient buckets on the device{after}", _BY_DEVICE, _BY_DEVICE_MEANS)
 
 
-def _table(title: str, chosen: Iterable[int], rows: Sequence[tuple[str, ...]], note: str) -> Table:
-    columns = tuple(chosen)
+def _table(report: Report, title: str, names: Sequence[str], note: str) -> Table:
     return Table(
         title,
-        tuple(Column(_COLUMNS[index], _COLUMNS[index] != "late") for index in columns),
-        tuple(tuple(row[index] for index in columns) for row in rows),
+        (Column("bucket"), *(Column(name, is_number=name != "late") for name in names)),
+        tuple(
+            (_bucket_name(report, bucket), *(_TIMES[name](bucket) for name in names))
+            for bucket in report.buckets[:_MAX_BUCKETS]
+        ),
         note,
     )
 
@@ -101,19 +108,6 @@ def _not_found(report: Report, buckets: Sequence[BucketRow]) -> str:
     is_profiled = any(rank.steps for rank in report.ranks)
     is_told = any(bucket.launched_ns is not None or bucket.started_ns is not None for bucket in buckets)
     return _UNTOLD if is_profiled and not is_told else ""
-
-
-def _times(report: Report, b: BucketRow) -> tuple[str, ...]:
-    return (
-        _bucket_name(report, b),
-        megabytes(b.num_bytes),
-        ABSENT if b.num_parameters is None else str(b.num_parameters),
-        ms(b.ready_ns),
-        ms(b.launched_ns),
-        ms(b.started_ns),
-        ms(b.finished_ns),
-        ABSENT if b.late_rank is None else f"rank {b.late_rank} +{ms(b.late_by_ns)}",
-    )
 
 
 def _parameters(report: Report, b: BucketRow) -> tuple[str, ...]:

@@ -207,7 +207,8 @@ def _more_runs(
         asked = f"needs {count(max(more), 'more run')} of {'A' if more[0] else 'B'}"
     else:
         asked = f"needs {more[0]} more runs of A and {more[1]} of B"
-    yield Line(f"To tell {told} from noise, this comparison {asked}. Record with:")
+    record_with = " Record with:" if how_to_record else ""
+    yield Line(f"To tell {told} from noise, this comparison {asked}.{record_with}")
     yield from (Line(f"    {command}") for command in how_to_record)
 
 

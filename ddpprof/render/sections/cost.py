@@ -99,9 +99,13 @@ def recording_cost_remark(report: Report) -> Iterable[Remark]:
     cost = _of_slowest_rank(report)
     if cost is not None:
         modes = (("light", cost.light_ratio, ".3f"), ("profiled", cost.profiled_ratio, ".2f"))
-        ratios = [f"{mode} {ratio:{digits}} ×" for mode, ratio, digits in modes if ratio is not None]
+        ratios = [
+            f"{mode} {ratio:{digits}} ×{' (noise)' if _is_within(ratio, cost.spread) else ''}"
+            for mode, ratio, digits in modes
+            if ratio is not None
+        ]
         if ratios:
-            yield Remark("Cost of ddpprof: length of a recorded step", ", ".join(ratios))
+            yield Remark("Cost of ddpprof per step", ", ".join(ratios))
 
 
 def _of_slowest_rank(report: Report) -> RecordingCost | None:
@@ -110,5 +114,8 @@ def _of_slowest_rank(report: Report) -> RecordingCost | None:
 
 
 def _noise(ratio: float, spread: float | None) -> str:
-    within = spread is not None and abs(ratio - 1) < spread
-    return f", within the {spread:.0%} by which unrecorded steps differ" if within else ""
+    return f", within the {spread:.0%} by which unrecorded steps differ" if _is_within(ratio, spread) else ""
+
+
+def _is_within(ratio: float, spread: float | None) -> bool:
+    return spread is not None and abs(ratio - 1) < spread

@@ -11,10 +11,12 @@ from ddpprof.report import Report
 from ddpprof.report.side_streets import file_of
 from ddpprof.short_training import DEFAULT_STEPS, STEP_OPTIONS, options_for
 
+FINDINGS = "Findings"
+
 
 def finding_list(report: Report) -> Iterable[Section]:
     texts = finding_texts(report)
-    yield FindingList("Findings", tuple(text for text, finding in texts if not finding.is_noise), otherwise(report))
+    yield FindingList(FINDINGS, tuple(text for text, finding in texts if not finding.is_noise), otherwise(report))
     noise = tuple(text for text, finding in texts if finding.is_noise)
     if noise:
         yield FindingList("Not beyond noise", noise, "")

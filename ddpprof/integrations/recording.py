@@ -1,0 +1,39 @@
+"""A recording that begins and ends with calls of a framework, instead of a ``with`` block."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from typing import Any
+
+from ddpprof.record.profile import profile
+
+
+class Recording:
+    """`ddpprof.profile` with `begin` and `end`. It ends at the latest when the process does."""
+
+    def __init__(self, out: str, **options: Any) -> None:
+        """Take the arguments of `ddpprof.profile`."""
+        self._arguments = (out, options)
+        profile(out, **options)  # a mistake in them is the caller's, and is told at once
+        self._profile: profile | None = None
+
+    def begin(self) -> None:
+        """Begin recording. An earlier training that raised an exception has not ended it, so end that first."""
+        self.end()
+        out, options = self._arguments
+        self._profile = profile(out, **options)
+        self._profile.__enter__()
+        atexit.register(self._end_with_process)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End recording, if it goes on. `error`: what ended the training early."""
+        if self._profile is None:
+            return
+        ended, self._profile = self._profile, None
+        atexit.unregister(self._end_with_process)
+        ended.__exit__(None if error is None else type(error), error, None)
+
+    def _end_with_process(self) -> None:
+        """End recording with the exception that ends the process, if there is one."""
+        self.end(getattr(sys, "last_value", None))

@@ -1,0 +1,31 @@
+"""A callback for the Trainer of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ddpprof.integrations.recording import Recording
+
+if TYPE_CHECKING:
+    TrainerCallback = object
+else:
+    TrainerCallback = import_module("transformers").TrainerCallback
+
+
+class TransformersCallback(TrainerCallback):
+    """Record the training of ``trainer.train()`` into a run directory.
+
+    It takes the arguments of `ddpprof.profile`. Recording ends with the training. The Trainer tells nobody of an
+    exception; if one ends the training, recording ends with the process, or with the next training in it.
+    """
+
+    def __init__(self, out: str, **options: Any) -> None:
+        super().__init__()
+        self._recording = Recording(out, **options)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ARG002 (as called)
+        self._recording.begin()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ARG002
+        self._recording.end()

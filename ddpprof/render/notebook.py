@@ -1,0 +1,147 @@
+"""Reports, comparisons and predictions in a notebook: HTML without scripts and links, and a few lines of text.
+
+Everything from outside is escaped. Notebooks typeset what stands between dollar signs unless a class forbids it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+
+from ddpprof.comparison.compare import Comparison
+from ddpprof.layout import Column, FindingList, FindingText, Line, Section, Table
+from ddpprof.render.sections import topics
+from ddpprof.render.sections.comparison import comparison_sections
+from ddpprof.render.sections.failure import failure_lines
+from ddpprof.render.sections.findings import FINDINGS, finding_list
+from ddpprof.render.sections.job import job_lines
+from ddpprof.render.sections.verdict import verdict
+from ddpprof.render.sections.whatif import whatif_sections
+from ddpprof.report import Report
+from ddpprof.report.whatif import WhatIf
+from ddpprof.shown_in_notebooks import ShownInNotebooks
+
+_NOT_MATHEMATICS = "tex2jax_ignore mathjax_ignore"
+
+
+def as_html(result: ShownInNotebooks) -> str:
+    """Return HTML for a cell of a notebook: conclusions first, and tables below."""
+    css = files("ddpprof.render").joinpath("notebook.css").read_text(encoding="utf-8")
+    body = _report(result) if isinstance(result, Report) else _blocks(_sections(result))
+    return f'<div class="ddpprof {_NOT_MATHEMATICS}"><style>{css}</style>{body}</div>'
+
+
+def as_text(result: ShownInNotebooks) -> str:
+    """Return the conclusions as a few lines."""
+    if not isinstance(result, Report):
+        return "\n".join(line for section in _sections(result) for line in _as_lines(section))
+    findings = [line for section in finding_list(result) for line in _as_lines(section)]
+    failure = [section.text for section in failure_lines(result) if isinstance(section, Line)]
+    job = [section.text for section in job_lines(result) if isinstance(section, Line)]
+    return "\n".join([*job[:1], *failure[:1], verdict(result).text, *findings])
+
+
+def _sections(result: ShownInNotebooks) -> tuple[Section, ...]:
+    """Return the sections of a comparison or a prediction."""
+    if isinstance(result, Comparison):
+        return comparison_sections(result)
+    assert isinstance(result, WhatIf)
+    return tuple(whatif_sections(result))
+
+
+def _as_lines(section: Section) -> Iterable[str]:
+    """Return the lines of text for a section: a line itself, findings without evidence, and a table's first rows."""
+    if isinstance(section, Line):
+        return [] if section.is_aside else [section.text]
+    if isinstance(section, FindingList):
+        said = "" if section.title == FINDINGS else f"{section.title}: "
+        return [f"{said}{one.number}. {one.title} [{one.gain}]" for one in section.findings] or [section.otherwise]
+    return _table_lines(section) if isinstance(section, Table) and not section.columns[0].is_number else []
+
+
+def _table_lines(table: Table) -> list[str]:
+    rows = [tuple(column.name for column in table.columns), *table.rows[:_MOST_ROWS]]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    shown = [
+        "  ".join(
+            cell.rjust(width) if column.is_number else cell.ljust(width)
+            for cell, width, column in zip(row, widths, table.columns, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    return [table.title, *(f"  {line}" for line in shown)]
+
+
+_MOST_ROWS = 6
+
+
+def _report(report: Report) -> str:
+    said = {topic.name: topic for topic in topics(report)}
+    came = verdict(report)
+    numbers = Table("", tuple(Column(one.what) for one in came.numbers), (tuple(one.value for one in came.numbers),))
+    job = said.pop("job").sections
+    lines = [section for section in job if isinstance(section, Line)]
+    found = said.pop("findings").sections
+    below = [section for section in job if section not in lines]
+    return "".join(
+        [
+            _blocks(line for line in lines if not line.is_warning),
+            f'<p class="verdict">{escape(came.text)}</p>',
+            _block(numbers) if came.numbers else "",
+            _blocks(line for line in lines if line.is_warning),
+            _blocks(below),
+            _blocks(found),
+            *(_folded(topic.title, topic.sections) for topic in said.values()),
+        ]
+    )
+
+
+def _folded(title: str, sections: Iterable[Section]) -> str:
+    inside = _blocks(sections)
+    return f"<details><summary>{escape(title)}</summary>{inside}</details>" if inside else ""
+
+
+def _blocks(sections: Iterable[Section]) -> str:
+    return "".join(map(_block, sections))
+
+
+def _block(section: Section) -> str:
+    """Return a section as HTML. Drawings yield nothing: the table after them has their numbers."""
+    if isinstance(section, Line):
+        kind = "warning" if section.is_warning else "aside" if section.is_aside else "line"
+        return f'<p class="{kind}">{escape(section.text)}</p>'
+    if isinstance(section, Table):
+        return _table(section)
+    return _findings(section) if isinstance(section, FindingList) else ""
+
+
+def _table(table: Table) -> str:
+    title = f"<h4>{escape(table.title)}</h4>" if table.title else ""
+    head = "".join(f"<th{_side(column)}>{escape(column.name)}</th>" for column in table.columns)
+    rows = "".join(f"<tr>{''.join(map(_cell, row, table.columns))}</tr>" for row in table.rows)
+    note = f'<p class="aside">{escape(table.note)}</p>' if table.note else ""
+    return f'{title}<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}'
+
+
+def _cell(cell: str, column: Column) -> str:
+    return f"<td{_side(column)}>{escape(cell)}</td>"
+
+
+def _side(column: Column) -> str:
+    """Return the alignment, also for viewers that remove style sheets, such as those of code forges."""
+    return f' style="text-align: {"right" if column.is_number else "left"}"'
+
+
+def _findings(section: FindingList) -> str:
+    if not section.findings:
+        return f'<p class="line">{escape(section.otherwise)}</p>' if section.otherwise else ""
+    return f"<h4>{escape(section.title)}</h4>{''.join(map(_finding, section.findings))}"
+
+
+def _finding(finding: FindingText) -> str:
+    advice = f"<pre>{escape(finding.advice)}</pre>" if finding.advice else ""
+    return (
+        f'<div class="finding"><p><strong>{finding.number}. {escape(finding.title)}</strong> '
+        f'<span class="gain">{escape(finding.gain)}</span></p><p>{escape(finding.evidence)}</p>{advice}</div>'
+    )
