@@ -20,7 +20,7 @@ from netbenches import netbench
 SAMPLES = CHECKOUT / "sample_traces"
 CONVNET, TRANSFORMER = SAMPLES / "convnet-gloo-2ranks", SAMPLES / "transformer-gloo-4ranks"
 READERS = Path(__file__).parent / "readers"
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 _SMALLER = {'"--batch-size", type=int, default=16': 4, '"--width", type=int, default=32': 4}
 """defaults of the demo's training, for short steps"""
 _LONGER = {'"--steps", type=int, default=40': 400}
