@@ -1,1 +1,40 @@
-"use strict";(()=>{function c(s,n){parent.postMessage(s,n||"*")}function d(...s){return s.reduce((n,e)=>n.then(()=>new Promise(r=>{let t=document.createElement("script");t.src=e,t.onload=r,document.body.appendChild(t)})),Promise.resolve())}var o=class extends EventTarget{constructor(e){super();this.url=e;this.m=e=>{e.source===this.w&&(this.dispatchEvent(new MessageEvent("message",{data:e.data})),this.onmessage&&this.onmessage(e))};this.e=(e,r,t,i,m)=>{if(r===`${this.url}`){let a=new ErrorEvent("error",{message:e,filename:r,lineno:t,colno:i,error:m});this.dispatchEvent(a),this.onerror&&this.onerror(a)}};let r=document.createElement("iframe");r.hidden=!0,document.body.appendChild(this.iframe=r),this.w.document.open(),this.w.document.write(`<html><body><script>postMessage=${c};importScripts=${d};addEventListener("error",({error})=>{parent.dispatchEvent(new ErrorEvent("error",{filename:"${e}",error}))})<\/script><script src=${e}?${+Date.now()}><\/script></body></html>`),this.w.document.close(),onmessage=this.m,onerror=this.e,this.r=new Promise((t,i)=>{this.w.onload=t,this.w.onerror=i})}terminate(){this.iframe.remove(),onmessage=onerror=null}postMessage(e){this.r.catch().then(()=>{this.w.dispatchEvent(new MessageEvent("message",structuredClone({data:e})))})}get w(){return this.iframe.contentWindow}};window.IFrameWorker=o;location.protocol==="file:"&&(window.Worker=o);})();
+// Pages that are opened as files may not start workers, and the search is one. There, a hidden frame runs its script.
+"use strict";
+
+class IFrameWorker extends EventTarget {
+  constructor(url) {
+    super();
+    this.element = document.createElement("iframe");
+    this.element.hidden = true;
+    document.body.append(this.element);
+    this.frame = this.element.contentWindow;
+    this.frame.document.open(); // a frame that is written to is not replaced by an empty one that loads later
+    this.frame.document.close();
+    this.frame.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+    this.frame.importScripts = (...urls) =>
+      urls.reduce((before, one) => before.then(() => this.load(one)), Promise.resolve());
+    this.loaded = this.load(url);
+  }
+
+  load(url) {
+    return new Promise((resolve, reject) => {
+      const script = this.frame.document.createElement("script");
+      script.src = new URL(url, document.baseURI);
+      script.onload = resolve;
+      script.onerror = () => reject(new Error(`cannot load ${script.src}`));
+      this.frame.document.body.append(script);
+    });
+  }
+
+  postMessage(data) {
+    this.loaded.then(() => this.frame.dispatchEvent(new MessageEvent("message", { data })));
+  }
+
+  terminate() {
+    this.element.remove();
+  }
+}
+
+if (location.protocol === "file:") {
+  window.IFrameWorker = window.Worker = IFrameWorker; // the search looks for the first name
+}
