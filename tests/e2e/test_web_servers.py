@@ -34,6 +34,8 @@ def test_report_from_a_web_server(
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["job"]["name"] == TRACE
         assert "geheim" not in done.stdout + done.stderr
+        shown = ddpprof("report", url, **alone)
+        assert (shown.returncode, "geheim" in shown.stdout + shown.stderr) == (0, False), shown.stderr
 
 
 @pytest.mark.parametrize("answer", [None, ranges], ids=["no-ranges", "ranges"])
