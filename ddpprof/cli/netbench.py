@@ -53,7 +53,7 @@ def add_netbench_options(parser: argparse.ArgumentParser) -> None:
     )
     add_torchrun_options(parser)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = f"{_EXAMPLES}\n{parser.epilog}"
+    parser.epilog = _EXAMPLES
     parser.set_defaults(run=run_netbench)
 
 

@@ -48,7 +48,7 @@ _ENDING = """## All commands
 def _command(command: Command, parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"## {command.name}"
     yield ""
-    yield f"{parser.description or command.summary}"
+    yield f"**{command.question}** {parser.description}"
     yield ""
     yield "```text"
     yield _usage(parser)
@@ -70,15 +70,14 @@ def _command(command: Command, parser: argparse.ArgumentParser) -> Iterator[str]
         yield "|---|---|"
         for action in actions:
             yield f"| {_names(action)} | {_help(action, parser)} |"
-    extra = (parser.epilog or "").removesuffix(f"For example: {command.example}").strip()
-    if extra:
+    if parser.epilog:
         yield ""
-        yield _ALIGNED.sub(r"\n\n    \1\n", html.escape(extra, quote=False))
+        yield _ALIGNED.sub(r"\n\n    \1\n", html.escape(parser.epilog, quote=False))
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
     if parser.usage:
-        return parser.usage
+        return "\n".join(line.strip() for line in parser.usage.splitlines())
     words = [_positional(action) for action in parser._positionals._group_actions]  # noqa: SLF001
     return " ".join([parser.prog, "[options]", *words])
 
@@ -105,7 +104,7 @@ def _names(action: argparse.Action) -> str:
 
 
 def _code(text: str) -> str:
-    return f"`{text}`".replace("|", "\\|")
+    return f"`{text}`"
 
 
 def _help(action: argparse.Action, parser: argparse.ArgumentParser) -> str:

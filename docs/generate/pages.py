@@ -22,8 +22,15 @@ from mkdocs.structure.pages import Page
 from terms import terms_page
 
 from ddpprof import rundir
+from ddpprof.report.tables import TABLES, schema_as_markdown
 
 CHECKOUT = Path(__file__).parents[2]
+_TABLES = """# Tables
+
+These are the columns of [`report.tables`](../guides/tables.md). Every column may hold nulls, which mean that the run
+cannot tell.
+
+"""
 FROM_REPOSITORY = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "analyses/README.md")
 
 
@@ -48,6 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 def _generated() -> Iterator[tuple[str, str]]:
     yield "reference/command-line.md", command_line_page()
     yield "reference/json.md", json_page()
+    yield "reference/tables.md", _TABLES + schema_as_markdown(TABLES)
     yield "concepts/terms.md", terms_page()
     for name in (*FROM_REPOSITORY, *(f"analyses/{study}/README.md" for study in STUDIES)):
         page = page_of(name)

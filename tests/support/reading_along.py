@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -19,9 +20,13 @@ from netbenches import netbench
 SAMPLES = CHECKOUT / "sample_traces"
 CONVNET, TRANSFORMER = SAMPLES / "convnet-gloo-2ranks", SAMPLES / "transformer-gloo-4ranks"
 READERS = Path(__file__).parent / "readers"
-TIMEOUT_S = 300
-_SMALLER = {'"--steps", type=int, default=40': 200, '"--batch-size", type=int, default=16': 4, "default=32": 4}
-"""defaults of the demo's training, so that it is long enough for `overhead`, and its steps are short"""
+TIMEOUT_S = 600
+_SMALLER = {'"--batch-size", type=int, default=16': 4, '"--width", type=int, default=32': 4}
+"""defaults of the demo's training, for short steps"""
+_LONGER = {'"--steps", type=int, default=40': 400}
+"""for experiments, which end it themselves"""
+_SHORTENED = re.compile(r"\bddpprof (overhead|scale|sweep|tune) ")
+_SHORT = "--rounds 1 --timed-steps 3 "
 
 
 def make_folder(folder: Path) -> None:
@@ -39,14 +44,14 @@ def make_folder(folder: Path) -> None:
     two_ranks = netbench(world_size=2, hosts=["a", "b"], sizes=sizes, concurrent=[])
     for name in ("network.json", "faster.json"):
         (folder / name).write_text(json.dumps(two_ranks))
-    (folder / "train.py").write_text(_training())
+    (folder / "train.py").write_text(_training(_SMALLER))
     (folder / "base").mkdir()
-    (folder / "base" / "train.py").write_text(_training())
+    (folder / "base" / "train.py").write_text(_training(_SMALLER))
 
 
-def _training() -> str:
+def _training(defaults: Mapping[str, int]) -> str:
     text = (CHECKOUT / "ddpprof" / "demo" / "train_convnet.py").read_text(encoding="utf-8")
-    for default, value in _SMALLER.items():
+    for default, value in defaults.items():
         assert default in text
         text = text.replace(default, f"{default.rpartition('=')[0]}={value}", 1)
     return text
@@ -54,6 +59,8 @@ def _training() -> str:
 
 def type_in(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the block there, and return what it printed."""
+    if _SHORTENED.search(block.text):
+        (folder / "train.py").write_text(_training(_SMALLER | _LONGER))
     if script := block.notes.get("train.py"):
         shutil.copy(SCRIPTS / script, folder / "train.py")
     if block.language == "python":
@@ -64,7 +71,7 @@ def type_in(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
         (folder / "example.py").write_text(before + block.text)
         return _run([sys.executable, "example.py"], folder)
     text = block.text if block.language == "sh" else _steps_of_workflow(block.text)
-    return _run(["bash", "-euo", "pipefail", "-c", text], folder)
+    return _run(["bash", "-euo", "pipefail", "-c", _SHORTENED.sub(rf"\g<0>{_SHORT}", text)], folder)
 
 
 def _steps_of_workflow(text: str) -> str:

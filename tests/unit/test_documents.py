@@ -23,9 +23,9 @@ _COMMENT = re.compile(r"<!--.*?-->")
 BLOCKS = blocks()
 RUN = [
     pytest.param(block, id=block.name, marks=[pytest.mark.slow, pytest.mark.e2e] if "slow" in block.notes else [])
-    for block in BLOCKS
-    if block.is_run
+    for block in {(block.text, *sorted(block.notes.items())): block for block in BLOCKS if block.is_run}.values()
 ]
+"""each once, though the README and a page may both show it"""
 PRINTED = [pytest.param(block, id=block.name) for block in BLOCKS if "part of" in block.notes]
 
 
