@@ -21,10 +21,10 @@ import numpy as np
 from ddpprof import own_files
 from ddpprof.files import Location
 from ddpprof.intervals import union
-from ddpprof.load.kineto.classify import Identity, Role, classify, step_number
-from ddpprof.load.kineto.events import EXACT_FLOAT_US, nanoseconds
-from ddpprof.load.kineto.stream import opened
-from ddpprof.load.repair_json import repair_json
+from ddpprof.load.classify import Identity, Role, classify, step_number
+from ddpprof.load.inflate import opened
+from ddpprof.load.lenient_json import decode_repaired
+from ddpprof.load.nanoseconds import EXACT_FLOAT_US, nanoseconds
 from ddpprof.load.tables.host import cut_out
 from ddpprof.model import Int64Column, Mark, Trace
 from ddpprof.model.plugin import PluginCollective, PluginView
@@ -72,11 +72,7 @@ def _read(path: Location) -> dict[str, Any]:
 
 
 def _decode(text: bytes, number: type[float | Decimal]) -> Any:
-    decoder = msgspec.json.Decoder(float_hook=None if number is float else number)
-    try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return decoder.decode(repair_json(text))
+    return decode_repaired(msgspec.json.Decoder(float_hook=None if number is float else number).decode, text)
 
 
 class _Copy:
