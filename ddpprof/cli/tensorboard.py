@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from ddpprof import rundir
-from ddpprof.cli.reading import add_reading_options, analysed_run, chosen_limits
+from ddpprof.cli.reading import add_reading_options, analysed_run
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, RemotePath, local, location
@@ -145,10 +145,9 @@ def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace
 def _write_to(folder: Path, path: Location, with_plugin: bool, options: argparse.Namespace) -> None:
     """Write the log directory of one run. Raises `DdpprofError`."""
     from ddpprof.cli.log_directory import write_log_directory
-    from ddpprof.load.run import load_run
 
     with analysed_run(path, options) as analysis:
-        for_plugin = load_run(path, chosen_limits(options)) if with_plugin else None
+        for_plugin = list(analysis.traced_ranks()) if with_plugin else []
         try:
             missing = write_log_directory(folder, analysis.report, analysis.drawings(), for_plugin)
         except OSError as error:

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from ddpprof.files import location
 from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
 from ddpprof.measures.ranks.clock import common_ns
@@ -50,6 +51,8 @@ class DrawnRank:
     """steps of the trace"""
     measured: tuple[int, ...]
     """indices of the steps that the report measures"""
+    files: tuple[str, ...] = ()
+    """names of the trace's files, in order of time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,10 @@ def drawing_of(rank: Rank) -> Drawing | None:
     trace = rank.trace
     if trace is None:
         return None
-    about = DrawnRank(rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, tuple(measured_steps(rank)))
+    about = DrawnRank(
+        rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, tuple(measured_steps(rank)),
+        tuple(location(path).name for path in trace.files),
+    )  # fmt: skip
     return Drawing(about, partial(step_timeline, trace))
 
 
