@@ -136,7 +136,7 @@ class Session:
             self._end_step()
         self._notes.feeding.forward_begins((), has_gradients=True, recording=self._notes.recording)
 
-    def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, inputs: Any, kwargs: Any) -> Any:
+    def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, /, *inputs: Any, **kwargs: Any) -> Any:
         start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
         if self._window.mode in (StepMode.BASELINE, StepMode.ALONE):
             self._note(self._baseline.forward_begins, ddp)
