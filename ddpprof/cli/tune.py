@@ -11,7 +11,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import positive
-from ddpprof.cli.experiments import add_trust_option, resumed, show_command, split_experiment, steps_in_words
+from ddpprof.cli.experiment_plan import split_experiment
+from ddpprof.cli.experiments import add_trust_option, resumed, show_command, steps_in_words
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
