@@ -19,6 +19,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, RemotePath, local, location
 from ddpprof.own_files import make_folder, temporary_folder
 from ddpprof.scratch import scratch_folder
+from ddpprof.signals import handled_signals
 
 _NOT_IN_NAMES = re.compile(r"[^\w .+-]+")
 _LONGEST_NAME = 100
@@ -74,12 +75,8 @@ def _ended_like_ctrl_c() -> Iterator[list[int]]:
         raise KeyboardInterrupt
 
     ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in ends}
-    try:
+    with handled_signals(ends, end):
         yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, Path]]:

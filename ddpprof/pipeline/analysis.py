@@ -27,7 +27,7 @@ from ddpprof.report.predicted_gains import ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries
 from ddpprof.report.ranks import steps_to_replay
 from ddpprof.report.run_profile import KnownRun
-from ddpprof.report.timeline import Drawing, DrawnRank, Timeline, draw_timeline
+from ddpprof.report.timeline import Drawing, DrawnRank, Timeline, draw_timeline, file_name
 
 _MERGED_AT_ONCE = 32
 """number of summaries in a merge; each is large until its kernels are merged with others'"""
@@ -100,7 +100,7 @@ class Analysis:
             drawing = read_drawing(self._cache.path(one))
             if drawing is not None:
                 (summary,) = read_summary(self._cache.path(one)).ranks
-                by_name = {path.name: path for path in one.traces}
+                by_name = {file_name(path): path for path in one.traces}
                 yield TracedRank(summary, drawing.about, tuple(by_name[name] for name in drawing.about.files))
 
     def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
