@@ -88,14 +88,16 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def resumed(parser: argparse.ArgumentParser, options: argparse.Namespace, own: Sequence[str]) -> Experiment:
-    """Read the plan of the experiment to continue. Raises `DdpprofError` if it is not this user's.
+def resumed(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, given: Sequence[str], *, is_tuning: bool
+) -> Experiment:
+    """Read the plan of the experiment to continue, and print the command that it runs.
 
-    `own`: all options that were given.
+    `given`: all words that were given. Raises `DdpprofError` if the experiment is another user's or another command's.
     """
-    from ddpprof.experiments.plan import is_of_this_user, read_plan
+    from ddpprof.experiments.plan import Kind, is_of_this_user, read_plan
 
-    if any(not word.startswith(("--resume", "--trust", "--world-readable")) for word in own):
+    if any(not word.startswith(("--resume", "--trust", "--world-readable")) for word in given):
         parser.error("--resume takes the command and all options from the experiment itself")
     experiment = read_plan(options.resume)
     if not options.trust and not is_of_this_user(options.resume, experiment):
@@ -108,12 +110,13 @@ def resumed(parser: argparse.ArgumentParser, options: argparse.Namespace, own: S
             f"the command of {options.resume} had secrets, which are not stored. Continue with the whole command: "
             f"ddpprof {experiment.kind} --out {options.resume} …"
         )
-    return experiment
-
-
-def show_command(experiment: Experiment) -> None:
-    """Print what is about to run."""
+    if (experiment.kind is Kind.TUNE) != is_tuning:
+        raise DdpprofError(
+            f"{options.resume} was made by ddpprof {experiment.kind}. Continue it with: "
+            f"ddpprof {experiment.kind} --resume {options.resume}"
+        )
     say(f"ddpprof: runs {_what_it_runs(experiment)}", file=sys.stderr)
+    return experiment
 
 
 def _what_it_runs(experiment: Experiment) -> str:
@@ -134,19 +137,11 @@ def _numbers(text: str) -> list[int]:
 
 def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     from ddpprof.experiments.conduct import job_of, open_experiment, working_on
-    from ddpprof.experiments.plan import Kind
 
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
     if options.resume is not None:
-        if command:
-            parser.error("--resume takes the command and all options from the experiment itself")
-        experiment, directory = resumed(parser, options, own), options.resume
-        if experiment.kind is Kind.TUNE:
-            raise DdpprofError(
-                f"{directory} was made by ddpprof tune. Continue it with: ddpprof tune --resume {directory}"
-            )
-        show_command(experiment)
+        experiment, directory = resumed(parser, options, [*own, *command], is_tuning=False), options.resume
     elif not command:
         parser.error("nothing to run: give a script, or a command after --")
     else:
