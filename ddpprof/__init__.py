@@ -10,6 +10,17 @@ To leave the script unedited, run ``ddpprof trace train.py`` on the command line
 ``report.tables`` are its numbers as Arrow tables. In a notebook, a report shows itself, and so do the results of
 `ddpprof.compare_reports` and `ddpprof.whatif`; ``%load_ext ddpprof`` adds ``%%ddpprof``, which traces a cell.
 
+To get less than a report, or to do what the command line does:
+
+    trace: ddpprof.Trace = ddpprof.load_trace("rank0.pt.trace.json.gz")       one trace of torch.profiler as tables
+    overlap = ddpprof.measure_overlap(trace, step=0)                          or of the whole trace with ``step=None``
+    shift = ddpprof.shift_between([10.1, 10.0, 10.2, 9.9], [11.0, 11.2, 10.9, 11.1])     two samples, in any unit
+    ddpprof.between_runs.difference_between(steps_of_a_ns, steps_of_b_ns, noise_ns)      two jobs, a value for each run
+    exit_code = ddpprof.main(["whatif", "runs/a", "--bucket-cap-mb", "50"])
+
+`hooks` has communication hooks for DDP. A process that reads many traces and nothing else may call
+`give_back_large_arrays` first: memory that it frees then goes back to the system.
+
 Unreadable input raises `ddpprof.DdpprofError`, which says why and what to do. Times are in ns, sizes in bytes.
 """
 
@@ -20,51 +31,73 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddpprof import integrations
+    from ddpprof.cli import main
+    from ddpprof.comparison import between_runs
     from ddpprof.comparison.compare import compare_reports
     from ddpprof.errors import DdpprofError
+    from ddpprof.load.folder import load_trace
+    from ddpprof.load.free_memory import give_back_large_arrays
     from ddpprof.load.run import load_run
-    from ddpprof.model import Run
+    from ddpprof.measures.buckets.overlap import Overlap, measure_overlap
+    from ddpprof.measures.statistics.shift import Shift, shift_between
+    from ddpprof.model import Run, Trace
     from ddpprof.pipeline.whatif import whatif
     from ddpprof.record import hooks
     from ddpprof.record.profile import profile
     from ddpprof.report import Report, build_report
 
-__all__ = [
-    "DdpprofError",
-    "Report",
-    "Run",
-    "__version__",
-    "build_report",
-    "compare_reports",
-    "hooks",
-    "integrations",
-    "load_run",
-    "profile",
-    "whatif",
-]
-
 __version__ = "0.1.0"
 
 _HOME = {
     "DdpprofError": "ddpprof.errors",
+    "Overlap": "ddpprof.measures.buckets.overlap",
     "Report": "ddpprof.report",
     "Run": "ddpprof.model",
+    "Shift": "ddpprof.measures.statistics.shift",
+    "Trace": "ddpprof.model",
+    "between_runs": "ddpprof.comparison.between_runs",
     "build_report": "ddpprof.report",
     "compare_reports": "ddpprof.comparison.compare",
+    "give_back_large_arrays": "ddpprof.load.free_memory",
+    "hooks": "ddpprof.record.hooks",
+    "integrations": "ddpprof.integrations",
     "load_ipython_extension": "ddpprof.notebook_magic",
     "load_run": "ddpprof.load.run",
+    "load_trace": "ddpprof.load.folder",
+    "main": "ddpprof.cli",
+    "measure_overlap": "ddpprof.measures.buckets.overlap",
     "profile": "ddpprof.record.profile",
+    "shift_between": "ddpprof.measures.statistics.shift",
     "whatif": "ddpprof.pipeline.whatif",
 }
 
-
-_MODULES = {"hooks": "ddpprof.record.hooks", "integrations": "ddpprof.integrations"}
+__all__ = [
+    "DdpprofError",
+    "Overlap",
+    "Report",
+    "Run",
+    "Shift",
+    "Trace",
+    "__version__",
+    "between_runs",
+    "build_report",
+    "compare_reports",
+    "give_back_large_arrays",
+    "hooks",
+    "integrations",
+    "load_run",
+    "load_trace",
+    "main",
+    "measure_overlap",
+    "profile",
+    "shift_between",
+    "whatif",
+]
 
 
 def __getattr__(name: str) -> object:
     """Import a name on first use, so that ``import ddpprof`` needs neither torch nor numpy."""
-    if name in _MODULES:
-        return import_module(_MODULES[name])
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    home = import_module(_HOME[name])
+    return getattr(home, name, home)  # some names are modules

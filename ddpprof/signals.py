@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 @contextmanager
@@ -30,6 +31,17 @@ def deferred_signals(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -
             signal.signal(number, handler)
         for number in arrived:
             os.kill(os.getpid(), number)
+
+
+@contextmanager
+def handled_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object] | int) -> Iterator[None]:
+    """Let `handler` handle these signals until the block ends."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
 
 
 @contextmanager

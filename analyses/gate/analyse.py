@@ -25,15 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from study import COLOURS, publish
 
-from ddpprof.comparison.between_runs import (
-    CONFIDENCE,
-    MOST_RUNS,
-    difference_between,
-    fewest_runs,
-    plausible_noise_ns,
-    runs_needed,
-)
-from ddpprof.measures.statistics.shift import shift_between
+import ddpprof
+from ddpprof import between_runs
 
 LIMIT, SLOW_DOWN = 0.05, 0.05
 MEASURES = ("step", "fastest step")
@@ -95,8 +88,8 @@ def _of_measure(same: Sequence[float], slower: Sequence[float]) -> dict[str, Any
 def _would_tell(runs: Sequence[float]) -> int:
     """Return 2 ((z(99.75 %) + z(95 %)) sd / 5 %)², with the standard deviation by the middle half, 1.35 sd wide."""
     normal = NormalDist()
-    errors = normal.inv_cdf(1 - (1 - CONFIDENCE) / 2) + normal.inv_cdf(0.95)
-    return max(fewest_runs(), ceil(2 * (errors * _spread(runs) / 1.35 / LIMIT) ** 2))
+    errors = normal.inv_cdf(1 - (1 - between_runs.CONFIDENCE) / 2) + normal.inv_cdf(0.95)
+    return max(between_runs.fewest_runs(), ceil(2 * (errors * _spread(runs) / 1.35 / LIMIT) ** 2))
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -107,17 +100,19 @@ def _spread(values: Sequence[float]) -> float:
 
 def _differ_by_steps(one: Sequence[float], other: Sequence[float]) -> bool:
     """Return the earlier verdict, which knew only the noise within a run: 95 % intervals from steps."""
-    shift = shift_between(one, other)
+    shift = ddpprof.shift_between(one, other)
     return shift is not None and bool(shift.is_beyond_noise)
 
 
 def _differ(one: float, other: float) -> bool:
-    return bool(difference_between([one], [other], plausible_noise_ns([one, other])).is_beyond_noise)
+    return bool(
+        between_runs.difference_between([one], [other], between_runs.plausible_noise_ns([one, other])).is_beyond_noise
+    )
 
 
 def _drawn(runs: Sequence[float], draw: random.Random) -> Side:
-    drawn = draw.choices(runs, k=MOST_RUNS)
-    return lambda number: drawn[:number] if number <= MOST_RUNS else None
+    drawn = draw.choices(runs, k=between_runs.MOST_RUNS)
+    return lambda number: drawn[:number] if number <= between_runs.MOST_RUNS else None
 
 
 def _shuffled(runs: Sequence[float], draw: random.Random) -> Side:
@@ -145,14 +140,14 @@ def _judged(comparisons: Sequence[tuple[Side, Side]]) -> dict[str, Any]:
 
 
 def _judge(a: Side, b: Side) -> tuple[str, int]:
-    number = fewest_runs()
+    number = between_runs.fewest_runs()
     while (runs_a := a(number)) is not None and (runs_b := b(number)) is not None:
-        difference = difference_between(runs_a, runs_b, noise_ns=0)
+        difference = between_runs.difference_between(runs_a, runs_b, noise_ns=0)
         limit = LIMIT * median(runs_a)
         exceeds = difference.may_exceed(limit)
         if exceeds is not None:
             return ("failed" if exceeds else "passed"), number
-        number = runs_needed(difference, number, limit)
+        number = between_runs.runs_needed(difference, number, limit)
     return "unknown", number
 
 

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from study import COLOURS, ms, publish
 
-from ddpprof.cli import main
+import ddpprof
 
 SETS = tuple((model, ranks) for ranks in (2, 4) for model in ("mlp", "convnet", "transformer"))
 GBIT = (0.5, 1, 2, 4)
@@ -86,7 +86,7 @@ def _predicted(run: Path, network: Path, *others: str) -> dict[str, dict[str, An
     words += ["--bucket-cap-mb", f"default,{caps}"]
     said = io.StringIO()
     with redirect_stdout(said):
-        code = main([*words, "--format", "json", "--no-cache", *others])
+        code = ddpprof.main([*words, "--format", "json", "--no-cache", *others])
     assert code == 0, said.getvalue()
     outcomes = json.loads(said.getvalue())["outcomes"][1:]
     order = ["None", *(cap for cap in CAPS if cap != "None")]

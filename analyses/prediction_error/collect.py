@@ -112,34 +112,25 @@ def record(name: str, out: str) -> None:
     """Record like ``ddpprof trace --baseline-steps``, with a model that begins as it would in a job of its own."""
     import torch.distributed as dist
     from models import Training
-    from torch.nn.parallel import distributed
 
-    from ddpprof.record import patches
-    from ddpprof.record.session import Session
-    from ddpprof.record.settings import Settings
-    from ddpprof.rundir import trace_file
+    import ddpprof
 
-    settings = Settings(out, cost_steps=UNPROFILED, steps=PROFILED, alone_steps=ALONE, force=True)
-    patches.install(distributed)
-    session = Session(settings)
-    session.begin()
-    training = Training(name)
-    for _ in range(UNPROFILED + PROFILED + ALONE + 6):  # some more than are recorded
-        training.step()
-    session.close("finished")
-    patches.remove()
+    with ddpprof.profile(out, cost_steps=UNPROFILED, steps=PROFILED, alone_steps=ALONE, force=True, keep_command=False):
+        training = Training(name)
+        for _ in range(UNPROFILED + PROFILED + ALONE + 6):  # some more than are recorded
+            training.step()
     if dist.get_rank() > 0:  # all copy as much out of their buckets, and traces are most of the recordings
-        Path(out, trace_file(dist.get_rank())).unlink()
+        Path(out, f"rank-{dist.get_rank()}.trace.json.gz").unlink()
 
 
 def measure_network(out: Path) -> None:
     """Run one rank of the job that does nothing but all-reduce, on links as they are."""
     from interleaved import pin
 
-    from ddpprof.cli import main as ddpprof_command
+    import ddpprof
 
     pin()
-    code = ddpprof_command(["netbench", "--sizes", SIZES, "--out", str(out)])
+    code = ddpprof.main(["netbench", "--sizes", SIZES, "--out", str(out)])
     if code:
         sys.exit(code)
 

@@ -6,7 +6,8 @@ compare.py             `ddpprof compare`: compare two jobs, and check the second
 completion.py          `ddpprof completion`: print a script that lets a shell complete commands, options and file names
 demo.py                `ddpprof demo`: trace the example trainings that come with ddpprof
 doctor.py              `ddpprof doctor`: run the checks, print the results, and write them to a file for a bug report
-experiments.py         `ddpprof overhead`, `scale` and `sweep`: plan the trials, run them, report
+experiment_plan.py     From the words of `ddpprof overhead`, `scale` and `sweep` to the plan of an experiment
+experiments.py         `ddpprof overhead`, `scale` and `sweep`: their options, their trials, and what they print
 explain.py             `ddpprof explain`: explain a term of the reports
 log_directory.py       A run as a TensorBoard log directory
 netbench.py            `ddpprof netbench`: start the ranks, or be one of them, and print their measurements

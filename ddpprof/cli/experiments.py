@@ -1,4 +1,4 @@
-"""`ddpprof overhead`, `scale` and `sweep`: plan the trials, run them, report."""
+"""`ddpprof overhead`, `scale` and `sweep`: their options, their trials, and what they print."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import count, positive
+from ddpprof.cli.experiment_plan import plan, split_experiment
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
 from ddpprof.errors import DdpprofError
 from ddpprof.files import local
 
 if TYPE_CHECKING:
-    from ddpprof.experiments.plan import Ended, Experiment, Trial, Variant
-
-_AFTER_THE_SCRIPT = ("--nproc", "--vary", "--strong", "--set")
-"""options that may also follow the script, whose own options go to the script"""
-
-_PROFILED_STEPS = 5
+    from ddpprof.experiments.plan import Ended, Experiment, Trial
 
 _VARY = (
     "an option of the script (--batch-size=32,64), an argument of DDP (bucket_cap_mb=5,25), or, in capitals, an "
@@ -92,14 +88,16 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def resumed(parser: argparse.ArgumentParser, options: argparse.Namespace, own: Sequence[str]) -> Experiment:
-    """Read the plan of the experiment to continue. Raises `DdpprofError` if it is not this user's.
+def resumed(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, given: Sequence[str], *, is_tuning: bool
+) -> Experiment:
+    """Read the plan of the experiment to continue, and print the command that it runs.
 
-    `own`: all options that were given.
+    `given`: all words that were given. Raises `DdpprofError` if the experiment is another user's or another command's.
     """
-    from ddpprof.experiments.plan import is_of_this_user, read_plan
+    from ddpprof.experiments.plan import Kind, is_of_this_user, read_plan
 
-    if any(not word.startswith(("--resume", "--trust", "--world-readable")) for word in own):
+    if any(not word.startswith(("--resume", "--trust", "--world-readable")) for word in given):
         parser.error("--resume takes the command and all options from the experiment itself")
     experiment = read_plan(options.resume)
     if not options.trust and not is_of_this_user(options.resume, experiment):
@@ -112,12 +110,13 @@ def resumed(parser: argparse.ArgumentParser, options: argparse.Namespace, own: S
             f"the command of {options.resume} had secrets, which are not stored. Continue with the whole command: "
             f"ddpprof {experiment.kind} --out {options.resume} …"
         )
-    return experiment
-
-
-def show_command(experiment: Experiment) -> None:
-    """Print what is about to run."""
+    if (experiment.kind is Kind.TUNE) != is_tuning:
+        raise DdpprofError(
+            f"{options.resume} was made by ddpprof {experiment.kind}. Continue it with: "
+            f"ddpprof {experiment.kind} --resume {options.resume}"
+        )
     say(f"ddpprof: runs {_what_it_runs(experiment)}", file=sys.stderr)
+    return experiment
 
 
 def _what_it_runs(experiment: Experiment) -> str:
@@ -136,44 +135,13 @@ def _numbers(text: str) -> list[int]:
     return list(dict.fromkeys(positive(word) for word in text.split(",")))
 
 
-def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
-    """Split into ddpprof's own options, the command, and whether it follows ``--`` and so may be any command."""
-    arity = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
-    own: list[str] = []
-    command: list[str] = []
-    index = 0
-    while index < len(arguments):
-        word = arguments[index]
-        if word == "--":
-            return own, [*command, *arguments[index + 1 :]], not command
-        name, equals, _ = word.partition("=")
-        if name in _AFTER_THE_SCRIPT or (not command and word.startswith("-") and word != "-"):
-            action = arity.get(name)
-            has_value = not equals and action is not None and action.nargs != 0 and index + 1 < len(arguments)
-            # Joined, because a value may look like an option itself: --vary --batch-size=32,64
-            own.append(f"{word}={arguments[index + 1]}" if has_value else word)
-            index += 2 if has_value else 1
-        else:
-            command.append(word)
-            index += 1
-    return own, command, False
-
-
 def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     from ddpprof.experiments.conduct import job_of, open_experiment, working_on
-    from ddpprof.experiments.plan import Kind
 
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
     if options.resume is not None:
-        if command:
-            parser.error("--resume takes the command and all options from the experiment itself")
-        experiment, directory = resumed(parser, options, own), options.resume
-        if experiment.kind is Kind.TUNE:
-            raise DdpprofError(
-                f"{directory} was made by ddpprof tune. Continue it with: ddpprof tune --resume {directory}"
-            )
-        show_command(experiment)
+        experiment, directory = resumed(parser, options, [*own, *command], is_tuning=False), options.resume
     elif not command:
         parser.error("nothing to run: give a script, or a command after --")
     else:
@@ -202,71 +170,6 @@ def _warn_of_options_behind(parser: argparse.ArgumentParser, command: Sequence[s
     for word in command[1:]:
         if word.startswith("--") and word.partition("=")[0] in own:
             say(f"ddpprof: {word} comes after the script, so it is passed to the script", file=sys.stderr)
-
-
-def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
-    """Plan the experiment. Raises `DdpprofError`."""
-    from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, Kind
-
-    kind = Kind(options.kind)
-    variants = {Kind.OVERHEAD: _overhead, Kind.SCALE: _scale, Kind.SWEEP: _sweep}[kind](options, command)
-    if is_wrapped and len({v.nproc for v in variants}) > 1 and not any("{nproc}" in word for word in command):
-        raise DdpprofError("say where the number of processes goes: ddpprof … -- mpirun -n {nproc} python train.py")
-    return Experiment(
-        format=EXPERIMENT_FORMAT,
-        kind=kind,
-        command=tuple(command),
-        as_module=options.module,
-        is_wrapped=is_wrapped,
-        variants=tuple(variants),
-        rounds=options.rounds,
-        skip_first=options.skip_first,
-        timed_steps=options.timed_steps or (5 if kind is Kind.OVERHEAD and not options.apart else 20),
-    )
-
-
-def _overhead(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
-    from dataclasses import replace
-
-    from ddpprof.experiments.plan import Variant
-    from ddpprof.experiments.vary import with_settings
-
-    plain = Variant(options.nproc or 1, any_number=options.nproc is None, profiled_steps=_PROFILED_STEPS)
-    with_ddp = with_settings(plain, options.set, command)
-    if not options.apart:
-        return [replace(with_ddp, ddp_blocks=options.blocks)]
-    return [with_ddp, replace(with_ddp, without_ddp=True, profiled_steps=0)]
-
-
-def _scale(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
-    from dataclasses import replace
-
-    from ddpprof.experiments.plan import Variant
-    from ddpprof.experiments.vary import shared_by, with_settings
-
-    alone = with_settings(Variant(1, without_ddp=True, profiled_steps=_PROFILED_STEPS), options.set, command)
-    several = [replace(alone, nproc=nproc, without_ddp=False) for nproc in options.nproc or [1, 2]]
-    weak = [] if options.no_weak else [alone, *several]
-    strong = [] if options.strong is None else [shared_by(v, options.strong, command) for v in (alone, *several)]
-    if not weak and not strong:
-        raise DdpprofError("--no-weak leaves nothing to measure without --strong")
-    return [*weak, *strong]
-
-
-def _sweep(options: argparse.Namespace, command: Sequence[str]) -> list[Variant]:
-    from dataclasses import replace
-
-    from ddpprof.experiments.plan import Variant
-    from ddpprof.experiments.vary import vary, with_settings
-
-    if not options.vary:
-        raise DdpprofError("say what to vary: --vary '--batch-size=32,64,128' or --vary bucket_cap_mb=5,25")
-    plain = [Variant(nproc, any_number=options.nproc is None) for nproc in options.nproc or [1]]
-    nprocs = [with_settings(variant, options.set, command) for variant in plain]
-    by_nproc = [vary(variant, options.vary, command) for variant in nprocs]
-    variants = [variant for of_one_value in zip(*by_nproc, strict=True) for variant in of_one_value]
-    is_share = options.size_is == "share" or (options.size_is is None and "batch" in variants[0].varied)
-    return [replace(v, is_share=is_share, is_work=is_share or options.size_is is not None) for v in variants]
 
 
 def steps_in_words(cpu: int, accelerator: int) -> str:

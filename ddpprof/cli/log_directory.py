@@ -9,30 +9,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof import rundir
-from ddpprof.files import location
 from ddpprof.own_files import make_folder, make_named_folder, temporary_folder
 
 if TYPE_CHECKING:
-    from ddpprof.model import Rank, Run
+    from ddpprof.pipeline.analysis import TracedRank
     from ddpprof.report import Report
+    from ddpprof.report.rank_summary import RankSummary
     from ddpprof.report.timeline import Drawing
 
 _NOT_FOR_NAMES = re.compile(r"[^A-Za-z0-9-]+")
 
 
 def write_log_directory(
-    directory: Path, report: Report, drawings: Iterable[Drawing], for_plugin: Run | None = None
+    directory: Path, report: Report, drawings: Iterable[Drawing], for_plugin: Sequence[TracedRank] = ()
 ) -> tuple[str, ...]:
     """Write the log directory, and return what the profiler plugin cannot show.
 
-    `for_plugin`: the run whose traces the plugin shows.
+    `for_plugin`: the ranks whose traces the plugin shows.
     Raises ``OSError``, and `DdpprofError` if TensorBoard is not installed.
     """
     from ddpprof.render.tensorboard.native import write_native
 
     with _replaced(directory) as part:
         write_native(part, report, drawings)
-        return _write_plugin_traces(part / rundir.TENSORBOARD_TRACES, for_plugin) if for_plugin is not None else ()
+        return _write_plugin_traces(part / rundir.TENSORBOARD_TRACES, for_plugin)
 
 
 @contextmanager
@@ -59,48 +59,25 @@ def _move(made: Path, target: Path) -> None:
         made.rename(target)
 
 
-def _write_plugin_traces(directory: Path, run: Run) -> tuple[str, ...]:
+def _write_plugin_traces(directory: Path, ranks: Sequence[TracedRank]) -> tuple[str, ...]:
+    """Write the plugin's copies of the ranks' traces: one for each window that the profiler recorded."""
     from ddpprof.load.plugin_trace import write_plugin_trace
     from ddpprof.render.tensorboard.plugin_view import plugin_views
-    from ddpprof.report.ranks import modules_of
 
-    modules = modules_of(run.ranks)
-    missing: list[str] = []
-    cycles = list(_cycles(run))
-    for number, ranks in enumerate(cycles, 1):
-        make_folder(directory)
-        views = plugin_views(ranks, modules)
-        missing += views.missing
-        for rank in ranks:
-            assert rank.trace is not None
-            target = directory / _plugin_file(rank, number if len(cycles) > 1 else None)
-            write_plugin_trace(location(rank.trace.files[0]), target, rank.trace, views.of_rank[rank.rank])
-    return tuple(dict.fromkeys(missing))
+    if not ranks:
+        return ()
+    make_folder(directory)
+    views = plugin_views((rank.summary, rank.about) for rank in ranks)
+    are_several = any(len(rank.files) > 1 for rank in ranks)
+    for rank in ranks:
+        for number, file in enumerate(rank.files, 1):
+            target = directory / _plugin_file(rank.summary, number if are_several else None)
+            write_plugin_trace(file, target, views.of_rank[rank.about.rank])
+    return views.missing
 
 
-def _cycles(run: Run) -> Iterator[Sequence[Rank]]:
-    """Give the ranks with the first trace of each, then with the second, …: the profiler wrote one per window."""
-    from dataclasses import replace
-
-    from ddpprof.load.folder import load_trace
-
-    ranks = [rank for rank in run.ranks if rank.trace is not None]
-    files = {rank.rank: rank.trace.files for rank in ranks if rank.trace is not None}
-    num_cycles = max(map(len, files.values()), default=0)
-    if num_cycles == 1:
-        yield ranks
-        return
-    for number in range(num_cycles):
-        yield [
-            replace(rank, trace=load_trace(location(files[rank.rank][number])))
-            for rank in ranks
-            if number < len(files[rank.rank])
-        ]
-
-
-def _plugin_file(rank: Rank, cycle: int | None) -> str:
+def _plugin_file(rank: RankSummary, window: int | None) -> str:
     """Return a name from which the plugin reads host, process and, for several windows, a number."""
-    known = rank.record.host if rank.record else rank.trace.host if rank.trace else None
-    host = _NOT_FOR_NAMES.sub("-", known or "")[:60].strip("-") or "host"
-    window = "" if cycle is None else f".{cycle}"
-    return f"{host}_{rank.rank:04}{window}.pt.trace.json.gz"
+    host = _NOT_FOR_NAMES.sub("-", rank.host or "")[:60].strip("-") or "host"
+    number = "" if window is None else f".{window}"
+    return f"{host}_{rank.rank:04}{number}.pt.trace.json.gz"

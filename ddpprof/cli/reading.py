@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ddpprof.cli.arguments import numbers, positive
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location
+from ddpprof.signals import handled_signals
 
 if TYPE_CHECKING:
     from ddpprof.comparison.run_set import RunSet
@@ -126,12 +127,8 @@ def _sigterm_as_exit() -> Iterator[None]:
         sys.exit(128 + number)
 
     ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    before = {number: signal.signal(number, end) for number in ends}
-    try:
+    with handled_signals(ends, end):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def measured_network(path: Location | None) -> Network | None:

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import FrameType
 
 from ddpprof import rundir
-from ddpprof.cli.reading import add_reading_options, analysed_run, chosen_limits
+from ddpprof.cli.reading import add_reading_options, analysed_run
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location, RemotePath, local, location
 from ddpprof.own_files import make_folder, temporary_folder
 from ddpprof.scratch import scratch_folder
+from ddpprof.signals import handled_signals
 
 _NOT_IN_NAMES = re.compile(r"[^\w .+-]+")
 _LONGEST_NAME = 100
@@ -74,12 +75,8 @@ def _ended_like_ctrl_c() -> Iterator[list[int]]:
         raise KeyboardInterrupt
 
     ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in ends}
-    try:
+    with handled_signals(ends, end):
         yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _write(options: argparse.Namespace, scratch: Path) -> tuple[Path, dict[str, Path]]:
@@ -145,10 +142,9 @@ def _write_beside(path: Location, with_plugin: bool, options: argparse.Namespace
 def _write_to(folder: Path, path: Location, with_plugin: bool, options: argparse.Namespace) -> None:
     """Write the log directory of one run. Raises `DdpprofError`."""
     from ddpprof.cli.log_directory import write_log_directory
-    from ddpprof.load.run import load_run
 
     with analysed_run(path, options) as analysis:
-        for_plugin = load_run(path, chosen_limits(options)) if with_plugin else None
+        for_plugin = list(analysis.traced_ranks()) if with_plugin else []
         try:
             missing = write_log_directory(folder, analysis.report, analysis.drawings(), for_plugin)
         except OSError as error:

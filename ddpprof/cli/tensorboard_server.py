@@ -19,6 +19,7 @@ from typing import Any
 
 from ddpprof.child_processes import guarded, helper_environment, python_command, start
 from ddpprof.errors import DdpprofError
+from ddpprof.signals import handled_signals
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/")
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -59,16 +60,12 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDS}  # a second one must not interrupt
-        try:
+        with handled_signals(_ENDS, signal.SIG_IGN):  # a second one must not interrupt
             self._process.terminate()  # the guard, which ends all other processes
             self._process.wait()
             self._reader.join(_GRACE_S)
             assert self._process.stderr is not None
             self._process.stderr.close()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _read(self) -> None:
         assert self._process.stderr is not None

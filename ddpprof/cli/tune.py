@@ -11,7 +11,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import positive
-from ddpprof.cli.experiments import add_trust_option, resumed, show_command, split_experiment, steps_in_words
+from ddpprof.cli.experiment_plan import split_experiment
+from ddpprof.cli.experiments import add_trust_option, resumed, steps_in_words
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
@@ -62,20 +63,13 @@ def _trials(text: str) -> int:
 
 def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     from ddpprof.experiments.conduct import job_of, open_experiment, working_on
-    from ddpprof.experiments.plan import Kind, is_experiment
+    from ddpprof.experiments.plan import is_experiment
     from ddpprof.experiments.tuning_directory import has_choice
 
     own, command, is_wrapped = split_experiment(arguments, parser)
     options = parser.parse_args(own)
     if options.resume is not None:
-        if command:
-            parser.error("--resume takes the command and all options from the tuning itself")
-        experiment, directory = resumed(parser, options, own), options.resume
-        if experiment.kind is not Kind.TUNE:
-            raise DdpprofError(
-                f"{directory} was not made by ddpprof tune. Continue it with: ddpprof {experiment.kind} --resume …"
-            )
-        show_command(experiment)
+        experiment, directory = resumed(parser, options, [*own, *command], is_tuning=True), options.resume
     elif not command:
         parser.error("nothing to run: give a script, or a command after --")
     else:

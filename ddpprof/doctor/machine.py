@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from ddpprof.doctor.check import CheckResult, Context, judge, skip
+from ddpprof.scratch import choose_temporary_directory
 
 _MB = 1_000_000
 _DISK_BYTES = 1000 * _MB
@@ -25,7 +25,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def check_disk(context: Context) -> Sequence[CheckResult]:
     """Check that there is space for a run in the user's folder, and in the folder for temporary files."""
-    free = {"here": shutil.disk_usage(context.out).free, "for temporary files": shutil.disk_usage(_temporary()).free}
+    temporary = choose_temporary_directory()
+    free = {"here": shutil.disk_usage(context.out).free, "for temporary files": shutil.disk_usage(temporary).free}
     where = min(free, key=lambda name: free[name])
     least = free[where]
     return [
@@ -37,10 +38,6 @@ def check_disk(context: Context) -> Sequence[CheckResult]:
             "Traces may not fit. Make room, or record with --out on another disk.",
         )
     ]
-
-
-def _temporary() -> str:
-    return tempfile.gettempdir()
 
 
 def check_shared_memory(_context: Context) -> Sequence[CheckResult]:

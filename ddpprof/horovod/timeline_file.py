@@ -22,9 +22,9 @@ import msgspec
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location
 from ddpprof.horovod.timeline import Activity, ActivityKind, HorovodTimeline, TensorOp
-from ddpprof.load.kineto.stream import UnreadableError, opened
+from ddpprof.load.inflate import UnreadableError, opened, read_whole
+from ddpprof.load.lenient_json import repair_json
 from ddpprof.load.limits import DEFAULT_LIMITS
-from ddpprof.load.repair_json import repair_json
 from ddpprof.model import CollectiveKind
 
 _UNREADABLE: tuple[type[Exception], ...] = (OSError, UnreadableError)
@@ -96,13 +96,7 @@ def load_horovod(path: Location) -> HorovodTimeline:
     """Read a timeline. Raises `BadTrace`."""
     try:
         with opened(path) as stream:
-            text = bytearray()
-            while chunk := stream.read(1 << 20):
-                text += chunk
-                if len(text) > DEFAULT_LIMITS.whole_bytes:
-                    raise BadTrace(
-                        f"{path} is too large: a timeline may have {DEFAULT_LIMITS.whole_bytes // 10**9} GB at most."
-                    )
+            text = read_whole(stream, DEFAULT_LIMITS)
     except _UNREADABLE as error:
         raise BadTrace(f"{path} cannot be read: {error}.") from error
     try:

@@ -8,10 +8,11 @@ kineto/           a trace file → columns
 tables/           columns → the tables of one rank
 other_files.py    files of other tools, which side streets read; csv_times.py: a table of times
 plugin_trace.py   a trace rewritten for TensorBoard's profiler plugin
-limits.py         limits on size, and the options that raise them
-attempts.py        The attempts of one job that torchrun restarted: which of them a report shows
-free_memory.py     Memory that arrays gave back goes back to the system
-helper_process.py  How a process that was started for reading begins, and ends with the one that started it
-repair_json.py     Makes JSON of what Kineto writes and no decoder takes
-step_selection.py  Some steps of a rank, as if it had no others
+inflate.py        a file's bytes, plain or inflated; limits.py: limits on size, and the options that raise them
+lenient_json.py   JSON that is not quite valid, as Kineto writes it; nanoseconds.py: exact times from its microseconds
+classify.py       the role of an event, by its category and name
+attempts.py       the attempts of one job that torchrun restarted: which of them a report shows
+free_memory.py    returns the memory of freed arrays to the system
+helper_process.py A process that reads for another: its start, what it sends, and its end with that one
+step_selection.py some steps of a rank, as if it had no others
 """

@@ -1,18 +1,33 @@
-"""The start of a process that reads for another, and its end together with that one."""
+"""A process that reads for another: its start, what it sends, and its end together with that one."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
+import sys
 import threading
 from contextlib import AbstractContextManager
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
 
 from ddpprof.load.free_memory import give_back_large_arrays
 from ddpprof.signals import deferred_signals
 
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkContext, SpawnContext
+
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _WAITS_FOR_PARENT = "ddpprof-waits-for-parent"
+
+
+def start_context() -> ForkContext | SpawnContext:
+    """Return how to start helpers. A fork starts at once and shares unchanged memory, but with threads it may hang."""
+    may_hang = _has_other_threads() or "torch" in sys.modules
+    if sys.platform == "linux" and not may_hang:
+        return multiprocessing.get_context("fork")
+    return multiprocessing.get_context("spawn")
 
 
 def begin_reading_process() -> None:
@@ -26,7 +41,25 @@ def begin_reading_process() -> None:
     give_back_large_arrays()
 
 
-def has_other_threads() -> bool:
+def send_with_arrays(connection: Connection, result: object) -> None:
+    """Send a result, its arrays without a copy: pickled with the rest all would be in memory twice."""
+    buffers: list[pickle.PickleBuffer] = []
+    rest = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)
+    arrays = [buffer.raw() for buffer in buffers]
+    connection.send((rest, [array.nbytes for array in arrays]))
+    for array in arrays:
+        connection.send_bytes(array)
+
+
+def receive_with_arrays(connection: Connection) -> Any:
+    rest, sizes = connection.recv()
+    arrays = [bytearray(size) for size in sizes]
+    for array in arrays:
+        connection.recv_bytes_into(array)
+    return pickle.loads(rest, buffers=arrays)  # noqa: S301 (a process of ours wrote it)
+
+
+def _has_other_threads() -> bool:
     """Return whether threads run that may hold a lock; the one that waits for the parent holds none."""
     others = set(threading.enumerate()) - {threading.current_thread()}
     return any(thread.name != _WAITS_FOR_PARENT for thread in others)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -21,12 +22,12 @@ import numpy as np
 from ddpprof import own_files
 from ddpprof.files import Location
 from ddpprof.intervals import union
-from ddpprof.load.kineto.classify import Identity, Role, classify, step_number
-from ddpprof.load.kineto.events import EXACT_FLOAT_US, nanoseconds
-from ddpprof.load.kineto.stream import opened
-from ddpprof.load.repair_json import repair_json
+from ddpprof.load.classify import Identity, Role, classify, step_number
+from ddpprof.load.inflate import opened
+from ddpprof.load.lenient_json import decode_repaired
+from ddpprof.load.nanoseconds import EXACT_FLOAT_US, nanoseconds
 from ddpprof.load.tables.host import cut_out
-from ddpprof.model import Int64Column, Mark, Trace
+from ddpprof.model import Int64Column, Mark
 from ddpprof.model.plugin import PluginCollective, PluginView
 
 _Event = dict[str, Any]
@@ -40,20 +41,22 @@ _EXTERNAL_ID = "External id"
 _NOTHING = Identity("", Role.UNUSED)
 
 
-def write_plugin_trace(source: Location, target: Path, trace: Trace, view: PluginView) -> None:
-    """Write the plugin's copy of a trace. `trace`: tables of `source`; `view`: what counts. Raises ``OSError``."""
+def write_plugin_trace(source: Location, target: Path, view: PluginView) -> None:
+    """Write the plugin's copy of one of the rank's traces. `view`: what counts. Raises ``OSError``."""
     document = _read(source)
-    copy = _Copy(document.pop("traceEvents"))
+    base_ns = document.get("baseTimeNanoseconds")
+    shift_ns = base_ns - view.epoch_ns if isinstance(base_ns, int) and view.epoch_ns is not None else 0
+    copy = _Copy(document.pop("traceEvents"), shift_ns)
     _use_known_categories(copy)
     _link_kernels_to_launches(copy)
     _mark_steps(copy, view)
-    if trace.device == "cpu":
+    if view.device == "cpu":
         _take_calls_out_of_ops(copy)
-    _mark_collectives(copy, trace, view)
-    base_ns = _move_to_zero(copy)
+    _mark_collectives(copy, view)
+    begin_ns = _move_to_zero(copy)
     _number_threads(copy)
-    if isinstance(document.get("baseTimeNanoseconds"), int):
-        document["baseTimeNanoseconds"] += base_ns
+    if isinstance(base_ns, int):
+        document["baseTimeNanoseconds"] = base_ns + begin_ns - shift_ns
     document["traceEvents"] = copy.events  # the last key: the plugin appends before the file's last bracket
     with os.fdopen(own_files.overwrite(target), "wb") as plain, gzip.open(plain, "wb", compresslevel=1) as file:
         file.write(msgspec.json.Encoder(decimal_format="number").encode(document))
@@ -72,23 +75,19 @@ def _read(path: Location) -> dict[str, Any]:
 
 
 def _decode(text: bytes, number: type[float | Decimal]) -> Any:
-    decoder = msgspec.json.Decoder(float_hook=None if number is float else number)
-    try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return decoder.decode(repair_json(text))
+    return decode_repaired(msgspec.json.Decoder(float_hook=None if number is float else number).decode, text)
 
 
 class _Copy:
-    """The events with their identities and times; new ones are appended."""
+    """The events with their identities, and their times on the clock of the view; new ones are appended."""
 
-    def __init__(self, events: list[_Event]) -> None:
+    def __init__(self, events: list[_Event], shift_ns: int) -> None:
         self.events = events
         self.identities = [self._identity(event) for event in events]
         times = [event.get("ts") or 0 for event in events]
         durations = [event.get("dur") or 0 for event in events]
         exact = any(abs(time) >= EXACT_FLOAT_US for time in times)
-        start_ns = nanoseconds(times, exact=exact)
+        start_ns = nanoseconds(times, exact=exact) + shift_ns
         end_ns = start_ns + np.maximum(nanoseconds(durations, exact=exact), 0)
         self.start_ns, self.end_ns = start_ns.tolist(), end_ns.tolist()
         self._next_id = 1 + max((_id(event) for event in events), default=0)
@@ -102,6 +101,11 @@ class _Copy:
 
     def rows(self, *roles: Role) -> Iterator[int]:
         return (row for row, identity in enumerate(self.identities) if identity.role in roles)
+
+    def extent(self) -> tuple[int, int]:
+        """Return when the first event with a role begins, and when the last one ends."""
+        used = [row for row, what in enumerate(self.identities) if what.role is not Role.UNUSED]
+        return min((self.start_ns[row] for row in used), default=0), max((self.end_ns[row] for row in used), default=0)
 
     def hide(self, row: int) -> None:
         self.events[row]["cat"] = f"{self.events[row].get('cat')}{_UNKNOWN_TO_PLUGIN}"
@@ -165,7 +169,10 @@ def _link_kernels_to_launches(copy: _Copy) -> None:
 
 def _mark_steps(copy: _Copy, view: PluginView) -> None:
     """Mark the report's steps and no others; if the trace marks none, mark the counted ones."""
-    unmarked = {(step.number, step.start_ns): step for step in view.steps}
+    begin_ns, end_ns = copy.extent()
+    unmarked = {
+        (step.number, step.start_ns): step for step in view.steps if begin_ns <= step.start_ns <= end_ns
+    }  # the others are in other files
     for row in copy.rows(Role.STEP):
         number = step_number(copy.events[row]["name"])
         if number is None or unmarked.pop((number, copy.start_ns[row]), None) is None:
@@ -219,11 +226,14 @@ def _times(copy: _Copy, rows: list[int]) -> tuple[Int64Column, Int64Column]:
     return np.array(starts, np.int64), np.array(ends, np.int64)
 
 
-def _mark_collectives(copy: _Copy, trace: Trace, view: PluginView) -> None:
+def _mark_collectives(copy: _Copy, view: PluginView) -> None:
     """Mark collectives: a host's span by its category, a kernel by an annotation with an External id of its own."""
     launches = {copy.events[row]["args"].get("correlation"): row for row in copy.rows(Role.LAUNCH)}
-    for number, row in enumerate(_communication(copy, trace)):
-        event, shown = copy.events[row], view.collectives.get(number)
+    num_begun: Counter[int] = Counter()
+    for row in _communication(copy):
+        start_ns = copy.start_ns[row]
+        event, shown = copy.events[row], view.collectives.get((start_ns, num_begun[start_ns]))
+        num_begun[start_ns] += 1
         on_device = copy.identities[row].role is Role.KERNEL
         if shown is None:
             if on_device:  # a host's span is hidden already
@@ -241,16 +251,14 @@ def _mark_collectives(copy: _Copy, trace: Trace, view: PluginView) -> None:
         copy.append(row, shown.start_ns, shown.end_ns, name=shown.name, cat="user_annotation", args=arguments)
 
 
-def _communication(copy: _Copy, trace: Trace) -> list[int]:
-    """Return the events that are rows of ``trace.collectives``, in its order."""
+def _communication(copy: _Copy) -> list[int]:
+    """Return the events that are rows of ``Trace.collectives``, in its order."""
     kernels = [
         row
         for row in copy.rows(Role.KERNEL)
         if copy.identities[row].kind is not None or isinstance(copy.events[row]["args"].get("Collective name"), str)
     ]
-    rows = sorted(kernels or copy.rows(Role.HOST_COLLECTIVE), key=lambda row: copy.start_ns[row])
-    assert [copy.start_ns[row] for row in rows] == trace.collectives.start_ns.tolist(), "other rows than the tables'"
-    return rows
+    return sorted(kernels or copy.rows(Role.HOST_COLLECTIVE), key=lambda row: copy.start_ns[row])
 
 
 def _message(shown: PluginCollective) -> dict[str, Any]:
@@ -262,8 +270,7 @@ def _message(shown: PluginCollective) -> dict[str, Any]:
 
 def _move_to_zero(copy: _Copy) -> int:
     """Move times close to 0, where the plugin's floats hold the nanosecond; return what was subtracted."""
-    used = [row for row, what in enumerate(copy.identities) if what.role is not Role.UNUSED]
-    base_ns = min((copy.start_ns[row] for row in used), default=0)
+    base_ns, _ = copy.extent()
     for event, start_ns, end_ns in zip(copy.events, copy.start_ns, copy.end_ns, strict=True):
         if event.get("ph") != "M" and event.get("ts") is not None:
             event["ts"] = (start_ns - base_ns) / 1000

@@ -21,8 +21,13 @@ class PluginCollective:
 
 @dataclass(frozen=True, slots=True)
 class PluginView:
-    """The steps and collectives of one trace that the plugin counts."""
+    """The steps and collectives of one rank that the plugin counts."""
 
+    device: str
+    """``"cpu"`` or ``"gpu"``"""
+    epoch_ns: int | None
+    """offset from the view's times to nanoseconds since 1970"""
     steps: tuple[Step, ...]
-    collectives: Mapping[int, PluginCollective]
-    """collectives by row of ``Trace.collectives``; the other rows are not on all ranks, and are not counted"""
+    collectives: Mapping[tuple[int, int], PluginCollective]
+    """collectives by their start in the trace and their place among those that start together; those that are not on
+    all ranks are not counted"""

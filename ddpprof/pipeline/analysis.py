@@ -24,10 +24,10 @@ from ddpprof.report import Report
 from ddpprof.report.across_ranks import RecordedSteps
 from ddpprof.report.build import Reduced, reduce_summary
 from ddpprof.report.predicted_gains import ranks_to_replay
-from ddpprof.report.rank_summary import RunSummary, merge_summaries
+from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries
 from ddpprof.report.ranks import steps_to_replay
 from ddpprof.report.run_profile import KnownRun
-from ddpprof.report.timeline import Drawing, Timeline, draw_timeline
+from ddpprof.report.timeline import Drawing, DrawnRank, Timeline, draw_timeline, file_name
 
 _MERGED_AT_ONCE = 32
 """number of summaries in a merge; each is large until its kernels are merged with others'"""
@@ -53,6 +53,15 @@ class AnalysisOptions:
 
 
 ALL = AnalysisOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRank:
+    """What is known of a rank with a trace, and the trace's files in order of time."""
+
+    summary: RankSummary
+    about: DrawnRank
+    files: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,15 @@ class Analysis:
                 drawing = read_drawing(self._cache.path(one))
                 if drawing is not None and (ranks is None or drawing.about.rank in ranks):
                     yield drawing
+
+    def traced_ranks(self) -> Iterator[TracedRank]:
+        """Yield the ranks that have a trace."""
+        for one in self._ranks:
+            drawing = read_drawing(self._cache.path(one))
+            if drawing is not None:
+                (summary,) = read_summary(self._cache.path(one)).ranks
+                by_name = {file_name(path): path for path in one.traces}
+                yield TracedRank(summary, drawing.about, tuple(by_name[name] for name in drawing.about.files))
 
     def timeline(self, steps: Container[int] | None = None, ranks: Container[int] | None = None) -> Timeline:
         """Draw the profiled steps that the report measures, or only those steps and ranks with these numbers."""

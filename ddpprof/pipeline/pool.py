@@ -13,7 +13,7 @@ from pathlib import Path
 from ddpprof import own_files
 from ddpprof.child_processes import safe_path, start_resource_tracker
 from ddpprof.load.helper_process import begin_reading_process
-from ddpprof.load.kineto.stream import telling
+from ddpprof.load.inflate import telling
 from ddpprof.pipeline.cache import Cache
 from ddpprof.pipeline.memory import available_bytes
 from ddpprof.pipeline.progress import FileBytes, Progress, Watch, num_bytes

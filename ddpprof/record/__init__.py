@@ -9,7 +9,7 @@ profile.py       `with ddpprof.profile(…)` in user code
 patches.py       the methods of torch that are wrapped
 ddp_variants.py  DDP with other arguments, or without its work, for trials
 
-session.py       what happens in one training process, from the first DDP forward to the end
+recording.py     one recording: its steps, its files and its end; session.py: the events of torch that it is made of
 window.py        the recorded steps: their modes, their profiler, their output
 schedule.py      which steps are skipped, timed, recorded, profiled
 steps.py         where a training step ends

@@ -23,6 +23,9 @@ _active: Session | None = None
 _waiting: Callable[[], None] | None = None
 _originals: list[tuple[Any, str, Any]] = []
 
+_Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""a function from the original to what replaces it"""
+
 
 def activate(session: Session | None) -> None:
     """Send events to `session` from now on, or to nobody."""
@@ -47,11 +50,11 @@ def install(distributed: ModuleType) -> None:
     _forget_in_forked_children()
     ddp = distributed.DistributedDataParallel
     wrappers = {
-        "_ddp_init_helper": _ddp_init_helper,
-        "forward": _forward,
-        "_pre_forward": _pre_forward,
-        "_post_forward": _post_forward,
-        "_sync_buffers": _sync_buffers,
+        "_ddp_init_helper": _beginning_first,
+        "forward": _untraced_telling(lambda session, ddp: session.ddp_forward_begins(ddp)),
+        "_pre_forward": _untraced_asking(lambda session, /, *call, **named: session.ddp_pre_forward(*call, **named)),
+        "_post_forward": _untraced_asking(lambda session, *call: session.ddp_post_forward(*call)),
+        "_sync_buffers": _untraced_asking(lambda session, *call: session.ddp_sync_buffers(*call)),
         "register_comm_hook": _register_comm_hook,
     }
     absent = [name for name in wrappers if not hasattr(ddp, name)]
@@ -61,8 +64,9 @@ def install(distributed: ModuleType) -> None:
         _wrap(ddp, name, wrapper)
     single_process = sys.modules.get("torch.nn.parallel.data_parallel")
     if single_process is not None:
-        _wrap(single_process.DataParallel, "__init__", _data_parallel_init)
-        _wrap(single_process.DataParallel, "forward", _data_parallel_forward)
+        tell_forward = _untraced_telling(lambda session, model: session.data_parallel_forward_begins(model))
+        _wrap(single_process.DataParallel, "__init__", _beginning_first)
+        _wrap(single_process.DataParallel, "forward", tell_forward)
 
 
 @functools.cache
@@ -82,15 +86,16 @@ def install_around_training() -> None:
 
     if any(owner is DataLoader for owner, _, _ in _originals):
         return
-    _wrap(DataLoader, "__iter__", _loader_iter)
-    _wrap(_BaseDataLoaderIter, "__next__", _loader_next)
-    _wrap(DistributedSampler, "set_epoch", _set_epoch)
-    _wrap(GradScaler, "step", _scaler_step)
-    _wrap(profile, "_prepare_trace", _prepare_trace)
+    _wrap(DataLoader, "__iter__", _telling(lambda session, loader: session.loader_begins(loader)))
+    _wrap(_BaseDataLoaderIter, "__next__", _asking(lambda session, *call: session.loader_fetches(*call)))
+    _wrap(DistributedSampler, "set_epoch", _telling(lambda session, sampler: session.sets_epoch(sampler)))
+    _wrap(GradScaler, "step", _asking(_scaler_step))
+    # The session makes room when the user starts a profiler of their own.
+    _wrap(profile, "_prepare_trace", _telling(lambda session, inner: session.another_profiler_starts(inner)))
     _wrap(torch.autograd, "backward", _backward)  # every `Tensor.backward` calls it
-    _wrap(torch.cuda.CUDAGraph, "capture_begin", _capture_begin)
+    _wrap(torch.cuda.CUDAGraph, "capture_begin", _telling(lambda session, _graph: session.graphs.capture_begins()))
     _wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
-    _wrap(torch.cuda.CUDAGraph, "replay", _replay)
+    _wrap(torch.cuda.CUDAGraph, "replay", _telling(lambda session, _graph: session.graph_replays()))
     _wrap(torch.serialization, "save", _save)
     _originals.append((torch, "save", torch.save))
     rpc = sys.modules.get("torch.distributed.rpc.api")
@@ -109,7 +114,7 @@ def remove() -> None:
         setattr(owner, name, original)
 
 
-def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _wrap(owner: Any, name: str, make: _Wrapper) -> None:
     original = getattr(owner, name)
     _originals.append((owner, name, original))
     setattr(owner, name, functools.wraps(original)(make(original)))
@@ -122,89 +127,62 @@ def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return _disable_dynamo(function, recursive=False)
 
 
-def _ddp_init_helper(original: Callable[..., Any]) -> Callable[..., Any]:
-    def init_helper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _begin_waiting()
+def _telling(tell: Callable[[Session, Any], None]) -> _Wrapper:
+    """Wrap a method: before each call, `tell` the active session about the object."""
+
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        def told(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            session = _active
+            if session is not None:
+                tell(session, self)
+            return original(self, *args, **kwargs)
+
+        return told
+
+    return wrapper
+
+
+def _asking(call: Callable[..., Any]) -> _Wrapper:
+    """Wrap a method: while a session is active, ``call(session, original, self, …)`` calls the original."""
+
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            session = _active
+            if session is None:
+                return original(self, *args, **kwargs)
+            return call(session, original, self, *args, **kwargs)
+
+        return asked
+
+    return wrapper
+
+
+def _untraced_telling(tell: Callable[[Session, Any], None]) -> _Wrapper:
+    """Do as `_telling`, and exclude what is told, and the wrapper, from torch.compile."""
+
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        from torch._compile import _disable_dynamo
+
+        return _untraced(_telling(_disable_dynamo(tell))(original))
+
+    return wrapper
+
+
+def _untraced_asking(call: Callable[..., Any]) -> _Wrapper:
+    return lambda original: _untraced(_asking(call)(original))
+
+
+def _beginning_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a constructor: begin the recording that waits for the first module."""
+
+    def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _waiting
+        begin, _waiting = _waiting, None
+        if begin is not None:
+            begin()
         return original(self, *args, **kwargs)
 
-    return init_helper
-
-
-def _begin_waiting() -> None:
-    global _waiting
-    begin, _waiting = _waiting, None
-    if begin is not None:
-        begin()
-
-
-def _data_parallel_init(original: Callable[..., Any]) -> Callable[..., Any]:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        _begin_waiting()
-        original(self, *args, **kwargs)
-
-    return init
-
-
-def _data_parallel_forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    from torch._compile import _disable_dynamo
-
-    @_disable_dynamo
-    def begins(session: Session, model: Any) -> None:
-        session.data_parallel_forward_begins(model)
-
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is not None:
-            begins(session, self)
-        return original(self, *inputs, **kwargs)
-
-    return _untraced(forward)
-
-
-def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    from torch._compile import _disable_dynamo
-
-    @_disable_dynamo
-    def begins(session: Session, ddp: Any) -> None:
-        session.ddp_forward_begins(ddp)
-
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is not None:
-            begins(session, self)
-        return original(self, *inputs, **kwargs)
-
-    return _untraced(forward)
-
-
-def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is None:
-            return original(self, *inputs, **kwargs)
-        return session.ddp_pre_forward(original, self, inputs, kwargs)
-
-    return _untraced(pre_forward)
-
-
-def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    def post_forward(self: Any, output: Any) -> Any:
-        session = _active
-        if session is None:
-            return original(self, output)
-        return session.ddp_post_forward(original, self, output)
-
-    return _untraced(post_forward)
-
-
-def _sync_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
-    def sync_buffers(self: Any) -> Any:
-        session = _active
-        if session is None:
-            return original(self)
-        return session.ddp_sync_buffers(original, self)
-
-    return _untraced(sync_buffers)
+    return construct
 
 
 def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -218,26 +196,6 @@ def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
             self._comm_hooks[-1] = (hook, state)
 
     return register_comm_hook
-
-
-def _loader_iter(original: Callable[..., Any]) -> Callable[..., Any]:
-    def iterate(self: Any) -> Any:
-        session = _active
-        if session is not None:
-            session.loader_begins(self)
-        return original(self)
-
-    return iterate
-
-
-def _loader_next(original: Callable[..., Any]) -> Callable[..., Any]:
-    def fetch(self: Any) -> Any:
-        session = _active
-        if session is None:
-            return original(self)
-        return session.loader_fetches(original, self)
-
-    return fetch
 
 
 def _save(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,40 +228,15 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return _untraced(backward)
 
 
-def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
+def _scaler_step(
+    session: Session, original: Callable[..., Any], scaler: Any, /, optimizer: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Count a step that the scaler skips because gradients overflowed: it is still a step of the training."""
-
-    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is None:
-            return original(self, optimizer, *args, **kwargs)
-        before = session.num_optimizer_steps
-        result = original(self, optimizer, *args, **kwargs)
-        if session.num_optimizer_steps == before:
-            session.scaler_skipped(optimizer)
-        return result
-
-    return step
-
-
-def _set_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
-    def set_epoch(self: Any, epoch: int) -> Any:
-        session = _active
-        if session is not None:
-            session.sets_epoch(self)
-        return original(self, epoch)
-
-    return set_epoch
-
-
-def _capture_begin(original: Callable[..., Any]) -> Callable[..., Any]:
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is not None:
-            session.graphs.capture_begins()
-        return original(self, *args, **kwargs)
-
-    return capture_begin
+    before = session.num_optimizer_steps
+    result = original(scaler, optimizer, *args, **kwargs)
+    if session.num_optimizer_steps == before:
+        session.scaler_skipped(optimizer)
+    return result
 
 
 def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -316,28 +249,6 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
                 session.graphs.capture_ends()
 
     return capture_end
-
-
-def _replay(original: Callable[..., Any]) -> Callable[..., Any]:
-    def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is not None:
-            session.graph_replays()
-        return original(self, *args, **kwargs)
-
-    return replay
-
-
-def _prepare_trace(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Make room when the user starts a profiler of their own."""
-
-    def prepare_trace(self: Any) -> Any:
-        session = _active
-        if session is not None:
-            session.another_profiler_starts(self)
-        return original(self)
-
-    return prepare_trace
 
 
 def hook_optimizers() -> list[Any]:

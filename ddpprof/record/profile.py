@@ -31,6 +31,8 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         timed_steps: steps with recording off, of which only the length is kept.
         warmup: steps with the profiler on, whose trace is discarded.
         steps: profiled steps.
+        alone_steps: final steps without gradient communication and without the profiler, which show how long
+            computation takes alone. The ranks' parameters differ afterwards.
         profiler: ``False`` records without torch.profiler, at lower cost and in less detail.
         record_shapes: as in ``torch.profiler.profile``.
         with_stack: as in ``torch.profiler.profile``.
@@ -53,6 +55,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         timed_steps: int = Settings.timed_steps,
         warmup: int = Settings.warmup,
         steps: int = Settings.steps,
+        alone_steps: int = Settings.alone_steps,
         profiler: bool = Settings.profiler,
         record_shapes: bool = Settings.record_shapes,
         with_stack: bool = Settings.with_stack,
@@ -70,6 +73,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
             timed_steps=timed_steps,
             warmup=warmup,
             steps=steps,
+            alone_steps=alone_steps,
             profiler=profiler,
             record_shapes=record_shapes,
             with_stack=with_stack,

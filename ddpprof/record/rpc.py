@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from ddpprof.model import RpcCall
 
@@ -22,50 +22,37 @@ _PROXIED = ("_local_invoke", "_local_invoke_async_execution")
 """torch's functions behind ``rref.rpc_sync().method()``; their second argument is the method"""
 
 
-@dataclass(slots=True)
-class _Call:
-    """One that may still be answered."""
-
-    callee: str
-    function: str
-    kind: str
-    start_ns: int
-    request_bytes: int
-    end_ns: int | None = None
-    reply_bytes: int | None = None
-
-
 class RpcNotes:
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
+        self._calls: list[RpcCall] = []
         self.num_left_out = 0
         """calls beyond those that are kept"""
 
     def end_step(self) -> None:
-        """Forget the step. Calls still under way go on in objects that nobody reads."""
+        """Forget the step. Calls still under way go on in a list that nobody reads."""
         self._calls, self.num_left_out = [], 0
 
     def calls(self) -> tuple[RpcCall, ...]:
         """Return those of the step, as far as they have come."""
-        return tuple(
-            RpcCall(one.callee, one.function, one.kind, one.start_ns, one.end_ns, one.request_bytes, one.reply_bytes)
-            for one in self._calls
-        )
+        return tuple(self._calls)
 
     def invoked(self, began_ns: int, future: Any, to: Any, func: Any, rpc_type: Any, args: Any, kwargs: Any) -> None:
         """A call was sent; its future completes with the answer."""
         if len(self._calls) >= _MOST_CALLS:
             self.num_left_out += 1
             return
-        call = _Call(_worker(to), _name(func, args), rpc_type.value, began_ns, tensor_bytes((args, kwargs)))
-        self._calls.append(call)
+        num_bytes = tensor_bytes((args, kwargs))
+        call = RpcCall(_worker(to), _name(func, args), rpc_type.value, began_ns, None, num_bytes, None)
+        calls, place = self._calls, len(self._calls)
+        calls.append(call)
 
         def answered(done: Any) -> None:
-            call.end_ns = time.time_ns()
+            end_ns = time.time_ns()
             try:
-                call.reply_bytes = tensor_bytes(done.value())
+                reply_bytes = tensor_bytes(done.value())
             except Exception:
-                return  # the call failed; that is the script's to see
+                reply_bytes = None  # the call failed; that is the script's to see
+            calls[place] = structs.replace(call, end_ns=end_ns, reply_bytes=reply_bytes)
 
         future.add_done_callback(answered)
 

@@ -1,23 +1,18 @@
-"""The recording of one training process, from its first DDP forward to its end.
+"""The events of torch that a recording is made of, from its first DDP forward to its end.
 
-Events come from `patches`; the session finds the steps, and `Window` records them. Any problem in here is reported once
-on stderr, and training goes on.
+They come from `patches`. A method that receives an original calls it once, whatever happens.
 """
 
 from __future__ import annotations
 
-import functools
-import gc
 import inspect
 import os
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,57 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
 from ddpprof.record import patches
-from ddpprof.record.baseline import Baseline
 from ddpprof.record.buckets import ReducerTimer, timed_hook
 from ddpprof.record.closures import with_noted_closure
-from ddpprof.record.compiled import keep_out_of_compiled_graphs
-from ddpprof.record.graphs import Graphs
-from ddpprof.record.job import JobRank
-from ddpprof.record.live import LiveScalars
-from ddpprof.record.losses import LossNotes
-from ddpprof.record.notes import StepNotes
-from ddpprof.record.settings import Settings
-from ddpprof.record.steps import StepDetector
-from ddpprof.record.window import Window
-from ddpprof.short_training import options_for
-
-_P = ParamSpec("_P")
+from ddpprof.record.recording import Recording, harmless
 
 
-def _harmless(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Make an error inside ddpprof end the recording, not the training."""
-
-    @functools.wraps(method)
-    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        try:
-            method(*args, **kwargs)
-        except Exception as error:
-            session = args[0]
-            assert isinstance(session, Session)
-            session.give_up(error)
-
-    return guarded
-
-
-class Session:
-    """One recording in one process."""
-
-    def __init__(self, settings: Settings, live: LiveScalars | None = None) -> None:
-        self._settings = settings
-        self._live = live
-        self._finder = StepDetector(_any_optimizer_alive)
-        self._notes = StepNotes()
-        self._baseline = Baseline()
-        self.graphs = Graphs()
-        self._losses = LossNotes() if settings.losses else None
-        self._job = JobRank(settings)
-        self._notes.live = live is not None
-        self._window = Window(settings, self._job, self._notes, self._warn_for_all, live)
-        self._handles: list[Any] = []
-        self._training_thread = 0
-        self._step_is_over = False
-        self.num_optimizer_steps = 0
-        self._closed = False
+class Session(Recording):
+    """A recording that the wrappers of `patches` tell what happens."""
 
     def begin(self) -> None:
         """Start listening."""
@@ -85,18 +36,7 @@ class Session:
         self._handles = patches.hook_optimizers()
         patches.activate(self)
 
-    def _stop_listening(self) -> None:
-        if patches.active() is self:
-            patches.activate(None)
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether nothing that happens from now on counts."""
-        return self._window.mode is StepMode.DONE and not self._notes.live
-
-    # Events from `patches`. A method that receives an original calls it once, whatever happens.
-
-    @_harmless
+    @harmless
     def ddp_forward_begins(self, ddp: DistributedDataParallel) -> None:
         """Handle a forward before the profiler marks it, so that a step that begins here contains all of it."""
         if self._window.stopping:
@@ -116,7 +56,7 @@ class Session:
         if self._finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
             self._end_step()
 
-    @_harmless
+    @harmless
     def data_parallel_forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
         """Handle `nn.DataParallel`, whose whole job is one process. With a process group, DDP counts instead."""
         if self._window.stopping:
@@ -136,7 +76,7 @@ class Session:
             self._end_step()
         self._notes.feeding.forward_begins((), has_gradients=True, recording=self._notes.recording)
 
-    def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, inputs: Any, kwargs: Any) -> Any:
+    def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, /, *inputs: Any, **kwargs: Any) -> Any:
         start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
         if self._window.mode in (StepMode.BASELINE, StepMode.ALONE):
             self._note(self._baseline.forward_begins, ddp)
@@ -187,7 +127,7 @@ class Session:
         begins, ends = (partial(self._note, note) for note in (self._notes.closure_begins, self._notes.closure_ends))
         return with_noted_closure(args, kwargs, begins, ends)
 
-    @_harmless
+    @harmless
     def optimizer_ends(self, optimizer: Any) -> None:
         if self._is_over:
             self._count_step_that_ends(self._finder.optimizer_stepped(id(optimizer)))
@@ -197,7 +137,7 @@ class Session:
             self._notes.optimizer_ends()
         self._optimizer_is_done(optimizer)
 
-    @_harmless
+    @harmless
     def scaler_skipped(self, optimizer: Any) -> None:
         """Note that a `GradScaler` skipped the optimizer's step because gradients overflowed; a training step ends."""
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
@@ -214,7 +154,7 @@ class Session:
             else:
                 self._step_is_over = True
 
-    @_harmless
+    @harmless
     def backward_begins(self, tensors: Any) -> None:
         """Handle a backward pass, unless it is inside another, as in reentrant checkpointing."""
         if self._is_over or not self._between_backward_passes():
@@ -224,7 +164,7 @@ class Session:
         if self._notes.recording:
             self._notes.backward_begins()
 
-    @_harmless
+    @harmless
     def backward_is_over(self) -> None:
         if self._notes.recording and self._between_backward_passes():
             self._notes.backward_is_over()
@@ -275,159 +215,31 @@ class Session:
         if self._notes.recording:
             self._note(self._notes.rpc.invoked, *call)
 
-    @_harmless
+    @harmless
     def another_profiler_starts(self, inner: Any) -> None:
         profiler = self._window.profiler
         if profiler.running and not profiler.owns(inner):
             profiler.stop()
             raise DdpprofError("the script started its own profiler in the profiled steps")
 
-    @_harmless
+    @harmless
     def graph_replays(self) -> None:
         self.graphs.replays()
         if self.graphs.hide_steps and not self.graphs.captured and threading.get_ident() == self._training_thread:
             self._window.cut_short("the script replays a CUDA graph that holds whole steps, and so hides them")
 
-    @_harmless
+    @harmless
     def explicit_step(self) -> None:
         """Handle a step that the user marks as ended."""
         self._end_step_that_is_over()
         if self._finder.step_marked():
             self._end_step()
 
-    @_harmless
+    @harmless
     def _note(self, note: Callable[..., None], *what: Any) -> None:
         note(*what)
 
-    @_harmless
+    @harmless
     def _note_unreduced(self, ddp: DistributedDataParallel, complaint: str) -> None:
         self._notes.module(ddp).note_unreduced(complaint)
         self._open_files()
-
-    # Steps.
-
-    def _attach(self, ddp: DistributedDataParallel) -> None:
-        self._notes.environment.describe(ddp)
-        self._notes.module(ddp)
-        self._begin_training(self._job.attach)
-
-    def _begin_training(self, attach: Callable[[], None]) -> None:
-        keep_out_of_compiled_graphs()
-        self._training_thread = threading.get_ident()
-        attach()
-        if self._live is not None:
-            self._live.open(self._job.rank, self._notes.device.is_accelerator)
-        self._window.begin()
-
-    def _between_backward_passes(self) -> bool:
-        """Return whether the reducer may be touched: in a backward pass it holds its lock and awaits other threads."""
-        return threading.get_ident() == self._training_thread and torch._C._current_graph_task_id() == -1
-
-    @_harmless
-    def _end_step_that_is_over(self) -> None:
-        if self._step_is_over and threading.get_ident() == self._training_thread:
-            self._step_is_over = False
-            self._end_step()
-
-    def _count_step_that_ends(self, has_ended: bool) -> None:
-        """Count a step after the recorded ones, when only the progress of the training counts."""
-        if has_ended and self._job.attached:
-            self._window.count_step()
-
-    def _end_step(self) -> None:
-        if self.graphs.captured:
-            self._step_is_over = True
-            return
-        self.graphs.step_ends()
-        if self._losses is not None and not self._baseline.has_begun:
-            self._losses.end_step()
-        self._window.end_step()
-        if self._window.is_to_open:
-            self._open_files()
-        self._window.begin_step()
-        if self._window.stopping and threading.current_thread() is threading.main_thread():
-            raise SystemExit(0)
-
-    def _open_files(self) -> None:
-        """Open the files after the last skipped step: the ranks agree, or nothing is recorded."""
-        if not self._job.open_files(self._notes.device):
-            self._retire()
-            return
-        if not self._job.everyone_records:
-            self._window.do_without_profiler("not every rank runs under ddpprof, so the profiler would slow only some")
-        self._window.write_facts(None)
-
-    # The end.
-
-    @_harmless
-    def close(self, ended: str) -> None:
-        """Write what there is. `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``."""
-        if not self._job.in_this_process():
-            return
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._end_live()
-        if self._between_backward_passes():  # code after a `with` block trains as if there had been none
-            self._notes.begin_step(StepMode.DONE)
-        if self._closed:
-            return
-        self._closed = True
-        self._stop_listening()
-        self._window.close(ended)
-        if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
-            self._warn_for_all(self._too_short())
-        if self._losses is not None and self._job.files is not None:
-            self._job.files.write_losses(self._losses.values())
-
-    def _too_short(self) -> str:
-        num_steps, num_skipped, num_replays = self._window.step, self._window.num_skipped, self.graphs.num_replays
-        took = f"the training took {num_steps} step{'s' if num_steps != 1 else ''}"
-        if num_replays > num_steps:
-            return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
-        options = options_for(num_steps, num_skipped if self._notes.device.is_accelerator else 1)
-        instead = "let it take more steps" if options is None else f"ddpprof trace {options} records what they show"
-        return f"{took}, and the first {num_skipped} are not recorded: {instead}."
-
-    def give_up(self, error: Exception) -> None:
-        """End the recording here but not the training, unless it is a trial."""
-        self._warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
-        self._retire()
-        with suppress(Exception):  # the error was already reported, and training must go on
-            self._window.give_up()
-        with suppress(Exception):
-            self._window.write_facts(f"stopped recording: {_one_line(error)}")
-        if self._settings.trial:  # whatever it trains from here on is useless
-            raise SystemExit(1)
-
-    def _end_live(self) -> None:
-        self._notes.live = False
-        if self._live is not None:
-            self._live.close()
-
-    def _retire(self) -> None:
-        self._closed = True
-        self._end_live()
-        self._window.mode = StepMode.DONE
-        if not (self._settings.trial or self._baseline.has_begun):  # otherwise nothing may be saved until the end
-            self._stop_listening()
-        if self._between_backward_passes():
-            self._notes.begin_step(StepMode.DONE)
-
-    def _warn(self, message: str) -> None:
-        with suppress(Exception):  # stderr may be closed, or its disk full
-            sys.stderr.write(f"ddpprof: rank {self._job.rank}: {message}\n")
-
-    def _warn_for_all(self, message: str) -> None:
-        if self._job.rank == 0:
-            self._warn(message)
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if text.endswith(".") else f"{text}."
-
-
-def _any_optimizer_alive() -> bool:
-    """Return whether there is an optimizer. `isinstance` would ask for ``__class__``, to which some objects warn."""
-    return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())

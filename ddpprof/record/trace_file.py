@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpprof import own_files, rundir
-from ddpprof.scratch import scratch_folder
+from ddpprof.scratch import choose_temporary_directory, scratch_folder
 
 if TYPE_CHECKING:  # the launcher, which needs no torch, comes here, too
     from torch.profiler import profile
@@ -119,7 +118,7 @@ class TraceFile:
 def _lies_elsewhere(directory: Path) -> bool:
     """Return whether `directory` is not on this node's disk for temporary files, and that disk has room for a trace."""
     try:
-        local = Path(tempfile.gettempdir())
+        local = choose_temporary_directory()
         return local.stat().st_dev != directory.stat().st_dev and shutil.disk_usage(local).free >= _LOCAL_DISK_BYTES
     except OSError:
         return False

@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
+from ddpprof.files import Location, location
 from ddpprof.measures.buckets.bucket_steps import BucketStep
-from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
 from ddpprof.measures.ranks.clock import common_ns
 from ddpprof.measures.step.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
-from ddpprof.model import Rank, Run, Step
-from ddpprof.report.ranks import bucket_steps, measured_steps, modules_of
+from ddpprof.model import Rank, Step
+from ddpprof.report.ranks import measured_steps
 from ddpprof.report.tree import ClockReport, Report
 
 
@@ -50,6 +50,8 @@ class DrawnRank:
     """steps of the trace"""
     measured: tuple[int, ...]
     """indices of the steps that the report measures"""
+    files: tuple[str, ...] = ()
+    """`file_name` of the trace's files, in order of time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +63,21 @@ class Drawing:
     """function from a step's index to its timeline, by the trace's own times and without buckets"""
 
 
+def file_name(path: Location) -> str:
+    """Return the last part of a path, as text that can be kept even if it is not valid UTF-8."""
+    return path.name.encode("utf-8", "backslashreplace").decode()
+
+
 def drawing_of(rank: Rank) -> Drawing | None:
     """Return the rank's drawing; ``None`` without a trace."""
     trace = rank.trace
     if trace is None:
         return None
-    about = DrawnRank(rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, tuple(measured_steps(rank)))
+    about = DrawnRank(
+        rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, tuple(measured_steps(rank)),
+        tuple(file_name(location(path)) for path in trace.files),
+    )  # fmt: skip
     return Drawing(about, partial(step_timeline, trace))
-
-
-def build_timeline(
-    run: Run, report: Report, steps: Container[int] | None = None, ranks: Container[int] | None = None
-) -> Timeline:
-    """Draw the profiled steps that the report measures, or only those steps and ranks with these numbers."""
-    chosen = [rank for rank in run.ranks if ranks is None or rank.rank in ranks]
-    drawings = [drawing for rank in chosen if (drawing := drawing_of(rank)) is not None]
-    return draw_timeline(drawings, report, _buckets(run.ranks, chosen), steps)
 
 
 def draw_timeline(
@@ -85,7 +86,7 @@ def draw_timeline(
     buckets: Mapping[int, Sequence[BucketStep]],
     steps: Container[int] | None = None,
 ) -> Timeline:
-    """Draw a timeline as in `build_timeline`. `buckets`: by rank."""
+    """Draw the profiled steps that the report measures, or only those with these numbers. `buckets`: by rank."""
     clock = report.across.clock if report.across is not None else None
     sizes = {(row.module, row.index): row.num_bytes for row in report.buckets}
     moves = _set_beside([drawing.about for drawing in drawings], clock)
@@ -95,14 +96,6 @@ def draw_timeline(
         for rank in [drawing.about.rank]
     )
     return Timeline(timelines, _clock_error(clock, [drawing.about.rank for drawing in drawings]))
-
-
-def _buckets(ranks: Sequence[Rank], chosen: Sequence[Rank]) -> Mapping[int, Sequence[BucketStep]]:
-    """Return buckets from the recorder's facts or, without them, from the traces of all ranks."""
-    if modules := modules_of(ranks):
-        return {rank.rank: bucket_steps(rank, modules) for rank in chosen}
-    passes = {rank.rank: find_passes(rank.trace) for rank in ranks if rank.trace is not None}
-    return trace_buckets(passes, one_clock=False).ranks
 
 
 def _of_rank(

@@ -284,3 +284,16 @@ def test_timed_steps_come_before_the_profiled_ones_and_only_their_length_is_kept
         timed = rank["light_steps"][4:]
         assert [(step["step"], step["mode"], step["parts"]) for step in timed] == [(n, "off", None) for n in (6, 7, 8)]
         assert [step["step"] for step in rank["steps"]] == [10, 11, 12]
+
+
+def test_the_last_steps_may_be_without_communication(torchrun: Run, write: Write, tmp_path: Path) -> None:
+    done = torchrun(
+        write("""
+build()
+with ddpprof.profile("run", alone_steps=2, **WINDOW):
+    train(20)
+""")
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "run" / "rank-1.steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["mode"] for line in lines][-3:] == ["profiled", "alone", "alone"]

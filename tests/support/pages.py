@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drawn_runs import build_timeline
+
 from ddpprof.model import Run
 from ddpprof.render.html.report_page import report_page
 from ddpprof.report import build_report
-from ddpprof.report.timeline import build_timeline
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -10,7 +10,8 @@ import pytest
 from experiments import PLAN
 
 from ddpprof.cli import main
-from ddpprof.cli.experiments import add_experiment_options, plan, split_experiment
+from ddpprof.cli.experiment_plan import plan, split_experiment
+from ddpprof.cli.experiments import add_experiment_options
 from ddpprof.experiments.plan import Kind, write_plan
 
 

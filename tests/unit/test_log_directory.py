@@ -1,10 +1,13 @@
 """Where TensorBoard's files go, what they are called, and what is removed with a run."""
 
+import gzip
+import json
 import sys
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from random_traces import Event
 from tables import collective, record, run, trace
 
 from ddpprof import rundir
@@ -12,6 +15,7 @@ from ddpprof.cli import main
 from ddpprof.cli.log_directory import write_log_directory
 from ddpprof.cli.tensorboard import _write, distinct_names
 from ddpprof.model import Rank, Run
+from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.report import build_report
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
@@ -184,3 +188,36 @@ def test_without_tensorboard_one_line_says_what_to_install(
     said = capsys.readouterr().err
     assert said.startswith("ddpprof: TensorBoard cannot be used (")
     assert said.endswith("Install it with: pip install 'ddpprof[tensorboard]'\n")
+
+
+def window(path: Path, step: int, epoch_ns: int) -> None:
+    """Write one of the profiler's windows: a step with a collective, on a clock that began at `epoch_ns`."""
+    events = [
+        Event("user_annotation", f"ProfilerStep#{step}", 1_000, 9_000, 1),
+        Event("cpu_op", "aten::mm", 1_500, 2_000, 1),
+        Event("user_annotation", "gloo:all_reduce", 4_000, 6_000, 2),
+    ]
+    text = ", ".join(event.text() for event in events)
+    path.write_text(f'{{"baseTimeNanoseconds": {epoch_ns}, "distributedInfo": {{"rank": 0}}, "traceEvents": [{text}]}}')
+
+
+def test_the_plugin_gets_a_copy_of_each_window_with_its_own_steps(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    window(traces / "host_1.1700000000000.pt.trace.json", 3, 1_000_000)
+    window(traces / "host_1.1800000000000.pt.trace.json", 9, 5_000_000)
+    with analysed(traces, AnalysisOptions(jobs=1, use_cache=False)) as analysis:
+        ranks = list(analysis.traced_ranks())
+        missing = write_log_directory(tmp_path / "logs", analysis.report, analysis.drawings(), ranks)
+    assert [text for text in missing if "counted" in text] == []
+    copies = sorted((tmp_path / "logs" / rundir.TENSORBOARD_TRACES).iterdir())
+    assert [copy.name for copy in copies] == [f"host_0000.{number}.pt.trace.json.gz" for number in (1, 2)]
+    for copy, step, epoch_ns in zip(copies, (3, 9), (1_000_000, 5_000_000), strict=True):
+        document = json.loads(gzip.decompress(copy.read_bytes()))
+        counted = [event for event in document["traceEvents"] if event["cat"] == "user_annotation"]
+        assert [(event["name"], event["ts"], event["dur"]) for event in counted] == [
+            (f"ProfilerStep#{step}", 0, 8),
+            ("gloo:all_reduce", 3, 2),
+        ]
+        assert document["baseTimeNanoseconds"] == epoch_ns + 1_000

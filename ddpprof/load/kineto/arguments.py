@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -10,8 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ddpprof.load.kineto.classify import collective_kind, element_bytes
-from ddpprof.load.repair_json import repair_json
+from ddpprof.load.classify import collective_kind, element_bytes
+from ddpprof.load.lenient_json import as_int, decode_or_none, repair_json
 from ddpprof.model import UNKNOWN, CollectiveKind, ProcessGroup
 
 NULL = msgspec.Raw(b"null")
@@ -175,27 +174,5 @@ _MOST_BYTES = 1 << 53
 """more than any machine has; sums over collectives stay within int64"""
 
 
-def decode_or_none(text: msgspec.Raw) -> Any:
-    """Return the value of a JSON text, or ``None`` if it is not valid."""
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 def _is_shape(shape: object) -> bool:
     return isinstance(shape, list) and all(type(length) is int and length >= 0 for length in shape)
-
-
-def as_int(value: object) -> int | None:
-    """Return an integer, also one written as text or, by tools that rewrite traces with pandas, as ``7.0``.
-
-    Return ``None`` for anything else and for numbers that int64 cannot hold.
-    """
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
-        return int(value)
-    if isinstance(value, float) and abs(value) < 1 << 53 and value.is_integer():
-        return int(value)
-    if type(value) is int and -(1 << 63) <= value < 1 << 63:
-        return value
-    return None

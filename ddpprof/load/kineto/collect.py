@@ -5,9 +5,9 @@ Several processes each collect some groups of batches of a large file; `columns_
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import compress, repeat
 from operator import attrgetter
 from typing import Any
@@ -17,40 +17,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.intervals import held_by_earlier
+from ddpprof.load.classify import DEVICE_ROLES, Family, Identity, IdentityColumns, Role, classify_in, may_queue_work
 from ddpprof.load.kineto.arguments import (
     Arguments,
-    CollectiveDetails,
     LaunchArguments,
     OpArguments,
-    as_int,
     collective_details,
     decode_arguments,
 )
-from ddpprof.load.kineto.classify import DEVICE_ROLES, Family, Identity, Role, classify_in, may_queue_work
 from ddpprof.load.kineto.columns import (
     NAMED_LANE,
-    Chunks,
     Collected,
     EventRows,
     IntColumn,
     LaunchRows,
     OpShapeRows,
-    Remembered,
     concatenated,
-    integers,
     narrow,
     outermost_only,
-    taken,
 )
-from ddpprof.load.kineto.event_filter import KEPT_FAMILIES, AnySpan, NeededEvents, needed_events, sees_shapes
 from ddpprof.load.kineto.events import (
+    KEPT_FAMILIES,
+    AnySpan,
     Entries,
-    NeedsExactTimesError,
+    NeededEvents,
     SpanType,
     is_exact,
-    nanoseconds,
-    nanoseconds_of_texts,
+    needed_events,
+    sees_shapes,
 )
+from ddpprof.load.lenient_json import as_int, integers
+from ddpprof.load.nanoseconds import NeedsExactTimesError, nanoseconds, nanoseconds_of_texts
 from ddpprof.model import UNKNOWN, Int64Column
 
 _MERGE_ROWS = 100_000
@@ -59,6 +56,9 @@ _MERGE_ROWS = 100_000
 _MOST_NAMES = 100_000
 """number of names that are told apart; each takes several hundred bytes. Names of steps always are."""
 _OTHERS = "(one of too many names)"
+
+_MOST_KEYS = 400_000
+"""limit of remembered keys, as in a forged trace every event may have a name of its own"""
 
 _UNNEEDED, _UNNEEDED_OP = -1, -2
 """values instead of an identity; an op's input shapes are still kept for the kernels that it launches"""
@@ -71,37 +71,26 @@ class Collector:
     """Takes events in batches and keeps those that the tables need."""
 
     def __init__(self) -> None:
+        self.kept = Collected()
         self.num_events = 0
-        self._group = 0
-        self.events_of_group: Counter[int] = Counter()
-        self._launches_of_group: Counter[int] = Counter()
-        self._identities: list[Identity] = []
-        self._known_facts = _Facts([])
-        self._of_others: dict[Identity, int] = {}
-        self._numbers_of_others: set[int] = set()
-        self._ids = {which: Remembered(self._identify_in(which), self._numbers_of_others) for which in KEPT_FAMILIES}
-        """by family and name: index into the identities, or a negative number if there is none"""
-        self._lanes = Remembered(self._lane)
-        self._device_numbers = Remembered(_device_number)
-        self._named_lanes: dict[str, int] = {}
-        self._details: list[CollectiveDetails] = []
-        self._shapes = Remembered(self._shape)
-        """numbers of shapes by their text in the file"""
-        self._launch_shapes = Remembered(self._launch_shape)
-        self._shape_texts: dict[bytes, int] = {}
-        """texts without blanks, because files are laid out differently"""
-        self._rows = Chunks(EventRows)
-        self._num_rows = self._num_merged = 0
-        self._launches = Chunks(LaunchRows)
         self.has_shapes = False
         """whether ops with input shapes have been seen"""
-        self._ops_with_shapes = Chunks(OpShapeRows)
-        self._queues = Remembered(may_queue_work)
-        self._devices: set[int] = set()
-        """devices that ran kernels"""
+        self._group = 0
+        self._num_rows = self._num_merged = 0
+        self._known_facts = IdentityColumns([])
+        self._of_others: dict[Identity, int] = {}
+        self._numbers_of_others: set[int] = set()
+        self._ids = {
+            which: _Remembered(partial(self._identify, which), self._numbers_of_others) for which in KEPT_FAMILIES
+        }
+        """by family and name: index into the identities, or a negative number if there is none"""
+        self._lanes = _Remembered(self._lane)
+        self._device_numbers = _Remembered(_device_number)
+        self._shapes = _Remembered(self._shape)
+        """numbers of shapes by their text in the file"""
+        self._launch_shapes = _Remembered(self._launch_shape)
+        self._queues = _Remembered(may_queue_work)
         self._on_device = False
-        self._last_ns = self._last_op_ns = -(1 << 63)
-        self._window_end: tuple[int, int] | None = None
 
     def begin(self, group: int) -> None:
         """Begin a group, to which events belong that are added from now on; groups come in the file's order."""
@@ -110,24 +99,23 @@ class Collector:
     def add(self, entries: Entries, span: SpanType) -> None:
         """Keep what the tables need. Raises `NeedsExactTimesError` (nothing is kept then) and `TimeOutOfRangeError`."""
         self.has_shapes = self.has_shapes or sees_shapes(entries, span)
-        needed = needed_events(entries, span, self._ids, self._identities, self.has_shapes)
+        needed = needed_events(entries, span, self._ids, self.kept.identities, self.has_shapes)
         host, device = needed.host, needed.device
         launches = [call for call in needed.launches if self._queues[call.name]]
-        times = _times([*host, *device, *launches], is_exact(span))
+        start_ns, end_ns = _times([*host, *device, *launches], is_exact(span))
         if needed.window_end is not None:
-            self._window_end = self._group, int(nanoseconds_of_texts([needed.window_end])[0])
+            self.kept.window_end = self._group, int(nanoseconds_of_texts([needed.window_end])[0])
         self.num_events += len(entries)
-        self.events_of_group[self._group] += len(entries)
-        if len(times) > len(host):
-            self._last_ns = max(self._last_ns, int(times.end_ns[len(host) :].max()))
+        self.kept.num_events[self._group] += len(entries)
+        self.kept.num_launches[self._group] += len(needed.launches)
+        of_host, of_device = slice(len(host)), slice(len(host), len(host) + len(device))
+        self._see_end(end_ns[len(host) :])
         if host:
-            self._add_host(host, times.taken(slice(len(host))), np.array(needed.host_ids, np.int32))
+            self._add_host(host, start_ns[of_host], end_ns[of_host], np.array(needed.host_ids, np.int32))
         if device:
-            of_device = times.taken(slice(len(host), len(host) + len(device)))
-            self._add_device(device, of_device, np.array(needed.device_ids, np.int32))
-        self._launches_of_group[self._group] += len(needed.launches)
+            self._add_device(device, start_ns[of_device], end_ns[of_device], np.array(needed.device_ids, np.int32))
         if launches:
-            self._add_launches(launches, times.start_ns[len(host) + len(device) :])
+            self._add_launches(launches, start_ns[of_device.stop :])
         if needed.ops:
             self._add_shapes(needed)
         if self._num_rows > _MERGE_ROWS + 2 * self._num_merged and not self._on_device:
@@ -137,57 +125,50 @@ class Collector:
         """Return everything that was kept; the collector must not be used any more."""
         if not self._on_device:
             self._merge()
-        return Collected(
-            identities=self._identities,
-            lane_names=list(self._named_lanes),
-            shapes=list(self._shape_texts),
-            details=self._details,
-            events=self._rows,
-            launches=self._launches,
-            ops_with_shapes=self._ops_with_shapes,
-            num_events=self.events_of_group,
-            num_launches=self._launches_of_group,
-            devices=self._devices,
-            last_ns=self._last_ns,
-            last_op_ns=self._last_op_ns,
-            window_end=self._window_end,
-        )
+        return self.kept
+
+    def _see_end(self, end_ns: Int64Column) -> None:
+        self.kept.last_ns = int(end_ns.max(initial=self.kept.last_ns))
 
     def _add_launches(self, launches: Sequence[AnySpan], start: Int64Column) -> None:
         correlation = integers(list(map(_correlation, _arguments(LaunchArguments, launches))))
         rows = np.flatnonzero(correlation)  # the others queued nothing
-        lane = self._lanes_of([launches[row].tid for row in rows.tolist()])
+        lane = self._lanes.all([launches[row].tid for row in rows.tolist()])
         group = self._groups(len(rows))
-        self._launches.add(LaunchRows(start[rows], narrow(lane), narrow(correlation[rows]), group))
+        self.kept.launches.add(LaunchRows(start[rows], narrow(lane), narrow(correlation[rows]), group))
 
-    def _add_host(self, spans: Sequence[AnySpan], times: _Times, ids: NDArray[np.int32]) -> None:
-        lane = self._lanes_of(map(_tid, spans))
+    def _add_host(
+        self, spans: Sequence[AnySpan], start_ns: Int64Column, end_ns: Int64Column, ids: NDArray[np.int32]
+    ) -> None:
+        lane = self._lanes.all(map(_tid, spans))
         facts = self._facts()
         kept = ~facts.is_only_op[ids]
-        self._last_ns = int(times.end_ns.max(where=kept, initial=self._last_ns))
-        self._last_op_ns = int(times.end_ns.max(where=~kept, initial=self._last_op_ns))
+        self._see_end(end_ns[kept])
+        self.kept.last_op_ns = int(end_ns.max(where=~kept, initial=self.kept.last_op_ns))
         if not self._on_device:
             ops = np.flatnonzero(facts.is_op[ids])
-            kept[ops[~held_by_earlier(times.start_ns[ops], times.end_ns[ops], lane[ops])]] = True
+            kept[ops[~held_by_earlier(start_ns[ops], end_ns[ops], lane[ops])]] = True
         rows = np.flatnonzero(kept)
         ids = ids[rows]
-        collectives = np.flatnonzero(facts.has_kind[ids])
+        collectives = np.flatnonzero(facts.kind[ids] != UNKNOWN)
         detail = np.full(len(rows), UNKNOWN, np.int64)
         if len(collectives):
             asked = [spans[row] for row in rows[collectives].tolist()]
             detail[collectives] = self._add_details(_arguments(Arguments, asked))
         unknown, none = np.full(len(rows), UNKNOWN, np.int8), np.zeros(len(rows), np.int8)
         self._add_rows(
-            times.taken(rows),
+            start_ns[rows], end_ns[rows],
             identity=ids, lane=lane[rows], device=unknown, correlation=none, detail=detail,
             launch_shape=unknown, op=none,
         )  # fmt: skip
 
-    def _add_device(self, spans: Sequence[AnySpan], times: _Times, ids: NDArray[np.int32]) -> None:
+    def _add_device(
+        self, spans: Sequence[AnySpan], start_ns: Int64Column, end_ns: Int64Column, ids: NDArray[np.int32]
+    ) -> None:
         arguments = _arguments(Arguments, spans)
-        lane = self._lanes_of(_known(map(_stream, arguments), map(_tid, spans)))
+        lane = self._lanes.all(_known(map(_stream, arguments), map(_tid, spans)))
         facts = self._facts()
-        is_kernel, is_comm = facts.is_kernel[ids], facts.has_kind[ids]
+        is_kernel, is_comm = facts.role[ids] == Role.KERNEL, facts.kind[ids] != UNKNOWN
         is_comm |= is_kernel & np.array([type(name) is str for name in map(_collective, arguments)])
         detail = np.full(len(spans), UNKNOWN, np.int64)
         detail[is_comm] = self._add_details(compress(arguments, is_comm.tolist()))
@@ -196,48 +177,48 @@ class Collector:
         shape, op = np.full(len(spans), UNKNOWN, np.int64), np.zeros(len(spans), np.int64)
         if kernels:
             pairs = zip(_texts(map(_grid, kernels)), _texts(map(_block, kernels)), strict=True)
-            shape[is_kernel] = np.fromiter(map(self._launch_shapes.__getitem__, pairs), np.int64, len(kernels))
+            shape[is_kernel] = self._launch_shapes.all(pairs)
             op[is_kernel] = _op_ids(kernels)
             op[op == correlation] = 0  # Kineto could not link these, and the number may be another op's (kineto #843)
-            self._devices.update(self._devices_of(list(map(_device, kernels))).tolist())
-        device = self._devices_of(_known(map(_device, arguments), map(_in_device, arguments)))
+            self.kept.devices.update(self._device_numbers.all(map(_device, kernels)).tolist())
+        device = self._device_numbers.all(_known(map(_device, arguments), map(_in_device, arguments)))
         self._add_rows(
-            times,
+            start_ns, end_ns,
             identity=ids, lane=lane, device=device, correlation=correlation, detail=detail, launch_shape=shape, op=op,
         )  # fmt: skip
 
-    def _add_rows(self, times: _Times, **columns: IntColumn) -> None:
-        self._rows.add(
+    def _add_rows(self, start_ns: Int64Column, end_ns: Int64Column, **columns: IntColumn) -> None:
+        self.kept.events.add(
             EventRows(
-                start_ns=times.start_ns.copy(),
-                duration_ns=narrow(times.end_ns - times.start_ns),
-                group=self._groups(len(times)),
+                start_ns=start_ns.copy(),
+                duration_ns=narrow(end_ns - start_ns),
+                group=self._groups(len(start_ns)),
                 **{name: narrow(column) for name, column in columns.items()},
             )
         )
-        self._num_rows += len(times)
+        self._num_rows += len(start_ns)
 
     def _groups(self, num_rows: int) -> IntColumn:
         return np.full(num_rows, self._group, np.min_scalar_type(-1 - self._group))
 
     def _add_details(self, arguments: Iterable[Arguments]) -> NDArray[np.int64]:
-        begin = len(self._details)
-        self._details.extend(map(collective_details, arguments))
-        return np.arange(begin, len(self._details))
+        details = self.kept.details
+        begin = len(details)
+        details.extend(map(collective_details, arguments))
+        return np.arange(begin, len(details))
 
     def _add_shapes(self, needed: NeededEvents) -> None:
         is_op = np.append(self._facts().is_op, [True, False])  # the last two: `_UNNEEDED_OP`, `_UNNEEDED`
         chosen = is_op[np.array(needed.op_ids, np.int32)].tolist()
         ops = _arguments(OpArguments, list(compress(needed.ops, chosen)))
-        shape = np.fromiter(map(self._shapes.__getitem__, _texts(map(_input_dims, ops))), np.int64, len(ops))
+        shape = self._shapes.all(_texts(map(_input_dims, ops)))
         known = shape != UNKNOWN
         group = self._groups(int(np.count_nonzero(known)))
-        rows = OpShapeRows(narrow(_op_ids(ops)[known]), narrow(shape[known]), group)
-        self._ops_with_shapes.add(rows)
+        self.kept.ops_with_shapes.add(OpShapeRows(narrow(_op_ids(ops)[known]), narrow(shape[known]), group))
 
-    def _facts(self) -> _Facts:
-        if len(self._known_facts.is_op) < len(self._identities):
-            self._known_facts = _Facts(self._identities)
+    def _facts(self) -> IdentityColumns:
+        if len(self._known_facts.is_op) < len(self.kept.identities):
+            self._known_facts = IdentityColumns(self.kept.identities)
         return self._known_facts
 
     def _launch_shape(self, pair: tuple[bytes, bytes]) -> int:
@@ -246,16 +227,13 @@ class Collector:
     def _shape(self, text: bytes) -> int:
         if text == _NULL:
             return UNKNOWN
-        return self._shape_texts.setdefault(b"".join(text.split()), len(self._shape_texts))
+        return self.kept.shapes.setdefault(b"".join(text.split()), len(self.kept.shapes))
 
     def _merge(self) -> None:
         """Make one chunk of all, without the ops inside other ops."""
-        rows = outermost_only(concatenated(EventRows, self._rows), self._identities)
-        self._rows = Chunks(EventRows, [rows])
+        rows = outermost_only(concatenated(EventRows, self.kept.events), self._facts())
+        self.kept.events.become(rows)
         self._num_rows = self._num_merged = len(rows.start_ns)
-
-    def _identify_in(self, which: Family) -> Any:
-        return lambda name: self._identify(which, name)
 
     def _identify(self, which: Family, name: str) -> int:
         """Look at a name of a family for the first time."""
@@ -265,18 +243,18 @@ class Collector:
             self._forget_ops()
         if identity.role is Role.UNUSED or (self._on_device and identity.role is Role.OP):
             return _UNNEEDED_OP if identity.is_op else _UNNEEDED
-        if len(self._identities) >= _MOST_NAMES and identity.role is not Role.STEP:
+        if len(self.kept.identities) >= _MOST_NAMES and identity.role is not Role.STEP:
             return self._one_of_others(identity)
-        self._identities.append(identity)
-        return len(self._identities) - 1
+        self.kept.identities.append(identity)
+        return len(self.kept.identities) - 1
 
     def _one_of_others(self, identity: Identity) -> int:
         """Return the identity that all names of a kind share once there are too many names."""
         shared = replace(identity, name=_OTHERS)
         if shared not in self._of_others:
-            self._identities.append(shared)
-            self._of_others[shared] = len(self._identities) - 1
-            self._numbers_of_others.add(len(self._identities) - 1)
+            self.kept.identities.append(shared)
+            self._of_others[shared] = len(self.kept.identities) - 1
+            self._numbers_of_others.add(len(self.kept.identities) - 1)
         return self._of_others[shared]
 
     def _forget_ops(self) -> None:
@@ -284,35 +262,17 @@ class Collector:
         is_only_op = self._facts().is_only_op
         of_ops = self._ids[Family.OP]
         of_ops.update({name: _UNNEEDED_OP for name, number in of_ops.items() if number >= 0 and is_only_op[number]})
-        self._rows[:] = [taken(chunk, ~is_only_op[chunk.identity]) for chunk in self._rows]
-
-    def _lanes_of(self, names: Iterable[object]) -> NDArray[np.int64]:
-        return _numbers(self._lanes, list(names), self._lane)
-
-    def _devices_of(self, names: Sequence[object]) -> NDArray[np.int64]:
-        return _numbers(self._device_numbers, names, _device_number)
+        self.kept.events.keep(lambda rows: ~is_only_op[rows.identity])
 
     def _lane(self, name: object) -> int:
         """Return the number of a stream or thread; names that are not numbers count down from `NAMED_LANE`."""
         number = as_int(name)
         if number is not None and number > NAMED_LANE:
             return number
-        return self._named_lanes.setdefault(str(name), NAMED_LANE - len(self._named_lanes))
+        return self.kept.named_lanes.setdefault(str(name), NAMED_LANE - len(self.kept.named_lanes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    start_ns: Int64Column
-    end_ns: Int64Column
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    def taken(self, rows: slice | NDArray[np.int64]) -> _Times:
-        return _Times(self.start_ns[rows], self.end_ns[rows])
-
-
-def _times(spans: Sequence[AnySpan], exact: bool) -> _Times:
+def _times(spans: Sequence[AnySpan], exact: bool) -> tuple[Int64Column, Int64Column]:
     """Return starts and ends in ns. Raises `NeedsExactTimesError` and `TimeOutOfRangeError`."""
     durations = np.fromiter(map(_dur, spans), np.float64, len(spans))
     if exact:
@@ -325,17 +285,7 @@ def _times(spans: Sequence[AnySpan], exact: bool) -> _Times:
         if not exact:
             raise
         duration_ns = nanoseconds(durations.tolist(), exact=True)
-    return _Times(start_ns, start_ns + np.maximum(duration_ns, 0))
-
-
-class _Facts:
-    """Properties of identities, by their index."""
-
-    def __init__(self, identities: Sequence[Identity]) -> None:
-        self.is_op = np.array([one.is_op for one in identities], np.bool_)
-        self.is_only_op = np.array([one.role is Role.OP for one in identities], np.bool_)
-        self.is_kernel = np.array([one.role is Role.KERNEL for one in identities], np.bool_)
-        self.has_kind = np.array([one.kind is not None for one in identities], np.bool_)
+    return start_ns, start_ns + np.maximum(duration_ns, 0)
 
 
 _ts, _dur, _tid, _args = map(attrgetter, ("ts", "dur", "tid", "args"))
@@ -372,13 +322,29 @@ def _arguments(kind: type[Any], spans: Sequence[AnySpan]) -> Sequence[Any]:
     return _known(map(_args, spans), repeat(_NOTHING))
 
 
-def _numbers(known: Remembered, names: Sequence[object], find: Callable[[object], int]) -> NDArray[np.int64]:
-    try:
-        return np.fromiter(map(known.__getitem__, names), np.int64, len(names))
-    except TypeError:  # a list or an object where a number should be
-        return np.array([find(name) for name in names], np.int64)
-
-
 def _device_number(name: object) -> int:
     number = as_int(name)
     return number if number is not None and 0 <= number <= _MAX_DEVICE else UNKNOWN
+
+
+class _Remembered(dict[Any, int]):
+    """The number that a function finds for each key."""
+
+    def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
+        """`shared`: numbers that many keys have. These and negative ones are not remembered once too many keys are."""
+        super().__init__()
+        self._find = find
+        self._shared = shared
+
+    def __missing__(self, key: Any) -> int:
+        number = self._find(key)
+        if len(self) < _MOST_KEYS or not (number < 0 or number in self._shared):
+            self[key] = number
+        return number
+
+    def all(self, keys: Iterable[Any]) -> NDArray[np.int64]:
+        keys = list(keys)
+        try:
+            return np.fromiter(map(self.__getitem__, keys), np.int64, len(keys))
+        except TypeError:  # a list or an object where a number should be
+            return np.array([self._find(key) for key in keys], np.int64)

@@ -6,16 +6,17 @@ details are numbered in the order in which rows use them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.intervals import outermost
-from ddpprof.load.kineto.arguments import CollectiveDetails, as_int
-from ddpprof.load.kineto.classify import DEVICE_ROLES, Identity, Role
+from ddpprof.load.classify import DEVICE_ROLES, Identity, IdentityColumns
+from ddpprof.load.kineto.arguments import CollectiveDetails
 from ddpprof.model import UNKNOWN, Int64Column
 
 IntColumn = NDArray[np.signedinteger[Any]]
@@ -25,8 +26,6 @@ NAMED_LANE = -(1 << 62)
 
 _NARROW = [(dtype, np.iinfo(dtype)) for dtype in (np.int8, np.int16, np.int32)]
 _NOTHING: IntColumn = np.empty(0, np.int8)
-_MOST_KEYS = 400_000
-"""limit of remembered keys, as in a forged trace every event may have a name of its own"""
 
 _T = TypeVar("_T")
 
@@ -80,8 +79,8 @@ class Chunks(list[_RowsT], Generic[_RowsT]):
 
     _MANY = 64
 
-    def __init__(self, kind: type[_RowsT], chunks: Sequence[_RowsT] = ()) -> None:
-        super().__init__(chunks)
+    def __init__(self, kind: type[_RowsT]) -> None:
+        super().__init__()
         self.kind = kind
         self._num_small = 0
 
@@ -92,42 +91,42 @@ class Chunks(list[_RowsT], Generic[_RowsT]):
             self[-self._MANY :] = [concatenated(self.kind, self[-self._MANY :])]
             self._num_small = 0
 
+    def become(self, rows: _RowsT) -> None:
+        """Replace all chunks by one."""
+        self[:] = [rows]
+        self._num_small = 0
+
+    def keep(self, wanted: Callable[[_RowsT], NDArray[np.bool_]]) -> None:
+        """Drop the other rows, chunk by chunk, so that memory never holds all of them twice."""
+        for place, chunk in enumerate(self):
+            self[place] = taken(chunk, wanted(chunk))
+
 
 @dataclass(slots=True)
 class Collected:
     """What one process kept of the groups of batches that it decoded."""
 
-    identities: Sequence[Identity]
-    lane_names: Sequence[str]
-    """names of `NAMED_LANE` and of the lanes below it"""
-    shapes: Sequence[bytes]
-    details: Sequence[CollectiveDetails]
-    events: list[EventRows]
-    launches: list[LaunchRows]
-    ops_with_shapes: list[OpShapeRows]
-    num_events: dict[int, int]
+    identities: list[Identity] = field(default_factory=list)
+    named_lanes: dict[str, int] = field(default_factory=dict)
+    """numbers of lanes that have only a name: `NAMED_LANE` and those below it"""
+    shapes: dict[bytes, int] = field(default_factory=dict)
+    """numbers of shapes by their text without blanks, because files are laid out differently"""
+    details: list[CollectiveDetails] = field(default_factory=list)
+    events: Chunks[EventRows] = field(default_factory=lambda: Chunks(EventRows))
+    launches: Chunks[LaunchRows] = field(default_factory=lambda: Chunks(LaunchRows))
+    ops_with_shapes: Chunks[OpShapeRows] = field(default_factory=lambda: Chunks(OpShapeRows))
+    num_events: Counter[int] = field(default_factory=Counter)
     """number by group; every group is in it"""
-    num_launches: dict[int, int]
+    num_launches: Counter[int] = field(default_factory=Counter)
     """number by group"""
-    devices: set[int]
+    devices: set[int] = field(default_factory=set)
     """devices that ran kernels"""
-    last_ns: int
+    last_ns: int = -(1 << 63)
     """latest end of an event, apart from ops that only stand for compute"""
-    last_op_ns: int
+    last_op_ns: int = -(1 << 63)
     """latest end of such an op, until a device is seen"""
-    window_end: tuple[int, int] | None
+    window_end: tuple[int, int] | None = None
     """group and time of the profiler's stop"""
-
-
-@dataclass(frozen=True, slots=True)
-class Launches:
-    """The host's calls that queued the device work among the rows."""
-
-    start_ns: Int64Column
-    lane: IntColumn
-    correlation: IntColumn
-    num_all: int
-    """number of calls, with those that queued other work or none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,10 @@ class Columns:
     input_shape: IntColumn
     """shapes of the inputs of the op that launched a kernel: index into ``shapes``, or `UNKNOWN`"""
     shapes: tuple[str, ...]
-    launches: Launches
+    launches: LaunchRows
+    """the host's calls that queued the device work among the rows"""
+    num_launches: int
+    """number of calls, with those that queued other work or none"""
     last_ns: int
     """end of the last of these events"""
     window_end_ns: int | None
@@ -165,18 +167,17 @@ class Columns:
 
 def columns_of(parts: Sequence[Collected]) -> Columns:
     """Make one table of what several processes collected, whose parts are empty afterwards."""
-    numbers = _Numbers()
     for index, part in enumerate(parts):
         _drop_groups(part, {group for earlier in parts[:index] for group in earlier.num_events})
-        numbers.renumber(part)
-    identities = list(numbers.identities)
+    identities, shapes, details = _number_alike(parts)
+    facts = IdentityColumns(identities)
     last_ns = max(part.last_ns for part in parts)
     rows = _in_order(EventRows, [chunk for part in parts for chunk in part.events])
     if any(identity.role in DEVICE_ROLES for identity in identities):
-        rows = taken(rows, ~_is_only_op(identities)[rows.identity])
+        rows = taken(rows, ~facts.is_only_op[rows.identity])
     else:
         last_ns = max(last_ns, *(part.last_op_ns for part in parts))
-    rows = outermost_only(rows, identities)
+    rows = outermost_only(rows, facts)
     launches = _launches_of(parts, rows.correlation)
     input_shape = _input_shapes(parts, rows.op)
     start_ns = rows.start_ns.astype(np.int64, copy=False)
@@ -186,7 +187,6 @@ def columns_of(parts: Sequence[Collected]) -> Columns:
     used_details, detail = _by_first_use(rows.detail)
     used_shapes, shape = _by_first_use(np.concatenate((rows.launch_shape, input_shape)))
     lane, launch_lane = np.split(_numbered_lanes(np.concatenate((rows.lane, launches.lane))), [len(start_ns)])
-    shapes = list(numbers.shapes)
     return Columns(
         identities=tuple(identities[number] for number in used_identities),
         start_ns=start_ns,
@@ -196,19 +196,19 @@ def columns_of(parts: Sequence[Collected]) -> Columns:
         device=device,
         correlation=correlation,
         detail=detail,
-        details=tuple(numbers.details[number] for number in used_details),
+        details=tuple(details[number] for number in used_details),
         launch_shape=shape[: len(start_ns)],
         input_shape=shape[len(start_ns) :],
         shapes=tuple(shapes[number].decode("utf-8", "replace") for number in used_shapes),
-        launches=Launches(
-            launches.start_ns.astype(np.int64, copy=False), narrow(launch_lane), narrow(launches.correlation),
-            num_all=sum(sum(part.num_launches.values()) for part in parts),
+        launches=LaunchRows(
+            launches.start_ns.astype(np.int64, copy=False), narrow(launch_lane), narrow(launches.correlation), _NOTHING
         ),
+        num_launches=sum(part.num_launches.total() for part in parts),
         last_ns=last_ns,
         window_end_ns=max((part.window_end for part in parts if part.window_end is not None), default=(0, None))[1],
         num_devices=len(set[int]().union(*(part.devices for part in parts)) - {UNKNOWN}),
-        num_events=sum(sum(part.num_events.values()) for part in parts),
-    )  # fmt: skip
+        num_events=sum(part.num_events.total() for part in parts),
+    )
 
 
 def narrow(column: IntColumn) -> IntColumn:
@@ -219,14 +219,12 @@ def narrow(column: IntColumn) -> IntColumn:
 
 def concatenated(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
     """Return all rows in one. The chunks are emptied column by column, so that memory never holds all of them twice."""
-    return kind(*(np.concatenate([_NOTHING, *_emptied(chunks, column.name)]) for column in fields(kind)))
-
-
-def _emptied(chunks: Sequence[_RowsT], column: str) -> list[IntColumn]:
-    columns = [getattr(chunk, column) for chunk in chunks]
-    for chunk in chunks:
-        setattr(chunk, column, _NOTHING)
-    return columns
+    columns = []
+    for column in fields(kind):
+        columns.append(np.concatenate([_NOTHING, *(getattr(chunk, column.name) for chunk in chunks)]))
+        for chunk in chunks:
+            setattr(chunk, column.name, _NOTHING)
+    return kind(*columns)
 
 
 def taken(rows: _RowsT, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> _RowsT:
@@ -234,69 +232,41 @@ def taken(rows: _RowsT, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> _RowsT
     return type(rows)(*(getattr(rows, column.name)[chosen] for column in fields(rows)))
 
 
-def outermost_only(rows: EventRows, identities: Sequence[Identity]) -> EventRows:
+def outermost_only(rows: EventRows, facts: IdentityColumns) -> EventRows:
     """Leave out the ops inside other ops: only the outermost stand for compute."""
-    needed = ~_is_only_op(identities)[rows.identity]
+    needed = ~facts.is_only_op[rows.identity]
     if needed.all():
         return rows
-    ops = np.flatnonzero(np.array([identity.is_op for identity in identities], np.bool_)[rows.identity])
+    ops = np.flatnonzero(facts.is_op[rows.identity])
     start_ns = rows.start_ns[ops]
     needed[ops[outermost(start_ns, start_ns + rows.duration_ns[ops], rows.lane[ops])]] = True
     return taken(rows, needed)
 
 
-def integers(values: Sequence[object]) -> Int64Column:
-    """Return the values as integers, with 0 for any other value; in nearly all files all are integers."""
-    if set(map(type, values)) == {int}:
-        try:
-            return np.array(values, np.int64)
-        except OverflowError:
-            pass
-    return np.array([as_int(value) or 0 for value in values], np.int64)
-
-
-class Remembered(dict[Any, int]):
-    """The number that a function finds for each key."""
-
-    def __init__(self, find: Callable[[Any], int], shared: Container[int] = ()) -> None:
-        """`shared`: numbers that many keys have. These and negative ones are not remembered once too many keys are."""
-        super().__init__()
-        self._find = find
-        self._shared = shared
-
-    def __missing__(self, key: Any) -> int:
-        number = self._find(key)
-        if len(self) < _MOST_KEYS or not (number < 0 or number in self._shared):
-            self[key] = number
-        return number
-
-
-class _Numbers:
-    """The things that rows refer to, numbered alike for all parts."""
-
-    def __init__(self) -> None:
-        self.identities: dict[Identity, int] = {}
-        self.shapes: dict[bytes, int] = {}
-        self.details: list[CollectiveDetails] = []
-        self._lanes: dict[str, int] = {}
-
-    def renumber(self, part: Collected) -> None:
-        """Make the rows of a part refer to the numbers of all."""
-        identity = _numbers_in(self.identities, part.identities)
-        shape = np.append(_numbers_in(self.shapes, part.shapes), UNKNOWN)  # `UNKNOWN` as an index finds the last entry
-        lane = NAMED_LANE - _numbers_in(self._lanes, part.lane_names)
-        first_detail = len(self.details)
-        self.details += part.details
+def _number_alike(
+    parts: Sequence[Collected],
+) -> tuple[Sequence[Identity], Sequence[bytes], Sequence[CollectiveDetails]]:
+    """Make the rows of all parts refer to the same identities, shapes and details, which are returned."""
+    identities: dict[Identity, int] = {}
+    shapes: dict[bytes, int] = {}
+    lanes: dict[str, int] = {}
+    details: list[CollectiveDetails] = []
+    for part in parts:
+        identity = _numbers_in(identities, part.identities)
+        shape = np.append(_numbers_in(shapes, part.shapes), UNKNOWN)  # `UNKNOWN` as an index finds the last entry
+        lane = NAMED_LANE - _numbers_in(lanes, part.named_lanes)
         for rows in part.events:
             rows.identity = narrow(identity[rows.identity])
             detail = rows.detail.astype(np.int64)
-            rows.detail = narrow(np.where(detail == UNKNOWN, UNKNOWN, first_detail + detail))
+            rows.detail = narrow(np.where(detail == UNKNOWN, UNKNOWN, len(details) + detail))
             rows.launch_shape = narrow(shape[rows.launch_shape])
             _rename_lanes(rows.lane, lane)
         for launches in part.launches:
             _rename_lanes(launches.lane, lane)
         for ops in part.ops_with_shapes:
             ops.shape = narrow(shape[ops.shape])
+        details += part.details
+    return list(identities), list(shapes), details
 
 
 def _numbers_in(known: dict[_T, int], found: Iterable[_T]) -> NDArray[np.int64]:
@@ -318,10 +288,6 @@ def _numbered_lanes(lane: IntColumn) -> IntColumn:
     return lane
 
 
-def _is_only_op(identities: Iterable[Identity]) -> NDArray[np.bool_]:
-    return np.array([identity.role is Role.OP for identity in identities], np.bool_)
-
-
 def _by_first_use(column: IntColumn) -> tuple[list[int], IntColumn]:
     """Return the numbers in the order in which they first stand in the column, and each row's place among them."""
     size = int(column.max(initial=UNKNOWN)) + 1
@@ -340,9 +306,9 @@ def _drop_groups(part: Collected, groups: set[int]) -> None:
     twice = np.array(sorted(groups & part.num_events.keys()), np.int64)
     if not len(twice):
         return
-    part.events = [taken(rows, ~np.isin(rows.group, twice)) for rows in part.events]
-    part.launches = [taken(rows, ~np.isin(rows.group, twice)) for rows in part.launches]
-    part.ops_with_shapes = [taken(rows, ~np.isin(rows.group, twice)) for rows in part.ops_with_shapes]
+    part.events.keep(lambda rows: ~np.isin(rows.group, twice))
+    part.launches.keep(lambda rows: ~np.isin(rows.group, twice))
+    part.ops_with_shapes.keep(lambda rows: ~np.isin(rows.group, twice))
     for group in twice.tolist():
         del part.num_events[group], part.num_launches[group]
 
@@ -360,29 +326,22 @@ def _in_order(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
 def _launches_of(parts: Sequence[Collected], correlation: IntColumn) -> LaunchRows:
     """Return the launches of the rows with these correlations."""
     wanted = np.unique(correlation)
-    kept = [
-        taken(launches, _is_in(wanted, launches.correlation)) for part in parts for launches in _drained(part.launches)
-    ]
-    return _in_order(LaunchRows, kept)
+    for part in parts:
+        part.launches.keep(lambda launches: _is_in(wanted, launches.correlation))
+    return _in_order(LaunchRows, [launches for part in parts for launches in part.launches])
 
 
 def _input_shapes(parts: Sequence[Collected], op: IntColumn) -> IntColumn:
     """Return for each row the shapes of the inputs of the op with that id."""
     wanted = np.unique(op)
-    kept = [taken(ops, _is_in(wanted, ops.op)) for part in parts for ops in _drained(part.ops_with_shapes)]
-    ops = _in_order(OpShapeRows, kept)
+    for part in parts:
+        part.ops_with_shapes.keep(lambda ops: _is_in(wanted, ops.op))
+    ops = _in_order(OpShapeRows, [ops for part in parts for ops in part.ops_with_shapes])
     if not len(ops.op):
         return np.full(len(op), UNKNOWN, np.int8)
     order = np.argsort(ops.op, kind="stable")
     found = order[np.minimum(np.searchsorted(ops.op, op, sorter=order), len(ops.op) - 1)]
     return narrow(np.where((ops.op[found] == op) & (op != 0), ops.shape[found], UNKNOWN))
-
-
-def _drained(chunks: list[_RowsT]) -> Iterable[_RowsT]:
-    """Yield the chunks in their order, and let go of each."""
-    chunks.reverse()
-    while chunks:
-        yield chunks.pop()
 
 
 def _is_in(distinct: IntColumn, column: IntColumn) -> NDArray[np.bool_]:

@@ -1,4 +1,8 @@
-"""Decoding of a trace file's events by this process and, for a large file, several helpers.
+"""Decoding of a trace file's events, batch by batch, by this process and, for a large file, several helpers.
+
+A batch ends before the last ``{`` that precedes a ``"ph"`` key. If that is not the start of an event (an event does
+not begin with its ``"ph"``, or arguments contain one), the batch has an open bracket, the decoder refuses it, and the
+whole document is decoded instead. The text after the last batch is decoded together with the keys after the array.
 
 Each process inflates the whole file, which takes a twentieth of the time of decoding, and decodes the groups of
 batches that it gets to first. Helpers send back what they kept when they are through.
@@ -6,50 +10,115 @@ batches that it gets to first. Helpers send back what they kept when they are th
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
-import sys
-from collections.abc import Callable, Iterator, MutableSequence
+import re
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ddpprof.child_processes import safe_path
 from ddpprof.files import Location
-from ddpprof.load.helper_process import begin_reading_process, has_other_threads, signals_later
+from ddpprof.load.helper_process import (
+    begin_reading_process,
+    receive_with_arrays,
+    send_with_arrays,
+    signals_later,
+    start_context,
+)
+from ddpprof.load.inflate import Stream, UnreadableError, expected_bytes, opened
 from ddpprof.load.kineto.collect import Collector
 from ddpprof.load.kineto.columns import Collected
-from ddpprof.load.kineto.events import (
-    Entries,
-    NeedsExactTimesError,
-    SpanType,
-    TimeOutOfRangeError,
-    decode_entries,
-    span_type,
-)
-from ddpprof.load.kineto.stream import (
-    Batches,
-    Division,
-    OddLayoutError,
-    UnreadableError,
-    expected_bytes,
-    opened,
-    split_at_array,
-)
+from ddpprof.load.kineto.events import decode_entries, span_type
+from ddpprof.load.lenient_json import Text, decode_repaired
 from ddpprof.load.limits import MAX_EVENTS_OPTION, Limits
-from ddpprof.load.repair_json import repair_json
+from ddpprof.load.nanoseconds import NeedsExactTimesError, TimeOutOfRangeError
 
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkContext, SpawnContext
-
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BLANKS = b" \t\r\n"
 _NO_MORE = 1 << 62
 """value of the next group when no more groups are to be taken"""
+_CLOSING_EVENT = b'{"ph":"s"}]'
+_ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+
+Batch = Sequence[bytes | bytearray | memoryview]
+"""An array in pieces; its last event is a dummy, which closes the array after the last comma."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Sizes by which the text is divided among batches, groups and processes."""
+
+    batch_bytes: int = 1_000_000
+    """size of a batch; larger batches leave the processor's cache and are slower"""
+    batches_per_group: int = 4
+    """number of batches in a group; one process decodes all of them"""
+    first_groups: int = 8
+    """number of groups that one process decodes to find the file's traits"""
+    worth_sharing_bytes: int = 100_000_000
+    """size from which helpers are started; less is decoded before another process has started"""
+    bytes_per_helper: int = 400_000_000
+    """size for which one helper is started; a process takes some 20 MB of memory, 5 % of that"""
+
+
+class OddLayoutError(Exception):
+    """Error about a file that cannot be read in batches, but perhaps as a whole."""
+
+
+def split_at_array(stream: Stream, limits: Limits, batch_bytes: int) -> tuple[bytes | None, bytes]:
+    """Return the text before the array of events (``None`` if the file is only an array), and what was read of it."""
+    text = bytearray()
+    while chunk := stream.read(batch_bytes):
+        searched = max(len(text) - 64, 0)
+        text += chunk
+        start = text.removeprefix(BYTE_ORDER_MARK).lstrip(BLANKS)[:1] if searched == 0 else b"{"
+        if start == b"[":
+            return None, bytes(text[text.index(b"[") + 1 :])
+        if start not in (b"{", b""):
+            raise UnreadableError("is not JSON")
+        if match := _ARRAY_START.search(text, searched):
+            return bytes(text[: match.start()].removeprefix(BYTE_ORDER_MARK)), bytes(text[match.end() :])
+        _refuse_long(text, limits)
+    if not text.strip(BLANKS):
+        raise UnreadableError("is empty")
+    raise OddLayoutError
+
+
+class Batches:
+    """All events but the last few, batch by batch."""
+
+    def __init__(self, stream: Stream, begin: bytes, limits: Limits, batch_bytes: int) -> None:
+        self.num_done = 0
+        self.rest = bytearray()
+        """text after the last batch; it goes to the file's end once all batches are done"""
+        self._stream, self._begin, self._limits, self._batch_bytes = stream, begin, limits, batch_bytes
+
+    def __iter__(self) -> Iterator[Batch]:
+        chunk = self._begin
+        while True:
+            cut = chunk.rfind(b"{", 0, max(chunk.rfind(b'"ph"'), 0))
+            if cut < 0:
+                self.rest += chunk
+                _refuse_long(self.rest, self._limits)
+            else:
+                yield b"[", self.rest, memoryview(chunk)[:cut], _CLOSING_EVENT
+                self.num_done += 1
+                self.rest = bytearray(chunk[cut:])
+            chunk = self._stream.read(self._batch_bytes)
+            if not chunk:
+                return
+
+
+def _refuse_long(text: bytearray, limits: Limits) -> None:
+    if len(text) > limits.keys_bytes:
+        raise UnreadableError(
+            f"holds {limits.keys_bytes // 10**6} MB without a single event: it is not a profiler trace"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +154,7 @@ class EventReader:
                 if adds:
                     self.begin(group)
             if adds:
-                self._add_batch(b"".join(batch))
+                self.add(b"".join(batch), has_dummy=True)
 
     def begin(self, group: int) -> None:
         self.collector.begin(group)
@@ -100,30 +169,21 @@ class EventReader:
             self._known = FileTraits(self._is_exact, self.collector.has_shapes)
         return self._known
 
-    def add_array(self, text: bytes | bytearray) -> None:
-        self.add(lambda span: _decode_array(text, span))
-
-    def add(self, decoded: Callable[[SpanType], Entries]) -> None:
-        """Add events; from the first time on that float64 cannot hold, all are decoded exactly."""
+    def add(self, array: Text, *, has_dummy: bool = False) -> None:
+        """Add the events of an array, perhaps but the last; once float64 cannot hold a time, decode all exactly."""
         try:
-            self._add(decoded)
+            self._add(array, has_dummy)
         except NeedsExactTimesError:
             self._is_exact = True
-            self._add(decoded)
+            self._add(array, has_dummy)
         refuse_many(self.collector.num_events, self._limits)
 
-    def _add_batch(self, text: bytes) -> None:
-        """Add an array without its last event, a dummy that closes the array after the last comma."""
-        self.add(lambda span: _decode_array(text, span)[:-1])
-
-    def _add(self, decoded: Callable[[SpanType], Entries]) -> None:
+    def _add(self, array: Text, has_dummy: bool) -> None:
         span = span_type(exact=self._is_exact, with_arguments=self.collector.has_shapes)
-        self.collector.add(decoded(span), span)
-
-
-def _decode_array(text: bytes | bytearray, span: SpanType) -> Entries:
-    entries: Entries = decode(lambda text: decode_entries(text, span), text)
-    return entries
+        entries = decode_repaired(lambda text: decode_entries(text, span), array)
+        if has_dummy:
+            entries.pop()
+        self.collector.add(entries, span)
 
 
 def refuse_many(num_events: int, limits: Limits) -> None:
@@ -132,16 +192,6 @@ def refuse_many(num_events: int, limits: Limits) -> None:
             f"is too large: more than {limits.events:,} events. If it is a trace, raise the limit with "
             f"{MAX_EVENTS_OPTION}"
         )
-
-
-def decode(decode: Callable[[bytes | bytearray], Any], text: bytes | bytearray) -> Any:
-    """Decode JSON, also Kineto's that is not valid. Raises ``msgspec.MsgspecError``."""
-    try:
-        return decode(text)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return decode(repair_json(bytes(text)))
 
 
 class HelperLostError(Exception):
@@ -193,7 +243,7 @@ class Helpers:
         self._next_group: MutableSequence[int] = []
 
     def start(self, path: Path, number: int) -> None:
-        context = _context()
+        context = start_context()
         with safe_path(), signals_later(), suppress(OSError):  # fewer will do
             self._next_group = context.RawArray("q", [self._division.first_groups])
             for _ in range(number):
@@ -223,7 +273,7 @@ class Helpers:
         outcomes = list(self._outcomes())
         failures = [one for one in (failure, *(outcome.failure for outcome in outcomes)) if one is not None]
         first = min(failures, key=lambda one: one.batch, default=None)
-        events = dict(reader.collector.events_of_group)
+        events = dict(reader.collector.kept.num_events)
         for outcome in outcomes:
             events |= outcome.collected.num_events
         if first is None:
@@ -252,17 +302,9 @@ class Helpers:
             except (EOFError, OSError):
                 continue
             try:
-                yield _received(connection)
+                yield receive_with_arrays(connection)
             except (EOFError, OSError) as error:
                 raise HelperLostError from error
-
-
-def _context() -> ForkContext | SpawnContext:
-    """Return how to start helpers. A fork starts at once and shares unchanged memory, but with threads it may hang."""
-    may_hang = has_other_threads() or "torch" in sys.modules
-    if sys.platform == "linux" and not may_hang:
-        return multiprocessing.get_context("fork")
-    return multiprocessing.get_context("spawn")
 
 
 def _help(*arguments: Any) -> None:
@@ -280,26 +322,7 @@ def _decode(
         _, begin = split_at_array(stream, limits, division.batch_bytes)
         reader, batches = EventReader(limits, division, known), Batches(stream, begin, limits, division.batch_bytes)
         failure = _failure_of(reader, batches, lambda group: _takes(next_group, group))
-        _send(connection, _Outcome(reader.collector.collected(), batches.num_done, failure))
-
-
-def _send(connection: Connection, outcome: _Outcome) -> None:
-    """Send an outcome, its arrays without a copy: pickled with the rest all would be in memory twice."""
-    buffers: list[pickle.PickleBuffer] = []
-    rest = pickle.dumps(outcome, protocol=5, buffer_callback=buffers.append)
-    arrays = [buffer.raw() for buffer in buffers]
-    connection.send((rest, [array.nbytes for array in arrays]))
-    for array in arrays:
-        connection.send_bytes(array)
-
-
-def _received(connection: Connection) -> _Outcome:
-    rest, sizes = connection.recv()
-    arrays = [bytearray(size) for size in sizes]
-    for array in arrays:
-        connection.recv_bytes_into(array)
-    outcome: _Outcome = pickle.loads(rest, buffers=arrays)  # noqa: S301 (a process of ours wrote it)
-    return outcome
+        send_with_arrays(connection, _Outcome(reader.collector.collected(), batches.num_done, failure))
 
 
 def _takes(next_group: MutableSequence[int], group: int) -> bool:

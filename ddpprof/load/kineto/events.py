@@ -1,36 +1,24 @@
-"""Entries of ``traceEvents`` as the decoder makes them: as little of each as the tables need.
+"""Events as the decoder makes them, with as little of each as the tables need, and the choice of those they need.
 
 ``args`` stay text until it is known which events' are needed (see `arguments`). In traces with shapes most events' are
 needed, and all are decoded at once, which takes less time than a second decoding. Events that no table needs are
-decoded to next to nothing: flows and Python frames are most of a trace with stacks.
+decoded to next to nothing: flows and Python frames are most of a trace with stacks. Nearly all events are dropped, so
+a dropped event must cost next to nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Union, cast
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
+from ddpprof.load.classify import Family, Identity, Role, family
 from ddpprof.load.kineto.arguments import NULL, Arguments, decode_one
-from ddpprof.load.kineto.classify import family
-from ddpprof.model import Int64Column
+from ddpprof.load.lenient_json import Text
 
 _ZERO = msgspec.Raw(b"0")
-
-EXACT_FLOAT_US = 2.0**43
-"""102 days: below it, float64 microseconds determine the nanosecond, as half their spacing is 0.49 ns"""
-
-_LARGEST_US = 4.6e15
-"""146 years, half of what int64 nanoseconds can hold, so that the sum of a start and a duration fits"""
-
-_MOST_DIGITS = 16
-"""number of digits of whole microseconds: with more, nanoseconds do not fit into int64"""
-_DOT = ord(".") - ord("0")
 
 
 class Category(Enum):
@@ -56,8 +44,8 @@ class Category(Enum):
         return _OF_FAMILY[family(str(value))]
 
 
-FAMILIES = {category: family(category.value) for category in Category}
-_OF_FAMILY = {of: category for category, of in reversed(FAMILIES.items())}
+_FAMILIES = {category: family(category.value) for category in Category}
+_OF_FAMILY = {of: category for category, of in reversed(_FAMILIES.items())}
 
 
 class Span(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
@@ -93,8 +81,8 @@ class _Flow(msgspec.Struct, gc=False):
     """An arrow from one event to another."""
 
 
-class AnyEvent(msgspec.Struct, gc=False):
-    """An event whose phase is missing or unknown, or any event of a file that is decoded whole."""
+class _AnyEvent(msgspec.Struct, gc=False):
+    """An event of a batch in which one has a phase that is missing or unknown."""
 
     ph: str = ""
     cat: Category | None = Category.OTHER
@@ -105,7 +93,7 @@ class AnyEvent(msgspec.Struct, gc=False):
     args: msgspec.Raw = NULL
 
 
-class AnyExactEvent(msgspec.Struct, gc=False):
+class _AnyExactEvent(msgspec.Struct, gc=False):
     ph: str = ""
     cat: Category | None = Category.OTHER
     name: str = ""
@@ -123,9 +111,10 @@ def _of_phases(base: type[msgspec.Struct], phases: str) -> list[type[msgspec.Str
     return [msgspec.defstruct(base.__name__, [], bases=(base,), gc=False, tag=ph, tag_field="ph") for ph in phases]
 
 
-MOMENT_TYPES = _of_phases(Moment, "iIRMBECbneNODPpScv")
-_OTHERS = [*_of_phases(_Flow, "stf"), *MOMENT_TYPES]
+_MOMENT_TYPES = _of_phases(Moment, "iIRMBECbneNODPpScv")
+_OTHERS = [*_of_phases(_Flow, "stf"), *_MOMENT_TYPES]
 
+AnySpan = Span | ExactSpan
 SpanType = type[Span] | type[ExactSpan]
 
 
@@ -137,13 +126,13 @@ def _with_arguments(span: SpanType) -> SpanType:
 
 _RAW: tuple[SpanType, SpanType] = (Span, ExactSpan)
 _DECODED = (_with_arguments(Span), _with_arguments(ExactSpan))
-_TAGGED: dict[SpanType, Callable[[bytes | bytearray], Entries]] = {
+_TAGGED: dict[SpanType, Callable[[Text], Entries]] = {
     span: msgspec.json.Decoder(list[Union[(span, *_OTHERS)]]).decode  # type: ignore[valid-type]
     for span in (*_RAW, *_DECODED)
 }
-_ANY: tuple[Callable[[bytes | bytearray], Sequence[AnyEvent | AnyExactEvent]], ...] = (
-    msgspec.json.Decoder(list[AnyEvent]).decode,
-    msgspec.json.Decoder(list[AnyExactEvent]).decode,
+_ANY: tuple[Callable[[Text], Sequence[_AnyEvent | _AnyExactEvent]], ...] = (
+    msgspec.json.Decoder(list[_AnyEvent]).decode,
+    msgspec.json.Decoder(list[_AnyExactEvent]).decode,
 )
 
 
@@ -156,84 +145,114 @@ def is_exact(span: SpanType) -> bool:
     return issubclass(span, ExactSpan)
 
 
-def decode_entries(text: bytes | bytearray, span: SpanType) -> Entries:
+def decode_entries(text: Text, span: SpanType) -> Entries:
     """Return the events of an array. Raises ``msgspec.MsgspecError``."""
     try:
         return _TAGGED[span](text)
     except msgspec.ValidationError:
-        return as_entries(_ANY[is_exact(span)](text), span)
+        return [_entry(event, span) for event in _ANY[is_exact(span)](text)]
 
 
-def as_entries(events: Iterable[AnyEvent | AnyExactEvent], span: SpanType) -> Entries:
-    return [_entry(event, span) for event in events]
-
-
-def _entry(event: AnyEvent | AnyExactEvent, span: SpanType) -> msgspec.Struct:
+def _entry(event: _AnyEvent | _AnyExactEvent, span: SpanType) -> msgspec.Struct:
     if event.ph == "X":
         category = event.cat or Category.OTHER
         args = decode_one(Arguments, event.args) if span in _DECODED else event.args
         ts, dur, tid = event.ts or 0.0, event.dur or 0.0, event.tid
         return span(cat=category, name=event.name, ts=ts, dur=dur, tid=tid, args=args)  # type: ignore[arg-type]
     ts = event.ts if isinstance(event.ts, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(event.ts))
-    return MOMENT_TYPES[0](name=event.name, ts=ts)
+    return _MOMENT_TYPES[0](name=event.name, ts=ts)
 
 
-class NeedsExactTimesError(Exception):
-    """Error about times that must be decoded again, as text."""
+KEPT_FAMILIES = (Family.OP, Family.ANNOTATION, Family.KERNEL, Family.COPY)
+_HOST_FAMILIES = (Family.OP, Family.ANNOTATION)
+_KEPT = [(category, which) for category, which in _FAMILIES.items() if which in KEPT_FAMILIES]
+
+_ROUNDING_US = 0.01
+"""bound of the error in sums of float64 times"""
+
+_SHAPES = b'"Input Dims"'
+_LOOKED_AT, _MANY = 8, 1000
+"""until shapes are found, every eighth event is checked if there are many"""
 
 
-class TimeOutOfRangeError(Exception):
-    """Error about a time that no clock shows."""
+class NeededEvents:
+    """Events that the tables may need, in the file's order, with their identities if they have one."""
+
+    def __init__(self) -> None:
+        self.host: list[AnySpan] = []
+        self.host_ids: list[int] = []
+        self.device: list[AnySpan] = []
+        self.device_ids: list[int] = []
+        self.launches: list[AnySpan] = []
+        self.ops: list[AnySpan] = []
+        self.op_ids: list[int] = []
+        """identities of all host ops, if shapes are recorded"""
+        self.window_end: msgspec.Raw | None = None
+
+    def of_family(self, which: Family) -> tuple[list[AnySpan], list[int]]:
+        return (self.host, self.host_ids) if which in _HOST_FAMILIES else (self.device, self.device_ids)
 
 
-def nanoseconds(times_us: Sequence[float | Decimal] | NDArray[np.float64], *, exact: bool = False) -> Int64Column:
-    """Convert microseconds to nanoseconds.
+def needed_events(
+    entries: Entries,
+    span: SpanType,
+    ids: Mapping[Family, Mapping[str, int]],
+    identities: Sequence[Identity],
+    has_shapes: bool,
+) -> NeededEvents:
+    """Choose the events that the tables may need.
 
-    Raises `NeedsExactTimesError` if they are not exact and float64 cannot hold them, and `TimeOutOfRangeError`.
+    `ids`: for each family and name the index into `identities`, or a negative number for a name that is not needed.
     """
-    if exact:
-        return np.array([_exact_nanoseconds(Decimal(time)) for time in times_us], np.int64)
-    times = np.array(times_us, np.float64)
-    if len(times) and max(times.max(), -times.min()) >= EXACT_FLOAT_US:
-        raise NeedsExactTimesError
-    whole = np.floor(times)
-    return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+    needed = NeededEvents()
+    host, host_ids, ops, all_op_ids, launches = (
+        needed.host, needed.host_ids, needed.ops, needed.op_ids, needed.launches
+    )  # fmt: skip
+    kept = {category: (ids[which], *needed.of_family(which)) for category, which in _KEPT}
+    op, op_of_2021 = Category.OP, Category.OP_OF_2021
+    unneeded = (Category.FRAME, Category.OTHER)
+    op_ids = ids[Family.OP]
+    only_op, is_fast = Role.OP, issubclass(span, Span)
+    moments = frozenset(_MOMENT_TYPES)
+    holder_start, holder_end, holder_tid = 0.0, 0.0, None  # an op that holds those that follow, as most do
+    for entry in entries:
+        kind = type(entry)
+        if kind is not span:
+            if kind in moments and entry.name == "Record Window End":
+                needed.window_end = entry.ts
+            continue
+        category = entry.cat
+        if category is op or category is op_of_2021:
+            identity = op_ids[entry.name]
+            if has_shapes:
+                ops.append(entry)
+                all_op_ids.append(identity)
+            if identity < 0:
+                continue
+            if is_fast and identities[identity].role is only_op:
+                start = entry.ts
+                end = start + entry.dur + _ROUNDING_US
+                if start > holder_start and end < holder_end and entry.tid == holder_tid:
+                    continue
+                holder_start, holder_end, holder_tid = start, end, entry.tid
+            host.append(entry)
+            host_ids.append(identity)
+        elif category in kept:
+            of_family, spans, numbers = kept[category]
+            identity = of_family[entry.name]
+            if identity >= 0:
+                spans.append(entry)
+                numbers.append(identity)
+        elif category not in unneeded:
+            launches.append(entry)
+    return needed
 
 
-def nanoseconds_of_texts(times_us: Sequence[msgspec.Raw]) -> Int64Column:
-    """Convert microseconds, exactly, whatever their size.
-
-    Raises `TimeOutOfRangeError`, and ``msgspec.ValidationError`` for a text that is not a number.
-    """
-    texts = list(map(bytes, times_us))
-    alike = _of_equal_layout(texts)
-    if alike is not None:
-        return alike
-    times = msgspec.json.decode(b"[" + b",".join(texts) + b"]", type=list[Decimal | None])
-    return nanoseconds([time or Decimal(0) for time in times], exact=True)
-
-
-def _of_equal_layout(texts: Sequence[bytes]) -> Int64Column | None:
-    """Convert texts with equally placed digits, up to three after a dot, as in one batch; ``None`` for others."""
-    lengths = set(map(len, texts))
-    if len(lengths) != 1:
-        return None
-    digits = (np.frombuffer(b"".join(texts), np.uint8) - np.uint8(ord("0"))).reshape(len(texts), *lengths)
-    places = np.arange(digits.shape[1])
-    dot = texts[0].find(b".")
-    if dot >= 0:
-        if not (digits[:, dot] == _DOT % 256).all():
-            return None
-        places = np.delete(places, dot)
-    num_whole = dot if dot >= 0 else len(places)
-    if (digits[:, places] > 9).any() or num_whole > _MOST_DIGITS or len(places) > num_whole + 3:
-        return None
-    weights = np.array([10 ** (num_whole + 2 - index) for index in range(len(places))], np.int64)
-    times: Int64Column = digits[:, places].astype(np.int64) @ weights
-    return times if times.min() > -1 and times.max() < _LARGEST_US * 1000 else None  # overflow makes them negative
-
-
-def _exact_nanoseconds(time_us: Decimal) -> int:
-    if not abs(time_us) < _LARGEST_US:
-        raise TimeOutOfRangeError
-    return round(time_us * 1000)
+def sees_shapes(entries: Entries, span: SpanType) -> bool:
+    """Return whether ops have input shapes; a sample suffices, as nearly every op has them if they are recorded."""
+    op, of_2021 = Category.OP, Category.OP_OF_2021
+    return any(
+        _SHAPES in bytes(entry.args)
+        for entry in entries[:: _LOOKED_AT if len(entries) > _MANY else 1]
+        if type(entry) is span and (entry.cat is op or entry.cat is of_2021)
+    )

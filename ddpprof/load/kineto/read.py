@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,30 +12,24 @@ import msgspec
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location
-from ddpprof.load.kineto.arguments import decode_or_none
+from ddpprof.load.inflate import Stream, UnreadableError, opened, read_whole
 from ddpprof.load.kineto.columns import Columns, columns_of
-from ddpprof.load.kineto.decode import EventReader, HelperLostError, Helpers, decode, helping, refuse_many
-from ddpprof.load.kineto.events import (
-    AnyEvent,
-    AnyExactEvent,
-    Entries,
-    SpanType,
-    TimeOutOfRangeError,
-    as_entries,
-    is_exact,
-)
-from ddpprof.load.kineto.stream import (
+from ddpprof.load.kineto.decode import (
     BLANKS,
     BYTE_ORDER_MARK,
     Batches,
     Division,
+    EventReader,
+    HelperLostError,
+    Helpers,
     OddLayoutError,
-    Stream,
-    UnreadableError,
-    opened,
+    helping,
+    refuse_many,
     split_at_array,
 )
+from ddpprof.load.lenient_json import decode_or_none, decode_repaired
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.nanoseconds import TimeOutOfRangeError
 
 DIVISION = Division()
 
@@ -47,30 +40,16 @@ _ADVICE = "Record it again, or leave this file out."
 
 
 class _Document(msgspec.Struct, gc=False):
-    """The keys beside the events; each is decoded only when it is needed, so that an odd one does no harm."""
+    """A trace's keys; each is decoded only when it is needed, so that an odd one does no harm."""
 
     info: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="distributedInfo")
     base_ns: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="baseTimeNanoseconds")
     host: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="host_name")
     devices: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="deviceProperties")
+    events: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="traceEvents")
 
 
-class _FastDocument(_Document, gc=False):
-    events: list[AnyEvent] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
-
-
-class _ExactDocument(_Document, gc=False):
-    events: list[AnyExactEvent] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
-
-
-_Decoder = Callable[[bytes | bytearray], Any]
-_DECODE_DOCUMENT: tuple[_Decoder, _Decoder] = (
-    msgspec.json.Decoder(_FastDocument).decode,
-    msgspec.json.Decoder(_ExactDocument).decode,
-)
-
-
-_DECODE_KEYS = msgspec.json.Decoder(_Document).decode
+_decode_document = msgspec.json.Decoder(_Document).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +78,7 @@ def read_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: i
             header, columns = _read(path, limits, num_processes=1)
     if not columns.num_events:
         raise BadTrace(f"{path} holds no events: nothing was profiled. {_ADVICE}")
-    if not len(columns.start_ns) and not columns.launches.num_all:
+    if not len(columns.start_ns) and not columns.num_launches:
         raise BadTrace(
             f"{path} holds {columns.num_events} events, but no op, kernel or step of torch.profiler. {_ADVICE}"
         )
@@ -124,7 +103,7 @@ def read_header(path: Location, limits: Limits = DEFAULT_LIMITS) -> Header:
         try:
             with opened(path, limits) as stream:
                 before, rest = split_at_array(stream, limits, DIVISION.batch_bytes)
-                keys = _Document() if before is None else decode(_DECODE_KEYS, before + b'"traceEvents":[]}')
+                keys = _Document() if before is None else _document(before + b'"traceEvents":[]}')
                 header = _header(keys)
                 is_at_end = header.rank is None and before is not None
                 return _with_place_of_end(header, stream, rest) if is_at_end else header
@@ -168,19 +147,20 @@ def _explain(error: Exception) -> str:
     return f"is not valid JSON ({error})"
 
 
+def _document(text: bytes | bytearray) -> _Document:
+    return decode_repaired(_decode_document, text)
+
+
 def _add_document(reader: EventReader, text: bytes | bytearray) -> _Document:
-    """Add the events of a document, which must have some, and return the keys beside them."""
-    documents: list[_FastDocument | _ExactDocument] = []
-
-    def decoded(span: SpanType) -> Entries:
-        documents.append(decode(_DECODE_DOCUMENT[is_exact(span)], text))
-        events = documents[-1].events
-        if isinstance(events, msgspec.UnsetType):
-            raise UnreadableError("is not a profiler trace: it is JSON without traceEvents")
-        return as_entries(events, span)
-
-    reader.add(decoded)
-    return documents[-1]
+    """Add the events of a document, which must have some, and return the document."""
+    document = _document(text)
+    if not document.events:
+        raise UnreadableError("is not a profiler trace: it is JSON without traceEvents")
+    try:
+        reader.add(document.events)
+    except msgspec.ValidationError as error:  # say where in the document, not where among the events
+        raise msgspec.ValidationError(str(error).replace("`$", "`$.traceEvents", 1)) from error
+    return document
 
 
 def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[Header, Columns]:
@@ -188,14 +168,14 @@ def _read_in_batches(stream: Stream, limits: Limits, helpers: Helpers) -> tuple[
     before, begin = split_at_array(stream, limits, DIVISION.batch_bytes)
     reader, batches = EventReader(limits, DIVISION), Batches(stream, begin, limits, DIVISION.batch_bytes)
     try:
-        keys = [decode(_DECODE_KEYS, before + b'"traceEvents":[]}')] if before is not None else []
+        keys = [_document(before + b'"traceEvents":[]}')] if before is not None else []
     except (msgspec.MsgspecError, RecursionError) as error:
         raise OddLayoutError from error
     by_helpers = helpers.share(reader, batches)
     reader.begin(batches.num_done)  # a group of its own, as there are fewer groups than batches
     try:
         if before is None:
-            reader.add_array(_closed(b"[" + batches.rest))
+            reader.add(_closed(b"[" + batches.rest))
         else:
             keys.append(_add_document(reader, b'{"traceEvents":[' + batches.rest))
     except msgspec.ValidationError as error:  # decoded whole, its message counts events from the file's start
@@ -212,16 +192,11 @@ def _closed(array: bytes | bytearray) -> bytes | bytearray:
 
 
 def _read_whole(stream: Stream, limits: Limits) -> tuple[Header, Columns]:
-    text = bytearray()
-    while chunk := stream.read(io.DEFAULT_BUFFER_SIZE * 128):
-        text += chunk
-        if len(text) > limits.whole_bytes:
-            raise UnreadableError(f"is not laid out as a trace, and too large to decode whole ({len(text)} bytes)")
-    document = text.removeprefix(BYTE_ORDER_MARK).strip(BLANKS)
+    document = read_whole(stream, limits).removeprefix(BYTE_ORDER_MARK).strip(BLANKS)
     reader = EventReader(limits, DIVISION)
     keys = []
     if document.startswith(b"["):
-        reader.add_array(_closed(document))
+        reader.add(_closed(document))
     else:
         keys.append(_add_document(reader, document))
     return _header(*keys), columns_of([reader.collector.collected()])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.load.kineto.classify import DEVICE_ROLES, Role, step_number
+from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
 from ddpprof.load.kineto.read import Header
 from ddpprof.load.tables.device import holder_of, last_begun, launch_of
 from ddpprof.load.tables.host import compute_pieces, match_calls, positions
@@ -306,6 +306,6 @@ def _notes_on_device(file: TraceRows, header: Header, on_device: bool) -> list[s
         return [
             f"the rank's kernels ran on {file.num_devices} accelerators; only the table of devices tells them apart"
         ]
-    if on_device or not (header.has_device or file.launches.num_all):
+    if on_device or not (header.has_device or file.num_launches):
         return []
     return ["the trace names an accelerator but holds none of its work: all times are the host's"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.load.classify import IdentityColumns, Role
 from ddpprof.load.kineto.arguments import CollectiveDetails
-from ddpprof.load.kineto.classify import Role
-from ddpprof.load.kineto.columns import Columns, IntColumn
+from ddpprof.load.kineto.columns import Columns, IntColumn, LaunchRows
 from ddpprof.model import UNKNOWN, Int32Column, Int64Column, Kernel, Mark, ProcessGroup
 
 Rows = NDArray[np.int64]
@@ -32,6 +31,7 @@ class TraceRows:
         self.launches, self.last_ns = columns.launches, columns.last_ns
         self.detail, self.details = columns.detail, columns.details
         self.window_end_ns, self.num_devices = columns.window_end_ns, columns.num_devices
+        self.num_launches = columns.num_launches
         self.names: dict[str, int] = {}
         """names in order; the values count from 0"""
         self.kernels: dict[Kernel, int] = {}
@@ -39,18 +39,15 @@ class TraceRows:
         self.launch_shape, self.input_shape, self.shapes = columns.launch_shape, columns.input_shape, columns.shapes
         index = [self.name_index(identity.name) for identity in identities]
         self.name = np.array(index, np.int32)[columns.identity]
-        self.role = np.array([identity.role for identity in identities], np.int8)[columns.identity]
-        self.is_op = np.array([identity.is_op for identity in identities], np.bool_)[columns.identity]
-        mark = [UNKNOWN if identity.mark is None else identity.mark for identity in identities]
-        self.mark = np.array(mark, np.int8)[columns.identity]
-        kind = [UNKNOWN if identity.kind is None else identity.kind for identity in identities]
-        self.kind = np.array(kind, np.int8)[columns.identity]
+        facts = IdentityColumns(identities)
+        self.role, self.is_op = facts.role[columns.identity], facts.is_op[columns.identity]
+        self.mark, self.kind = facts.mark[columns.identity], facts.kind[columns.identity]
 
     def forget_launches(self) -> None:
         """Free the launches, once the launch of each kernel is known."""
         nothing = np.empty(0, np.int64)
         self.correlation = nothing
-        self.launches = replace(self.launches, start_ns=nothing, lane=nothing, correlation=nothing)
+        self.launches = LaunchRows(nothing, nothing, nothing, nothing)
 
     def rows(self, *roles: Role) -> Rows:
         return np.flatnonzero(np.isin(self.role, roles))

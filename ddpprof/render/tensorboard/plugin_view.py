@@ -6,19 +6,19 @@ nothing if ranks have different numbers of them. What it cannot show is describe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.measures.collectives.collective_table import sizes_of_rows
-from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_collectives
+from ddpprof.measures.collectives.match_candidates import RankCollectives
 from ddpprof.measures.collectives.matching import MatchedCollectives, match_collectives
-from ddpprof.model import UNKNOWN, CollectiveKind, DdpModule, Rank, Step, Trace
+from ddpprof.model import UNKNOWN, CollectiveKind, Step
 from ddpprof.model.plugin import PluginCollective, PluginView
-from ddpprof.report.rank_summary import bucket_bytes
-from ddpprof.report.ranks import training_steps, whole_steps
+from ddpprof.report.rank_summary import RankSummary
+from ddpprof.report.timeline import DrawnRank
 
 _NAMES = {
     CollectiveKind.ALL_REDUCE: "all_reduce",
@@ -35,7 +35,7 @@ _HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
 
 @dataclass(frozen=True, slots=True)
 class PluginViews:
-    """Views of one trace of each rank."""
+    """Views of all ranks."""
 
     of_rank: Mapping[int, PluginView]
     missing: tuple[str, ...]
@@ -46,9 +46,12 @@ class PluginViews:
 class _Rank:
     """One rank's collectives, and which of them lie in a step of the report."""
 
-    rank: Rank
-    trace: Trace
+    about: DrawnRank
     table: RankCollectives
+    bucket_bytes: Mapping[int, int]
+    """row of the table → bytes, as far as the recorder knows them"""
+    on_host: bool
+    """whether threads of the host communicate"""
     steps: tuple[Step, ...]
     start_ns: NDArray[np.int64]
     """start, clipped to the step if the host communicates, since the plugin's steps are then the host's"""
@@ -56,38 +59,40 @@ class _Rank:
     counts: NDArray[np.bool_]
 
 
-def plugin_views(ranks: Sequence[Rank], modules: Sequence[DdpModule]) -> PluginViews:
-    known = sorted(_with_traces(ranks), key=lambda one: one.rank.rank)
+def plugin_views(ranks: Iterable[tuple[RankSummary, DrawnRank]]) -> PluginViews:
+    """Return the views of ranks that have traces."""
+    known = sorted((_rank(summary, about) for summary, about in ranks), key=lambda one: one.about.rank)
     tables = [one.table for one in known]
     matched = match_collectives(tables)
-    sizes = sizes_of_rows(tables, matched, {rank.rank: bucket_bytes(rank, modules) for rank in ranks})
+    sizes = sizes_of_rows(tables, matched, {one.about.rank: one.bucket_bytes for one in known})
     lines = _lines(known, matched)
     starts = _in_common_order(known, lines)
     views = {
-        one.rank.rank: PluginView(one.steps, _shown(one, lines[:, column], starts[:, column], sizes[column]))
+        one.about.rank: PluginView(
+            one.about.device,
+            one.about.epoch_ns,
+            one.steps,
+            _shown(one, lines[:, column], starts[:, column], sizes[column]),
+        )
         for column, one in enumerate(known)
     }
     return PluginViews(views, tuple(_missing(known, lines, starts)))
 
 
-def _with_traces(ranks: Sequence[Rank]) -> Iterator[_Rank]:
-    for rank in ranks:
-        trace, table = rank.trace, rank_collectives(rank)
-        if trace is None or table is None:
-            continue
-        comm, steps = trace.collectives, whole_steps(trace, training_steps(rank.record))
-        start_ns, end_ns = comm.start_ns.copy(), comm.end_ns.copy()
-        if _on_host(trace):
-            for index in steps:
-                rows, step = comm.step == index, trace.steps[index]
-                start_ns[rows] = np.clip(start_ns[rows], step.start_ns, step.end_ns)
-                end_ns[rows] = np.clip(end_ns[rows], step.start_ns, step.end_ns)
-        counts = np.isin(comm.step, steps) & (end_ns > start_ns)
-        yield _Rank(rank, trace, table, tuple(trace.steps[index] for index in steps), start_ns, end_ns, counts)
-
-
-def _on_host(trace: Trace) -> bool:
-    return any(trace.names[name].startswith(_HOST_BACKENDS) for name in np.unique(trace.collectives.name).tolist())
+def _rank(summary: RankSummary, about: DrawnRank) -> _Rank:
+    assert summary.trace is not None, "a rank that is drawn has a trace"
+    table = summary.trace.collectives
+    comm = table.collectives
+    on_host = any(about.names[name].startswith(_HOST_BACKENDS) for name in np.unique(comm.name).tolist())
+    start_ns, end_ns = comm.start_ns.copy(), comm.end_ns.copy()
+    if on_host:
+        for index in about.measured:
+            rows, step = comm.step == index, about.steps[index]
+            start_ns[rows] = np.clip(start_ns[rows], step.start_ns, step.end_ns)
+            end_ns[rows] = np.clip(end_ns[rows], step.start_ns, step.end_ns)
+    counts = np.isin(comm.step, about.measured) & (end_ns > start_ns)
+    steps = tuple(about.steps[index] for index in about.measured)
+    return _Rank(about, table, summary.trace.bucket_bytes, on_host, steps, start_ns, end_ns, counts)
 
 
 def _lines(ranks: Sequence[_Rank], matched: MatchedCollectives) -> NDArray[np.int64]:
@@ -118,9 +123,10 @@ def _in_common_order(ranks: Sequence[_Rank], lines: NDArray[np.int64]) -> NDArra
 
 def _shown(
     one: _Rank, rows: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> dict[int, PluginCollective]:
-    prefix = "gloo" if _on_host(one.trace) else "nccl"
-    comm = one.trace.collectives
+) -> dict[tuple[int, int], PluginCollective]:
+    prefix = "gloo" if one.on_host else "nccl"
+    comm = one.table.collectives
+    places = np.arange(len(comm)) - np.searchsorted(comm.start_ns, comm.start_ns)
     shown = {}
     for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
         name = _NAMES.get(CollectiveKind(comm.kind[row]), _NAME_OF_OTHERS)
@@ -128,7 +134,8 @@ def _shown(
         # A kernel counts as long as it runs; an annotation without length only brings it into order.
         is_moved_kernel = prefix == "nccl" and start != one.start_ns[row]
         end = start if is_moved_kernel else int(one.end_ns[row])
-        shown[row] = PluginCollective(f"{prefix}:{name}", start, end, None if size == UNKNOWN else size)
+        key = int(comm.start_ns[row]), int(places[row])
+        shown[key] = PluginCollective(f"{prefix}:{name}", start, end, None if size == UNKNOWN else size)
     return shown
 
 
@@ -149,7 +156,7 @@ def _missing(ranks: Sequence[_Rank], lines: NDArray[np.int64], starts: NDArray[n
         yield "one rank was read: the Distributed view counts all of its communication as transfer, none as waiting"
     unknown, moved_ns = set(), 0
     for one, rows, start in zip(ranks, lines.T, starts.T, strict=True):
-        unknown |= {CollectiveKind(kind) for kind in one.trace.collectives.kind[rows]} - set(_NAMES)
+        unknown |= {CollectiveKind(kind) for kind in one.table.collectives.kind[rows]} - set(_NAMES)
         moved_ns = max(moved_ns, int((one.start_ns[rows] - start).max(initial=0)))
     if unknown:
         names = ", ".join(sorted(kind.name.lower().replace("_", "-") for kind in unknown))

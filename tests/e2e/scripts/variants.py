@@ -19,107 +19,10 @@ import time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from comm_hooks import allreduce_hook, fp16_hook, fp16_wrapped_powersgd_hook, own_hook, powersgd_hook
+from ordinary_training import CAP_MB, Model, batches, momentum_sgd, ordinary_steps, train_with
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-CAP_MB = 0.02  # about a dozen buckets
-
-
-class Model(nn.Module):
-    """An odd number of everything, buffers, and a branch that may go unused."""
-
-    def __init__(self, use_spare=True, with_batch_norm=True, hidden=97):
-        super().__init__()
-        self.use_spare = use_spare
-        self.stem = nn.Linear(33, 65)
-        self.norm = nn.BatchNorm1d(65) if with_batch_norm else nn.LayerNorm(65)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(65, hidden), nn.GELU(), nn.Linear(hidden, 65)) for _ in range(4)
-        )
-        self.spare = nn.Linear(65, 65)
-        self.head = nn.Linear(65, 7)
-
-    def forward(self, x):
-        x = self.norm(self.stem(x))
-        for block in self.blocks:
-            x = x + block(x)
-        if self.use_spare:
-            x = x + self.spare(x).tanh()
-        return self.head(x)
-
-
-def batches(steps, rank, micro_batches=1, seed=1000):
-    generator = torch.Generator().manual_seed(seed + rank)
-    for _ in range(steps * micro_batches):
-        yield (
-            torch.randn(13, 33, generator=generator),
-            torch.randint(0, 7, (13,), generator=generator),
-        )
-
-
-def ordinary_steps(ddp, optimizer, data):
-    for x, y in data:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(ddp(x), y).backward()
-        optimizer.step()
-
-
-def momentum_sgd(module):
-    return torch.optim.SGD(module.parameters(), lr=0.03, momentum=0.9)
-
-
-def train_with(steps, rank, model=None, hook=None, **ddp_arguments):
-    """Train one DDP module in the ordinary way; returns it."""
-    ddp_arguments.setdefault("bucket_cap_mb", CAP_MB)
-    ddp = DDP(Model() if model is None else model, **ddp_arguments)
-    if hook is not None:
-        ddp.register_comm_hook(*hook())
-    ordinary_steps(ddp, momentum_sgd(ddp), batches(steps, rank))
-    return ddp
-
-
-def fp16_hook():
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-    return None, fp16_compress_hook
-
-
-def allreduce_hook():
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    return None, allreduce_hook
-
-
-def powersgd_hook():
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-
-    state = PowerSGDState(
-        process_group=None, matrix_approximation_rank=2, start_powerSGD_iter=4, min_compression_rate=1
-    )
-    return state, powerSGD_hook
-
-
-def fp16_wrapped_powersgd_hook():
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
-
-    state, hook = powersgd_hook()
-    return state, fp16_compress_wrapper(hook)
-
-
-def own_hook():
-    """A user's hook with state of its own, which it changes in each call."""
-
-    class State:
-        def __init__(self):
-            self.calls = 0
-
-    def hook(state, bucket):
-        state.calls += 1
-        scale = 1.0 / (dist.get_world_size() * (1 + state.calls % 3 * 1e-3))
-        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-        return future.then(lambda done: done.value()[0].mul_(scale))
-
-    return State(), hook
 
 
 def unused_that_changes(steps, rank):

@@ -13,7 +13,7 @@ from ddpprof.data_parallel.own_reduction import OwnReduction, measure_own_reduct
 from ddpprof.data_parallel.rules import own_reduction as rule
 from ddpprof.findings import Observed
 from ddpprof.layout import Line, Table
-from ddpprof.load.kineto.classify import classify
+from ddpprof.load.classify import classify
 from ddpprof.measures.buckets.gradient_reduces import reduces_without_ddp
 from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Rank, Trace

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ DATA = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 def whole_view(trace: Trace, name: str, num_bytes: int | None = None) -> PluginView:
     """All of the trace's steps and collectives."""
     comm = trace.collectives
-    spans = enumerate(zip(comm.start_ns.tolist(), comm.end_ns.tolist(), strict=True))
-    return PluginView(trace.steps, {row: PluginCollective(name, start, end, num_bytes) for row, (start, end) in spans})
+    spans = zip(comm.start_ns.tolist(), comm.end_ns.tolist(), strict=True)
+    return view_of(trace, {(start, 0): PluginCollective(name, start, end, num_bytes) for start, end in spans})
+
+
+def view_of(trace: Trace, collectives: dict[tuple[int, int], PluginCollective]) -> PluginView:
+    return PluginView(trace.device, trace.epoch_ns, trace.steps, collectives)
 
 
 def copied(builder: Any, view: PluginView | None = None, name: str = "nccl:all_reduce") -> dict[str, Any]:
@@ -30,7 +35,7 @@ def copied(builder: Any, view: PluginView | None = None, name: str = "nccl:all_r
     loaded = builder.load()
     before = builder.path.read_bytes()
     target = builder.path.with_name("host_0000.pt.trace.json.gz")
-    write_plugin_trace(builder.path, target, loaded, whole_view(loaded, name) if view is None else view)
+    write_plugin_trace(builder.path, target, whole_view(loaded, name) if view is None else view)
     assert builder.path.read_bytes() == before
     document: dict[str, Any] = json.loads(gzip.decompress(target.read_bytes()))
     return document
@@ -97,7 +102,7 @@ def test_sizes_are_shapes_that_the_plugin_reads(nccl: Any, num_bytes: int | None
 
 
 def test_what_does_not_count_is_neither_communication_nor_compute(nccl: Any) -> None:
-    document = copied(nccl, PluginView(nccl.load().steps, {}))
+    document = copied(nccl, view_of(nccl.load(), {}))
     assert [event["cat"] for event in events(document, ALL_REDUCE)] == ["kernel, not counted"]
     assert "user_annotation" not in [event["cat"] for event in events(document, "nccl:all_reduce")]
 
@@ -126,7 +131,8 @@ def test_absolute_times_keep_their_nanoseconds(tmp_path: Path, trace: Any) -> No
 
 def test_only_the_steps_of_the_report_are_steps(trace: Any) -> None:
     trace.step(3, 0, 100).step(4, 100, 200).op("aten::mm", 10, 20)
-    document = copied(trace, PluginView(trace.load().steps[:1], {}))
+    loaded = trace.load()
+    document = copied(trace, replace(view_of(loaded, {}), steps=loaded.steps[:1]))
     assert [events(document, f"ProfilerStep#{number}")[0]["cat"] for number in (3, 4)] == [
         "user_annotation",
         "user_annotation, not counted",
@@ -168,7 +174,7 @@ def test_ops_of_other_threads_are_no_compute(trace: Any) -> None:
 def test_a_host_span_is_as_the_report_has_it(trace: Any) -> None:
     trace.step(3, 0, 1000).op("c10d::allreduce_", 90, 100)
     trace.annotation("gloo:all_reduce", 250, 2000, tid=300, kept=1)
-    view = PluginView(trace.load().steps, {0: PluginCollective("gloo:all_reduce", 240, 700, 8)})
+    view = view_of(trace.load(), {(250, 0): PluginCollective("gloo:all_reduce", 240, 700, 8)})
     (span,) = events(copied(trace, view), "gloo:all_reduce")
     assert (times(span), span["cat"], span["args"]["kept"]) == ((240, 700), "user_annotation", 1)
 

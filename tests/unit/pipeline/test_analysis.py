@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from drawn_runs import build_timeline
 from fleets import make_fleet, make_traces, write_rank
 
 from ddpprof.cli.arguments import numbers
@@ -17,7 +18,6 @@ from ddpprof.pipeline.analysis import ALL, AnalysisOptions, analysed
 from ddpprof.pipeline.progress import ReadProgress
 from ddpprof.render.json import render_json
 from ddpprof.report import build_report
-from ddpprof.report.timeline import build_timeline
 from ddpprof.rundir import remove_run
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn_runs import build_timeline
 from reports import HOSTILE
 from shared import TRACES
 
 from ddpprof.load.run import load_run
 from ddpprof.render.perfetto import PARTS, render_perfetto
 from ddpprof.report import Report, build_report
-from ddpprof.report.timeline import Timeline, build_timeline
+from ddpprof.report.timeline import Timeline
 
 CHECKOUT = Path(__file__).parents[3]
 PATHS = {

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawn_runs import build_timeline
 from ranks import shifted_trace
 from shared import TRACES
 
@@ -12,7 +13,7 @@ from ddpprof.cli.arguments import numbers
 from ddpprof.load.run import load_run
 from ddpprof.model import Run
 from ddpprof.report import build_report
-from ddpprof.report.timeline import Timeline, build_timeline
+from ddpprof.report.timeline import Timeline
 
 CHECKOUT = Path(__file__).parents[3]
 GLOO = CHECKOUT / "sample_traces" / "convnet-gloo-2ranks"

@@ -23,11 +23,12 @@ from random_traces import Event, device_traces, host_traces, renamed, traces
 from shared import TRACES
 
 from ddpprof.errors import BadTrace
+from ddpprof.load import helper_process
+from ddpprof.load.inflate import UnreadableError, telling
 from ddpprof.load.kineto import decode, read
 from ddpprof.load.kineto.columns import Collected, Columns
-from ddpprof.load.kineto.decode import EventReader
+from ddpprof.load.kineto.decode import Batches, Division, EventReader, OddLayoutError
 from ddpprof.load.kineto.read import Header, read_trace
-from ddpprof.load.kineto.stream import Batches, Division, OddLayoutError, UnreadableError, telling
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 
 SHARED_TRACES = sorted(TRACES.glob("*rank*.json.gz"))
@@ -199,7 +200,7 @@ def take_even(next_group: MutableSequence[int], group: int) -> bool:
 def test_processes_read_what_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event], num_processes: int, start_method: str
 ) -> None:
-    monkeypatch.setattr(decode, "_context", lambda: multiprocessing.get_context(start_method))
+    monkeypatch.setattr(decode, "start_context", lambda: multiprocessing.get_context(start_method))
     path = written(tmp_path, events)
     told: list[int] = []
     with telling(told.append):
@@ -213,7 +214,7 @@ def test_a_process_that_has_threads_is_not_forked(monkeypatch: pytest.MonkeyPatc
     """What another thread has locked at that moment stays locked in the child."""
 
     def start_method() -> str:
-        return decode._context().get_start_method()
+        return helper_process.start_context().get_start_method()
 
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     monkeypatch.delitem(sys.modules, "torch", raising=False)

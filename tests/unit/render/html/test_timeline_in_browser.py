@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from drawn_runs import build_timeline
 from large_runs import kernel_run
 from pages import Show, body, page_of, plotted
 
 from ddpprof.render.html.report_page import report_page
 from ddpprof.render.sections.shown_steps import worth_seeing
 from ddpprof.report import build_report
-from ddpprof.report.timeline import build_timeline
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

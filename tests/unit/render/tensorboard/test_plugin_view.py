@@ -8,6 +8,8 @@ from tables import collective, trace
 from ddpprof.model import CollectiveKind, Rank
 from ddpprof.model.plugin import PluginCollective
 from ddpprof.render.tensorboard.plugin_view import PluginViews, plugin_views
+from ddpprof.report.rank_summary import RankSummary, summarise_rank
+from ddpprof.report.timeline import DrawnRank, drawing_of
 
 BROADCAST = CollectiveKind.BROADCAST
 GLOO = ("gloo:all_reduce",)
@@ -16,7 +18,14 @@ GLOO = ("gloo:all_reduce",)
 def views(*ranks: list[dict[str, int]], **changes: Any) -> PluginViews:
     """Of ranks with these collectives, in a step of 1000 ns."""
     given = {"names": GLOO, "steps": ((0, 1000),), **changes}
-    return plugin_views([Rank(number, trace(comm=rows, **given), None) for number, rows in enumerate(ranks)], ())
+    return plugin_views(read(Rank(number, trace(comm=rows, **given), None)) for number, rows in enumerate(ranks))
+
+
+def read(rank: Rank) -> tuple[RankSummary, DrawnRank]:
+    """What the analysis of a run knows of the rank."""
+    drawing = drawing_of(rank)
+    assert drawing is not None
+    return summarise_rank(rank, ()).ranks[0], drawing.about
 
 
 def shown(made: PluginViews, rank: int = 0) -> list[tuple[str, int, int]]:
@@ -30,8 +39,8 @@ def test_what_every_rank_has_counts() -> None:
     )
     assert made.missing == ()
     assert made.of_rank[0].collectives == {
-        0: PluginCollective("gloo:all_reduce", 100, 300, 8),
-        1: PluginCollective("gloo:broadcast", 400, 500, None),
+        (100, 0): PluginCollective("gloo:all_reduce", 100, 300, 8),
+        (400, 0): PluginCollective("gloo:broadcast", 400, 500, None),
     }
     assert shown(made, 1) == [("gloo:all_reduce", 200, 300), ("gloo:broadcast", 450, 500)]
 

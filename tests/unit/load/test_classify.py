@@ -1,6 +1,6 @@
 import pytest
 
-from ddpprof.load.kineto.classify import (
+from ddpprof.load.classify import (
     Role,
     classify,
     collective_kind,

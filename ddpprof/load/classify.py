@@ -7,8 +7,11 @@ nothing, because host ops of Triton and rows such as `Context Sync` carry one, t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+
+import numpy as np
 
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark
 
@@ -58,6 +61,18 @@ class Identity:
     mark: Mark | None = None
     kind: CollectiveKind | None = None
     """kind of a communication or a ``c10d::`` call; ``None`` for anything else"""
+
+
+class IdentityColumns:
+    """Properties of identities, by their index; `UNKNOWN` stands for ``None``."""
+
+    def __init__(self, identities: Sequence[Identity]) -> None:
+        self.role = np.array([one.role for one in identities], np.int8)
+        self.is_op = np.array([one.is_op for one in identities], np.bool_)
+        self.mark = np.array([UNKNOWN if one.mark is None else one.mark for one in identities], np.int8)
+        self.kind = np.array([UNKNOWN if one.kind is None else one.kind for one in identities], np.int8)
+        self.is_only_op = self.role == Role.OP
+        """whether it stands for compute and nothing else"""
 
 
 # Lower case: traces of 2021 write `Kernel`, `Operator`, `Runtime`.

@@ -1,22 +1,16 @@
-"""A trace file's bytes, plain or inflated, cut into batches that end where an event ends.
+"""A file's bytes, plain or inflated.
 
-The bytes may be gzip or zstd, whatever the file's name says, and are inflated only up to a limit. They are only read
+They may be gzip or zstd, whatever the file's name says, and are inflated only up to a limit. They are only read
 forwards, because a file may be far away.
-
-A batch ends before the last ``{`` that precedes a ``"ph"`` key. If that is not the start of an event (an event does
-not begin with its ``"ph"``, or arguments contain one), the batch has an open bracket, the decoder refuses it, and the
-whole document is decoded instead. The text after the last batch is decoded together with the keys after the array.
 """
 
 from __future__ import annotations
 
 import gzip
-import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol, cast
@@ -135,81 +129,11 @@ class _Checked:
         return chunk
 
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-BLANKS = b" \t\r\n"
-_CLOSING_EVENT = b'{"ph":"s"}]'
-_ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
-
-Batch = Sequence[bytes | bytearray | memoryview]
-"""An array in pieces; its last event is a dummy, which closes the array after the last comma."""
-
-
-@dataclass(frozen=True, slots=True)
-class Division:
-    """Sizes by which the text is divided among batches, groups and processes."""
-
-    batch_bytes: int = 1_000_000
-    """size of a batch; larger batches leave the processor's cache and are slower"""
-    batches_per_group: int = 4
-    """number of batches in a group; one process decodes all of them"""
-    first_groups: int = 8
-    """number of groups that one process decodes to find the file's traits"""
-    worth_sharing_bytes: int = 100_000_000
-    """size from which helpers are started; less is decoded before another process has started"""
-    bytes_per_helper: int = 400_000_000
-    """size for which one helper is started; a process takes some 20 MB of memory, 5 % of that"""
-
-
-class OddLayoutError(Exception):
-    """Error about a file that cannot be read in batches, but perhaps as a whole."""
-
-
-def split_at_array(stream: Stream, limits: Limits, batch_bytes: int) -> tuple[bytes | None, bytes]:
-    """Return the text before the array of events (``None`` if the file is only an array), and what was read of it."""
+def read_whole(stream: Stream, limits: Limits) -> bytearray:
+    """Read a file whose layout forbids to read it in pieces."""
     text = bytearray()
-    while chunk := stream.read(batch_bytes):
-        searched = max(len(text) - 64, 0)
+    while chunk := stream.read(1 << 20):
         text += chunk
-        start = text.removeprefix(BYTE_ORDER_MARK).lstrip(BLANKS)[:1] if searched == 0 else b"{"
-        if start == b"[":
-            return None, bytes(text[text.index(b"[") + 1 :])
-        if start not in (b"{", b""):
-            raise UnreadableError("is not JSON")
-        if match := _ARRAY_START.search(text, searched):
-            return bytes(text[: match.start()].removeprefix(BYTE_ORDER_MARK)), bytes(text[match.end() :])
-        _refuse_long(text, limits)
-    if not text.strip(BLANKS):
-        raise UnreadableError("is empty")
-    raise OddLayoutError
-
-
-class Batches:
-    """All events but the last few, batch by batch."""
-
-    def __init__(self, stream: Stream, begin: bytes, limits: Limits, batch_bytes: int) -> None:
-        self.num_done = 0
-        self.rest = bytearray()
-        """text after the last batch; it goes to the file's end once all batches are done"""
-        self._stream, self._begin, self._limits, self._batch_bytes = stream, begin, limits, batch_bytes
-
-    def __iter__(self) -> Iterator[Batch]:
-        chunk = self._begin
-        while True:
-            cut = chunk.rfind(b"{", 0, max(chunk.rfind(b'"ph"'), 0))
-            if cut < 0:
-                self.rest += chunk
-                _refuse_long(self.rest, self._limits)
-            else:
-                yield b"[", self.rest, memoryview(chunk)[:cut], _CLOSING_EVENT
-                self.num_done += 1
-                self.rest = bytearray(chunk[cut:])
-            chunk = self._stream.read(self._batch_bytes)
-            if not chunk:
-                return
-
-
-def _refuse_long(text: bytearray, limits: Limits) -> None:
-    if len(text) > limits.keys_bytes:
-        raise UnreadableError(
-            f"holds {limits.keys_bytes // 10**6} MB without a single event: it is not a profiler trace"
-        )
+        if len(text) > limits.whole_bytes:
+            raise UnreadableError(f"is too large to decode whole ({len(text)} bytes)")
+    return text

@@ -1,0 +1,29 @@
+"""Timelines of runs that are entirely in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from ddpprof.measures.buckets.bucket_steps import BucketStep
+from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
+from ddpprof.model import Rank, Run
+from ddpprof.report import Report
+from ddpprof.report.ranks import bucket_steps, modules_of
+from ddpprof.report.timeline import Timeline, draw_timeline, drawing_of
+
+
+def build_timeline(
+    run: Run, report: Report, steps: Container[int] | None = None, ranks: Container[int] | None = None
+) -> Timeline:
+    """Draw the profiled steps that the report measures, or only those steps and ranks with these numbers."""
+    chosen = [rank for rank in run.ranks if ranks is None or rank.rank in ranks]
+    drawings = [drawing for rank in chosen if (drawing := drawing_of(rank)) is not None]
+    return draw_timeline(drawings, report, _buckets(run.ranks, chosen), steps)
+
+
+def _buckets(ranks: Sequence[Rank], chosen: Sequence[Rank]) -> Mapping[int, Sequence[BucketStep]]:
+    """Return buckets from the recorder's facts or, without them, from the traces of all ranks."""
+    if modules := modules_of(ranks):
+        return {rank.rank: bucket_steps(rank, modules) for rank in chosen}
+    passes = {rank.rank: find_passes(rank.trace) for rank in ranks if rank.trace is not None}
+    return trace_buckets(passes, one_clock=False).ranks
