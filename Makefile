@@ -84,6 +84,7 @@ clean:
 
 # An environment of its own, without torch, that takes seconds. It runs the checkout itself, like the demo's.
 $(DOCS)/tools: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ddpprof needs Python 3.11 or newer; say which: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/pip install --quiet -c constraints.txt -e '.[docs]'
 	@touch $@
