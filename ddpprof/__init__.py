@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ddpprof.record.profile import profile
     from ddpprof.report import Report, build_report
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "DdpprofError": "ddpprof.errors",
