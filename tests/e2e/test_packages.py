@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ddpprof
 import pytest
+
+import ddpprof
 
 CHECKOUT = Path(__file__).parents[2]
 
