@@ -1,4 +1,7 @@
-"""Deferral of signals while something must not be interrupted, such as writing a trace or forking."""
+"""Signals of this process: deferred while something must not be interrupted, or handled for a while.
+
+Those that reach ``ddpprof trace`` are passed on to the job by `record.launch`.
+"""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         help="exit with 0 (pass) if certainly no measure of B grew beyond its limit; with 1 (fail) if one certainly "
         "grew, perhaps beyond its limit; with 3 if there are too few runs to tell, and say how many more are needed. "
         "Write 'step>5%%,exposed>2ms'. Measures: step, fastest step, compute, comm, overlap, exposed, trailing, "
-        "forward, backward, optimizer, data, other, idle, wrapper; units: %%, s, ms, "
-        "us",
+        "forward, backward, backward and comm, optimizer, data, other, idle, wrapper; units: %%, s, ms, us",
     )
     add(
         "--on-unknown",

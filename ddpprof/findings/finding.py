@@ -20,11 +20,10 @@ from ddpprof.model import DdpModule, Loader
 
 _WORTH_SAYING = 0.01
 """least fraction of the step worth a finding"""
-_SURELY_WORTH_SAYING = 0.02
+_NOISE_OF_MEASURED = 0.02
 """fraction of the step above which another run of the job hardly misses a measured finding"""
-
-
 _ROUNDS_TO_NOTHING_NS = 5_000
+"""gains below it are shown as 0.00 ms"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ class Observed:
             return finding.is_noise
         if finding.predicted is not None:
             return self.may_be_chance(finding.predicted)
-        return gain_ns < max(_ROUNDS_TO_NOTHING_NS, _SURELY_WORTH_SAYING * (self.step_ns or 0))
+        return gain_ns < max(_ROUNDS_TO_NOTHING_NS, _NOISE_OF_MEASURED * (self.step_ns or 0))
 
     def may_be_chance(self, predicted: Predicted) -> bool:
         gain_ns, low_ns = predicted.gain_ns, predicted.low_ns

@@ -1,4 +1,4 @@
-"""Measures: one question per file, named after the answer; the model goes in, and one frozen dataclass comes out.
+"""Measures: one question per file, named after the answer; the model goes in, numbers come out.
 
 step/         where the time of a step goes, and how much of it is the work of DDP or ddpprof
 buckets/      when gradients are reduced, and what hides it

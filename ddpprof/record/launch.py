@@ -147,7 +147,8 @@ def run_job(
 def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], **streams: Any) -> tuple[int, bool]:
     """Run a command; return its return code, and whether a signal asked it to end.
 
-    Signals are passed on, no process is left over, and the command also ends if this process is killed.
+    Signals are passed on, and the command also ends if this process is killed. After a signal none of its processes is
+    left over. How long the command itself takes to end is up to it.
     `streams`: as for ``subprocess.Popen``.
     Raises `CannotRecord` if the command cannot be started.
     """

@@ -29,7 +29,7 @@ from ddpprof.record.notes import StepNotes
 from ddpprof.record.settings import Settings
 from ddpprof.record.steps import StepDetector
 from ddpprof.record.window import Window
-from ddpprof.short_training import options_for
+from ddpprof.step_options import options_for
 
 _P = ParamSpec("_P")
 
@@ -155,7 +155,7 @@ class Recording:
         took = f"the training took {num_steps} step{'s' if num_steps != 1 else ''}"
         if num_replays > num_steps:
             return f"{took} and replayed CUDA graphs {num_replays} times: steps within a graph cannot be seen."
-        options = options_for(num_steps, num_skipped if self._notes.device.is_accelerator else 1)
+        options = options_for(num_steps, self._notes.device.is_accelerator)
         instead = "let it take more steps" if options is None else f"ddpprof trace {options} records what they show"
         return f"{took}, and the first {num_skipped} are not recorded: {instead}."
 

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from ddpprof.model import StepMode
 from ddpprof.record.settings import Settings
+from ddpprof.step_options import TORCH_WAITS, least_skipped
 
 _SETTLE = 3
 """uncounted steps at the beginning of a block: DDP rebuilds its buckets in the second, and memory is reallocated"""
 
 
-_TORCH_WAITS = 11
-"""initial steps of a reducer in which torch may wait for an accelerator, to take the times of an iteration"""
-
-
 class Schedule:
     def __init__(self, settings: Settings, on_accelerator: bool = False) -> None:
-        self._cost_begin = max(1, settings.skip_first, _TORCH_WAITS if on_accelerator else 0)
+        self._cost_begin = max(settings.skip_first, least_skipped(on_accelerator))
         self._timed_begin = self._cost_begin + settings.cost_steps
         self._warmup_begin = self._timed_begin + settings.timed_steps
         self._profiled_begin = self._warmup_begin + (settings.warmup if settings.profiler else 0)
@@ -30,7 +27,7 @@ class Schedule:
         self._alone_begin = self._baseline_begin + (settings.baseline_steps if settings.profiler else 0)
         self._done_begin = self._alone_begin + settings.alone_steps
         self._profiled = StepMode.PROFILED if settings.profiler else StepMode.LIGHT
-        self._settle = _TORCH_WAITS if on_accelerator else _SETTLE
+        self._settle = TORCH_WAITS if on_accelerator else _SETTLE
         self._block = self._settle + settings.block_steps
         self._num_block_steps = 2 * settings.ddp_blocks * self._block
 

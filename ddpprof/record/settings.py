@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpprof.step_options import COST_STEPS, SKIP_FIRST, STEPS, WARMUP
+
 ENVIRONMENT_VARIABLE = "DDPPROF_SETTINGS"
 
 
@@ -22,15 +24,15 @@ class Settings:
     """command that the user asked to run"""
     recorded_with: tuple[str, ...] = ()
     """arguments of ``ddpprof trace`` to record such a run again, without those that say where it goes"""
-    skip_first: int = 3
+    skip_first: int = SKIP_FIRST
     """initial steps not recorded: DDP rebuilds its buckets at the second forward, and caches and allocators warm up"""
-    cost_steps: int = 8
+    cost_steps: int = COST_STEPS
     """steps alternately with recording off and on, from which ddpprof measures its own cost"""
     timed_steps: int = 0
     """following steps with recording off, of which only the length is kept"""
-    warmup: int = 1
+    warmup: int = WARMUP
     """steps with the profiler on, whose trace is discarded"""
-    steps: int = 5
+    steps: int = STEPS
     """steps with the profiler on, or with light recording if ``profiler=False``"""
     profile_ranks: tuple[tuple[int, int], ...] = ()
     """first and last rank of each span to profile; if empty, all ranks, or some in a large job"""

@@ -223,6 +223,15 @@ TERMS = (
         field="memory",
         aliases=("steady", "peak", "reserved"),
     ),
+    Term(
+        "not beyond noise",
+        "A finding that another run of the same job might not have. A predicted gain is one if its 95 % interval "
+        "includes a loss, or if it is below the noise of the step (half of the 95 % interval of its length) and may be "
+        "less than half of what it says. A measured gain is one below 2 % of the step. Such findings come last and "
+        "without advice.",
+        field="findings[].is_noise",
+        aliases=("noise", "may save"),
+    ),
     *(Term(street.name, street.meaning, field=street.report_field, aliases=street.aliases) for street in SIDE_STREETS),
 )
 

@@ -21,6 +21,10 @@ _FIELDS = {
         "buckets[].launched_ns",
         "buckets[].slowest_parameter_delay_ns",
         "buckets[].late_by_ns",
+        "across.late_gradients",
+        "across.stragglers.step_ns",
+        "attempts[].step_ns",
+        "bound.step_ns",
         "rpc",
     ),
     DEVICE: (
@@ -33,12 +37,23 @@ _FIELDS = {
         "ranks[].steps[].trailing_ns",
         "ranks[].steps[].parts",
         "ranks[].steps[].idle",
+        "ranks[].steps[].torch_times",
+        "ranks[].devices",
         "buckets[].started_ns",
         "buckets[].finished_ns",
         "buckets[].transfer_ns",
         "kernels",
         "slowdown",
         "outside",
+        "across.collectives",
+        "across.waiting",
+        "across.stragglers.ranks",
+        "across.stragglers.stragglers",
+        "bound.exposed_ns",
+        "bound.comm_ns",
+        "bound.waiting_ns",
+        "own_reduction",
+        "data_parallel",
     ),
 }
 
@@ -48,7 +63,10 @@ def is_accelerator(device: str | None) -> bool:
 
 
 def times_of(device: str | None) -> Mapping[str, str]:
-    """Return whose time each field of the JSON report is; empty on CPU, where the host does all work itself."""
+    """Return whose time each field of the JSON report is, with all that is below it.
+
+    Empty on CPU, where the host does all work itself.
+    """
     if not is_accelerator(device):
         return {}
     return {field: whose for whose, fields in _FIELDS.items() for field in fields}

@@ -6,6 +6,9 @@ import pytest
 
 from ddpprof.cli import main
 from ddpprof.cli.commands import COMMANDS
+from ddpprof.cli.report import TOPICS
+from ddpprof.comparison.compare import METRICS
+from ddpprof.render import sections
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -40,3 +43,12 @@ def test_the_nearest_word_is_named(arguments: list[str], hint: str, capsys: pyte
 def test_nothing_is_named_where_nothing_is_near(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--zzz"]) == 2
     assert "Did you mean" not in capsys.readouterr().err
+
+
+def test_what_is_written_twice_so_that_help_comes_fast_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sections.TOPICS == TOPICS
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    named = text.partition("Measures: ")[2].partition("; units")[0]
+    assert sorted(named.split(", ")) == sorted(METRICS)

@@ -1,4 +1,4 @@
-"""The docstring of every folder's ``__init__`` says what each of its files is for."""
+"""Every folder's ``__init__`` says what each of its files is for, and CONTRIBUTING.md what each folder is for."""
 
 import ast
 import re
@@ -18,3 +18,12 @@ def test_every_file_is_on_the_map(folder: Path) -> None:
     there = {file.name for file in folder.glob("*.py")} - {"__init__.py"}
     assert there <= set(re.findall(r"[\w.-]+\.py\b", text))
     assert set(re.findall(r"^([a-z_]+\.py)\b", text, re.MULTILINE)) <= there
+
+
+def test_contributing_has_every_file_and_folder_of_the_package_itself() -> None:
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    folders = {f"{folder.name}/" for folder in FOLDERS if folder.parent == PACKAGE}
+    files = {file.name for file in PACKAGE.glob("*.py")} - {"__init__.py", "__main__.py"}
+    named = set(re.findall(r"`([a-z_]+(?:/|\.py))`", text))
+    assert folders | files <= named
+    assert {name for name in named if name.endswith(".py")} - {"__init__.py"} <= files

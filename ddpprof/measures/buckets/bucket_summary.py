@@ -19,7 +19,7 @@ from ddpprof.model import DdpModule
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """The fields of a `BucketSummary` that a trace alone can tell."""
+    """One bucket as the report shows it; what this run cannot tell is ``None``."""
 
     module: int
     index: int

@@ -24,7 +24,7 @@ _UNTOLD = (
     "buckets: a communication hook sends them in pieces, or the model reduces something else as well"
 )
 
-_TIMES: Mapping[str, Callable[[BucketRow], str]] = {
+_CELLS: Mapping[str, Callable[[BucketRow], str]] = {
     "MB": lambda b: megabytes(b.num_bytes),
     "params": lambda b: ABSENT if b.num_parameters is None else str(b.num_parameters),
     "ready": lambda b: ms(b.ready_ns),
@@ -34,7 +34,7 @@ _TIMES: Mapping[str, Callable[[BucketRow], str]] = {
     "late": lambda b: ABSENT if b.late_rank is None else f"rank {b.late_rank} +{ms(b.late_by_ns)}",
 }
 _BY_DEVICE = ("started", "finished")
-_BY_HOST = tuple(name for name in _TIMES if name not in _BY_DEVICE)
+_BY_HOST = tuple(name for name in _CELLS if name not in _BY_DEVICE)
 _BY_HOST_MEANS = "host: when the training thread launched the work; the accelerator may lag behind"
 _BY_DEVICE_MEANS = "device: when the accelerator did the work, on the host's clock"
 
@@ -70,7 +70,7 @@ def _tables_of_times(report: Report, since: str, note: str) -> Iterable[Section]
     """Yield tables of times; for an accelerator, the host's and the device's times go into separate tables."""
     after = f", ms after {since} ({_medians(report.buckets[:_MAX_BUCKETS])})"
     if not report.times:
-        yield _table(report, f"Gradient buckets{after}", tuple(_TIMES), note)
+        yield _table(report, f"Gradient buckets{after}", tuple(_CELLS), note)
         return
     yield _table(report, f"Gradient buckets on the host{after}", _BY_HOST, notes(_BY_HOST_MEANS, note))
     yield _table(report, f"Gradient buckets on the device{after}", _BY_DEVICE, _BY_DEVICE_MEANS)
@@ -81,7 +81,7 @@ def _table(report: Report, title: str, names: Sequence[str], note: str) -> Table
         title,
         (Column("bucket"), *(Column(name, is_number=name != "late") for name in names)),
         tuple(
-            (_bucket_name(report, bucket), *(_TIMES[name](bucket) for name in names))
+            (_bucket_name(report, bucket), *(_CELLS[name](bucket) for name in names))
             for bucket in report.buckets[:_MAX_BUCKETS]
         ),
         note,

@@ -9,9 +9,11 @@ from ddpprof.findings import Finding
 from ddpprof.layout import FindingList, FindingText, Section, clean, count, ms
 from ddpprof.report import Report
 from ddpprof.report.side_streets import file_of
-from ddpprof.short_training import DEFAULT_STEPS, STEP_OPTIONS, options_for
+from ddpprof.report.times import is_accelerator
+from ddpprof.step_options import STEP_OPTIONS, default_steps, options_for
 
 FINDINGS = "Findings"
+NOT_BEYOND_NOISE = "Not beyond noise"
 
 
 def finding_list(report: Report) -> Iterable[Section]:
@@ -19,7 +21,7 @@ def finding_list(report: Report) -> Iterable[Section]:
     yield FindingList(FINDINGS, tuple(text for text, finding in texts if not finding.is_noise), otherwise(report))
     noise = tuple(text for text, finding in texts if finding.is_noise)
     if noise:
-        yield FindingList("Not beyond noise", noise, "")
+        yield FindingList(NOT_BEYOND_NOISE, noise, "")
 
 
 def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
@@ -48,16 +50,17 @@ def otherwise(report: Report) -> str:
 
 
 def _not_profiled(report: Report) -> str:
-    number = report.job.num_steps
-    if number is None or number >= DEFAULT_STEPS:
+    number, on_accelerator = report.job.num_steps, is_accelerator(report.job.device)
+    enough = default_steps(on_accelerator)
+    if number is None or number >= enough:
         return _NOT_PROFILED
     words = shlex.join(_without_step_options(report.job.recorded_with)) or "train.py"
-    options = options_for(number)
+    options = options_for(number, on_accelerator)
     with_options = (
         "" if options is None else f" Or record what {number} steps tell: ddpprof trace {options} {clean(words)}"
     )
     return (
-        f"{_NOT_PROFILED} The training took {count(number, 'step')}, but the default options need {DEFAULT_STEPS}: let "
+        f"{_NOT_PROFILED} The training took {count(number, 'step')}, but the default options need {enough}: let "
         f"it take more steps.{with_options}"
     )
 

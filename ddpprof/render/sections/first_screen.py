@@ -12,7 +12,7 @@ from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.bound import bound_remarks
 from ddpprof.render.sections.cost import recording_cost_remark, unusual_steps_line
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.findings import finding_texts, otherwise, short_gain
+from ddpprof.render.sections.findings import NOT_BEYOND_NOISE, finding_texts, otherwise, short_gain
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.sections.shown_steps import typical_step
@@ -91,7 +91,7 @@ def _remarks(report: Report) -> Iterator[Section]:
     if also:
         yield Remarks("Also found", also)
     if noise:
-        yield Remarks("Not beyond noise", tuple(_in_short(noise)))
+        yield Remarks(NOT_BEYOND_NOISE, tuple(_in_short(noise)))
 
 
 def _in_short(findings: Sequence[Finding]) -> Iterator[Remark]:

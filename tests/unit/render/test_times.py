@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import is_dataclass, replace
 from io import StringIO
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from reports import light_report, report, slowdown
@@ -31,6 +32,39 @@ SCHEMA = schema(Report)
 def on(device: str) -> Report:
     shown = report()
     return replace(shown, job=replace(shown.job, device=device), times=times_of(device))
+
+
+NOBODYS = (
+    "across.clock",  # differences of clocks
+    "failure",  # moments, as are the next
+    "attempts[].after_first_ns",
+    "attempts[].ends",
+    "findings",  # predictions of the step, as are the next
+    "bound.would_help",
+    "horovod",  # Horovod's own timeline, which tells no device
+)
+
+
+def fields_in_ns(kind: Any, path: str = "", within: frozenset[type] = frozenset()) -> Iterator[str]:
+    """The paths of all times in a report."""
+    if is_dataclass(kind) and isinstance(kind, type):
+        for name, hint in () if kind in within else get_type_hints(kind).items():
+            yield from fields_in_ns(hint, f"{path}.{name}".lstrip("."), within | {kind})
+    elif get_args(kind):
+        ends = "[]" if get_origin(kind) is tuple else ""
+        for hint in get_args(kind):
+            yield from fields_in_ns(hint, path + ends, within)
+    elif path.rstrip("[]").endswith("_ns") and kind in (int, float):
+        yield path
+
+
+def test_every_time_in_the_json_report_is_somebodys() -> None:
+    def says(named: Iterable[str], path: str) -> bool:
+        return any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in named)
+
+    paths = set(fields_in_ns(Report))
+    assert {"buckets[].ready_ns", "across.collectives[].transfer_ns", "bound.step_ns"} <= paths
+    assert [path for path in sorted(paths) if not says(times_of("cuda"), path) and not says(NOBODYS, path)] == []
 
 
 def titled(shown: Report, words: str) -> list[Table]:
