@@ -149,6 +149,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         for variant in experiment.variants:
             job_of(experiment, variant)  # reports a missing script before anything is created
         _warn_of_options_behind(parser, command)
+        _warn_of_words([*options.set, *(getattr(options, "vary", None) or ())], command)
         directory = options.out or Path(default_out(command).replace("runs/", f"runs/{options.kind}-", 1))
         open_experiment(directory, experiment, options.force)
     with working_on(directory):
@@ -170,6 +171,13 @@ def _warn_of_options_behind(parser: argparse.ArgumentParser, command: Sequence[s
     for word in command[1:]:
         if word.startswith("--") and word.partition("=")[0] in own:
             say(f"ddpprof: {word} comes after the script, so it is passed to the script", file=sys.stderr)
+
+
+def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
+    from ddpprof.experiments.vary import passed_on
+
+    for name in passed_on(choices, command):
+        say(f"ddpprof: {name}=… is no argument of DDP: it is added to the script's own arguments", file=sys.stderr)
 
 
 def steps_in_words(cpu: int, accelerator: int) -> str:

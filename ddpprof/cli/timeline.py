@@ -42,13 +42,13 @@ def run_timeline(options: argparse.Namespace) -> int:
 
     with analysed_run(options.path, options) as analysis:
         report, timeline = analysis.report, analysis.timeline(options.only_steps)
-    steps = {step.step for rank in timeline.ranks for step in rank.steps}
-    if not steps:
-        raise DdpprofError(f"{options.path}: {_why_nothing(report)}")
-    name = report.job.name.removesuffix(".gz").removesuffix(".json")
-    out: Location = options.out or Path(f"{name}.perfetto.json.gz")
-    num_bytes = _write(out, render_perfetto(timeline, report, options.min_duration))
-    ranks = sum(bool(rank.steps) for rank in timeline.ranks)
+        steps = {number for rank in timeline.ranks for number in rank.numbers}
+        if not steps:
+            raise DdpprofError(f"{options.path}: {_why_nothing(report)}")
+        name = report.job.name.removesuffix(".gz").removesuffix(".json")
+        out: Location = options.out or Path(f"{name}.perfetto.json.gz")
+        num_bytes = _write(out, render_perfetto(timeline, report, options.min_duration))
+    ranks = sum(bool(rank.numbers) for rank in timeline.ranks)
     what = f"{count(ranks, 'rank')}, {count(len(steps), 'step')}, {num_bytes / 1e6:.1f} MB"
     say(f"Wrote {out} ({what}). Open it in https://ui.perfetto.dev")
     return 0
