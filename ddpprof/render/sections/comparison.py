@@ -8,7 +8,7 @@ from ddpprof.comparison.between_runs import CONFIDENCE, MOST_RUNS
 from ddpprof.comparison.compare import NOTICEABLE, BucketChange, Comparison, MetricChange
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.kernels import KernelChange
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, megabytes, ms
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, megabytes, ms
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.render.sections.slowdown import kernel_name
 
@@ -36,8 +36,8 @@ def comparison_sections(
 def _settings(comparison: Comparison) -> Iterable[Section]:
     if comparison.settings:
         rows = tuple((clean(s.name), clean(s.a), clean(s.b)) for s in comparison.settings)
-        columns = tuple(Column(name, is_number=False) for name in ("", "A", "B"))
-        yield Table("Differences between the runs", columns, rows)
+        names = ("", "A", "B")
+        yield Table("Differences between the runs", columns(*names, words=names), rows)
 
 
 def _signed(ns: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpprof.experiments.sweep import SweepCrossover, SweepPoint, SweepReport
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, ms
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, ms
 
 
 def sweep_sections(report: SweepReport) -> Iterable[Section]:
@@ -14,13 +14,7 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
     if models:
         yield Table(
             f"Model: constant + slope × {_size_name(report)}",
-            (
-                Column("configuration", is_number=False),
-                Column("constant ms"),
-                Column("slope ms"),
-                Column("never below ms"),
-                Column("error"),
-            ),
+            columns("configuration", "constant ms", "slope ms", "never below ms", "error", words=("configuration",)),
             tuple(
                 (clean(name), ms(m.constant_ns), f"{m.slope_ns / 1e6:.4g}", ms(m.floor_ns), f"{m.relative_error:.1%}")
                 for name, m in models
@@ -58,9 +52,9 @@ def _points(report: SweepReport) -> Section:
     configurations = list(dict.fromkeys(point.configuration for point in report.points))
     has_sizes = any(point.size is not None for point in report.points)
     cells = {(point.label, point.configuration): point for point in report.points}
-    columns = [Column(clean(report.varied.lstrip("-")), is_number=False)]
+    heads = [Column(clean(report.varied.lstrip("-")), is_number=False)]
     for name in configurations:
-        columns += [Column(f"{clean(name)}: ms"), *([Column("per s")] if has_sizes else [])]
+        heads += [Column(f"{clean(name)}: ms"), *([Column("per s")] if has_sizes else [])]
     rows = []
     for label in dict.fromkeys(point.label for point in report.points):
         row = [clean(label.removeprefix(f"{report.varied}="))]
@@ -68,7 +62,7 @@ def _points(report: SweepReport) -> Section:
             row += _cells(cells.get((label, name)), has_sizes)
         rows.append(tuple(row))
     note = f"per s: {_size_name(report)}, divided by the time" if has_sizes else ""
-    return Table("Median step", tuple(columns), tuple(rows), note)
+    return Table("Median step", tuple(heads), tuple(rows), note)
 
 
 def _cells(point: SweepPoint | None, has_sizes: bool) -> list[str]:
