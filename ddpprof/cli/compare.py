@@ -51,9 +51,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "us",
     )
     add(
-        "--on-unknown",
-        choices=["pass", "fail"],
-        help="exit with 0 or 1 instead of 3 if there are too few runs to tell",
+        "--on-unknown", choices=["pass", "fail"], help="exit with 0 or 1 instead of 3 if there are too few runs to tell"
     )
     add_output_options(parser)
     add_reading_options(parser)

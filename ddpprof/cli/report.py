@@ -47,10 +47,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--section", choices=TOPICS, metavar="NAME", help=f"print one part: {', '.join(TOPICS)}")
     add_choosing_options(parser)
     parser.add_argument(
-        "--only-steps",
-        type=numbers,
-        metavar="N-M",
-        help="measure only steps with these numbers, such as 15-17,19",
+        "--only-steps", type=numbers, metavar="N-M", help="measure only steps with these numbers, such as 15-17,19"
     )
     add_reading_options(parser)
     parser.set_defaults(run=run_report)

@@ -157,12 +157,7 @@ def run_profile(directory: Path, experiment: Experiment) -> Ended | None:
 def profile_settings(folder: Path, experiment: Experiment) -> Settings:
     settings = trial_settings(folder, experiment, experiment.variants[0])
     return replace(
-        settings,
-        timed_steps=0,
-        cost_steps=_COST_STEPS,
-        steps=_PROFILED_STEPS,
-        alone_steps=_ALONE_STEPS,
-        profiler=True,
+        settings, timed_steps=0, cost_steps=_COST_STEPS, steps=_PROFILED_STEPS, alone_steps=_ALONE_STEPS, profiler=True
     )
 
 
@@ -179,11 +174,7 @@ def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Setti
     began = time.monotonic()
     with os.fdopen(own_files.create(folder / OUTPUT_FILE), "wb") as output:
         outcome = launch.run_job(
-            command,
-            settings,
-            explain_rank=False,
-            variables={**variables, **variant.variables},
-            output=output,
+            command, settings, explain_rank=False, variables={**variables, **variant.variables}, output=output
         )
     if outcome.interrupted:
         return None

@@ -9,14 +9,7 @@ import msgspec
 
 from ddpprof import rundir
 from ddpprof.errors import CannotRecord, DdpprofError, NotARun
-from ddpprof.experiments.plan import (
-    CHOICE_FILE,
-    EXPERIMENT_FILE,
-    PROFILE_DIRECTORY,
-    Experiment,
-    Trial,
-    read_plan,
-)
+from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, PROFILE_DIRECTORY, Experiment, Trial, read_plan
 from ddpprof.experiments.trials import TrialResult, read_trial
 from ddpprof.experiments.tuning import Measured, TuneReport, TuningPlan, build_tuning, refused, stopped
 from ddpprof.files import Location

@@ -197,7 +197,7 @@ def _more_runs(
     if needed > MOST_RUNS:
         yield Line(
             f"More than {MOST_RUNS} runs on each side would be needed to tell {told} from noise: the runs differ too "
-            "much. Record longer ones (--steps), on a machine that does nothing else.",
+            "much. Record longer ones (--steps), on a machine that does nothing else."
         )
         return
     more = [max(0, needed - number) for number in (comparison.num_runs_a, comparison.num_runs_b)]

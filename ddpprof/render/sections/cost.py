@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ddpprof.layout import (
-    Column,
-    Line,
-    Remark,
-    Section,
-    Table,
-    count,
-    mean_of,
-    ms,
-    notes,
-    percent,
-)
+from ddpprof.layout import Column, Line, Remark, Section, Table, count, mean_of, ms, notes, percent
 from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.render.sections.shown_steps import rows_worth_seeing

@@ -11,12 +11,7 @@ from ddpprof.measures.statistics.loss_match import LossMatch, Match
 from ddpprof.render.sections.overhead import interval
 
 _LOSSES = {Match.EXACT: "same", Match.ROUNDING: "rounding", Match.CHANGED: "change", Match.UNKNOWN: "?"}
-_FATES = {
-    Fate.TRIED: "",
-    Fate.LOSING: "slower",
-    Fate.REFUSED: "refused",
-    Fate.FAILED: "failed",
-}
+_FATES = {Fate.TRIED: "", Fate.LOSING: "slower", Fate.REFUSED: "refused", Fate.FAILED: "failed"}
 
 
 _SHORT = {"gradient_as_bucket_view=True": "view", "static_graph=True": "static"}
