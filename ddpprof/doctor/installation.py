@@ -10,6 +10,7 @@ from importlib import metadata
 
 from ddpprof.doctor.check import CheckResult, Context, judge, skip
 from ddpprof.doctor.training import run_script
+from ddpprof.model.backends import KNOWN
 
 _OLDEST_PYTHON = (3, 11)
 _LOOKED_AT = {None, "torch", "tensorboard", "html", "cluster"}
@@ -66,7 +67,7 @@ def _satisfies(version: str, sign: str, bound: str) -> bool:
 
 def check_torch(context: Context) -> Iterator[CheckResult]:
     """Check that torch sees the devices, has the backends, and profiles an operation on each kind of device."""
-    probe = run_script(context, "probe.py", limit_s=60).told
+    probe = run_script(context, "probe.py", *KNOWN, limit_s=60).told
     gpus = int(probe["num_gpus"])
     expected = context.gpus if context.gpus is not None else int(probe["num_gpu_files"])
     yield judge(
