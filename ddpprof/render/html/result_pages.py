@@ -16,9 +16,14 @@ from ddpprof.render.html.blocks import blocks_html
 from ddpprof.render.html.chart import Chart
 from ddpprof.render.html.definitions import definitions
 from ddpprof.render.html.page import Page, PagePart, render_page
-from ddpprof.render.html.result_charts import comparison_charts, overhead_charts, scaling_charts, sweep_charts
-from ddpprof.render.html.tuning_chart import tuning_charts
-from ddpprof.render.html.whatif_chart import whatif_chart
+from ddpprof.render.html.result_charts import (
+    comparison_charts,
+    overhead_charts,
+    scaling_charts,
+    sweep_charts,
+    tuning_charts,
+    whatif_chart,
+)
 from ddpprof.render.json import ComparisonFile, Written, render_json
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.render.sections.experiments import experiment_sections
