@@ -16,6 +16,7 @@ from ddpprof.own_files import write_named
 
 if TYPE_CHECKING:
     from ddpprof.layout import Section
+    from ddpprof.render.json import Written
 
 _BY_SUFFIX = {"": "terminal", ".txt": "terminal", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
 
@@ -60,6 +61,21 @@ def chosen_form(options: argparse.Namespace) -> str:
     if by_name is None:
         raise DdpprofError(f"{options.out} has no known suffix. Use one of: {', '.join(filter(None, _BY_SUFFIX))}")
     return str(options.format or by_name)
+
+
+def deliver(options: argparse.Namespace, title: str, result: Written, sections: Iterable[Section]) -> None:
+    """Write a result in the chosen format; `sections` are what it says."""
+    from ddpprof.render.json import render_json
+
+    form = chosen_form(options)
+    if form == "json":
+        write(options, render_json(result))
+    elif form == "html":
+        from ddpprof.render.html.result_pages import result_page
+
+        write(options, result_page(title, result, sections))
+    else:
+        show(options, title, sections)
 
 
 def show(options: argparse.Namespace, title: str, sections: Iterable[Section]) -> None:

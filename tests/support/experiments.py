@@ -10,6 +10,8 @@ from ddpprof.experiments.results import ExperimentReport, build_experiment
 from ddpprof.experiments.trials import StepParts, TrialResult, WrapperParts
 from ddpprof.experiments.tuning import Measured, TuneReport, TuningPlan, build_tuning
 from ddpprof.predict.candidates import Candidate, Forecast
+from ddpprof.render.html.result_pages import result_page
+from ddpprof.render.sections.experiments import experiment_sections
 from ddpprof.report.tree import Job
 
 MS = 1_000_000
@@ -139,3 +141,7 @@ def tuning_report() -> ExperimentReport:
     same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))
     losses = {one.trial: changed if one.trial.variant == 4 else same for one in tried}
     return tuning(listed, *tried, losses=losses)
+
+
+def experiment_page(title: str, report: ExperimentReport) -> str:
+    return result_page(title, report, experiment_sections(report))
