@@ -23,7 +23,7 @@ from ddpprof.own_files import write_whole
 
 if TYPE_CHECKING:
     from ddpprof.experiments.plan import Ended, Experiment, Trial
-    from ddpprof.experiments.tuning_directory import Tuning
+    from ddpprof.experiments.tuning_directory import KeptTuning
     from ddpprof.predict.candidates import Shortlist
 
 _LEAST_TRIALS = 2
@@ -179,7 +179,7 @@ def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str 
         return shortlisted(analysis.to_replay(), bench, experiment.most_variants - 1, experiment.allow_lossy)
 
 
-def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[Tuning, bool]:
+def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, bool]:
     """Run all trials; return what was measured, and whether the user interrupted them.
 
     `command` has its secrets, which the plan does not keep.
@@ -209,7 +209,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[Tuning, bool]:
     return tuning, False
 
 
-def _say(tuning: Tuning, trial: Trial, ended: Ended) -> None:
+def _say(tuning: KeptTuning, trial: Trial, ended: Ended) -> None:
     said = ended.problem
     if said is None:
         steps_ns = [ns for block in tuning.result(trial).blocks_ns for ns in block]
@@ -217,17 +217,17 @@ def _say(tuning: Tuning, trial: Trial, ended: Ended) -> None:
     say(f"[round {trial.round + 1}/{tuning.experiment.rounds}] {_name(tuning, trial.variant)}: {said}", flush=True)
 
 
-def _say_stopped(tuning: Tuning, trial: Trial, variant: int) -> None:
+def _say_stopped(tuning: KeptTuning, trial: Trial, variant: int) -> None:
     if trial.round + 1 < tuning.experiment.rounds:
         why = "it changes the losses" if variant in tuning.refused() else "it is clearly slower"
         say(f"{_name(tuning, variant)} is not run again: {why}.", flush=True)
 
 
-def _name(tuning: Tuning, variant: int) -> str:
+def _name(tuning: KeptTuning, variant: int) -> str:
     return tuning.choice.candidates[variant].label or "as it is"
 
 
-def _show_what_there_is(tuning: Tuning, interrupted: bool) -> None:
+def _show_what_there_is(tuning: KeptTuning, interrupted: bool) -> None:
     from ddpprof.render.sections.experiments import experiment_sections
     from ddpprof.render.terminal import render_terminal
 
