@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import positive
 from ddpprof.cli.experiment_plan import split_experiment
-from ddpprof.cli.experiments import add_trust_option, resumed, steps_in_words
+from ddpprof.cli.experiments import add_place_options, resumed, steps_in_words
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
 from ddpprof.errors import CannotRecord, DdpprofError
-from ddpprof.files import Location, local, location
+from ddpprof.files import Location, location
 from ddpprof.files.small import read_small
 from ddpprof.own_files import write_whole
 
@@ -48,11 +48,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also try settings that round gradients in transit, such as torch's fp16 hook (bf16 for NCCL)",
     )
-    add("--out", type=local, metavar="DIR", help="folder for the trials (default: runs/tune-SCRIPT-TIME)")
-    add("--force", action="store_true", help="replace an earlier experiment in DIR")
-    add("--resume", type=local, metavar="DIR", help="continue the tuning in DIR; needs no other arguments")
-    add_trust_option(parser)
-    add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
+    add_place_options(parser, "tune", "tuning")
 
 
 def _trials(text: str) -> int:

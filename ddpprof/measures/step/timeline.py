@@ -6,7 +6,7 @@ step bar, overlap, exposed and trailing communication.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.measures.buckets.trailing import trailing_spans
 from ddpprof.measures.step.breakdown import split_step
 from ddpprof.model import UNKNOWN, Collectives, Trace, Work
+from ddpprof.model.tables import rows_of
 
 _Table = TypeVar("_Table", Work, Collectives)
 _TIMES = ("start_ns", "end_ns", "launched_ns")
@@ -96,15 +97,12 @@ def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, 
 
 
 def _rows(table: _Table, step: int) -> _Table:
-    rows = np.flatnonzero(table.step == step)
-    return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
+    return rows_of(table, table.step == step)
 
 
 def _moved(table: _Table, moved_ns: int) -> _Table:
-    columns = {column.name: getattr(table, column.name) for column in fields(table)}
-    for name in _TIMES:
-        columns[name] = np.where(columns[name] == UNKNOWN, UNKNOWN, columns[name] + moved_ns)
-    return type(table)(**columns)
+    times = {name: getattr(table, name) for name in _TIMES}
+    return replace(table, **{name: np.where(ns == UNKNOWN, UNKNOWN, ns + moved_ns) for name, ns in times.items()})
 
 
 def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> BucketSpan:

@@ -18,6 +18,7 @@ from ddpprof.measures.statistics.paired_ratio import Ratio
 from ddpprof.predict.predict import PredictedParts
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, decade_ticks, error_bars, limit_line
 from ddpprof.render.sections.comparison import interval_of
+from ddpprof.render.sections.cost import WRAPPER_PARTS
 from ddpprof.render.sections.scaling import PARTS
 from ddpprof.render.sections.tuning import short_label
 from ddpprof.report.whatif import WhatIf
@@ -188,14 +189,8 @@ def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
     wrapper, parts = report.wrapper, report.parts
     known: list[tuple[str, str, float]] = []
     if wrapper is not None:
-        known += [
-            ("pre-forward", "series-0", wrapper.pre_forward_ns),
-            ("unused search", "series-1", wrapper.unused_search_ns),
-            ("copy in", "series-2", wrapper.copy_in_ns),
-            ("launch", "series-3", wrapper.launch_ns),
-            ("copy out", "series-4", wrapper.copy_out_ns),
-            ("finalise", "series-5", wrapper.finalise_ns),
-        ]
+        names = enumerate(WRAPPER_PARTS.items())
+        known += [(name, f"series-{number}", getattr(wrapper, field)) for number, (field, name) in names]
     if parts is not None and report.explained_ns is not None:
         known.append(("exposed communication", "exposed", parts.transfer_ns + parts.waiting_ns))
     rows = ["measured", "explained by"]
