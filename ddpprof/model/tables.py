@@ -8,7 +8,7 @@ the one that contains its start.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -248,3 +248,12 @@ class Trace:
 def rows_of(table: TableT, rows: NDArray[Any]) -> TableT:
     """Return the chosen rows of a dataclass of columns. `rows`: their indices, or a mask."""
     return type(table)(*(getattr(table, column.name)[rows] for column in fields(table)))
+
+
+def moved(table: TableT, shift_ns: int) -> TableT:
+    """Return a table of spans whose times are later by `shift_ns`; unknown launches stay unknown."""
+    times = {name: getattr(table, name) + shift_ns for name in ("start_ns", "end_ns")}
+    launched_ns = getattr(table, "launched_ns", None)
+    if launched_ns is not None:
+        times["launched_ns"] = np.where(launched_ns == UNKNOWN, UNKNOWN, launched_ns + shift_ns)
+    return replace(table, **times)
