@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.saying import say
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import location
 from ddpprof.own_files import write_named
 
@@ -96,11 +96,9 @@ def write(options: argparse.Namespace, text: str) -> None:
     if options.out is None:
         sys.stdout.write(text)
         return
-    try:
+    with writing(options.out):
         if isinstance(options.out, Path):
             write_named(options.out, text.encode())
         else:
             options.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DdpprofError(f"cannot write {options.out}: {error.strerror}.") from error
     say(f"Wrote {options.out}.")

@@ -16,7 +16,7 @@ from ddpprof.cli.experiments import add_place_options, resumed, steps_in_words
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
-from ddpprof.errors import CannotRecord, DdpprofError
+from ddpprof.errors import CannotRecord, DdpprofError, writing
 from ddpprof.files import Location, location
 from ddpprof.files.small import read_small
 from ddpprof.own_files import write_whole
@@ -122,11 +122,9 @@ def _keep_network(directory: Path, network: Location | None) -> None:
     """Keep the network until the profile is there, perhaps after an interruption. Raises `CannotRecord`."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
-    try:
+    with writing(directory, CannotRecord):
         if network is not None:
             write_whole(directory / NETWORK_FILE, read_small(network))
-    except OSError as error:
-        raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
 
 
 def _profile(directory: Path, experiment: Experiment) -> bool:

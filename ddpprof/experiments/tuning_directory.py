@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ddpprof import rundir
-from ddpprof.errors import CannotRecord, DdpprofError, NotARun
+from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
 from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, PROFILE_DIRECTORY, Trial, read_plan
 from ddpprof.experiments.trials import TrialResult, read_trial
 from ddpprof.experiments.tuning import TuneReport, Tuning, TuningPlan
@@ -91,7 +91,5 @@ def _read_choice(directory: Location) -> TuningPlan:
 
 def write_choice(directory: Path, choice: TuningPlan) -> None:
     """Write the choice. Raises `CannotRecord`."""
-    try:
+    with writing(directory, CannotRecord):
         rundir.write_json(directory / CHOICE_FILE, msgspec.to_builtins(choice))
-    except OSError as error:
-        raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
