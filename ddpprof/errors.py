@@ -9,7 +9,8 @@ DdpprofError            the user can fix it; the command line prints it in one l
 └── CannotRecord        recording is impossible here (no torch, no such script, unwritable folder)
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "BadTrace",
@@ -20,6 +21,7 @@ __all__ = [
     "RemoteFileNotFound",
     "RunExists",
     "did_you_mean",
+    "writing",
 ]
 
 
@@ -60,3 +62,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     nearest = get_close_matches(word, known, 1)
     return f" Did you mean {nearest[0]}?" if nearest else ""
+
+
+@contextmanager
+def writing(place: object, kind: type[DdpprofError] = DdpprofError) -> Iterator[None]:
+    """Turn an ``OSError`` of the block, which writes to `place`, into one line of that kind."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot write {place}: {error.strerror}.") from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.arguments import duration_ns, numbers
 from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
 from ddpprof.cli.saying import say
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import Location, RemotePath, location
 from ddpprof.own_files import whole_file
 from ddpprof.scratch import scratch_folder
@@ -64,7 +64,7 @@ def _why_nothing(report: Report) -> str:
 
 def _write(path: Location, pieces: Iterable[bytes]) -> int:
     """Write beside and rename, or upload; return the size in bytes. Raises `DdpprofError`."""
-    try:
+    with writing(path):
         if isinstance(path, RemotePath):
             with scratch_folder() as folder:
                 part = folder / path.name
@@ -73,8 +73,6 @@ def _write(path: Location, pieces: Iterable[bytes]) -> int:
                 return num_bytes
         with whole_file(path) as part:
             return _fill(part, pieces, path.suffix == ".gz")
-    except OSError as error:
-        raise DdpprofError(f"cannot write {path}: {error.strerror}.") from error
 
 
 def _fill(path: Path, pieces: Iterable[bytes], is_compressed: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpprof.experiments.sweep import SweepCrossover, SweepPoint, SweepReport
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, ms, notes
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, ms, notes
 from ddpprof.render.sections.overhead import interval
 
 
@@ -15,13 +15,7 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
     if models:
         yield Table(
             f"Model: constant + slope × {_size_name(report)}",
-            (
-                Column("configuration", is_number=False),
-                Column("constant ms"),
-                Column("slope ms"),
-                Column("never below ms"),
-                Column("error"),
-            ),
+            columns("configuration", "constant ms", "slope ms", "never below ms", "error", words=("configuration",)),
             tuple(
                 (clean(name), ms(m.constant_ns), f"{m.slope_ns / 1e6:.4g}", ms(m.floor_ns), f"{m.relative_error:.1%}")
                 for name, m in models
@@ -76,9 +70,9 @@ def _points(report: SweepReport) -> Section:
     has_sizes = any(point.size is not None for point in report.points)
     cells = {(point.label, point.configuration): point for point in report.points}
     has_ratios = len(configurations) == 1 and any(point.ratio is not None for point in report.points)
-    columns = [Column(clean(report.varied.lstrip("-")), is_number=False)]
+    heads = [Column(clean(report.varied.lstrip("-")), is_number=False)]
     for name in configurations:
-        columns += [Column(f"{clean(name)}: ms"), *([Column("per s")] if has_sizes else [])]
+        heads += [Column(f"{clean(name)}: ms"), *([Column("per s")] if has_sizes else [])]
     rows = []
     for label in dict.fromkeys(point.label for point in report.points):
         row = [clean(label.removeprefix(f"{report.varied}="))]
@@ -88,9 +82,9 @@ def _points(report: SweepReport) -> Section:
         rows.append((*row, *([ABSENT if ratio is None else interval(ratio)] if has_ratios else [])))
     rate = f"per s: {_size_name(report)}, divided by the time" if has_sizes else ""
     if has_ratios:
-        columns.append(Column("× the first"))
+        heads.append(Column("× the first"))
     ratios = "× the first: its time relative to the first row's, with simultaneous 95 % intervals" if has_ratios else ""
-    return Table("Median step", tuple(columns), tuple(rows), notes(rate, ratios))
+    return Table("Median step", tuple(heads), tuple(rows), notes(rate, ratios))
 
 
 def _cells(point: SweepPoint | None, has_sizes: bool) -> list[str]:
