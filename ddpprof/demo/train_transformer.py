@@ -22,13 +22,15 @@ MASK = 0
 class SyntheticSentences(Dataset):
     """Arithmetic sequences of tokens, some of them hidden, as pairs (with holes, whole)."""
 
-    def __init__(self, num_sentences, vocabulary, length, seed=0):
+    def __init__(self, num_sentences, vocabulary, length, read_ms, seed=0):
         self.num_sentences, self.vocabulary, self.length, self.seed = num_sentences, vocabulary, length, seed
+        self.read_ms = read_ms
 
     def __len__(self):
         return self.num_sentences
 
     def __getitem__(self, index):
+        time.sleep(self.read_ms / 1e3)
         generator = torch.Generator().manual_seed(self.seed + index)
         start, stride = torch.randint(1, self.vocabulary - 1, (2,), generator=generator).tolist()
         whole = (start + (stride % 7 + 1) * torch.arange(self.length)) % (self.vocabulary - 1) + 1
@@ -60,6 +62,7 @@ def parse_arguments():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=48, help="tokens in a sentence")
     parser.add_argument("--vocabulary", type=int, default=4000)
+    parser.add_argument("--read-ms", type=float, default=0.0, help="time to read a sentence, as from a slow disk")
     parser.add_argument("--workers", type=int, default=0, help="data-loading processes per rank")
     parser.add_argument(
         "--bucket-cap-mb", type=float, default=None, help="DDP's bucket size; DDP's own default if unset"
@@ -80,7 +83,7 @@ def train(args):
     dist.init_process_group("nccl" if on_gpu else "gloo")
     torch.manual_seed(0)
 
-    dataset = SyntheticSentences(args.batch_size * world_size * 16, args.vocabulary, args.length)
+    dataset = SyntheticSentences(args.batch_size * world_size * 16, args.vocabulary, args.length, args.read_ms)
     sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank)
     loader = DataLoader(dataset, args.batch_size, sampler=sampler, num_workers=args.workers, drop_last=True)
     model = DistributedDataParallel(

@@ -29,6 +29,7 @@ _MOST_REMARKS = 6
 _MOST_LINES = 3
 """number of modules, and of notes"""
 _LONGEST_COMMAND = 60
+_LONGEST_LINE = 400
 
 
 def first_screen(report: Report, paths: Sequence[str], timeline: Timeline | None = None) -> tuple[Section, ...]:
@@ -110,7 +111,9 @@ def _next(report: Report, paths: Sequence[str]) -> Iterator[Section]:
     if any(finding.predicted for finding in report.findings) or (report.bound and report.bound.would_help):
         commands.append(("other settings", f"ddpprof whatif {run}"))
     if report.failure is None and len(paths) == 1:
-        commands.append(("compare a change", f"ddpprof compare {run} NEW_RUN"))
+        if report.job.recorded_with:
+            commands.append(("after a change", clean(report.job.trace_command("--out NEW_RUN"), most=_LONGEST_LINE)))
+        commands.append(("compare with it", f"ddpprof compare {run} NEW_RUN"))
     commands.append(("what words mean", "ddpprof explain exposed"))
     yield Commands("Next", tuple(commands))
 
