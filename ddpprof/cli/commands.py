@@ -224,7 +224,7 @@ class _Root(_Parser):
     """Parser whose help shows the commands by group, each with an example."""
 
     def format_help(self) -> str:
-        lines = ["usage: ddpprof COMMAND …", "", "What does DistributedDataParallel cost, and which knob to turn?"]
+        lines = ["usage: ddpprof COMMAND …", "", "What does DistributedDataParallel cost, and which setting should you change?"]
         width = max(map(len, COMMANDS)) + 2
         for group in GROUPS:
             lines += ["", *([group.title] if group.title else [])]

@@ -143,7 +143,7 @@ TERMS = (
         "The rank that needs the most time of its own, without waiting for others, from one synchronisation to the "
         "next. It is only named if chance would produce it in less than 1 % of runs.",
         field="across.stragglers",
-        aliases=("last to come",),
+        aliases=("arrives last",),
     ),
     Term(
         "common clock",

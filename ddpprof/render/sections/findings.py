@@ -57,7 +57,7 @@ def _not_profiled(report: Report) -> str:
     words = shlex.join(_without_step_options(report.job.recorded_with)) or "train.py"
     options = options_for(number, on_accelerator)
     with_options = (
-        "" if options is None else f" Or record what {number} steps tell: ddpprof trace {options} {clean(words)}"
+        "" if options is None else f" Or make do with {number} steps: ddpprof trace {options} {clean(words)}"
     )
     return (
         f"{_NOT_PROFILED} The training took {count(number, 'step')}, but the default options need {enough}: let "
@@ -78,7 +78,7 @@ def _without_step_options(words: Sequence[str]) -> list[str]:
 
 
 _ALL_NOISE = "No finding is beyond noise."
-_FAILED = "There are none in the steps recorded before the job failed."
+_FAILED = "No findings in the steps recorded before the failure."
 _NOTHING = "There is nothing to gain: no rule found more than 1% of the step to recover."
 _NOTHING_OF_DDP = "No rule found a setting that would recover more than 1% of the step."
 _NOT_PROFILED = (

@@ -85,7 +85,7 @@ def waiting_table(report: Report) -> Iterable[Section]:
         )
         for one in _least_waiting(across.waiting)
     )
-    names = ("rank", "collectives", "last to come", "waits per step")
+    names = ("rank", "collectives", "arrives last", "waits per step")
     title = "Who waits for whom in collectives, ms (medians)"
     yield Table(title, tuple(map(Column, names)), rows, cut_off(len(across.waiting)))
     if across.clock is not None and len(across.clock.hosts) > 1:

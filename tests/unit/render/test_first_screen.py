@@ -78,7 +78,7 @@ def test_a_failure_is_told_once_and_in_full() -> None:
         "The job failed: rank 1 failed after 14 steps: ValueError: boom.\n"
         "Rank 0 then failed after 14 steps: RuntimeError: lost.\n"
     )
-    assert "\nUntil then: A step takes 65.20 ms." in said
+    assert "\nBefore the failure a step took 65.20 ms. Exposed communication was " in said
     assert said.count("boom") == 1
     assert "ddpprof compare" not in said
 
