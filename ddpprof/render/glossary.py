@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
+from ddpprof.errors import nearest_words
 from ddpprof.report.side_streets import SIDE_STREETS
 
 
@@ -26,6 +26,13 @@ TERMS = (
         "GPU a kernel belongs to the step that launched it, not to the one during which it happens to run.",
         field="ranks[].steps[].duration_ns",
         aliases=("step ms", "ProfilerStep"),
+    ),
+    Term(
+        "profiled step",
+        "A step recorded with torch.profiler, which shows every kernel. ddpprof trace --steps says how many there are. "
+        "Their times are measured, and a little longer than without the profiler: see ddpprof's own cost.",
+        field="ranks[].steps[]",
+        aliases=("profiled steps", "profiled", "measured"),
     ),
     Term(
         "host time",
@@ -102,7 +109,22 @@ TERMS = (
         "strictly in index order, so a ready bucket waits for those before it. Set their size with "
         "DistributedDataParallel(bucket_cap_mb=...).",
         field="buckets[]",
-        aliases=("gradient bucket", "ready", "launched", "started", "finished", "bucket_cap_mb"),
+        aliases=(
+            "gradient bucket",
+            "ready",
+            "launched",
+            "started",
+            "finished",
+            "bucket_cap_mb",
+            "bucket_cap_mb_list",
+        ),
+    ),
+    Term(
+        "buffers",
+        "Tensors of a module that are no parameters, such as the running mean and variance of BatchNorm. Before each "
+        "forward DDP broadcasts them from rank 0, which takes a collective and a wait. If ranks may keep their own, "
+        "switch that off with DistributedDataParallel(broadcast_buffers=False).",
+        aliases=("buffer", "BatchNorm", "broadcast_buffers", "buffer sync"),
     ),
     Term(
         "late",
@@ -211,6 +233,13 @@ TERMS = (
         aliases=("finding", "findings"),
     ),
     Term(
+        "replay",
+        "A simulation of the recorded steps, gradient by gradient and bucket by bucket, with other settings: the "
+        "source of all predictions. ddpprof whatif also replays the run's own settings, and says how far off that is.",
+        field="findings[].predicted",
+        aliases=("predicted", "prediction", "predicted gain", "whatif"),
+    ),
+    Term(
         "outside DDP",
         "Collectives that the script calls itself: parameters averaged by hand, metrics, barriers. They are exposed "
         "while neither computation nor DDP's communication runs.",
@@ -243,8 +272,7 @@ def find_term(words: str) -> Term | None:
 
 def similar_terms(words: str) -> tuple[str, ...]:
     """Return names that are spelled similarly."""
-    close = get_close_matches(_key(words), _BY_NAME, n=3)
-    return tuple(dict.fromkeys(_BY_NAME[name].name for name in close))
+    return tuple(dict.fromkeys(_BY_NAME[name].name for name in nearest_words(_key(words), _BY_NAME, 3)))
 
 
 def _key(words: str) -> str:
