@@ -24,6 +24,11 @@ def finding_list(report: Report) -> Iterable[Section]:
         yield FindingList(NOT_BEYOND_NOISE, noise, "")
 
 
+def is_all_noise(report: Report) -> bool:
+    """Return whether there are findings, but none beyond noise."""
+    return bool(report.findings) and all(finding.is_noise for finding in report.findings)
+
+
 def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
     """Return the findings in words, largest gain first."""
     return [(_text(number, finding), finding) for number, finding in enumerate(report.findings, 1)]
@@ -32,7 +37,8 @@ def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
 def _text(number: int, finding: Finding) -> FindingText:
     """Return the text of a finding, without advice if it may be noise."""
     advice = "" if finding.is_noise else clean(finding.advice, most=800)
-    return FindingText(number, clean(finding.title), _gain(finding), clean(finding.evidence, most=800), advice)
+    title, evidence = clean(finding.title), clean(finding.evidence, most=800)
+    return FindingText(number, title, _gain(finding), evidence, advice, finding.is_noise)
 
 
 def otherwise(report: Report) -> str:
