@@ -14,6 +14,7 @@ from reports import GOLDEN, HOSTILE, data_parallel_report, gpu_report, hostile_r
 
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
+from ddpprof.layout import Remark, Remarks
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.sections.first_screen import first_screen
 from ddpprof.render.terminal import render_terminal
@@ -57,6 +58,18 @@ def test_three_findings_with_their_advice_and_the_others_in_one_line_each() -> N
     assert "- Title 3  [up to 2.00 ms]\n- Title 4  [up to 1.00 ms]\n" in said
     assert "Not beyond noise\n- A long title A long" in said
     assert "…  [1.00 ms (-1.00 – 3.00)]\n" in said
+
+
+def test_what_would_help_is_never_cut_off() -> None:
+    helps = Remark("would help: reducing gradients only every 4 batches", "23.69 ms per batch (13.91 – 33.47)", True)
+    file = io.StringIO()
+    render_terminal([Remarks("Also found", (helps, replace(helps, number="1.00 ms")))], file, 80)
+    assert file.getvalue() == (
+        "\nAlso found\n"
+        "- would help: reducing gradients only every 4 batches\n"
+        "  [23.69 ms per batch (13.91 – 33.47)]\n"
+        "- would help: reducing gradients only every 4 batches  [1.00 ms]\n"
+    )
 
 
 def test_of_very_many_findings_the_number_is_said() -> None:
