@@ -22,7 +22,8 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
         tuple(map(_row, answer.outcomes)),
         "saves: relative to the first line; compute: forward and backward pass without communication; slowed: compute "
         "time lost to communication; exposed: waits for buckets, and their copies, after the last gradient; rest: all "
-        "else" + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),
+        "else, negative where the replayed parts add up to more than the step"
+        + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),
     )
     yield from _best(answer)
     yield Line(_network(answer))
