@@ -208,7 +208,7 @@ class _Parser(Parser):
     of_commands: Mapping[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
-        others = {name: one._option_string_actions for name, one in self.of_commands.items()}
+        others = {name: one._option_string_actions for name, one in self.of_commands.items()}  # noqa: SLF001 (its own)
         raise DdpprofError(f"{message}.{hint(message, self._option_string_actions, others)} See: {self.prog} --help")
 
     def format_help(self) -> str:
@@ -226,7 +226,8 @@ class _Root(_Parser):
     """Parser whose help shows the commands by group, each with an example."""
 
     def format_help(self) -> str:
-        lines = ["usage: ddpprof COMMAND …", "", "What does DistributedDataParallel cost, and which setting should you change?"]
+        question = "What does DistributedDataParallel cost, and which setting should you change?"
+        lines = ["usage: ddpprof COMMAND …", "", question]
         width = max(map(len, COMMANDS)) + 2
         for group in GROUPS:
             lines += ["", *([group.title] if group.title else [])]

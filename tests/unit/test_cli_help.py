@@ -28,7 +28,11 @@ def test_help_begins_with_a_question_and_an_example(name: str, capsys: pytest.Ca
         pytest.param(["trace", "--stpes", "3", "x.py"], "Did you mean --steps?", id="before-a-script"),
         pytest.param(["trace", "--nproc", "2", "x.py"], "Did you mean --nproc-per-node?", id="longer-elsewhere"),
         pytest.param(["tune", "--nproc-per-node", "2", "x.py"], "Did you mean --nproc?", id="shorter-elsewhere"),
-        pytest.param(["trace", "--set", "a=b", "x.py"], "--set is an option of ddpprof overhead, ddpprof scale, ddpprof sweep.", id="of-a-command"),
+        pytest.param(
+            ["trace", "--set", "a=b", "x.py"],
+            "--set is an option of ddpprof overhead, ddpprof scale, ddpprof sweep.",
+            id="of-a-command",
+        ),
         pytest.param(["report", "x", "--section", "bucket"], "Did you mean buckets?", id="value"),
         pytest.param(["netbench", "--collective", "allreduce"], "Did you mean all_reduce?", id="name"),
         pytest.param(["doctor", "--only", "steptime"], "Did you mean step-time?", id="check"),

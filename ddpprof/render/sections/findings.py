@@ -62,9 +62,7 @@ def _not_profiled(report: Report) -> str:
         return _NOT_PROFILED
     words = shlex.join(_without_step_options(report.job.recorded_with)) or "train.py"
     options = options_for(number, on_accelerator)
-    with_options = (
-        "" if options is None else f" Or make do with {number} steps: ddpprof trace {options} {clean(words)}"
-    )
+    with_options = "" if options is None else f" Or make do with {number} steps: ddpprof trace {options} {clean(words)}"
     return (
         f"{_NOT_PROFILED} The training took {count(number, 'step')}, but the default options need {enough}: let "
         f"it take more steps.{with_options}"

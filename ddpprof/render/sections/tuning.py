@@ -145,7 +145,9 @@ def _compared(first: LossMatch) -> str:
         said += f"; its own runs differ by {_part(first.own)}"
     if first.tolerance is None:
         return f"{said}, which is too much to tell anything. Does the script set a seed?"
-    return f"{said}; {_part(first.tolerance)} is allowed." if first.tolerance else f"{said}, so every setting must as well."
+    if first.tolerance:
+        return f"{said}; {_part(first.tolerance)} is allowed."
+    return f"{said}, so every setting must as well."
 
 
 def _part(fraction: float | None) -> str:

@@ -10,7 +10,8 @@ E1124 02:35:17.839000 25268 torch/distributed/elastic/multiprocessing/api.py:100
 Traceback (most recent call last):
   File "torch/distributed/launcher/api.py", line 383, in launch_agent
     raise ChildFailedError(
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n============================================================
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
 train.py FAILED
 ------------------------------------------------------------
   traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
