@@ -9,7 +9,8 @@ DdpprofError            the user can fix it; the command line prints it in one l
 └── CannotRecord        recording is impossible here (no torch, no such script, unwritable folder)
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "BadTrace",
@@ -20,6 +21,7 @@ __all__ = [
     "RemoteFileNotFound",
     "RunExists",
     "did_you_mean",
+    "writing",
 ]
 
 
@@ -82,3 +84,12 @@ def nearest_words(word: str, known: Iterable[str], most: int) -> list[str]:
 
 def _is_beginning(one: str, other: str) -> bool:
     return one.startswith(other) or other.startswith(one)
+
+
+@contextmanager
+def writing(place: object, kind: type[DdpprofError] = DdpprofError) -> Iterator[None]:
+    """Turn an ``OSError`` of the block, which writes to `place`, into one line of that kind."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot write {place}: {error.strerror}.") from error

@@ -5,7 +5,7 @@ Times are given in ns and shown in ms; sizes are given in bytes and shown in MB 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -86,6 +86,23 @@ class Table:
     note: str = ""
 
 
+def columns(*names: str, words: Collection[str] = ()) -> tuple[Column, ...]:
+    """Return columns of numbers, except for those named in `words`."""
+    return tuple(Column(name, is_number=name not in words) for name in names)
+
+
+def table_of(
+    title: str,
+    things: Iterable[_T],
+    cells: Mapping[str, Callable[[_T], str]],
+    words: Collection[str] = (),
+    note: str = "",
+) -> Table:
+    """Return a table with a row for each thing. `cells`: what to write of it, by the name of the column."""
+    rows = tuple(tuple(cell(thing) for cell in cells.values()) for thing in things)
+    return Table(title, columns(*cells, words=words), rows, note)
+
+
 @dataclass(frozen=True, slots=True)
 class FindingText:
     number: int
@@ -156,6 +173,14 @@ def ms(ns: float | None) -> str:
 
 def megabytes(num_bytes: int | None) -> str:
     return ABSENT if num_bytes is None else f"{num_bytes / 1e6:.2f}"
+
+
+def gigabytes_per_s(bytes_per_s: float | None) -> str:
+    return ABSENT if bytes_per_s is None else f"{bytes_per_s / 1e9:.3g}"
+
+
+def optional(value: object) -> str:
+    return ABSENT if value is None else str(value)
 
 
 def percent(fraction: float | None) -> str:

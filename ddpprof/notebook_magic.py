@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpprof import rundir
 from ddpprof.child_processes import guarded, python_command, start
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, writing
 from ddpprof.own_files import make_named_folder, write_whole
 
 if TYPE_CHECKING:
@@ -108,11 +108,9 @@ def write_script(script: Path, cell: str) -> None:
     if script.exists() and _WRITTEN_BY not in _first_line(script):
         raise DdpprofError(f"{script} is not of %%ddpprof, and would be replaced. Choose another folder with --out.")
     first = f"import sys; sys.path.insert(0, {str(Path.cwd())!r})  {_WRITTEN_BY}"
-    try:
+    with writing(script):
         make_named_folder(script.parent)
         write_whole(script, f"{first}\n{cell}".encode())
-    except OSError as error:
-        raise DdpprofError(f"cannot write {script}: {error.strerror}.") from error
 
 
 def _first_line(script: Path) -> str:

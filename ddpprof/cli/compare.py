@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.output import add_output_options, chosen_form, show, write
+from ddpprof.cli.output import add_output_options, chosen_form, deliver
 from ddpprof.cli.reading import add_reading_options, read_run_set
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
@@ -50,9 +50,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "forward, backward, backward and comm, optimizer, data, other, idle, wrapper; units: %%, s, ms, us",
     )
     add(
-        "--on-unknown",
-        choices=["pass", "fail"],
-        help="exit with 0 or 1 instead of 3 if there are too few runs to tell",
+        "--on-unknown", choices=["pass", "fail"], help="exit with 0 or 1 instead of 3 if there are too few runs to tell"
     )
     add_output_options(parser)
     add_reading_options(parser)
@@ -63,7 +61,7 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     paths = _sides(options)
     from ddpprof.comparison.compare import compare
     from ddpprof.comparison.gate import judge, overall, parse_conditions
-    from ddpprof.render.json import ComparisonFile, render_json
+    from ddpprof.render.json import ComparisonFile
     from ddpprof.render.sections.comparison import comparison_sections
 
     conditions = parse_conditions(options.fail_on) if options.fail_on is not None else ()
@@ -71,15 +69,8 @@ def run_compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> in
     comparison = compare(a, b, [condition.metric for condition in conditions] or ["step"])
     verdicts = judge(comparison, conditions)
     commands = _how_to_record(comparison, verdicts, a, b)
-    if chosen_form(options) == "json":
-        write(options, render_json(ComparisonFile(comparison, verdicts)))
-    elif chosen_form(options) == "html":
-        from ddpprof.render.html.result_pages import comparison_page
-
-        write(options, comparison_page(comparison, verdicts, commands))
-    else:
-        shown = comparison_sections(comparison, verdicts, commands)
-        show(options, f"{comparison.a} and {comparison.b}", shown)
+    shown = comparison_sections(comparison, verdicts, commands)
+    deliver(options, f"{comparison.a} and {comparison.b}", ComparisonFile(comparison, verdicts), shown)
     if options.out is not None or chosen_form(options) == "json":  # otherwise they have just been shown
         _print_verdicts(verdicts, commands)
     return _exit_code(overall(verdicts), options.on_unknown)

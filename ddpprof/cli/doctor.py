@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import count
 from ddpprof.cli.saying import say
-from ddpprof.errors import DdpprofError, did_you_mean
+from ddpprof.errors import DdpprofError, did_you_mean, writing
 from ddpprof.files import local
 
 if TYPE_CHECKING:
@@ -69,10 +69,8 @@ def run_doctor(options: argparse.Namespace) -> int:
             _show(outcome)
         outcomes += found
     counts = Counter(one.verdict for one in outcomes)
-    try:
+    with writing(out):
         write_json(out, document(outcomes))
-    except OSError as error:
-        raise DdpprofError(f"cannot write {out}: {error.strerror}.") from error
     seconds = time.monotonic() - began
     passed, failed, skipped = (counts[status] for status in (CheckStatus.PASS, CheckStatus.FAIL, CheckStatus.SKIP))
     say(f"\n{passed} passed, {failed} failed, {skipped} skipped, in {seconds:.0f} s.")

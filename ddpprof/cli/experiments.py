@@ -73,19 +73,21 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
     add("--skip-first", type=count, default=5, metavar="N", help="initial steps of a trial to ignore (%(default)s)")
     timed = 5 if kind == "overhead" else 20
     add("--timed-steps", type=positive, metavar="N", help=f"steps to time in a trial or block ({timed})")
+    add_place_options(parser, kind, "experiment")
+
+
+def add_place_options(parser: argparse.ArgumentParser, kind: str, what: str) -> None:
+    """Add the options for where the trials are, and whether to continue with those that are there."""
+    add = parser.add_argument
     add("--out", type=local, metavar="DIR", help=f"folder for the trials (default: runs/{kind}-SCRIPT-TIME)")
     add("--force", action="store_true", help="replace an earlier experiment in DIR")
-    add("--resume", type=local, metavar="DIR", help="continue the experiment in DIR; needs no other arguments")
-    add_trust_option(parser)
-    add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
-
-
-def add_trust_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add("--resume", type=local, metavar="DIR", help=f"continue the {what} in DIR; needs no other arguments")
+    add(
         "--trust",
         action="store_true",
         help="with --resume: run the command even if another user or another machine started the experiment",
     )
+    add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
 
 
 def resumed(
@@ -149,6 +151,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         for variant in experiment.variants:
             job_of(experiment, variant)  # reports a missing script before anything is created
         _warn_of_options_behind(parser, command)
+        _warn_of_words([*options.set, *(getattr(options, "vary", None) or ())], command)
         directory = options.out or Path(default_out(command).replace("runs/", f"runs/{options.kind}-", 1))
         open_experiment(directory, experiment, options.force)
     with working_on(directory):
@@ -170,6 +173,13 @@ def _warn_of_options_behind(parser: argparse.ArgumentParser, command: Sequence[s
     for word in command[1:]:
         if word.startswith("--") and word.partition("=")[0] in own:
             say(f"ddpprof: {word} comes after the script, so it is passed to the script", file=sys.stderr)
+
+
+def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
+    from ddpprof.experiments.vary import passed_on
+
+    for name in passed_on(choices, command):
+        say(f"ddpprof: {name}=… is no argument of DDP: it is added to the script's own arguments", file=sys.stderr)
 
 
 def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.arguments import seconds, sizes_bytes
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import add_torchrun_options
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import local
 
 if TYPE_CHECKING:
@@ -103,8 +103,6 @@ def _show(bench: NetBench, out: Path | None) -> None:
     if out is None:
         say("\nKeep every iteration with -o FILE.json.")
         return
-    try:
+    with writing(out):
         write_json(out, asdict(bench))
-    except OSError as error:
-        raise DdpprofError(f"cannot write {out}: {error.strerror}.") from error
     say(f"\nWrote {out}.")

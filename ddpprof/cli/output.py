@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.saying import say
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import location
 from ddpprof.own_files import write_named
 
 if TYPE_CHECKING:
     from ddpprof.layout import Section
+    from ddpprof.render.json import Written
 
 _BY_SUFFIX = {"": "terminal", ".txt": "terminal", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
 
@@ -62,6 +63,21 @@ def chosen_form(options: argparse.Namespace) -> str:
     return str(options.format or by_name)
 
 
+def deliver(options: argparse.Namespace, title: str, result: Written, sections: Iterable[Section]) -> None:
+    """Write a result in the chosen format; `sections` are what it says."""
+    from ddpprof.render.json import render_json
+
+    form = chosen_form(options)
+    if form == "json":
+        write(options, render_json(result))
+    elif form == "html":
+        from ddpprof.render.html.result_pages import result_page
+
+        write(options, result_page(title, result, sections))
+    else:
+        show(options, title, sections)
+
+
 def show(options: argparse.Namespace, title: str, sections: Iterable[Section]) -> None:
     from ddpprof.render.markdown import render_markdown
     from ddpprof.render.terminal import render_terminal
@@ -80,11 +96,9 @@ def write(options: argparse.Namespace, text: str) -> None:
     if options.out is None:
         sys.stdout.write(text)
         return
-    try:
+    with writing(options.out):
         if isinstance(options.out, Path):
             write_named(options.out, text.encode())
         else:
             options.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DdpprofError(f"cannot write {options.out}: {error.strerror}.") from error
     say(f"Wrote {options.out}.")

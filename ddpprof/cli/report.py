@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import numbers
-from ddpprof.cli.output import add_output_options, chosen_form, show, write
+from ddpprof.cli.output import add_output_options, chosen_form, deliver, show, write
 from ddpprof.cli.reading import add_choosing_options, add_reading_options, read_report_or_run, read_run_set
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "cost", "findings")
 """names of the parts of a report; `render.sections` makes them, and is imported only if they are needed"""
+_OF_SECTIONS = ("terminal", "markdown")
+"""formats that show sections alone"""
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +49,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--section", choices=TOPICS, metavar="NAME", help=f"print one part: {', '.join(TOPICS)}")
     add_choosing_options(parser)
     parser.add_argument(
-        "--only-steps",
-        type=numbers,
-        metavar="N-M",
-        help="measure only steps with these numbers, such as 15-17,19",
+        "--only-steps", type=numbers, metavar="N-M", help="measure only steps with these numbers, such as 15-17,19"
     )
     add_reading_options(parser)
     parser.set_defaults(run=run_report)
@@ -130,20 +129,12 @@ def _refuse_choice(options: argparse.Namespace, what: str) -> None:
 
 def _report_on_runs(options: argparse.Namespace, runs: Sequence[Location]) -> int:
     from ddpprof.comparison.repeated import report_on_runs
-    from ddpprof.render.json import render_json
     from ddpprof.render.sections.repeated import repeated_sections
 
     found = report_on_runs(read_run_set(runs, options, folder=options.path), [run.name for run in runs])
-    if chosen_form(options) == "json":
-        write(options, render_json(found))
-    elif chosen_form(options) == "html":
-        from ddpprof.render.html.result_pages import repeated_page
-
-        write(options, repeated_page(found))
-    else:
-        show(options, found.name, repeated_sections(found))
-        if options.out is None:
-            say(f"\nSee one run with: ddpprof report {runs[0]}")
+    deliver(options, found.name, found, repeated_sections(found))
+    if options.out is None and chosen_form(options) in _OF_SECTIONS:
+        say(f"\nSee one run with: ddpprof report {runs[0]}")
     return 0
 
 
@@ -190,23 +181,14 @@ def _page(report: Report, analysis: Analysis | None) -> str:
 def _report_on_experiment(options: argparse.Namespace) -> int:
     from ddpprof.experiments.results import read_experiment
     from ddpprof.layout import Picture
-    from ddpprof.render.json import render_json
     from ddpprof.render.plot import can_plot, plot
     from ddpprof.render.sections.experiments import experiment_sections
 
     report = read_experiment(options.path)
-    if chosen_form(options) == "json":
-        write(options, render_json(report))
-        return 0
-    if chosen_form(options) == "html":
-        from ddpprof.render.html.result_pages import experiment_page
-
-        write(options, experiment_page(options.path.name, report))
-        return 0
     shown = list(experiment_sections(report))
-    if options.out is not None and can_plot(report):
+    if options.out is not None and chosen_form(options) in _OF_SECTIONS and can_plot(report):
         picture = options.out.with_suffix(".plot.png")  # report.png may be the user's own file
         plot(report, picture)
         shown.append(Picture(picture.name, "step times"))
-    show(options, options.path.name, shown)
+    deliver(options, options.path.name, report, shown)
     return 0

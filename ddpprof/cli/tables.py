@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.saying import say
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import writing
 from ddpprof.layout import count
 from ddpprof.own_files import make_named_folder, write_whole
 
@@ -20,7 +20,7 @@ def write_tables(report: Report, folder: Location) -> None:
     from ddpprof.report.tables import parquet_bytes
 
     tables = dict(report.tables)
-    try:
+    with writing(folder):
         if isinstance(folder, Path):
             make_named_folder(folder)
         for name, table in tables.items():
@@ -29,7 +29,5 @@ def write_tables(report: Report, folder: Location) -> None:
                 write_whole(path, content)
             else:
                 path.write_bytes(content)
-    except OSError as error:
-        raise DdpprofError(f"cannot write {folder}: {error.strerror}.") from error
     rows = ", ".join(f"{name}.parquet ({count(table.num_rows, 'row')})" for name, table in tables.items())
     say(f"Wrote to {folder}: {rows}.")

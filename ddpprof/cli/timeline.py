@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.arguments import duration_ns, numbers
 from ddpprof.cli.reading import add_choosing_options, add_reading_options, analysed_run
 from ddpprof.cli.saying import say
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import Location, RemotePath, location
 from ddpprof.own_files import whole_file
 from ddpprof.scratch import scratch_folder
@@ -42,13 +42,13 @@ def run_timeline(options: argparse.Namespace) -> int:
 
     with analysed_run(options.path, options) as analysis:
         report, timeline = analysis.report, analysis.timeline(options.only_steps)
-    steps = {step.step for rank in timeline.ranks for step in rank.steps}
-    if not steps:
-        raise DdpprofError(f"{options.path}: {_why_nothing(report)}")
-    name = report.job.name.removesuffix(".gz").removesuffix(".json")
-    out: Location = options.out or Path(f"{name}.perfetto.json.gz")
-    num_bytes = _write(out, render_perfetto(timeline, report, options.min_duration))
-    ranks = sum(bool(rank.steps) for rank in timeline.ranks)
+        steps = {number for rank in timeline.ranks for number in rank.numbers}
+        if not steps:
+            raise DdpprofError(f"{options.path}: {_why_nothing(report)}")
+        name = report.job.name.removesuffix(".gz").removesuffix(".json")
+        out: Location = options.out or Path(f"{name}.perfetto.json.gz")
+        num_bytes = _write(out, render_perfetto(timeline, report, options.min_duration))
+    ranks = sum(bool(rank.numbers) for rank in timeline.ranks)
     what = f"{count(ranks, 'rank')}, {count(len(steps), 'step')}, {num_bytes / 1e6:.1f} MB"
     say(f"Wrote {out} ({what}). Open it in https://ui.perfetto.dev")
     return 0
@@ -64,7 +64,7 @@ def _why_nothing(report: Report) -> str:
 
 def _write(path: Location, pieces: Iterable[bytes]) -> int:
     """Write beside and rename, or upload; return the size in bytes. Raises `DdpprofError`."""
-    try:
+    with writing(path):
         if isinstance(path, RemotePath):
             with scratch_folder() as folder:
                 part = folder / path.name
@@ -73,8 +73,6 @@ def _write(path: Location, pieces: Iterable[bytes]) -> int:
                 return num_bytes
         with whole_file(path) as part:
             return _fill(part, pieces, path.suffix == ".gz")
-    except OSError as error:
-        raise DdpprofError(f"cannot write {path}: {error.strerror}.") from error
 
 
 def _fill(path: Path, pieces: Iterable[bytes], is_compressed: bool) -> int:

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import positive
 from ddpprof.cli.experiment_plan import split_experiment
-from ddpprof.cli.experiments import add_trust_option, resumed, steps_in_words
+from ddpprof.cli.experiments import add_place_options, resumed, steps_in_words
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
-from ddpprof.errors import CannotRecord, DdpprofError
-from ddpprof.files import Location, local, location
+from ddpprof.errors import CannotRecord, DdpprofError, writing
+from ddpprof.files import Location, location
 from ddpprof.files.small import read_small
 from ddpprof.own_files import write_whole
 
 if TYPE_CHECKING:
     from ddpprof.experiments.plan import Ended, Experiment, Trial
-    from ddpprof.experiments.tuning_directory import Tuning
+    from ddpprof.experiments.tuning_directory import KeptTuning
     from ddpprof.predict.candidates import Shortlist
 
 _LEAST_TRIALS = 2
@@ -48,11 +48,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also try settings that round gradients in transit, such as torch's fp16 hook (bf16 for NCCL)",
     )
-    add("--out", type=local, metavar="DIR", help="folder for the trials (default: runs/tune-SCRIPT-TIME)")
-    add("--force", action="store_true", help="replace an earlier experiment in DIR")
-    add("--resume", type=local, metavar="DIR", help="continue the tuning in DIR; needs no other arguments")
-    add_trust_option(parser)
-    add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
+    add_place_options(parser, "tune", "tuning")
 
 
 def _trials(text: str) -> int:
@@ -126,11 +122,9 @@ def _keep_network(directory: Path, network: Location | None) -> None:
     """Keep the network until the profile is there, perhaps after an interruption. Raises `CannotRecord`."""
     from ddpprof.experiments.plan import NETWORK_FILE
 
-    try:
+    with writing(directory, CannotRecord):
         if network is not None:
             write_whole(directory / NETWORK_FILE, read_small(network))
-    except OSError as error:
-        raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
 
 
 def _profile(directory: Path, experiment: Experiment) -> bool:
@@ -179,7 +173,7 @@ def _shortlist(directory: Path, experiment: Experiment) -> tuple[Shortlist, str 
         return shortlisted(analysis.to_replay(), bench, experiment.most_variants - 1, experiment.allow_lossy)
 
 
-def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[Tuning, bool]:
+def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, bool]:
     """Run all trials; return what was measured, and whether the user interrupted them.
 
     `command` has its secrets, which the plan does not keep.
@@ -209,7 +203,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[Tuning, bool]:
     return tuning, False
 
 
-def _say(tuning: Tuning, trial: Trial, ended: Ended) -> None:
+def _say(tuning: KeptTuning, trial: Trial, ended: Ended) -> None:
     said = ended.problem
     if said is None:
         steps_ns = [ns for block in tuning.result(trial).blocks_ns for ns in block]
@@ -217,17 +211,17 @@ def _say(tuning: Tuning, trial: Trial, ended: Ended) -> None:
     say(f"[round {trial.round + 1}/{tuning.experiment.rounds}] {_name(tuning, trial.variant)}: {said}", flush=True)
 
 
-def _say_stopped(tuning: Tuning, trial: Trial, variant: int) -> None:
+def _say_stopped(tuning: KeptTuning, trial: Trial, variant: int) -> None:
     if trial.round + 1 < tuning.experiment.rounds:
         why = "it changes the losses" if variant in tuning.refused() else "it is clearly slower"
         say(f"{_name(tuning, variant)} is not run again: {why}.", flush=True)
 
 
-def _name(tuning: Tuning, variant: int) -> str:
+def _name(tuning: KeptTuning, variant: int) -> str:
     return tuning.choice.candidates[variant].label or "as it is"
 
 
-def _show_what_there_is(tuning: Tuning, interrupted: bool) -> None:
+def _show_what_there_is(tuning: KeptTuning, interrupted: bool) -> None:
     from ddpprof.render.sections.experiments import experiment_sections
     from ddpprof.render.terminal import render_terminal
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import bytes_per_s, caps, count, duration_ns, factor, megabytes, positive
-from ddpprof.cli.output import add_output_options, chosen_form, show, write
+from ddpprof.cli.output import add_output_options, deliver
 from ddpprof.cli.reading import add_reading_options, analysed_run, measured_network
 from ddpprof.files import location
 
@@ -75,7 +75,6 @@ def _hook(text: str) -> tuple[str, int]:
 
 
 def run_whatif(options: argparse.Namespace) -> int:
-    from ddpprof.render.json import render_json
     from ddpprof.render.sections.whatif import whatif_sections
     from ddpprof.report.whatif import build_whatif
 
@@ -85,14 +84,7 @@ def run_whatif(options: argparse.Namespace) -> int:
         from ddpprof.render.plot import plot_whatif
 
         plot_whatif(answer, options.plot)
-    if chosen_form(options) == "json":
-        write(options, render_json(answer))
-    elif chosen_form(options) == "html":
-        from ddpprof.render.html.result_pages import whatif_page
-
-        write(options, whatif_page(answer))
-    else:
-        show(options, job.name, whatif_sections(answer))
+    deliver(options, job.name, answer, whatif_sections(answer))
     return 0
 
 

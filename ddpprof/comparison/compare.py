@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import mean, median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ddpprof import __version__
 from ddpprof.comparison.between_runs import Difference, difference_between, plausible_noise_ns, runs_needed
@@ -206,21 +206,14 @@ METRICS = tuple(dict.fromkeys((*_OF_PROFILED, "wrapper", *_OF_LIGHT)))
 
 
 def _metrics(a: Sequence[Report], b: Sequence[Report], asked: Sequence[str]) -> tuple[MetricChange, ...]:
-    sides: list[list[dict[str, list[float]]]]
+    measures: Mapping[str, Callable[[Any], int | None]] = _OF_LIGHT
+    steps_of: Callable[[Report], Sequence[Any]] = _light
     if all(map(_profiled, (*a, *b))):
-        measures = {**_OF_PROFILED, "wrapper": _wrapper((*a, *b))}
-        sides = [
-            [{name: _by_step(_profiled(run), value) for name, value in measures.items()} for run in side]
-            for side in (a, b)
-        ]
-        names = list(measures)
-    else:
-        sides = [
-            [{name: _by_step(_light(run), value) for name, value in _OF_LIGHT.items()} for run in side]
-            for side in (a, b)
-        ]
-        names = list(_OF_LIGHT)
-    known = [name for name in names if all(any(run[name] for run in side) for side in sides)]
+        measures, steps_of = {**_OF_PROFILED, "wrapper": _wrapper((*a, *b))}, _profiled
+    sides = [
+        [{name: _by_step(steps_of(run), value) for name, value in measures.items()} for run in side] for side in (a, b)
+    ]
+    known = [name for name in measures if all(any(run[name] for run in side) for side in sides)]
     num_asked = sum(name in asked for name in known)
     noise_ns = plausible_noise_ns([median(run["step"]) for side in sides for run in side if run["step"]] or [0.0])
     changes = []

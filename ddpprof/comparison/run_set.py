@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -34,10 +35,7 @@ class RunSet:
     @property
     def missing(self) -> tuple[str, ...]:
         """What reports lack, each listed once, with the number of runs that lack it unless all do."""
-        counts: dict[str, int] = {}
-        for report in self.reports:
-            for text in report.missing:
-                counts[text] = counts.get(text, 0) + 1
+        counts = Counter(text for report in self.reports for text in report.missing)
         all_of_them = len(self.reports)
         said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]
         return (*said, *self._mixed())

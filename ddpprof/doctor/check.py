@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -83,7 +83,7 @@ class Context:
     setup: Setup = Setup()
 
 
-Run = Callable[[Context], Sequence[CheckResult]]
+Run = Callable[[Context], Iterable[CheckResult]]
 
 
 @dataclass(frozen=True, slots=True)

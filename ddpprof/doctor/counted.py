@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from ddpprof.doctor.check import CheckResult, Context, judge
 from ddpprof.doctor.training import Trained, run_script
@@ -12,32 +12,30 @@ from ddpprof.model import Record
 _GROWTH_BYTES = 100_000_000
 
 
-def check_rotating_branches(context: Context) -> Sequence[CheckResult]:
+def check_rotating_branches(context: Context) -> Iterator[CheckResult]:
     """Check that no parameter is called unused if every one trains, though none in every step."""
     record = _record(run_script(context, "rotating.py", *context.setup.options, trace=()))
     unused = [module.unused for module in record.modules]
     names = [name for of_module in unused for name in of_module or ()]
-    return [
-        judge(
-            "unused-parameters",
-            not names and bool(unused),
-            "none",
-            ", ".join(names) or ("none" if None not in unused and unused else "unknown"),
-            "The report would advise freezing parameters that train.",
-        )
-    ]
+    yield judge(
+        "unused-parameters",
+        not names and bool(unused),
+        "none",
+        ", ".join(names) or ("none" if None not in unused and unused else "unknown"),
+        "The report would advise freezing parameters that train.",
+    )
 
 
-def check_amp_steps(context: Context) -> Sequence[CheckResult]:
-    return [_judge_steps(context, "amp", "steps that GradScaler skips")]
+def check_amp_steps(context: Context) -> Iterator[CheckResult]:
+    yield _judge_steps(context, "amp", "steps that GradScaler skips")
 
 
-def check_closure_steps(context: Context) -> Sequence[CheckResult]:
-    return [_judge_steps(context, "closure", "optimizer.step(closure)")]
+def check_closure_steps(context: Context) -> Iterator[CheckResult]:
+    yield _judge_steps(context, "closure", "optimizer.step(closure)")
 
 
-def check_compiled_steps(context: Context) -> Sequence[CheckResult]:
-    return [_judge_steps(context, "compiled", "torch.compile")]
+def check_compiled_steps(context: Context) -> Iterator[CheckResult]:
+    yield _judge_steps(context, "compiled", "torch.compile")
 
 
 def _judge_steps(context: Context, kind: str, what: str) -> CheckResult:
@@ -48,19 +46,17 @@ def _judge_steps(context: Context, kind: str, what: str) -> CheckResult:
     )
 
 
-def check_graph_replay(context: Context) -> Sequence[CheckResult]:
+def check_graph_replay(context: Context) -> Iterator[CheckResult]:
     """Check that a step captured as a CUDA graph, where only the capture calls DDP, does not leave the window open."""
     trained = run_script(context, "graphed.py", *context.setup.options, trace=())
     grown = trained.told["grown_bytes"]
-    return [
-        judge(
-            "graph-memory",
-            grown < _GROWTH_BYTES,
-            f"less than {_GROWTH_BYTES // 10**6} MB more",
-            f"{grown // 10**6} MB",
-            "The profiler keeps running during the replays, and its memory grows until the job ends.",
-        )
-    ]
+    yield judge(
+        "graph-memory",
+        grown < _GROWTH_BYTES,
+        f"less than {_GROWTH_BYTES // 10**6} MB more",
+        f"{grown // 10**6} MB",
+        "The profiler keeps running during the replays, and its memory grows until the job ends.",
+    )
 
 
 def _record(trained: Trained) -> Record:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,16 +22,16 @@ _WAIT_S = 40.0
 _WINDOW = ["--skip-first", "2", "--cost-steps", "0", "--warmup", "1", "--steps", "1000000"]
 
 
-def check_exception(context: Context) -> Sequence[CheckResult]:
-    return [_judge(context, "exception", None)]
+def check_exception(context: Context) -> Iterator[CheckResult]:
+    yield _judge(context, "exception", None)
 
 
-def check_ctrl_c(context: Context) -> Sequence[CheckResult]:
-    return [_judge(context, "ctrl-c", signal.SIGINT)]
+def check_ctrl_c(context: Context) -> Iterator[CheckResult]:
+    yield _judge(context, "ctrl-c", signal.SIGINT)
 
 
-def check_sigterm(context: Context) -> Sequence[CheckResult]:
-    return [_judge(context, "sigterm", signal.SIGTERM)]
+def check_sigterm(context: Context) -> Iterator[CheckResult]:
+    yield _judge(context, "sigterm", signal.SIGTERM)
 
 
 def _judge(context: Context, name: str, number: signal.Signals | None) -> CheckResult:

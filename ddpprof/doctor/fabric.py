@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import numpy as np
@@ -23,7 +23,7 @@ _IN_A_ROW = 20
 _NCCL_TESTS = "all_reduce_perf"
 
 
-def check_netbench(context: Context) -> Sequence[CheckResult]:
+def check_netbench(context: Context) -> Iterator[CheckResult]:
     """Compare `ddpprof netbench` with nccl-tests, or with a loop of all-reduces if those are not installed."""
     setup = context.setup
     bench = context.folder / "bench.json"
@@ -40,15 +40,13 @@ def check_netbench(context: Context) -> Sequence[CheckResult]:
         words = [*setup.options, f"--num-bytes={_NUM_BYTES}", f"--in-a-row={in_a_row}"]
         told = run_script(context, "all_reduces.py", *words).told
         own, by = _busbw(told["num_bytes"], told["median_ns"], setup.num_ranks), "a loop"
-    return [
-        judge(
-            "netbench",
-            abs(found / own - 1) <= _WITHIN,
-            f"{own:.2f} GB/s on the bus according to {by}, within {_WITHIN:.0%}",
-            f"{found:.2f} GB/s",
-            "`ddpprof netbench`, on which predictions rest, does not measure the network's real speed.",
-        )
-    ]
+    yield judge(
+        "netbench",
+        abs(found / own - 1) <= _WITHIN,
+        f"{own:.2f} GB/s on the bus according to {by}, within {_WITHIN:.0%}",
+        f"{found:.2f} GB/s",
+        "`ddpprof netbench`, on which predictions rest, does not measure the network's real speed.",
+    )
 
 
 def _busbw(num_bytes: int, ns: float, num_ranks: int) -> float:
@@ -64,22 +62,20 @@ def _of_nccl_tests(printed: str) -> float:
     return float(row.group(1))
 
 
-def check_exposed(context: Context) -> Sequence[CheckResult]:
+def check_exposed(context: Context) -> Iterator[CheckResult]:
     """Compare exposed communication with the difference between steps with and without `no_sync`, run in turns."""
     window = ["--skip-first", "20", "--cost-steps", "0", "--steps", "10"]
     trained = run_script(context, "unsynced.py", *context.setup.options, "--steps=40", trace=window)
     first = build_report(load_run(str(trained.run))).ranks[0]
     exposed_ms = median(step.exposed_ns for step in first.measured_steps) / 1e6
     low, high = _difference_ms(trained.told["with_ns"], trained.told["without_ns"])
-    return [
-        judge(
-            "exposed",
-            low <= exposed_ms <= high,
-            f"{low:.2f} to {high:.2f} ms, by which a step is longer than under no_sync",
-            f"{exposed_ms:.2f} ms",
-            "The exposed communication in the report is not what averaging gradients costs a step.",
-        )
-    ]
+    yield judge(
+        "exposed",
+        low <= exposed_ms <= high,
+        f"{low:.2f} to {high:.2f} ms, by which a step is longer than under no_sync",
+        f"{exposed_ms:.2f} ms",
+        "The exposed communication in the report is not what averaging gradients costs a step.",
+    )
 
 
 def _difference_ms(values: Sequence[int], others: Sequence[int]) -> tuple[float, float]:
@@ -90,19 +86,17 @@ def _difference_ms(values: Sequence[int], others: Sequence[int]) -> tuple[float,
     return float(low), float(high)
 
 
-def check_overhead(context: Context) -> Sequence[CheckResult]:
+def check_overhead(context: Context) -> Iterator[CheckResult]:
     """Compare `ddpprof overhead` in one process, in turns, with its result from separate processes."""
     found = [_overhead(context, name, *options) for name, options in (("turns", []), ("apart", ["--apart"]))]
     (low, high), (low_apart, high_apart) = found
-    return [
-        judge(
-            "overhead",
-            low <= high_apart and low_apart <= high,
-            f"{low_apart:.3f} to {high_apart:.3f} times the bare step, as from separate processes",
-            f"{low:.3f} to {high:.3f}",
-            "The result of `ddpprof overhead` depends on how it measures.",
-        )
-    ]
+    yield judge(
+        "overhead",
+        low <= high_apart and low_apart <= high,
+        f"{low_apart:.3f} to {high_apart:.3f} times the bare step, as from separate processes",
+        f"{low:.3f} to {high:.3f}",
+        "The result of `ddpprof overhead` depends on how it measures.",
+    )
 
 
 def _overhead(context: Context, name: str, *options: str) -> tuple[float, float]:
@@ -114,26 +108,25 @@ def _overhead(context: Context, name: str, *options: str) -> tuple[float, float]
     return float(ratio["low"]), float(ratio["high"])
 
 
-def check_beside_nsys(context: Context) -> Sequence[CheckResult]:
+def check_beside_nsys(context: Context) -> Iterator[CheckResult]:
     """Check that under nsys, which occupies CUPTI, the report has kernels or says that there are none."""
     nsys = shutil.which("nsys")
     if nsys is None:
-        return [skip("beside-nsys", "nsys is not installed")]
+        yield skip("beside-nsys", "nsys is not installed")
+        return
     out = context.folder / "run"
     trace = python_command(["-m", "ddpprof", "trace", "--quiet", "--out", str(out), *_training(context)])
     run_command(context, [nsys, "profile", "--output", str(context.folder / "nsys"), *trace], 90)
     report = build_report(load_run(str(out)))
     kernels = sum(step.compute_ns > 0 for rank in report.ranks for step in rank.steps)
     said = [text for text in report.missing if "kernel" in text]
-    return [
-        judge(
-            "beside-nsys",
-            bool(kernels or said),
-            "kernels, or a note that there are none",
-            f"{kernels} steps with kernels" if kernels else ", ".join(said) or "neither",
-            "Tables without kernels would look like a device that did nothing.",
-        )
-    ]
+    yield judge(
+        "beside-nsys",
+        bool(kernels or said),
+        "kernels, or a note that there are none",
+        f"{kernels} steps with kernels" if kernels else ", ".join(said) or "neither",
+        "Tables without kernels would look like a device that did nothing.",
+    )
 
 
 def _training(context: Context) -> list[str]:

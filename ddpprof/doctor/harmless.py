@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from ddpprof.doctor.check import CheckResult, Context, judge, skip
 from ddpprof.doctor.training import Trained, run_script
@@ -15,28 +15,26 @@ _PAUSE_SHARE = 10
 """least ratio of the process group's timeout to a pause; other ranks wait for a paused one until that timeout"""
 
 
-def check_unchanged(context: Context) -> Sequence[CheckResult]:
+def check_unchanged(context: Context) -> Iterator[CheckResult]:
     options = [*context.setup.options, f"--window={_AFTER_WINDOW}"]
     without = run_script(context, "plain.py", *options)
     traced = run_script(context, "plain.py", *options, trace=_WINDOW)
-    return [
-        judge(
-            "parameters",
-            traced.told["parameters"] == without.told["parameters"],
-            without.told["parameters"][:12],
-            traced.told["parameters"][:12],
-            "Recording changes the result of training, which it must never do.",
-        ),
-        judge(
-            "collectives",
-            traced.told["collectives"] == without.told["collectives"],
-            f"{without.told['collectives']}, as without ddpprof",
-            traced.told["collectives"],
-            "Recording adds its own collectives, which may hang a job.",
-        ),
-        *_on_devices(context, without, traced),
-        _judge_pause(traced),
-    ]
+    yield judge(
+        "parameters",
+        traced.told["parameters"] == without.told["parameters"],
+        without.told["parameters"][:12],
+        traced.told["parameters"][:12],
+        "Recording changes the result of training, which it must never do.",
+    )
+    yield judge(
+        "collectives",
+        traced.told["collectives"] == without.told["collectives"],
+        f"{without.told['collectives']}, as without ddpprof",
+        traced.told["collectives"],
+        "Recording adds its own collectives, which may hang a job.",
+    )
+    yield from _on_devices(context, without, traced)
+    yield _judge_pause(traced)
 
 
 def _on_devices(context: Context, without: Trained, traced: Trained) -> list[CheckResult]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 
 from ddpprof.doctor.check import CheckResult, Context, judge, skip
 from ddpprof.doctor.training import run_script
+from ddpprof.model.backends import KNOWN
 
 _OLDEST_PYTHON = (3, 11)
 _LOOKED_AT = {None, "torch", "tensorboard", "html", "cluster"}
@@ -19,7 +20,7 @@ _OTHER_PROFILERS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROF
 """variables that nsys and ncu set in the processes they start"""
 
 
-def check_versions(_context: Context) -> Sequence[CheckResult]:
+def check_versions(_context: Context) -> Iterator[CheckResult]:
     """Check that everything required is installed, in a suitable version."""
     versions = {"Python": ".".join(map(str, sys.version_info[:3]))}
     wrong = [] if sys.version_info >= _OLDEST_PYTHON else [f"Python {versions['Python']} (needs 3.11)"]
@@ -32,15 +33,13 @@ def check_versions(_context: Context) -> Sequence[CheckResult]:
         if sign and not _satisfies(versions[name], sign, bound):
             wrong.append(f"{name} {versions[name]} (needs {sign}{bound})")
     shown = {name: versions[name] for name in ("Python", "torch", "numpy", "torch-tb-profiler") if name in versions}
-    return [
-        judge(
-            "versions",
-            not wrong,
-            "the requirements of pyproject.toml",
-            "; ".join(wrong) or ", ".join(f"{name} {version}" for name, version in shown.items()),
-            "Install what is missing or too old with pip, in this environment.",
-        )
-    ]
+    yield judge(
+        "versions",
+        not wrong,
+        "the requirements of pyproject.toml",
+        "; ".join(wrong) or ", ".join(f"{name} {version}" for name, version in shown.items()),
+        "Install what is missing or too old with pip, in this environment.",
+    )
 
 
 def _requirements() -> list[tuple[str, str, str, str | None]]:
@@ -66,24 +65,22 @@ def _satisfies(version: str, sign: str, bound: str) -> bool:
     return has >= wants if sign == ">=" else has < wants
 
 
-def check_torch(context: Context) -> Sequence[CheckResult]:
+def check_torch(context: Context) -> Iterator[CheckResult]:
     """Check that torch sees the devices, has the backends, and profiles an operation on each kind of device."""
-    probe = run_script(context, "probe.py", limit_s=60).told
+    probe = run_script(context, "probe.py", *KNOWN, limit_s=60).told
     gpus = int(probe["num_gpus"])
     expected = context.gpus if context.gpus is not None else int(probe["num_gpu_files"])
-    return [
-        judge(
-            "devices",
-            gpus >= expected,
-            f"{expected} GPU{'s' if expected != 1 else ''}",
-            gpus,
-            "torch does not see them. Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build of "
-            "torch sees none.",
-        ),
-        _judge_backends(probe["backends"], gpus),
-        _judge_profiler(probe, gpus),
-        _judge_other_profilers(os.environ, gpus),
-    ]
+    yield judge(
+        "devices",
+        gpus >= expected,
+        f"{expected} GPU{'s' if expected != 1 else ''}",
+        gpus,
+        "torch does not see them. Check nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda: a CPU build of "
+        "torch sees none.",
+    )
+    yield _judge_backends(probe["backends"], gpus)
+    yield _judge_profiler(probe, gpus)
+    yield _judge_other_profilers(os.environ, gpus)
 
 
 def _judge_backends(backends: Sequence[str], gpus: int) -> CheckResult:

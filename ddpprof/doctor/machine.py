@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from ddpprof.doctor.check import CheckResult, Context, judge, skip
@@ -23,79 +23,72 @@ _CLOCK_PPM = 500
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_disk(context: Context) -> Sequence[CheckResult]:
+def check_disk(context: Context) -> Iterator[CheckResult]:
     """Check that there is space for a run in the user's folder, and in the folder for temporary files."""
     temporary = choose_temporary_directory()
     free = {"here": shutil.disk_usage(context.out).free, "for temporary files": shutil.disk_usage(temporary).free}
     where = min(free, key=lambda name: free[name])
     least = free[where]
-    return [
-        judge(
-            "disk",
-            least >= _DISK_BYTES,
-            f"at least {_DISK_BYTES // _MB} MB free",
-            f"{least // _MB} MB {where}",
-            "Traces may not fit. Make room, or record with --out on another disk.",
-        )
-    ]
+    yield judge(
+        "disk",
+        least >= _DISK_BYTES,
+        f"at least {_DISK_BYTES // _MB} MB free",
+        f"{least // _MB} MB {where}",
+        "Traces may not fit. Make room, or record with --out on another disk.",
+    )
 
 
-def check_shared_memory(_context: Context) -> Sequence[CheckResult]:
+def check_shared_memory(_context: Context) -> Iterator[CheckResult]:
     """Check that /dev/shm is large enough for DataLoader workers and NCCL."""
     folder = Path("/dev/shm")  # noqa: S108 (it is shared memory)
     if not folder.is_dir():
-        return [skip("shared-memory", "this system has no /dev/shm")]
+        yield skip("shared-memory", "this system has no /dev/shm")
+        return
     free = shutil.disk_usage(folder).free
-    return [
-        judge(
-            "shared-memory",
-            free >= _SHM_BYTES,
-            f"at least {_SHM_BYTES // _MB} MB free",
-            f"{free // _MB} MB",
-            "DataLoader workers and NCCL may die of SIGBUS. In Docker, start with --shm-size=1g or --ipc=host.",
-        )
-    ]
+    yield judge(
+        "shared-memory",
+        free >= _SHM_BYTES,
+        f"at least {_SHM_BYTES // _MB} MB free",
+        f"{free // _MB} MB",
+        "DataLoader workers and NCCL may die of SIGBUS. In Docker, start with --shm-size=1g or --ipc=host.",
+    )
 
 
-def check_clock(_context: Context) -> Sequence[CheckResult]:
+def check_clock(_context: Context) -> Iterator[CheckResult]:
     """Check that the two clocks for steps and kernels run at the same rate, without a jump."""
     wall_ns, steady_ns = time.time_ns(), time.perf_counter_ns()
     time.sleep(_CLOCK_S)
     wall_ns, steady_ns = time.time_ns() - wall_ns, time.perf_counter_ns() - steady_ns
     ppm = abs(wall_ns - steady_ns) / steady_ns * 1e6
-    return [
-        judge(
-            "clock",
-            ppm <= _CLOCK_PPM,
-            f"clocks within {_CLOCK_PPM} ppm of each other",
-            f"{ppm:.0f} ppm",
-            "The time of day jumped or drifts: steps of several hosts cannot be compared. Check the time service.",
-        )
-    ]
+    yield judge(
+        "clock",
+        ppm <= _CLOCK_PPM,
+        f"clocks within {_CLOCK_PPM} ppm of each other",
+        f"{ppm:.0f} ppm",
+        "The time of day jumped or drifts: steps of several hosts cannot be compared. Check the time service.",
+    )
 
 
-def check_limits(context: Context) -> Sequence[CheckResult]:
+def check_limits(context: Context) -> Iterator[CheckResult]:
     """Check that this process may use enough cores and memory for the ranks."""
     ranks = max(2, context.gpus or 0)
     cores = min(len(os.sched_getaffinity(0)), cgroup_cores(_CGROUP) or float("inf"))
     memory = available_bytes(_CGROUP)
-    return [
-        judge(
-            "cores",
-            cores >= ranks,
-            f"at least {ranks}, one per rank",
-            f"{cores:g}",
-            "Ranks share a core, so times mean little. Give the container more cores (docker run --cpus).",
-        ),
-        judge(
-            "memory",
-            memory >= _MEMORY_BYTES,
-            f"at least {_MEMORY_BYTES // _MB} MB",
-            f"{memory // _MB} MB",
-            "Ranks may be killed for lack of memory. Give the container more (docker run --memory), or end other "
-            "processes.",
-        ),
-    ]
+    yield judge(
+        "cores",
+        cores >= ranks,
+        f"at least {ranks}, one per rank",
+        f"{cores:g}",
+        "Ranks share a core, so times mean little. Give the container more cores (docker run --cpus).",
+    )
+    yield judge(
+        "memory",
+        memory >= _MEMORY_BYTES,
+        f"at least {_MEMORY_BYTES // _MB} MB",
+        f"{memory // _MB} MB",
+        "Ranks may be killed for lack of memory. Give the container more (docker run --memory), or end other "
+        "processes.",
+    )
 
 
 def cgroup_cores(cgroup: Path) -> float | None:

@@ -12,7 +12,7 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,39 +22,37 @@ _SIOCGIFADDR = 0x8915
 _INTERFACES = Path("/sys/class/net")
 
 
-def check_gloo_interface(_context: Context) -> Sequence[CheckResult]:
+def check_gloo_interface(_context: Context) -> Iterator[CheckResult]:
     asked = os.environ.get("GLOO_SOCKET_IFNAME")
     if asked is not None:
-        return [_judge_asked("gloo-interface", "GLOO_SOCKET_IFNAME", asked.split(","))]
+        yield _judge_asked("gloo-interface", "GLOO_SOCKET_IFNAME", asked.split(","))
+        return
     found = _of_host_name()
-    return [
-        judge(
-            "gloo-interface",
-            found is not None,
-            "this host's name resolves to one of its interfaces",
-            {None: "no interface", "lo": "lo, for ranks on this host only"}.get(found) or _shown(found or ""),
-            "Ranks on several hosts would not find each other. Set GLOO_SOCKET_IFNAME to the interface to use, one of: "
-            f"{', '.join(_up())}.",
-        )
-    ]
+    yield judge(
+        "gloo-interface",
+        found is not None,
+        "this host's name resolves to one of its interfaces",
+        {None: "no interface", "lo": "lo, for ranks on this host only"}.get(found) or _shown(found or ""),
+        "Ranks on several hosts would not find each other. Set GLOO_SOCKET_IFNAME to the interface to use, one of: "
+        f"{', '.join(_up())}.",
+    )
 
 
-def check_nccl_interface(_context: Context) -> Sequence[CheckResult]:
+def check_nccl_interface(_context: Context) -> Iterator[CheckResult]:
     asked = os.environ.get("NCCL_SOCKET_IFNAME")
     usable = [name for name in _up() if not name.startswith(("lo", "docker"))]
     if asked is not None:
-        return [_judge_asked("nccl-interface", "NCCL_SOCKET_IFNAME", _of_pattern(asked))]
+        yield _judge_asked("nccl-interface", "NCCL_SOCKET_IFNAME", _of_pattern(asked))
+        return
     usable.sort(key=lambda name: not name.startswith("ib"))
     found = usable or [name for name in _up() if name.startswith(("docker", "lo"))]
-    return [
-        judge(
-            "nccl-interface",
-            bool(found),
-            "an interface that is up",
-            ", ".join(map(_shown, found[:1])) or "none",
-            "NCCL would find no interface. Set NCCL_SOCKET_IFNAME to the one to use.",
-        )
-    ]
+    yield judge(
+        "nccl-interface",
+        bool(found),
+        "an interface that is up",
+        ", ".join(map(_shown, found[:1])) or "none",
+        "NCCL would find no interface. Set NCCL_SOCKET_IFNAME to the one to use.",
+    )
 
 
 def _of_pattern(asked: str) -> list[str]:

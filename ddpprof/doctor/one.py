@@ -24,7 +24,7 @@ def main(module: str, function: str, about: str) -> int:
     context = Context(Path(given["folder"]), Path(given["out"]), given["gpus"], Setup(**given["setup"]))
     run: Run = getattr(import_module(f"ddpprof.doctor.{module}"), function)
     try:
-        outcomes = run(context)
+        outcomes = list(run(context))
     except (CannotCheck, DdpprofError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

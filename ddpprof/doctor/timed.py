@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import median
 from typing import Any
@@ -28,7 +28,7 @@ _LONG_STEPS = "--batch=2048"
 """steps of some 50 ms on a CPU: ddpprof's own work between two steps, some 0.3 ms, is not part of a profiled step"""
 
 
-def check_steps(context: Context) -> Sequence[CheckResult]:
+def check_steps(context: Context) -> Iterator[CheckResult]:
     around = 60 if context.setup.device == "cpu" else 110
     window = ["--skip-first", str(around), "--cost-steps", "0", "--warmup", "1", "--steps", str(_PROFILED)]
     trained = run_script(
@@ -42,23 +42,21 @@ def check_steps(context: Context) -> Sequence[CheckResult]:
     apart = median(step.duration_ns / own_ns[step.step] - 1 for step in steps)
     parts = max(abs(1 - step.parts.step_ns / step.duration_ns) for step in steps if step.parts)
     before, after = own_ns[around // 2 : around], own_ns[around + _PROFILED + 3 :]
-    return [
-        judge(
-            "step-time",
-            abs(apart) <= _WITHIN,
-            f"{own / 1e6:.2f} ms by the script, within {_WITHIN:.0%}",
-            f"{reported / 1e6:.2f} ms ({apart:+.1%} in most steps)",
-            "Reported steps are longer or shorter than the real ones.",
-        ),
-        judge(
-            "parts-of-step",
-            parts <= _WITHIN,
-            f"parts that add up to the step, within {_WITHIN:.0%}",
-            f"{parts:.1%} apart",
-            "The parts of a step do not add up to it.",
-        ),
-        _judge_after(before, after),
-    ]
+    yield judge(
+        "step-time",
+        abs(apart) <= _WITHIN,
+        f"{own / 1e6:.2f} ms by the script, within {_WITHIN:.0%}",
+        f"{reported / 1e6:.2f} ms ({apart:+.1%} in most steps)",
+        "Reported steps are longer or shorter than the real ones.",
+    )
+    yield judge(
+        "parts-of-step",
+        parts <= _WITHIN,
+        f"parts that add up to the step, within {_WITHIN:.0%}",
+        f"{parts:.1%} apart",
+        "The parts of a step do not add up to it.",
+    )
+    yield _judge_after(before, after)
 
 
 def _judge_after(before: Sequence[int], after: Sequence[int]) -> CheckResult:
@@ -80,47 +78,43 @@ def ratio_interval(values: Sequence[int], others: Sequence[int]) -> tuple[float,
     return float(low), float(high)
 
 
-def check_replay(context: Context) -> Sequence[CheckResult]:
+def check_replay(context: Context) -> Iterator[CheckResult]:
     """Check that the recorded step, replayed with its own settings, has the recorded length."""
     trained = run_script(
         context, "timed.py", *context.setup.options, "--width=1024", "--batch=128", trace=_WITH_LIGHT_STEPS
     )
     words = ["-m", "ddpprof", "whatif", str(trained.run), "--format", "json"]
     error = float(json.loads(run_command(context, python_command(words), 60))["replay_error"])
-    return [
-        judge(
-            "replay",
-            abs(error) < _REPLAY_WITHIN,
-            f"the recorded step, within {_REPLAY_WITHIN:.0%}",
-            f"{error:+.1%}",
-            "Predictions of `ddpprof whatif` and `ddpprof tune` start from a step that differs from the recorded one.",
-        )
-    ]
+    yield judge(
+        "replay",
+        abs(error) < _REPLAY_WITHIN,
+        f"the recorded step, within {_REPLAY_WITHIN:.0%}",
+        f"{error:+.1%}",
+        "Predictions of `ddpprof whatif` and `ddpprof tune` start from a step that differs from the recorded one.",
+    )
 
 
 _WITH_LIGHT_STEPS = ["--skip-first", "3", "--cost-steps", "8", "--steps", "10"]
 _SHORT = ["--skip-first", "3", "--cost-steps", "0", "--steps", "10"]
 
 
-def check_delay(context: Context) -> Sequence[CheckResult]:
+def check_delay(context: Context) -> Iterator[CheckResult]:
     """Check that a last rank which sleeps in every step is reported, with the right delay."""
     slow = context.setup.num_ranks - 1
     options = [*context.setup.options, f"--slow-rank={slow}", f"--delay-s={_DELAY_S}", "--width=64", "--batch=8"]
     found = _report(run_script(context, "timed.py", *options, "--steps=26", trace=_WITH_LIGHT_STEPS)).across
     late = found.stragglers.stragglers if found is not None and found.stragglers is not None else ()
     shown = ", ".join(f"rank {one.rank}, {one.late_ns / 1e6:.1f} ms" for one in late)
-    return [
-        judge(
-            "delay",
-            len(late) == 1 and late[0].rank == slow and abs(late[0].late_ns / 1e9 / _DELAY_S - 1) <= _DELAY_WITHIN,
-            f"rank {slow} is late by {_DELAY_S * 1e3:.0f} ms, within {_DELAY_WITHIN:.0%}",
-            shown or "no rank is late",
-            "The report would blame the wrong rank, or state a wrong delay.",
-        )
-    ]
+    yield judge(
+        "delay",
+        len(late) == 1 and late[0].rank == slow and abs(late[0].late_ns / 1e9 / _DELAY_S - 1) <= _DELAY_WITHIN,
+        f"rank {slow} is late by {_DELAY_S * 1e3:.0f} ms, within {_DELAY_WITHIN:.0%}",
+        shown or "no rank is late",
+        "The report would blame the wrong rank, or state a wrong delay.",
+    )
 
 
-def check_buckets(context: Context) -> Sequence[CheckResult]:
+def check_buckets(context: Context) -> Iterator[CheckResult]:
     """Compare the report's buckets with those noted by a comm hook of the script."""
     trained = run_script(context, "hooked.py", *context.setup.options, "--steps=20", trace=_SHORT)
     run = load_run(str(trained.run))
@@ -129,22 +123,20 @@ def check_buckets(context: Context) -> Sequence[CheckResult]:
     found = [(row.index, row.num_bytes) for row in build_report(run).buckets]
     pairs = _bucket_times(run, steps, since_launch=context.setup.device == "cpu")
     off = {index: median(known / own - 1 for own, known in of_bucket) for index, of_bucket in pairs.items()}
-    return [
-        judge(
-            "bucket-bytes",
-            noted == found,
-            ", ".join(f"{index}: {num_bytes} bytes" for index, num_bytes in noted),
-            ", ".join(f"{index}: {num_bytes} bytes" for index, num_bytes in found),
-            "The bucket table does not show the buckets that the reducer sent.",
-        ),
-        judge(
-            "bucket-times",
-            len(off) == len(noted) and all(abs(one) <= _BUCKETS_WITHIN for one in off.values()),
-            f"{_shown_ms(own for own, _ in chain(*pairs.values()))} by the hook, within {_BUCKETS_WITHIN:.0%}",
-            ", ".join(f"bucket {index}: {off[index]:+.1%}" for index in sorted(off)) or "no times",
-            "The bucket table shows wrong times.",
-        ),
-    ]
+    yield judge(
+        "bucket-bytes",
+        noted == found,
+        ", ".join(f"{index}: {num_bytes} bytes" for index, num_bytes in noted),
+        ", ".join(f"{index}: {num_bytes} bytes" for index, num_bytes in found),
+        "The bucket table does not show the buckets that the reducer sent.",
+    )
+    yield judge(
+        "bucket-times",
+        len(off) == len(noted) and all(abs(one) <= _BUCKETS_WITHIN for one in off.values()),
+        f"{_shown_ms(own for own, _ in chain(*pairs.values()))} by the hook, within {_BUCKETS_WITHIN:.0%}",
+        ", ".join(f"bucket {index}: {off[index]:+.1%}" for index in sorted(off)) or "no times",
+        "The bucket table shows wrong times.",
+    )
 
 
 def _bucket_times(

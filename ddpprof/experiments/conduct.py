@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddpprof import own_files, rundir
-from ddpprof.errors import CannotRecord, RunExists
+from ddpprof.errors import CannotRecord, RunExists, writing
 from ddpprof.experiments.last_error import last_error
 from ddpprof.experiments.plan import (
     CHOICE_FILE,
@@ -49,7 +49,7 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
 
     A folder that has a trial's name but is none belongs to the user, and stays.
     """
-    try:
+    with writing(directory, CannotRecord):
         if is_experiment(directory):
             if not force:
                 begun = read_plan(directory)
@@ -71,8 +71,6 @@ def open_experiment(directory: Path, experiment: Experiment, force: bool) -> Non
             if folder.exists():
                 raise RunExists(f"{folder} is where a trial would be written. Choose another --out.")
         write_plan(directory, experiment)
-    except OSError as error:
-        raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error
 
 
 @contextmanager
@@ -131,11 +129,9 @@ def conduct(
     for trial in trials:
         if trial.variant in failed or trial.variant in stopped:
             continue
-        try:
+        with writing(trial.folder(directory), CannotRecord):
             folder, variant = trial.folder(directory).absolute(), experiment.variants[trial.variant]
             ended = _run(folder, experiment, variant, trial_settings(folder, experiment, variant))
-        except OSError as error:
-            raise CannotRecord(f"cannot write {trial.folder(directory)}: {error.strerror}.") from error
         yield trial, ended
         if ended is None:
             return
@@ -149,21 +145,14 @@ def run_profile(directory: Path, experiment: Experiment) -> Ended | None:
     Raises `CannotRecord`.
     """
     folder = (directory / PROFILE_DIRECTORY).absolute()
-    try:
+    with writing(folder, CannotRecord):
         return _run(folder, experiment, experiment.variants[0], profile_settings(folder, experiment))
-    except OSError as error:
-        raise CannotRecord(f"cannot write {folder}: {error.strerror}.") from error
 
 
 def profile_settings(folder: Path, experiment: Experiment) -> Settings:
     settings = trial_settings(folder, experiment, experiment.variants[0])
     return replace(
-        settings,
-        timed_steps=0,
-        cost_steps=_COST_STEPS,
-        steps=_PROFILED_STEPS,
-        alone_steps=_ALONE_STEPS,
-        profiler=True,
+        settings, timed_steps=0, cost_steps=_COST_STEPS, steps=_PROFILED_STEPS, alone_steps=_ALONE_STEPS, profiler=True
     )
 
 
@@ -180,11 +169,7 @@ def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Setti
     began = time.monotonic()
     with os.fdopen(own_files.create(folder / OUTPUT_FILE), "wb") as output:
         outcome = launch.run_job(
-            command,
-            settings,
-            explain_rank=False,
-            variables={**variables, **variant.variables},
-            output=output,
+            command, settings, explain_rank=False, variables={**variables, **variant.variables}, output=output
         )
     if outcome.interrupted:
         return None

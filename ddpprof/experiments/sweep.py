@@ -10,6 +10,8 @@ from statistics import median
 from ddpprof import __version__
 from ddpprof.experiments.plan import Experiment, Variant
 from ddpprof.experiments.trials import EXPERIMENT_REPORT_FORMAT, TrialResult, median_step_ns, problems, rounds_of
+from ddpprof.measures.statistics.joint_ratios import joint_ratios
+from ddpprof.measures.statistics.paired_ratio import Ratio, Steps
 from ddpprof.measures.statistics.size_model import Crossover, SizeModel, find_crossover, fit_size_model
 from ddpprof.report.tree import Job
 
@@ -26,6 +28,8 @@ class SweepPoint:
     step_ns: float
     rounds_ns: tuple[float, ...]
     """medians of the rounds"""
+    ratio: Ratio | None = None
+    """its step relative to that of the first variant in the same rounds; ``None`` for the first variant"""
 
     @property
     def per_second(self) -> float | None:
@@ -75,12 +79,14 @@ def build_sweep(experiment: Experiment, results: Sequence[TrialResult]) -> Sweep
     """Build the report; ``None`` if no trial has times."""
     points = []
     started = {r.trial.variant: r.job.world_size for r in results if r.job is not None}
-    for number, planned in enumerate(experiment.variants):
+    all_rounds = [rounds_of(results, number, experiment.rounds) for number in range(len(experiment.variants))]
+    ratios = _ratios(all_rounds)
+    for number, (planned, rounds) in enumerate(zip(experiment.variants, all_rounds, strict=True)):
         variant = replace(planned, nproc=started.get(number) or planned.nproc)
-        rounds = rounds_of(results, number, experiment.rounds)
         step_ns = median_step_ns(rounds)
         if step_ns is not None:
-            points.append(_point(variant, step_ns, tuple(median(steps) for steps in rounds if steps)))
+            rounds_ns = tuple(median(steps) for steps in rounds if steps)
+            points.append(_point(variant, step_ns, rounds_ns, ratios.get(number)))
     if not points:
         return None
     jobs = [result.job for result in results if result.job is not None]
@@ -107,10 +113,20 @@ def sweep_report(
     )
 
 
-def _point(variant: Variant, step_ns: float, rounds_ns: tuple[float, ...]) -> SweepPoint:
+def _ratios(all_rounds: Sequence[Sequence[Steps]]) -> dict[int, Ratio]:
+    """Return by variant how its steps compare with the first one's, in the rounds that all variants have."""
+    measured = {number: rounds for number, rounds in enumerate(all_rounds) if any(rounds)}
+    common = [index for index in range(len(all_rounds[0])) if all(rounds[index] for rounds in measured.values())]
+    if 0 not in measured or len(measured) < 2 or not common:
+        return {}
+    first, *others = ([median(rounds[index]) for index in common] for rounds in measured.values())
+    return dict(zip(list(measured)[1:], joint_ratios(first, others), strict=True))
+
+
+def _point(variant: Variant, step_ns: float, rounds_ns: tuple[float, ...], ratio: Ratio | None) -> SweepPoint:
     configuration = ", ".join(filter(None, (variant.configuration, variant.processes)))
     size = variant.total_size if variant.is_work else None
-    return SweepPoint(variant.label, configuration, variant.nproc, size, step_ns, rounds_ns)
+    return SweepPoint(variant.label, configuration, variant.nproc, size, step_ns, rounds_ns, ratio)
 
 
 def _configuration(point: SweepPoint) -> str | None:

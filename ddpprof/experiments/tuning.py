@@ -102,152 +102,145 @@ class TuneReport:
     missing: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The results so far."""
+@dataclass(frozen=True)
+class Tuning:
+    """The plan of a tuning, and the results so far."""
 
+    experiment: Experiment
+    choice: TuningPlan
+    job: Job
     results: Sequence[TrialResult]
     losses: Mapping[Trial, Losses]
     profile_losses: Losses
     profile_ns: Steps
     """unprofiled steps of the job's profile, which also count for the job as it is"""
 
-    def losses_of(self, variant: int) -> list[Losses]:
+    def result(self, trial: Trial) -> TrialResult:
+        return next(result for result in self.results if result.trial == trial)
+
+    def refused(self) -> set[int]:
+        """Return variants that change the losses although they should not."""
+        return {
+            number
+            for number in self._others
+            if self.choice.candidates[number].comm_hook is None and self._match(number).match is Match.CHANGED
+        }
+
+    def stopped(self) -> set[int]:
+        """Return variants that need no more rounds, since the prediction was wrong or they change the training.
+
+        After each trial the losing ones are determined again; a variant that was given up is not resumed.
+        """
+        changed = self.refused()
+        results = sorted(self.results, key=lambda result: (result.trial.round, result.trial.variant))
+        losing: set[int] = set()
+        for number in range(len(results)):
+            losing |= self._losing(results[: number + 1], changed)
+        return changed | losing
+
+    def tune_report(self) -> TuneReport | None:
+        """Build the report; ``None`` if the job as it is, or everything else, has no times."""
+        choice, rounds, fates = self.choice, self.experiment.rounds, self._fates()
+        ratios = self._ratios(fates)
+        now, *others = [self._tried(number, fate, ratios.get(number)) for number, fate in enumerate(fates)]
+        if now.step_ns is None or not any(one.rounds_ns for one in others):
+            return None
+        num_distinct = len(choice.candidates) + len(choice.untried)
+        return TuneReport(
+            format=EXPERIMENT_REPORT_FORMAT,
+            ddpprof=__version__,
+            command=self.experiment.command,
+            job=self.job,
+            now=now,
+            tried=tuple(others),
+            best=_best(others),
+            rounds=rounds,
+            promises=choice.promises,
+            unpredicted=choice.unpredicted,
+            untried=choice.untried,
+            num_distinct=num_distinct,
+            num_steps=choice.profile_steps + len(self.results) * choice.trial_steps,
+            exhaustive_steps=num_distinct * rounds * choice.trial_steps,
+            missing=tuple(self._missing()),
+        )
+
+    @property
+    def _others(self) -> range:
+        return range(NOW + 1, len(self.experiment.variants))
+
+    def _rounds(self, variant: int) -> list[Steps]:
+        return rounds_of(self.results, variant, self.experiment.rounds)
+
+    def _losses_of(self, variant: int) -> list[Losses]:
         return [losses for trial, losses in self.losses.items() if trial.variant == variant]
 
+    def _losing(self, results: Sequence[TrialResult], changed: Collection[int]) -> set[int]:
+        kept = {
+            number: rounds_of(results, number, self.experiment.rounds)
+            for number in (NOW, *self._others)
+            if number not in changed
+        }
+        spread = start_spread([self.profile_ns, *kept[NOW]])
+        return {
+            number
+            for number, rounds in kept.items()
+            if number != NOW
+            and any(is_losing(rounds, others, spread) for other, others in kept.items() if other != number)
+        }
 
-def build_tuning(experiment: Experiment, choice: TuningPlan, measured: Measured, job: Job) -> TuneReport | None:
-    """Build the report; ``None`` if the job as it is, or everything else, has no times."""
-    fates = _fates(experiment, choice, measured, job)
-    ratios = _ratios(experiment, measured, fates)
-    now, *others = [
-        _tried(experiment, choice, measured, job, number, fate, ratios.get(number)) for number, fate in enumerate(fates)
-    ]
-    if now.step_ns is None or not any(one.rounds_ns for one in others):
-        return None
-    num_distinct = len(choice.candidates) + len(choice.untried)
-    return TuneReport(
-        format=EXPERIMENT_REPORT_FORMAT,
-        ddpprof=__version__,
-        command=experiment.command,
-        job=job,
-        now=now,
-        tried=tuple(others),
-        best=_best(others),
-        rounds=experiment.rounds,
-        promises=choice.promises,
-        unpredicted=choice.unpredicted,
-        untried=choice.untried,
-        num_distinct=num_distinct,
-        num_steps=choice.profile_steps + len(measured.results) * choice.trial_steps,
-        exhaustive_steps=num_distinct * experiment.rounds * choice.trial_steps,
-        missing=tuple(_missing(experiment, measured)),
-    )
+    def _match(self, number: int) -> LossMatch:
+        changes_buckets = any(name in self.choice.candidates[number].arguments for name in _OF_BUCKETS)
+        as_it_is = [one for one in (self.profile_losses, *self._losses_of(NOW)) if one]
+        order_is_kept = not changes_buckets or (self.job.world_size or 1) <= _ORDER_OF_TWO
+        return match_losses(as_it_is, self._losses_of(number), order_is_kept)
 
+    def _ratios(self, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
+        """Return ratios by variant. Variants that were not given up share their estimate of the noise."""
+        as_it_is, *others = map(self._rounds, range(len(self.experiment.variants)))
+        going_on = {number: rounds for number, rounds in enumerate(others, NOW + 1) if fates[number] is Fate.TRIED}
+        compared = (as_it_is, *going_on.values())
+        common = [index for index in range(self.experiment.rounds) if all(rounds[index] for rounds in compared)]
+        ratios = {
+            number: paired_ratio([[pair] for pair in zip(rounds, as_it_is, strict=True)], len(others))
+            for number, rounds in enumerate(others, NOW + 1)
+        }
+        if going_on and common:
+            of_now, *medians = [[median(rounds[index]) for index in common] for rounds in compared]
+            ratios |= zip(going_on, joint_ratios(of_now, medians, len(others)), strict=True)
+        return ratios
 
-def refused(experiment: Experiment, choice: TuningPlan, measured: Measured, job: Job) -> set[int]:
-    """Return variants that change the losses although they should not."""
-    return {number for number in _others(experiment) if _is_refused(choice, measured, job, number)}
+    def _tried(self, number: int, fate: Fate, ratio: Ratio | None) -> TriedSetting:
+        candidate, rounds = self.choice.candidates[number], self._rounds(number)
+        return TriedSetting(
+            label=candidate.label,
+            code=code_of(candidate),
+            is_lossy=candidate.comm_hook is not None,
+            forecast=candidate.forecast,
+            num_buckets=candidate.num_buckets,
+            step_ns=median_step_ns(rounds),
+            rounds_ns=tuple(median(steps) for steps in rounds if steps),
+            ratio=ratio,
+            losses=self._match(number) if number != NOW else None,
+            fate=fate,
+        )
 
+    def _fates(self) -> list[Fate]:
+        """Return the fates by variant."""
+        failed = {result.trial.variant for result in self.results if result.problem is not None}
+        fates = [Fate.TRIED] * len(self.experiment.variants)
+        for fate, numbers in ((Fate.LOSING, self.stopped()), (Fate.REFUSED, self.refused()), (Fate.FAILED, failed)):
+            for number in numbers:
+                fates[number] = fate
+        return fates
 
-def stopped(experiment: Experiment, choice: TuningPlan, measured: Measured, job: Job) -> set[int]:
-    """Return variants that need no more rounds, since the prediction was wrong or they change the training.
-
-    After each trial the losing ones are determined again; a variant that was given up is not resumed.
-    """
-    changed = refused(experiment, choice, measured, job)
-    results = sorted(measured.results, key=lambda result: (result.trial.round, result.trial.variant))
-    losing: set[int] = set()
-    for number in range(len(results)):
-        losing |= _losing(experiment, results[: number + 1], measured.profile_ns, changed)
-    return changed | losing
-
-
-def _losing(
-    experiment: Experiment, results: Sequence[TrialResult], profile_ns: Steps, changed: Collection[int]
-) -> set[int]:
-    kept = {
-        number: rounds_of(results, number, experiment.rounds)
-        for number in (NOW, *_others(experiment))
-        if number not in changed
-    }
-    spread = start_spread([profile_ns, *kept[NOW]])
-    return {
-        number
-        for number, rounds in kept.items()
-        if number != NOW and any(is_losing(rounds, others, spread) for other, others in kept.items() if other != number)
-    }
-
-
-def _others(experiment: Experiment) -> range:
-    return range(NOW + 1, len(experiment.variants))
-
-
-def _is_refused(choice: TuningPlan, measured: Measured, job: Job, number: int) -> bool:
-    lossy = choice.candidates[number].comm_hook is not None
-    return not lossy and _match(choice, measured, job, number).match is Match.CHANGED
-
-
-def _match(choice: TuningPlan, measured: Measured, job: Job, number: int) -> LossMatch:
-    changes_buckets = any(name in choice.candidates[number].arguments for name in _OF_BUCKETS)
-    as_it_is = [one for one in (measured.profile_losses, *measured.losses_of(NOW)) if one]
-    order_is_kept = not changes_buckets or (job.world_size or 1) <= _ORDER_OF_TWO
-    return match_losses(as_it_is, measured.losses_of(number), order_is_kept)
-
-
-def _ratios(experiment: Experiment, measured: Measured, fates: Sequence[Fate]) -> dict[int, Ratio | None]:
-    """Return ratios by variant. Variants that were not given up share their estimate of the noise."""
-    as_it_is, *others = [
-        rounds_of(measured.results, number, experiment.rounds) for number in range(len(experiment.variants))
-    ]
-    going_on = {number: rounds for number, rounds in enumerate(others, NOW + 1) if fates[number] is Fate.TRIED}
-    compared = (as_it_is, *going_on.values())
-    common = [index for index in range(experiment.rounds) if all(rounds[index] for rounds in compared)]
-    ratios = {
-        number: paired_ratio([[pair] for pair in zip(rounds, as_it_is, strict=True)], len(others))
-        for number, rounds in enumerate(others, NOW + 1)
-    }
-    if going_on and common:
-        of_now, *medians = [[median(rounds[index]) for index in common] for rounds in compared]
-        ratios |= zip(going_on, joint_ratios(of_now, medians, len(others)), strict=True)
-    return ratios
-
-
-def _tried(
-    experiment: Experiment,
-    choice: TuningPlan,
-    measured: Measured,
-    job: Job,
-    number: int,
-    fate: Fate,
-    ratio: Ratio | None,
-) -> TriedSetting:
-    candidate = choice.candidates[number]
-    rounds = rounds_of(measured.results, number, experiment.rounds)
-    return TriedSetting(
-        label=candidate.label,
-        code=code_of(candidate),
-        is_lossy=candidate.comm_hook is not None,
-        forecast=candidate.forecast,
-        num_buckets=candidate.num_buckets,
-        step_ns=median_step_ns(rounds),
-        rounds_ns=tuple(median(steps) for steps in rounds if steps),
-        ratio=ratio,
-        losses=_match(choice, measured, job, number) if number != NOW else None,
-        fate=fate,
-    )
-
-
-def _fates(experiment: Experiment, choice: TuningPlan, measured: Measured, job: Job) -> list[Fate]:
-    """Return the fates by variant."""
-    failed = {result.trial.variant for result in measured.results if result.problem is not None}
-    changed = refused(experiment, choice, measured, job)
-    given_up = stopped(experiment, choice, measured, job)
-    fates = [Fate.TRIED] * len(experiment.variants)
-    for fate, numbers in ((Fate.LOSING, given_up), (Fate.REFUSED, changed), (Fate.FAILED, failed)):
-        for number in numbers:
-            fates[number] = fate
-    return fates
+    def _missing(self) -> Iterator[str]:
+        for result in self.results:
+            if result.problem is not None:
+                label = self.experiment.variants[result.trial.variant].label or "as it is"
+                yield f"{label}, round {result.trial.round + 1}: {result.problem}"
+        rounds = sum(map(bool, self._rounds(NOW)))
+        if rounds < self.experiment.rounds:
+            yield f"{rounds} of {self.experiment.rounds} rounds have been run"
 
 
 def code_of(candidate: Candidate) -> str:
@@ -272,13 +265,3 @@ def _best(tried: Sequence[TriedSetting]) -> int | None:
         if as_good:
             return min(as_good, key=lambda one: one[1])[-1]
     return None
-
-
-def _missing(experiment: Experiment, measured: Measured) -> Iterator[str]:
-    for result in measured.results:
-        if result.problem is not None:
-            label = experiment.variants[result.trial.variant].label or "as it is"
-            yield f"{label}, round {result.trial.round + 1}: {result.problem}"
-    rounds = sum(map(bool, rounds_of(measured.results, NOW, experiment.rounds)))
-    if rounds < experiment.rounds:
-        yield f"{rounds} of {experiment.rounds} rounds have been run"

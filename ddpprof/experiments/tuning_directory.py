@@ -8,17 +8,10 @@ from pathlib import Path
 import msgspec
 
 from ddpprof import rundir
-from ddpprof.errors import CannotRecord, DdpprofError, NotARun
-from ddpprof.experiments.plan import (
-    CHOICE_FILE,
-    EXPERIMENT_FILE,
-    PROFILE_DIRECTORY,
-    Experiment,
-    Trial,
-    read_plan,
-)
+from ddpprof.errors import CannotRecord, DdpprofError, NotARun, writing
+from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, PROFILE_DIRECTORY, Trial, read_plan
 from ddpprof.experiments.trials import TrialResult, read_trial
-from ddpprof.experiments.tuning import Measured, TuneReport, TuningPlan, build_tuning, refused, stopped
+from ddpprof.experiments.tuning import TuneReport, Tuning, TuningPlan
 from ddpprof.files import Location
 from ddpprof.files.small import read_small
 from ddpprof.load.losses import load_losses
@@ -26,48 +19,33 @@ from ddpprof.load.run import load_run
 from ddpprof.measures.statistics.loss_match import Losses
 from ddpprof.measures.step.step_times import timed_steps
 from ddpprof.report.build import build_report
-from ddpprof.report.tree import Job
 
 
 @dataclass(frozen=True)
-class Tuning:
+class KeptTuning(Tuning):
+    """A tuning, and the directory that its trials are in."""
+
     directory: Location
-    experiment: Experiment
-    choice: TuningPlan
-    measured: Measured
-    job: Job
 
-    def with_ended(self, trial: Trial) -> Tuning:
+    def with_ended(self, trial: Trial) -> KeptTuning:
         """Return the tuning with a trial that has ended since it was read. Raises `DdpprofError`."""
-        others = [result for result in self.measured.results if result.trial != trial]
-        measured = replace(
-            self.measured,
-            results=[*others, read_trial(self.directory, trial) or TrialResult(trial)],
-            losses={**self.measured.losses, trial: _losses(self.directory / trial.name)},
-        )
-        return replace(self, measured=measured)
-
-    def result(self, trial: Trial) -> TrialResult:
-        return next(result for result in self.measured.results if result.trial == trial)
-
-    def stopped(self) -> set[int]:
-        return stopped(self.experiment, self.choice, self.measured, self.job)
-
-    def refused(self) -> set[int]:
-        return refused(self.experiment, self.choice, self.measured, self.job)
+        others = [result for result in self.results if result.trial != trial]
+        result = read_trial(self.directory, trial) or TrialResult(trial)
+        losses = {**self.losses, trial: _losses(self.directory / trial.name)}
+        return replace(self, results=[*others, result], losses=losses)
 
     def report(self) -> TuneReport:
         """Return the report. Raises `DdpprofError` if there is nothing to compare yet."""
-        report = build_tuning(self.experiment, self.choice, self.measured, self.job)
+        report = self.tune_report()
         if report is None:
-            problem = next((result.problem for result in self.measured.results if result.problem), None)
+            problem = next((result.problem for result in self.results if result.problem), None)
             raise DdpprofError(
                 f"{self.directory} has nothing to compare yet: {problem or 'the first round is not over'}"
             )
         return report
 
 
-def read_tuning(directory: Location) -> Tuning:
+def read_tuning(directory: Location) -> KeptTuning:
     """Read the directory. Raises `DdpprofError`."""
     experiment, choice = read_plan(directory), _read_choice(directory)
     if len(choice.candidates) != len(experiment.variants):
@@ -78,13 +56,16 @@ def read_tuning(directory: Location) -> Tuning:
     results = [result for trial in experiment.trials() if (result := read_trial(directory, trial)) is not None]
     profile = directory / PROFILE_DIRECTORY
     run = load_run(profile)
-    measured = Measured(
+    return KeptTuning(
+        experiment,
+        choice,
+        build_report(run).job,
         results=results,
         losses={result.trial: _losses(directory / result.trial.name) for result in results},
         profile_losses=_losses(profile),
         profile_ns=timed_steps([rank.record for rank in run.ranks if rank.record is not None]),
+        directory=directory,
     )
-    return Tuning(directory, experiment, choice, measured, build_report(run).job)
 
 
 def _losses(folder: Location) -> Losses:
@@ -110,7 +91,5 @@ def _read_choice(directory: Location) -> TuningPlan:
 
 def write_choice(directory: Path, choice: TuningPlan) -> None:
     """Write the choice. Raises `CannotRecord`."""
-    try:
+    with writing(directory, CannotRecord):
         rundir.write_json(directory / CHOICE_FILE, msgspec.to_builtins(choice))
-    except OSError as error:
-        raise CannotRecord(f"cannot write {directory}: {error.strerror}.") from error

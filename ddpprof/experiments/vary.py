@@ -1,7 +1,8 @@
 """`--vary` and `--set`: from words to changes of the job.
 
     --batch-size=32,64            an option of the script, added after its own arguments
-    bucket_cap_mb=5,25            an argument of DDP's constructor, replaced while the script calls it
+    bucket_cap_mb=5,25            an argument of DDP's constructor, replaced while the script calls it; commas within
+                                  brackets belong to one value: bucket_cap_mb_list=[1,25],[1,5,25]
     NCCL_MAX_CTAS=4,8             in capitals: an environment variable
     model.width=32,64             any other word: added after the script's own arguments
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ast
 import difflib
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -26,6 +28,7 @@ DDP_ARGUMENTS = (
     "batched_grad_copy",
     "broadcast_buffers",
     "bucket_cap_mb",
+    "bucket_cap_mb_list",
     "find_unused_parameters",
     "forward_sync_buffers",
     "gradient_as_bucket_view",
@@ -34,6 +37,9 @@ DDP_ARGUMENTS = (
     "static_graph",
 )
 """arguments that can be given as text; a test compares them with the installed torch"""
+
+
+_COMMA_BETWEEN_VALUES = re.compile(r",(?![^\[]*\])")
 
 
 class _Place(Enum):
@@ -67,11 +73,18 @@ def shared_by(variant: Variant, setting: str, command: Sequence[str]) -> Variant
     return replace(shared, label=f"{setting} in all")
 
 
+def passed_on(choices: Iterable[str], command: Sequence[str]) -> list[str]:
+    """Return the names that are neither options nor known otherwise, so that only the script can know them."""
+    names = [_split(choice)[0] for choice in choices]
+    return [name for name in names if _place(name, command) is _Place.ARGUMENT and not name.startswith("-")]
+
+
 def _split(choice: str) -> tuple[str, list[str]]:
     name, equals, values = choice.partition("=")
-    if not equals or not name.strip("-") or not all(values.split(",")):
+    listed = [value.strip() for value in _COMMA_BETWEEN_VALUES.split(values)]
+    if not equals or not name.strip("-") or not all(listed):
         raise DdpprofError(f"{choice} is not a choice of values. Write it as: --batch-size=32,64 or bucket_cap_mb=5,25")
-    return name, values.split(",")
+    return name, listed
 
 
 def _changed(variant: Variant, combination: Sequence[tuple[str, str]], command: Sequence[str]) -> Variant:

@@ -24,17 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ddpprof.findings import (
-    accumulation,
-    buckets,
-    collectives,
-    data,
-    device,
-    memory,
-    ranks,
-    replicas,
-    wrapper,
-)
+from ddpprof.findings import accumulation, buckets, collectives, data, device, memory, ranks, replicas, wrapper
 from ddpprof.findings.finding import Finding, Observed
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]

@@ -17,6 +17,7 @@ from ddpprof.measures.ranks.same_samples import SameSamples
 from ddpprof.measures.ranks.stragglers import Straggler
 from ddpprof.measures.step.accumulation import Accumulation
 from ddpprof.model import DdpModule, Loader
+from ddpprof.model.backends import ON_HOST
 
 _WORTH_SAYING = 0.01
 """least fraction of the step worth a finding"""
@@ -114,7 +115,7 @@ class Observed:
     @property
     def shares_cores(self) -> bool:
         """Return whether the ranks compute on CPU cores, which the machine also gives to other work."""
-        return self.backend in ("gloo", "mpi", "ucc")
+        return self.backend in ON_HOST
 
     def is_noise(self, finding: Finding) -> bool:
         """Return whether chance may have made the finding.

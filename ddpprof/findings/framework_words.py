@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ddpprof.model import Loader
+from ddpprof.model.backends import half_precision
 
 _ACCELERATE = frozenset(
     ("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
@@ -83,7 +84,7 @@ _REDUCE_ONCE = {
 
 def compression(framework: str | None, backend: str | None) -> str | None:
     """Return how to send gradients in half as many bits; ``None`` if the framework has no option for it."""
-    bits = "bf16" if backend == "nccl" else "fp16"  # DDP accepts bf16 only for NCCL and XCCL
+    bits = half_precision(backend)
     hook = f"default_hooks.{bits}_compress_hook"
     where = ", from torch.distributed.algorithms.ddp_comm_hooks,"
     if framework is None:

@@ -266,11 +266,7 @@ def _others(ops: Sequence[TensorOp]) -> tuple[BetweenSteps, ...]:
     for op in ops:
         found.setdefault(op.kind, []).append(op)
     return tuple(
-        BetweenSteps(
-            kind.name.lower(),
-            len(by_group(of)),
-            comm_spans(of).total_ns,
-        )
+        BetweenSteps(kind.name.lower(), len(by_group(of)), comm_spans(of).total_ns)
         for kind, of in sorted(found.items())
     )
 

@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ddpprof.horovod.reductions import FusedGroup, HorovodStep, HorovodSummary, HorovodTensor
-from ddpprof.layout import (
-    ABSENT,
-    Column,
-    Line,
-    Section,
-    Table,
-    clean,
-    count,
-    cut_off,
-    median_of,
-    megabytes,
-    ms,
-    notes,
-)
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, cut_off, median_of, megabytes, ms, notes
 
 _MAX_ROWS = 24
 

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from ddpprof.model import UNKNOWN, CollectiveKind, Mark
+from ddpprof.model import UNKNOWN, CollectiveKind, Mark, backends
 
 
 class Role(IntEnum):
@@ -89,10 +89,10 @@ _OP_CATEGORIES = {"cpu_op", "operator"}
 # that torch.compile made, and a whole DDP forward if the module around it is compiled.
 _ANNOTATION = re.compile(
     r"ProfilerStep\s*#|Optimizer\.(?:step|zero_grad)#|enumerate\(DataLoader\)#|(?:Distributed)?DataParallel\.forward"
-    r"|(?:nccl|gloo|mpi|ucc|xccl):|Torch-Compiled Region"
+    rf"|(?:{'|'.join(backends.KNOWN)}):|Torch-Compiled Region"
 )
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
-_HOST_COLLECTIVE = re.compile(r"(?:gloo|mpi|ucc):(.*)", re.DOTALL)
+_HOST_COLLECTIVE = re.compile(rf"(?:{'|'.join(backends.ON_HOST)}):(.*)", re.DOTALL)
 
 _MARKS_BY_NAME = {
     "DistributedDataParallel.forward": Mark.FORWARD,

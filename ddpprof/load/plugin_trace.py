@@ -28,6 +28,7 @@ from ddpprof.load.lenient_json import decode_repaired
 from ddpprof.load.nanoseconds import EXACT_FLOAT_US, nanoseconds
 from ddpprof.load.tables.host import cut_out
 from ddpprof.model import Int64Column, Mark
+from ddpprof.model.backends import KNOWN
 from ddpprof.model.plugin import PluginCollective, PluginView
 
 _Event = dict[str, Any]
@@ -36,7 +37,7 @@ _UNKNOWN_TO_PLUGIN = ", not counted"
 """suffix that turns any category into one that the plugin skips"""
 
 _CATEGORIES = {Role.KERNEL: "kernel", Role.LAUNCH: "Runtime"}
-_COLLECTIVE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):")
+_COLLECTIVE = re.compile(rf"(?:{'|'.join(KNOWN)}):")
 _EXTERNAL_ID = "External id"
 _NOTHING = Identity("", Role.UNUSED)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 from msgspec import structs
 
 from ddpprof.model import NO_STEP, Collectives, HostSpans, Rank, Trace, Work
+from ddpprof.model.tables import rows_of
 
 _Table = TypeVar("_Table", Work, Collectives, HostSpans)
 
@@ -29,9 +30,8 @@ def _only(trace: Trace, steps: Container[int]) -> Trace:
 
     def chosen(table: _Table) -> _Table:
         step = becomes[table.step]
-        rows = np.flatnonzero(step != NO_STEP)
-        columns = {column.name: getattr(table, column.name)[rows] for column in fields(table)}
-        return type(table)(**{**columns, "step": step[rows]})
+        kept = step != NO_STEP
+        return replace(rows_of(table, kept), step=step[kept])
 
     return replace(
         trace,

@@ -2,6 +2,7 @@
 
 tables.py    a trace as numpy columns
 record.py    data that ddpprof recorded, and their layout in files
+backends.py  names and kinds of backends
 netbench.py  a network as measured by `ddpprof netbench`
 bucket_assignment.py  Into which buckets does DDP put the gradients?
 light_step.py         The parts of a step from light recording, for runs without a trace, and during training

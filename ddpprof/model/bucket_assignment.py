@@ -105,11 +105,7 @@ def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
 
 
 def final_buckets(
-    gradients: Sequence[Gradient],
-    caps: Caps,
-    ready_order: Sequence[int],
-    *,
-    rebuilt: bool = True,
+    gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int], *, rebuilt: bool = True
 ) -> Buckets:
     """Return the buckets after DDP's rebuild, or the initial ones if it never rebuilds them.
 

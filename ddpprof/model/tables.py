@@ -8,17 +8,23 @@ the one that contains its start.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Int64Column = NDArray[np.int64]
 Int32Column = NDArray[np.int32]
 
 NO_STEP = -1
 """``step`` of a row that belongs to no recorded step"""
+
+TableT = TypeVar("TableT", bound="DataclassInstance")
 
 UNKNOWN = -1
 """entry in a column of sizes or identifiers that the trace lacks; measures turn it into ``None``"""
@@ -237,3 +243,17 @@ class Trace:
     """True if the trace has no ``ProfilerStep#k``, so that the steps' numbers count its DDP forwards"""
     notes: tuple[str, ...] = ()
     """what is missing or was repaired, in words for the report"""
+
+
+def rows_of(table: TableT, rows: NDArray[Any]) -> TableT:
+    """Return the chosen rows of a dataclass of columns. `rows`: their indices, or a mask."""
+    return type(table)(*(getattr(table, column.name)[rows] for column in fields(table)))
+
+
+def moved(table: TableT, shift_ns: int) -> TableT:
+    """Return a table of spans whose times are later by `shift_ns`; unknown launches stay unknown."""
+    times = {name: getattr(table, name) + shift_ns for name in ("start_ns", "end_ns")}
+    launched_ns = getattr(table, "launched_ns", None)
+    if launched_ns is not None:
+        times["launched_ns"] = np.where(launched_ns == UNKNOWN, UNKNOWN, launched_ns + shift_ns)
+    return replace(table, **times)

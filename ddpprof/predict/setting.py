@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, log2
 
+from ddpprof.model.backends import half_precision
 from ddpprof.model.bucket_assignment import Gradient
 from ddpprof.predict.caps import BucketCaps
 
@@ -39,8 +40,8 @@ class Compression(StrEnum):
 
     @classmethod
     def by_half(cls, backend: str | None) -> Compression:
-        """Return the hook that halves gradients: DDP accepts bf16 only for NCCL."""
-        return cls.BF16 if backend == "nccl" else cls.FP16
+        """Return the hook that halves gradients."""
+        return cls(half_precision(backend))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from ddpprof import __version__
 from ddpprof.errors import CannotRecord
+from ddpprof.model import backends
 from ddpprof.model.netbench import NETBENCH_FORMAT, BesideTimes, CollectiveTimes, ConcurrentTimes, NetBench
 from ddpprof.record.netbench_beside import measure_beside
 from ddpprof.record.netbench_job import STORE_VARIABLE
@@ -105,9 +106,9 @@ def _device_and_backend(asked: str | None) -> tuple[torch.device, str]:
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     backend = asked or (dist.get_default_backend_for_device(device) if device is not None else "gloo")
     if not dist.is_available() or not dist.is_backend_available(backend):
-        known = [name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if dist.is_backend_available(name)]
+        known = [name for name in backends.KNOWN if dist.is_backend_available(name)]
         raise CannotRecord(f"this torch has no backend {backend}; it has {', '.join(known)}.")
-    if device is None or backend in ("gloo", "mpi"):
+    if device is None or backend in backends.FOR_CPU_TENSORS:
         return torch.device("cpu"), backend
     device = torch.device(device.type, _place(os.environ)[2] % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index)

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model import DETAILED_MODES, Forward, RecordedStep, StepMode
@@ -144,19 +145,13 @@ class StepNotes:
         if mode not in DETAILED_MODES:
             return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)
         passes = (one for module in self.modules for one in module.passes())
-        return RecordedStep(
-            number=number,
-            mode=mode,
-            start_ns=start_ns,
-            data_ns=self.feeding.data_ns,
-            forwards=tuple(self._forwards),
-            optimizers=tuple(self._optimizers),
+        return structs.replace(
+            self.live_step(number, mode, start_ns, end_ns=0),
             passes=tuple(sorted(passes, key=lambda one: one.origin_ns)),
             torch_stats={module.index: times for module in self.modules if (times := module.torch_times())},
             memory=self.memory.sample(),
             rpc=self.rpc.calls(),
             rpc_left_out=self.rpc.num_left_out,
-            end_ns=0,
         )
 
     def live_step(self, number: int, mode: StepMode, start_ns: int, end_ns: int) -> RecordedStep:

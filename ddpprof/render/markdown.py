@@ -5,19 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ddpprof.layout import (
-    Bars,
-    Commands,
-    Definition,
-    FindingList,
-    Lanes,
-    Line,
-    Picture,
-    Remarks,
-    Section,
-    Table,
-    clean,
-)
+from ddpprof.layout import Bars, Commands, Definition, FindingList, Lanes, Line, Picture, Remarks, Section, Table, clean
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@])")
 

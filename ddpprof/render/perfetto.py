@@ -27,7 +27,7 @@ _Event = dict[str, Any]
 
 def render_perfetto(timeline: Timeline, report: Report, shortest_ns: int = 0) -> Iterator[bytes]:
     """Yield the file in pieces. Kernels, ops and copies shorter than `shortest_ns` are left out."""
-    origin = min((_begin(step) for rank in timeline.ranks for step in rank.steps), default=0)
+    origin = min((_begin(rank.steps[0]) for rank in timeline.ranks if rank.steps), default=0)
     hosts = {rank.rank: rank.host for rank in report.ranks}
     about = {
         "ddpprof": report.ddpprof,

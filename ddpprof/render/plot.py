@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ddpprof.errors import DdpprofError
+from ddpprof.errors import DdpprofError, writing
 from ddpprof.experiments.results import ExperimentReport
 from ddpprof.experiments.scaling import Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepReport
@@ -56,13 +56,11 @@ def _axes(path: Location) -> Iterator[Any]:
     yield axes
     picture = BytesIO()
     figure.savefig(picture)
-    try:
+    with writing(path):
         if isinstance(path, RemotePath):
             path.write_bytes(picture.getvalue())
         else:
             write_whole(path, picture.getvalue())
-    except OSError as error:
-        raise DdpprofError(f"cannot write {path}: {error.strerror}.") from error
 
 
 def plot_whatif(answer: WhatIf, path: Location) -> None:

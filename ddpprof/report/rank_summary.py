@@ -7,7 +7,7 @@ Summaries merge in any order and grouping, with bit-identical results.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from msgspec import structs
@@ -29,7 +29,8 @@ from ddpprof.measures.ranks.own_time_light import progress_of_rank
 from ddpprof.measures.ranks.replicas import is_always_reduced
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.measures.step.accumulation import Accumulation, count_micro_steps, measure_accumulation
-from ddpprof.model import Collectives, DdpModule, Loader, Rank, Record, RecordedStep, Replica
+from ddpprof.model import DdpModule, Loader, Rank, Record, RecordedStep, Replica
+from ddpprof.model.tables import rows_of
 from ddpprof.report.ranks import baseline_steps, bucket_steps, measured_steps, rank_report, training_steps
 from ddpprof.report.side_streets import BesideDdp, measure_beside
 from ddpprof.report.tree import RankReport
@@ -218,9 +219,7 @@ def _of_training_steps(rank: Rank) -> RankCollectives | None:
     one = rank_collectives(rank)
     if one is None or not (left_out := baseline_steps(rank)):
         return one
-    comm = one.collectives
-    kept = ~np.isin(comm.step, left_out)
-    return replace(one, collectives=Collectives(*(getattr(comm, column.name)[kept] for column in fields(Collectives))))
+    return replace(one, collectives=rows_of(one.collectives, ~np.isin(one.collectives.step, left_out)))
 
 
 def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:

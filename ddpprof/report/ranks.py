@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from ddpprof.measures.buckets.bucket_steps import BucketStep, measure_buckets
 from ddpprof.measures.buckets.overlap import measure_overlap
@@ -61,16 +62,9 @@ def baseline_steps(rank: Rank) -> list[int]:
 
 
 def _device_work(trace: Trace, step: int | None) -> DeviceWork:
-    overlap = measure_overlap(trace, step)
-    comm = trace.collectives
-    return DeviceWork(
-        compute_ns=overlap.compute_ns,
-        comm_ns=overlap.comm_ns,
-        overlap_ns=overlap.overlap_ns,
-        exposed_ns=overlap.exposed_ns,
-        copy_ns=overlap.copy_ns,
-        num_comm_kernels=len(comm) if step is None else int((comm.step == step).sum()),
-    )
+    overlap, comm = measure_overlap(trace, step), trace.collectives
+    num_comm_kernels = len(comm) if step is None else int((comm.step == step).sum())
+    return DeviceWork(**asdict(overlap), exposed_ns=overlap.exposed_ns, num_comm_kernels=num_comm_kernels)
 
 
 def whole_steps(trace: Trace, recorded: Sequence[RecordedStep]) -> list[int]:
@@ -95,18 +89,12 @@ def _step_report(
     trace: Trace, index: int, recorded: dict[int, RecordedStep], modules: Sequence[DdpModule], gaps: Gaps | None
 ) -> StepReport:
     step = trace.steps[index]
-    work = _device_work(trace, index)
     split = split_step(trace, index)
     return StepReport(
         step=step.number,
         duration_ns=step.duration_ns,
-        compute_ns=work.compute_ns,
-        comm_ns=work.comm_ns,
-        overlap_ns=work.overlap_ns,
-        exposed_ns=work.exposed_ns,
+        **asdict(_device_work(trace, index)),
         trailing_ns=measure_trailing(trace, index),
-        copy_ns=work.copy_ns,
-        num_comm_kernels=work.num_comm_kernels,
         parts=split.breakdown if split is not None else None,
         wrapper=measure_wrapper_cost(trace, index, recorded.get(step.number)),
         torch_times=_torch_times(trace, recorded, step.number, modules),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import overload
 
 import numpy as np
 
@@ -26,7 +27,31 @@ class RankTimeline:
     """names of kernels, ops and collectives; tables contain indices into it"""
     on_common_clock: bool
     """whether its times can be compared with other ranks'; if not, they use its host's clock, see `_set_beside`"""
-    steps: tuple[StepTimeline, ...]
+    numbers: tuple[int, ...]
+    """numbers of its steps"""
+    steps: Sequence[StepTimeline]
+    """drawn anew whenever one is asked for, if they come from `draw_timeline`: all at once may not fit into memory"""
+
+
+class StepsToDraw(Sequence[StepTimeline]):
+    def __init__(self, draw: Callable[[int], StepTimeline], indices: Sequence[int]) -> None:
+        """Set the function that draws the step with an index, and the indices."""
+        self._draw = draw
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, at: int) -> StepTimeline: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> StepsToDraw: ...
+
+    def __getitem__(self, at: int | slice) -> StepTimeline | StepsToDraw:
+        if isinstance(at, slice):
+            return StepsToDraw(self._draw, self._indices[at])
+        return self._draw(self._indices[at])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,18 +132,25 @@ def _of_rank(
     steps: Container[int] | None,
 ) -> RankTimeline:
     about = drawing.about
-    timelines = []
-    for index in about.measured:
-        number = about.steps[index].number
-        if steps is None or number in steps:
-            moved = _moved_ns(about, clock, about.steps[index].start_ns) + beside_ns
-            spans = tuple(
-                bucket_span(row, sizes.get((row.module, row.index)), moved - (about.epoch_ns or 0))
-                for row in buckets
-                if row.step == number
-            )
-            timelines.append(move_timeline(drawing.draw(index), moved, spans))
-    return RankTimeline(about.rank, about.device, about.names, _is_on(clock, about.rank), tuple(timelines))
+
+    def draw(index: int) -> StepTimeline:
+        moved = _moved_ns(about, clock, about.steps[index].start_ns) + beside_ns
+        spans = tuple(
+            bucket_span(row, sizes.get((row.module, row.index)), moved - (about.epoch_ns or 0))
+            for row in buckets
+            if row.step == about.steps[index].number
+        )
+        return move_timeline(drawing.draw(index), moved, spans)
+
+    chosen = [index for index in about.measured if steps is None or about.steps[index].number in steps]
+    return RankTimeline(
+        rank=about.rank,
+        device=about.device,
+        names=about.names,
+        on_common_clock=_is_on(clock, about.rank),
+        numbers=tuple(about.steps[index].number for index in chosen),
+        steps=StepsToDraw(draw, chosen),
+    )
 
 
 def _is_on(clock: ClockReport | None, rank: int) -> bool:

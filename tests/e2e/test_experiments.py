@@ -89,7 +89,7 @@ def test_sweep_replaces_arguments_of_ddp_and_adds_those_of_the_script(ddpprof: R
         sizes.append(sum(parameter.num_bytes for parameter in record.modules[0].parameters))
     assert caps == [1.0, 1.0, 0.25, 0.25]
     assert sizes[0] == sizes[2] < sizes[1] == sizes[3]
-    assert "Fastest step: " in ended.stdout
+    assert "Lowest median: " in ended.stdout
 
 
 @pytest.mark.slow

@@ -8,8 +8,10 @@ from typing import Any
 from ddpprof.experiments.plan import Experiment, Kind, Trial, Variant
 from ddpprof.experiments.results import ExperimentReport, build_experiment
 from ddpprof.experiments.trials import StepParts, TrialResult, WrapperParts
-from ddpprof.experiments.tuning import Measured, TuneReport, TuningPlan, build_tuning
+from ddpprof.experiments.tuning import TuneReport, Tuning, TuningPlan
 from ddpprof.predict.candidates import Candidate, Forecast
+from ddpprof.render.html.result_pages import result_page
+from ddpprof.render.sections.experiments import experiment_sections
 from ddpprof.report.tree import Job
 
 MS = 1_000_000
@@ -109,12 +111,12 @@ def choice(*candidates: Candidate, **changes: Any) -> TuningPlan:
 
 
 def tuning(choice: TuningPlan, *results: TrialResult, rounds: int = 3, **changes: Any) -> TuneReport:
-    """Of two ranks whose losses never change, but for what `changes` says of `Measured`."""
+    """Of two ranks whose losses never change, but for what `changes` says of `Tuning`."""
     variants = tuple(Variant(2, one.label) for one in choice.candidates)
     same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))
     losses = {one.trial: same for one in results}
     given: dict[str, Any] = {"losses": losses, "profile_losses": same, "profile_ns": (), **changes}
-    report = build_tuning(planned(Kind.TUNE, *variants, rounds=rounds), choice, Measured(results, **given), job(2))
+    report = Tuning(planned(Kind.TUNE, *variants, rounds=rounds), choice, job(2), results, **given).tune_report()
     assert report is not None
     return report
 
@@ -139,3 +141,7 @@ def tuning_report() -> ExperimentReport:
     same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))
     losses = {one.trial: changed if one.trial.variant == 4 else same for one in tried}
     return tuning(listed, *tried, losses=losses)
+
+
+def experiment_page(title: str, report: ExperimentReport) -> str:
+    return result_page(title, report, experiment_sections(report))

@@ -24,6 +24,9 @@ from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.model import DataParallelModule, Kernel
 from ddpprof.model.light_step import RecordedBreakdown
+from ddpprof.render.html.result_pages import result_page
+from ddpprof.render.json import ComparisonFile
+from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import DeviceWork, Job, LightStepReport, Module, RankReport, Report, StepReport
 from ddpprof.report.tree import (
     AcrossRanks,
@@ -225,3 +228,9 @@ def data_parallel_report(name: str = "ConvNet") -> Report:
 def compare_runs(a: Report, b: Report) -> Comparison:
     """Compare one run of each."""
     return compare(RunSet((a,)), RunSet((b,)))
+
+
+def comparison_page(a: Report, b: Report) -> str:
+    """The page of a comparison of one run of each."""
+    found = compare_runs(a, b)
+    return result_page("A and B", ComparisonFile(found, ()), comparison_sections(found))

@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 
 from ddpprof.intervals import held_by_earlier
 from ddpprof.load.classify import DEVICE_ROLES, Family, Identity, IdentityColumns, Role, classify_in, may_queue_work
-from ddpprof.load.kineto.arguments import (
-    Arguments,
-    LaunchArguments,
-    OpArguments,
-    collective_details,
-    decode_arguments,
-)
+from ddpprof.load.kineto.arguments import Arguments, LaunchArguments, OpArguments, collective_details, decode_arguments
 from ddpprof.load.kineto.columns import (
     NAMED_LANE,
     Collected,

@@ -18,6 +18,7 @@ from ddpprof.intervals import outermost
 from ddpprof.load.classify import DEVICE_ROLES, Identity, IdentityColumns
 from ddpprof.load.kineto.arguments import CollectiveDetails
 from ddpprof.model import UNKNOWN, Int64Column
+from ddpprof.model.tables import rows_of
 
 IntColumn = NDArray[np.signedinteger[Any]]
 
@@ -99,7 +100,7 @@ class Chunks(list[_RowsT], Generic[_RowsT]):
     def keep(self, wanted: Callable[[_RowsT], NDArray[np.bool_]]) -> None:
         """Drop the other rows, chunk by chunk, so that memory never holds all of them twice."""
         for place, chunk in enumerate(self):
-            self[place] = taken(chunk, wanted(chunk))
+            self[place] = rows_of(chunk, wanted(chunk))
 
 
 @dataclass(slots=True)
@@ -174,7 +175,7 @@ def columns_of(parts: Sequence[Collected]) -> Columns:
     last_ns = max(part.last_ns for part in parts)
     rows = _in_order(EventRows, [chunk for part in parts for chunk in part.events])
     if any(identity.role in DEVICE_ROLES for identity in identities):
-        rows = taken(rows, ~facts.is_only_op[rows.identity])
+        rows = rows_of(rows, ~facts.is_only_op[rows.identity])
     else:
         last_ns = max(last_ns, *(part.last_op_ns for part in parts))
     rows = outermost_only(rows, facts)
@@ -227,11 +228,6 @@ def concatenated(kind: type[_RowsT], chunks: Sequence[_RowsT]) -> _RowsT:
     return kind(*columns)
 
 
-def taken(rows: _RowsT, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> _RowsT:
-    """Return the chosen rows."""
-    return type(rows)(*(getattr(rows, column.name)[chosen] for column in fields(rows)))
-
-
 def outermost_only(rows: EventRows, facts: IdentityColumns) -> EventRows:
     """Leave out the ops inside other ops: only the outermost stand for compute."""
     needed = ~facts.is_only_op[rows.identity]
@@ -240,7 +236,7 @@ def outermost_only(rows: EventRows, facts: IdentityColumns) -> EventRows:
     ops = np.flatnonzero(facts.is_op[rows.identity])
     start_ns = rows.start_ns[ops]
     needed[ops[outermost(start_ns, start_ns + rows.duration_ns[ops], rows.lane[ops])]] = True
-    return taken(rows, needed)
+    return rows_of(rows, needed)
 
 
 def _number_alike(

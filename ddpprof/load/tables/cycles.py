@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from ddpprof.model import UNKNOWN, Collectives, HostSpans, Trace, Work
+from ddpprof.model.tables import moved
 
 _TableT = TypeVar("_TableT", Work, Collectives, HostSpans)
 
@@ -85,18 +86,11 @@ def _shifted(trace: Trace, shift_ns: int) -> Trace:
         trace,
         epoch_ns=trace.epoch_ns - shift_ns,
         steps=steps,
-        compute=_moved(trace.compute, shift_ns),
-        copies=_moved(trace.copies, shift_ns),
-        collectives=_moved(trace.collectives, shift_ns),
-        host_spans=_moved(trace.host_spans, shift_ns),
+        compute=moved(trace.compute, shift_ns),
+        copies=moved(trace.copies, shift_ns),
+        collectives=moved(trace.collectives, shift_ns),
+        host_spans=moved(trace.host_spans, shift_ns),
     )
-
-
-def _moved(table: _TableT, shift_ns: int) -> _TableT:
-    changes: dict[str, Any] = {"start_ns": table.start_ns + shift_ns, "end_ns": table.end_ns + shift_ns}
-    if not isinstance(table, HostSpans):
-        changes["launched_ns"] = np.where(table.launched_ns == UNKNOWN, UNKNOWN, table.launched_ns + shift_ns)
-    return replace(table, **changes)
 
 
 def _joined(before: Trace, after: Trace) -> Trace:

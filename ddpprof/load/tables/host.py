@@ -21,11 +21,7 @@ def cut_out(
     start, end, owner = _pieces(start_ns[cut], end_ns[cut], first[cut], num_holes[cut], holes)
     of_all = np.concatenate((whole, cut[owner]))
     order = np.argsort(of_all, kind="stable")
-    return (
-        np.concatenate((start_ns[whole], start))[order],
-        np.concatenate((end_ns[whole], end))[order],
-        of_all[order],
-    )
+    return (np.concatenate((start_ns[whole], start))[order], np.concatenate((end_ns[whole], end))[order], of_all[order])
 
 
 def _pieces(

@@ -27,15 +27,15 @@ class BucketStep:
     index: int
     origin_ns: int
     """end of the DDP forward, since 1970"""
-    first_ready_ns: int | None
+    first_ready_ns: int | None = None
     """time at which its first gradient was accumulated"""
-    ready_ns: int | None
-    launched_ns: int | None
-    started_ns: int | None
-    finished_ns: int | None
-    last_parameter: int | None
+    ready_ns: int | None = None
+    launched_ns: int | None = None
+    started_ns: int | None = None
+    finished_ns: int | None = None
+    last_parameter: int | None = None
     """reducer index of the parameter whose gradient came last"""
-    previous_ready_ns: int | None
+    previous_ready_ns: int | None = None
     """time at which its last but one gradient was accumulated"""
     pass_index: int = 0
     """index among the step's synchronised backward passes through the module"""

@@ -202,13 +202,9 @@ def _steps(one: TracedPass, epoch_ns: int | None) -> list[BucketStep]:
             module=0,
             index=index,
             origin_ns=one.origin_ns + (epoch_ns or 0),
-            first_ready_ns=None,
-            ready_ns=None,
             launched_ns=launched,
             started_ns=started,
             finished_ns=finished,
-            last_parameter=None,
-            previous_ready_ns=None,
             pass_index=one.index,
         )
         for index, (launched, started, finished) in enumerate(one.times_ns)

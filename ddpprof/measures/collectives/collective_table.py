@@ -11,7 +11,7 @@ A size class spans from one power of two to the next. Medians are over the class
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from ddpprof.measures.collectives.matching import MatchedCollectives
 from ddpprof.measures.collectives.time_alone import shared_durations_ns
 from ddpprof.measures.ranks.arrivals import Arrivals
 from ddpprof.model import UNKNOWN, CollectiveKind, Int64Column, ProcessGroup
+from ddpprof.model.tables import rows_of
 
 _ALL_BUT_OWN = (
     CollectiveKind.ALL_GATHER,
@@ -102,9 +103,6 @@ class _Rows:
     duration_ns: Int64Column
     shared_ns: Int64Column
 
-    def take(self, chosen: NDArray[np.bool_]) -> _Rows:
-        return _Rows(self.key[chosen], self.num_bytes[chosen], self.duration_ns[chosen], self.shared_ns[chosen])
-
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
@@ -155,27 +153,20 @@ def sizes_of_rows(
 def _lines(matched: MatchedCollectives, arrivals: Arrivals, rows: Sequence[_Rows]) -> _Lines:
     """Return the matched collectives. `rows`: those of each rank, in the order of the match."""
     fastest = (arrivals.waiting_ns == 0).argmax(axis=1) if len(matched) else np.empty(0, np.int64)
-    picked = []
-    for column, of_rank in enumerate(rows):
-        line = np.flatnonzero(fastest == column)
-        row = matched.rows[line, column]
-        picked.append(
-            (line, of_rank.key[row], of_rank.num_bytes[row], of_rank.duration_ns[row], of_rank.shared_ns[row])
-        )
-    line, key, num_bytes, duration, shared = (np.concatenate(parts) for parts in zip(*picked, strict=True))
-    order = np.argsort(line)
-    return _Lines(_Rows(key[order], num_bytes[order], duration[order], shared[order]), arrivals.waiting_ns)
+    lines = [np.flatnonzero(fastest == column) for column in range(len(rows))]
+    picked = _joined([rows_of(rows[column], matched.rows[line, column]) for column, line in enumerate(lines)])
+    return _Lines(rows_of(picked, np.argsort(np.concatenate(lines))), arrivals.waiting_ns)
 
 
 def _summarise(
     key: Int64Column, group: ProcessGroup, world_size: int | None, lines: _Lines, rows: Sequence[_Rows]
 ) -> CollectiveSummary:
     kind, _, size_class = key.tolist()
-    of_rank = [one.take((one.key == key).all(axis=1)) for one in rows]
+    of_rank = [rows_of(one, (one.key == key).all(axis=1)) for one in rows]
     most = max(of_rank, key=lambda one: len(one.key))
     mine = (lines.transfer.key == key).all(axis=1)
     waiting = lines.waiting_ns[mine]
-    fastest = lines.transfer.take(mine) if mine.any() else _joined(of_rank)
+    fastest = rows_of(lines.transfer, mine) if mine.any() else _joined(of_rank)
     num_ranks = group.size if group.size is not None else world_size
     algbw = _bandwidth(fastest) if mine.any() and size_class >= 0 else None
     factor = bus_factor(CollectiveKind(kind), num_ranks)
@@ -197,12 +188,7 @@ def _summarise(
 
 
 def _joined(rows: Sequence[_Rows]) -> _Rows:
-    return _Rows(
-        np.concatenate([one.key for one in rows]),
-        np.concatenate([one.num_bytes for one in rows]),
-        np.concatenate([one.duration_ns for one in rows]),
-        np.concatenate([one.shared_ns for one in rows]),
-    )
+    return _Rows(*(np.concatenate([getattr(one, column.name) for one in rows]) for column in fields(_Rows)))
 
 
 def _bandwidth(rows: _Rows) -> float | None:

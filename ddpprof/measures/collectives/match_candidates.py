@@ -13,16 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.model import (
-    NO_STEP,
-    UNKNOWN,
-    CollectiveKind,
-    Collectives,
-    Int64Column,
-    ProcessGroup,
-    Rank,
-    Step,
-)
+from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Int64Column, ProcessGroup, Rank, Step
 
 _PLACES = 1 << 32
 """more than the number of collectives in a step"""

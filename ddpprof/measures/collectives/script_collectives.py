@@ -226,9 +226,7 @@ def _busy(trace: Trace, rows: NDArray[np.int64]) -> Spans:
     )  # fmt: skip
 
 
-def summarise_outside(
-    ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]],
-) -> tuple[OutsideCalls, ...] | None:
+def summarise_outside(ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]]) -> tuple[OutsideCalls, ...] | None:
     """Return medians over the steps of each rank, for the rank with the least exposed time, as others wait for another.
 
     Collectives that most steps lack are left out. Returns ``None`` if no step was measured.

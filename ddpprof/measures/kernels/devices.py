@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import mean, median
 
 import numpy as np
@@ -60,19 +60,8 @@ def median_load(steps: Sequence[Sequence[DeviceLoad]]) -> tuple[DeviceLoad, ...]
     for load in (load for step in steps for load in step):
         by_device.setdefault(load.device, []).append(load)
 
-    def middle(values: list[int]) -> int:
-        return round(median(values))
-
-    return tuple(
-        DeviceLoad(
-            device,
-            middle([load.compute_ns for load in loads]),
-            middle([load.comm_ns for load in loads]),
-            middle([load.copy_ns for load in loads]),
-            middle([load.busy_ns for load in loads]),
-        )
-        for device, loads in sorted(by_device.items())
-    )
+    columns = {device: zip(*map(astuple, loads), strict=True) for device, loads in sorted(by_device.items())}
+    return tuple(DeviceLoad(*(round(median(column)) for column in of_device)) for of_device in columns.values())
 
 
 def imbalance_ns(loads: Sequence[DeviceLoad]) -> int:

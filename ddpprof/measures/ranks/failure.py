@@ -16,7 +16,7 @@ from ddpprof.model import ProcessExit, Record
 
 _OF_A_LOST_PEER = re.compile(
     r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
-    r"timed out|Timed out|SignalException",
+    r"timed out|Timed out|SignalException"
 )
 """errors of ranks that end because another one did"""
 _OF_A_LOST_CONNECTION = re.compile(r"closed by peer|Connection reset|Broken pipe")

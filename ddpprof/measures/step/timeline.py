@@ -6,21 +6,16 @@ step bar, overlap, exposed and trailing communication.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import reduce
-from typing import TypeVar
-
-import numpy as np
 
 from ddpprof.intervals import Spans, intersect, merge, shift, subtract
 from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.measures.buckets.trailing import trailing_spans
 from ddpprof.measures.step.breakdown import split_step
-from ddpprof.model import UNKNOWN, Collectives, Trace, Work
-
-_Table = TypeVar("_Table", Work, Collectives)
-_TIMES = ("start_ns", "end_ns", "launched_ns")
+from ddpprof.model import Collectives, Trace, Work
+from ddpprof.model.tables import moved, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +63,9 @@ def step_timeline(trace: Trace, step: int) -> StepTimeline:
         start_ns=min(begun, default=whole.start_ns),
         end_ns=max(ended, default=whole.end_ns),
         parts=parts,
-        compute=_rows(trace.compute, step),
-        copies=_rows(trace.copies, step),
-        collectives=_rows(trace.collectives, step),
+        compute=rows_of(trace.compute, trace.compute.step == step),
+        copies=rows_of(trace.copies, trace.copies.step == step),
+        collectives=rows_of(trace.collectives, trace.collectives.step == step),
         overlap=intersect(comm, compute),
         exposed=subtract(comm, compute),
         trailing=trailing_spans(trace, step),
@@ -85,26 +80,14 @@ def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, 
         start_ns=step.start_ns + moved_ns,
         end_ns=step.end_ns + moved_ns,
         parts=None if step.parts is None else tuple(shift(part, moved_ns) for part in step.parts),
-        compute=_moved(step.compute, moved_ns),
-        copies=_moved(step.copies, moved_ns),
-        collectives=_moved(step.collectives, moved_ns),
+        compute=moved(step.compute, moved_ns),
+        copies=moved(step.copies, moved_ns),
+        collectives=moved(step.collectives, moved_ns),
         overlap=shift(step.overlap, moved_ns),
         exposed=shift(step.exposed, moved_ns),
         trailing=None if step.trailing is None else shift(step.trailing, moved_ns),
         buckets=buckets,
     )
-
-
-def _rows(table: _Table, step: int) -> _Table:
-    rows = np.flatnonzero(table.step == step)
-    return type(table)(**{column.name: getattr(table, column.name)[rows] for column in fields(table)})
-
-
-def _moved(table: _Table, moved_ns: int) -> _Table:
-    columns = {column.name: getattr(table, column.name) for column in fields(table)}
-    for name in _TIMES:
-        columns[name] = np.where(columns[name] == UNKNOWN, UNKNOWN, columns[name] + moved_ns)
-    return type(table)(**columns)
 
 
 def bucket_span(one: BucketStep, num_bytes: int | None, moved_ns: int) -> BucketSpan:

@@ -14,7 +14,7 @@ The forward's own parts come from ddpprof's record; traces not recorded by ddppr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -37,14 +37,7 @@ class WrapperCost:
 
     @property
     def total_ns(self) -> int:
-        return (
-            (self.pre_forward_ns or 0)
-            + self.unused_search_ns
-            + self.copy_in_ns
-            + self.launch_ns
-            + self.copy_out_ns
-            + (self.finalise_ns or 0)
-        )
+        return sum(getattr(self, part.name) or 0 for part in fields(self))
 
 
 def measure_wrapper_cost(trace: Trace, step: int, recorded: RecordedStep | None) -> WrapperCost:

@@ -6,10 +6,7 @@ import importlib.util
 import os
 import sys
 
-_TARGETS = {
-    "torch.nn.parallel.distributed": "injected",
-    "torch.distributed.elastic.multiprocessing.errors": "exits",
-}
+_TARGETS = {"torch.nn.parallel.distributed": "injected", "torch.distributed.elastic.multiprocessing.errors": "exits"}
 """modules of torch, and the modules of ddpprof.record that handle their import"""
 
 

@@ -13,6 +13,4 @@ embed.py                          How do data and scripts get into a page withou
 lanes.py                          Which spans of a timeline can be told apart?
 report_charts.py                  Charts for a run's page: many ranks, buckets, collectives, slowed kernels
 result_charts.py                  Charts of comparisons and experiments
-tuning_chart.py                   Chart of the tried settings: measured and predicted steps
-whatif_chart.py                   Chart of predicted steps, each as a bar of its parts
 """

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from ddpprof.layout import (
-    Bars,
-    Column,
-    Definition,
-    FindingList,
-    FindingText,
-    Line,
-    Picture,
-    Section,
-    Table,
-)
+from ddpprof.layout import Bars, Column, Definition, FindingList, FindingText, Line, Picture, Section, Table
 from ddpprof.render.glossary import find_term
 from ddpprof.render.html.chart import Chart, bars_chart, chart_html
 from ddpprof.render.html.definitions import term_id

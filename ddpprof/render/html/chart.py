@@ -86,12 +86,21 @@ def bar_trace(name: str, role: str, labels: Sequence[str], values_ns: Sequence[f
     }
 
 
-def bars_layout(unit: str) -> dict[str, Any]:
+def bars_layout(what: str, mode: str = "relative") -> dict[str, Any]:
     return {
-        "barmode": "relative",
-        "xaxis": {"title": {"text": unit}},
+        "barmode": mode,
+        "xaxis": {"title": {"text": what}},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
     }
+
+
+def error_bars(below: Sequence[float], beyond: Sequence[float]) -> dict[str, Any]:
+    return {"type": "data", "symmetric": False, "array": list(beyond), "arrayminus": list(below)}
+
+
+def limit_line(height: float) -> dict[str, Any]:
+    """Return a horizontal line across the chart."""
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": height, "y1": height, "name": "limit"}
 
 
 def decade_ticks(values: Sequence[float]) -> dict[str, Any]:

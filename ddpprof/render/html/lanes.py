@@ -8,10 +8,12 @@ the longest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ddpprof.model.tables import rows_of
 
 _Column = NDArray[np.int64]
 
@@ -61,7 +63,7 @@ def coarsen(fine: SpanColumns, grain_ns: int) -> SpanColumns:
     """Merge spans narrower than `grain_ns`, separately for each kind: spans of different kinds may then overlap."""
     if not len(fine) or grain_ns <= 0:
         return fine
-    by_kind = _taken(fine, np.lexsort((fine.start_ns, fine.kind, fine.row)))
+    by_kind = rows_of(fine, np.lexsort((fine.start_ns, fine.kind, fine.row)))
     narrow = by_kind.end_ns - by_kind.start_ns < grain_ns
     place = np.stack((by_kind.start_ns // grain_ns, by_kind.kind, by_kind.row))
     opens = np.concatenate(([True], (np.diff(place, axis=1) != 0).any(axis=0) | ~narrow[1:] | ~narrow[:-1]))
@@ -76,11 +78,7 @@ def coarsen(fine: SpanColumns, grain_ns: int) -> SpanColumns:
         by_kind.name[longest],
         by_kind.row[first],
     )
-    return _taken(merged, np.lexsort((merged.start_ns, merged.row)))
-
-
-def _taken(spans: SpanColumns, order: _Column) -> SpanColumns:
-    return SpanColumns(*(getattr(spans, column.name)[order] for column in fields(SpanColumns)))
+    return rows_of(merged, np.lexsort((merged.start_ns, merged.row)))
 
 
 def grain_for(lanes: Sequence[SpanColumns], most: int, length_ns: int) -> int:

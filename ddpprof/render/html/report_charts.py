@@ -10,7 +10,7 @@ import numpy as np
 from ddpprof.layout import MAX_RANKS, Line, clean, median_of, megabytes, ms
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
-from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks
+from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks, limit_line
 from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.slowdown import kernel_name
 from ddpprof.render.sections.spread import parts_of_ranks
@@ -22,6 +22,10 @@ _MAX_BUCKETS, _MAX_KERNELS = 40, 15
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "pentagon")
 _STAGES = (("held back", "held"), ("queued", "queued"), ("all-reduce", "comm"))
 """name and role of each stage: ready to launched, launched to started, started to finished"""
+_STAGES_ON_CPU = (
+    "held back: from ready to launched, as buckets are launched in index order; queued: from launched to started; "
+    "all-reduce: from started to finished"
+)
 _ON_ACCELERATORS = (
     "held back: until the host launches the all-reduce, as buckets are launched in index order; queued: until the "
     "device, which may still be busy with earlier work, starts it; all-reduce: how long the device takes"
@@ -65,18 +69,9 @@ def bucket_chart(report: Report) -> Iterable[Chart]:
     if not rows:
         return
     traces = [_stage(rows, stage) for stage in range(len(_STAGES))]
-    layout: dict[str, Any] = {
-        "barmode": "overlay",
-        "xaxis": {"title": {"text": "ms after the end of the forward, medians"}},
-        "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
-    }
-    note = (
-        "held back: from ready to launched, as buckets are launched in index order; queued: from launched "
-        "to started; all-reduce: from started to finished"
-    )
-    if report.times:
-        layout["xaxis"]["title"]["text"] += ", on the host's clock"
-        note = _ON_ACCELERATORS
+    clock = ", on the host's clock" if report.times else ""
+    layout = bars_layout(f"ms after the end of the forward, medians{clock}", "overlay")
+    note = _ON_ACCELERATORS if report.times else _STAGES_ON_CPU
     kept = [trace for trace in traces if trace["x"]]
     yield Chart("Buckets from ready to finished", kept, layout, 70 + 26 * len(rows), note)
 
@@ -98,21 +93,14 @@ def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
     """Return the bars of one stage, for all buckets whose beginning and end of it are known."""
     name, role = _STAGES[stage]
     known = [(row, *span) for row in rows if (span := _span(row, stage)) is not None]
+    labels = [_bucket(row) for row, _, _ in known]
     return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "y": [_bucket(row) for row, _, _ in known],
+        **bar_trace(name, role, labels, [end - begin for _, begin, end in known]),
         "base": [begin / 1e6 for _, begin, _ in known],
-        "x": [(end - begin) / 1e6 for _, begin, end in known],
-        "customdata": [end - begin for _, begin, end in known],
         "text": [
-            f"{_bucket(row)}: {name} {ms(end - begin)} ms, from {ms(begin)} to {ms(end)} ms"
-            for row, begin, end in known
+            f"{label}: {name} {ms(end - begin)} ms, from {ms(begin)} to {ms(end)} ms"
+            for label, (_, begin, end) in zip(labels, known, strict=True)
         ],
-        "hoverinfo": "text",
-        "textposition": "none",
-        "meta": {"role": role},
     }
 
 
@@ -129,9 +117,7 @@ def collective_chart(report: Report) -> Iterable[Chart]:
         best = max(row.busbw_bytes_per_s or 0 for row in rated) / 1e9
         traces = _by_kind(rated, [(row.busbw_bytes_per_s or 0) / 1e9 for row in rated], "GB/s")
         layout = _over_size(rated, "busbw, GB/s", {"rangemode": "tozero"})
-        layout["shapes"] = [
-            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": best, "y1": best, "name": "limit"}
-        ]
+        layout["shapes"] = [limit_line(best)]
         layout["annotations"] = [
             {
                 "xref": "paper", "x": 0, "y": best, "text": f"highest rate of the link: {best:.3g} GB/s",

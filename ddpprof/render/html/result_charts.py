@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,26 @@ from ddpprof.comparison.compare import Comparison, MetricChange
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepCurve, SweepPoint, SweepReport
+from ddpprof.experiments.tuning import TuneReport
 from ddpprof.layout import clean, ms
 from ddpprof.measures.statistics.paired_ratio import Ratio
-from ddpprof.render.html.chart import Chart, bar_trace, decade_ticks
+from ddpprof.predict.predict import PredictedParts
+from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, decade_ticks, error_bars, limit_line
 from ddpprof.render.sections.comparison import interval_of
+from ddpprof.render.sections.cost import WRAPPER_PARTS
 from ddpprof.render.sections.scaling import PARTS
+from ddpprof.render.sections.tuning import short_label
+from ddpprof.report.whatif import WhatIf
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 _NUM_SERIES = 6
+_STEP_ROLES = {
+    "forward": "forward",
+    "backward": "backward",
+    "slowed": "held",
+    "exposed": "exposed",
+    "rest": "other",
+}
 _LOSS_ROLES = ("series-0", "exposed", "series-3", "held", "series-2", "idle")
 """roles of the parts of the lost time"""
 
@@ -61,16 +74,10 @@ def _changes(name: str, role: str, changes: Sequence[MetricChange]) -> dict[str,
     shifts_ns = [change.difference.shift_ns for change in changes if change.difference is not None]
     made = bar_trace(name, role, [change.metric for change in changes], shifts_ns)
     ends = [interval_of(change) or (ns, ns) for change, ns in zip(changes, shifts_ns, strict=True)]
-    low = [ns - end[0] for ns, end in zip(shifts_ns, ends, strict=True)]
-    high = [end[1] - ns for ns, end in zip(shifts_ns, ends, strict=True)]
+    low = [(ns - end[0]) / 1e6 for ns, end in zip(shifts_ns, ends, strict=True)]
+    high = [(end[1] - ns) / 1e6 for ns, end in zip(shifts_ns, ends, strict=True)]
     texts = [f"{c.metric}: {ns / 1e6:+.2f} ms ({name})" for c, ns in zip(changes, shifts_ns, strict=True)]
-    bars = {
-        "type": "data",
-        "symmetric": False,
-        "array": [ns / 1e6 for ns in high],
-        "arrayminus": [ns / 1e6 for ns in low],
-    }
-    return {**made, "text": texts, "error_x": bars}
+    return {**made, "text": texts, "error_x": error_bars(low, high)}
 
 
 def sweep_charts(report: SweepReport) -> Iterable[Chart]:
@@ -123,18 +130,11 @@ def _variants(points: Sequence[SweepPoint]) -> Chart:
             clean(name, most=80) or "step", f"series-{number % _NUM_SERIES}",
             [clean(point.label, most=80) for point in own], [point.step_ns for point in own],
         )  # fmt: skip
-        made["error_x"] = {
-            "type": "data", "symmetric": False,
-            "array": [(max(point.rounds_ns) - point.step_ns) / 1e6 for point in own],
-            "arrayminus": [(point.step_ns - min(point.rounds_ns)) / 1e6 for point in own],
-        }  # fmt: skip
-        traces.append(made)
-    layout = {
-        "barmode": "group",
-        "xaxis": {"title": {"text": "step, ms"}, "rangemode": "tozero"},
-        "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
-        "showlegend": len(names) > 1,
-    }
+        below = [(point.step_ns - min(point.rounds_ns)) / 1e6 for point in own]
+        beyond = [(max(point.rounds_ns) - point.step_ns) / 1e6 for point in own]
+        traces.append({**made, "error_x": error_bars(below, beyond)})
+    layout = {**bars_layout("step, ms", "group"), "showlegend": len(names) > 1}
+    layout["xaxis"]["rangemode"] = "tozero"
     note = "bars: medians; lines: from the fastest round to the slowest"
     return Chart("Step time by variant", traces, layout, 70 + 34 * len(points), note)
 
@@ -148,7 +148,7 @@ def scaling_charts(report: ScalingReport) -> Iterable[Chart]:
     layout = {
         "xaxis": {"title": {"text": "processes"}, "tickvals": sorted({point.nproc for point in report.points})},
         "yaxis": {"title": {"text": "efficiency"}, "rangemode": "tozero", "tickformat": ".0%"},
-        "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "name": "limit"}],
+        "shapes": [limit_line(1)],
     }
     note = "efficiency: ideal step divided by the step; dashed: ideal; lines at the points: 95 % intervals"
     yield Chart("Efficiency", traces, layout, 340, note)
@@ -165,7 +165,7 @@ def _efficiency(scaling: Scaling, points: Sequence[ScalePoint], number: int) -> 
         "x": [point.nproc for point in points], "y": values, "hoverinfo": "text", "line": {"width": 1.5},
         "text": [f"{scaling} scaling, {p.nproc} processes: {p.efficiency:.0%}, {ms(p.step_ns)} ms" for p in points],
         "marker": {"size": 9, "symbol": _SYMBOLS[number]}, "meta": {"role": f"series-{number}"},
-        "error_y": {"type": "data", "symmetric": False, "array": beyond, "arrayminus": below},
+        "error_y": error_bars(below, beyond),
     }  # fmt: skip
 
 
@@ -180,13 +180,8 @@ def _losses(points: Sequence[ScalePoint]) -> Chart:
         bar_trace(name, role, labels, [getattr(point.lost, field) for point in points])
         for (name, field), role in zip(PARTS, _LOSS_ROLES, strict=True)
     ]
-    layout = {
-        "barmode": "relative",
-        "xaxis": {"title": {"text": "lost, ms per step"}},
-        "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
-    }
     note = "parts left of zero took less time than in the ideal step"
-    return Chart("Where the lost time goes", traces, layout, 70 + 34 * len(labels), note)
+    return Chart("Where the lost time goes", traces, bars_layout("lost, ms per step"), 70 + 34 * len(labels), note)
 
 
 def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
@@ -194,22 +189,37 @@ def overhead_charts(report: OverheadReport) -> Iterable[Chart]:
     wrapper, parts = report.wrapper, report.parts
     known: list[tuple[str, str, float]] = []
     if wrapper is not None:
-        known += [
-            ("pre-forward", "series-0", wrapper.pre_forward_ns),
-            ("unused search", "series-1", wrapper.unused_search_ns),
-            ("copy in", "series-2", wrapper.copy_in_ns),
-            ("launch", "series-3", wrapper.launch_ns),
-            ("copy out", "series-4", wrapper.copy_out_ns),
-            ("finalise", "series-5", wrapper.finalise_ns),
-        ]
+        names = enumerate(WRAPPER_PARTS.items())
+        known += [(name, f"series-{number}", getattr(wrapper, field)) for number, (field, name) in names]
     if parts is not None and report.explained_ns is not None:
         known.append(("exposed communication", "exposed", parts.transfer_ns + parts.waiting_ns))
     rows = ["measured", "explained by"]
     traces = [bar_trace("measured", "idle", rows[:1], [report.overhead_ns])]
     traces += [bar_trace(name, role, rows[1:], [ns]) for name, role, ns in known]
-    layout = {
-        "barmode": "relative",
-        "xaxis": {"title": {"text": "ms per step"}},
-        "yaxis": {"autorange": "reversed", "fixedrange": True, "type": "category"},
-    }
-    yield Chart("What DDP adds to a step", traces, layout, 140)
+    yield Chart("What DDP adds to a step", traces, bars_layout("ms per step"), 140)
+
+
+def tuning_charts(report: TuneReport) -> Iterable[Chart]:
+    """Draw the tried settings: measured and predicted steps."""
+    known = [(short_label(one.label) or "as it is", one) for one in (report.now, *report.tried) if one.step_ns]
+    labels = [label for label, _ in known]
+    traces = [bar_trace("measured", "series-0", labels, [one.step_ns or 0.0 for _, one in known])]
+    forecasts = [(label, one.forecast) for label, one in known if one.forecast is not None]
+    if forecasts:
+        predicted = bar_trace("predicted", "idle", [label for label, _ in forecasts], [f.step_ns for _, f in forecasts])
+        below = [(f.step_ns - f.low_ns) / 1e6 for _, f in forecasts]
+        beyond = [(f.high_ns - f.step_ns) / 1e6 for _, f in forecasts]
+        traces.append({**predicted, "error_x": error_bars(below, beyond)})
+    layout = {**bars_layout("ms", "group"), "showlegend": True}
+    yield Chart("Step", traces, layout, 80 + 44 * len(labels), "lines: 95 % intervals of the predictions")
+
+
+def whatif_chart(answer: WhatIf) -> Chart:
+    """Draw each predicted step as a bar of its parts."""
+    labels = [clean(one.label, most=60) for one in answer.outcomes]
+    traces = []
+    for part in fields(PredictedParts):
+        name = part.name.removesuffix("_ns")
+        values = [getattr(one.prediction.parts, part.name) for one in answer.outcomes]
+        traces.append(bar_trace(name, _STEP_ROLES[name], labels, values))
+    return Chart("Predicted step", traces, bars_layout("ms"), 66 + 30 * len(labels))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ from ddpprof.report.timeline import RankTimeline, Timeline
 
 MAX_SPANS = 60_000
 """most spans on a page: for the step shown first, and again for all others together"""
+
+_MOST_KEPT = 8 * MAX_SPANS
+"""most spans in memory before those that cannot be told apart are merged"""
 
 KINDS = (
     "forward", "backward", "exposed", "optimizer", "data", "other", "idle",
@@ -52,31 +55,39 @@ class _Drawn:
     """One step of one rank."""
 
     rank: int
-    step: StepTimeline
+    step: int
+    start_ns: int
+    end_ns: int
     lanes: Mapping[str, SpanColumns]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lanes.values()))
 
 
 def timeline_data(timeline: Timeline, first_step: int, hosts: Mapping[int, str | None]) -> dict[str, Any] | None:
     """Return times in ns since the step began on the first rank; ``None`` if no step is known."""
     names = _Names()
-    drawn = [_Drawn(rank.rank, step, _lanes(rank, step, names)) for rank in timeline.ranks for step in rank.steps]
-    if not drawn:
+    now: list[_Drawn] = []
+    rest: list[_Drawn] = []
+    for rank in timeline.ranks:
+        for step in rank.steps:
+            some = now if step.step == first_step else rest
+            some.append(_Drawn(rank.rank, step.step, step.start_ns, step.end_ns, _lanes(rank, step, names)))
+            if some is rest and sum(map(len, rest)) > _MOST_KEPT:
+                rest = _coarsened(rest, MAX_SPANS)
+    if not now and not rest:
         return None
-    now = [one for one in drawn if one.step.step == first_step]
-    rest = [one for one in drawn if one.step.step != first_step]
     began: dict[int, int] = {}
-    for one in drawn:
-        began[one.step.step] = min(one.step.start_ns, began.get(one.step.step, one.step.start_ns))
+    for one in (*now, *rest):
+        began[one.step] = min(one.start_ns, began.get(one.step, one.start_ns))
     steps: dict[int, dict[str, Any]] = {}
-    for some in (now, rest):
-        grain_ns = _grain(some)
-        for one in some:
-            begun = began[one.step.step]
-            steps.setdefault(one.step.step, {"ranks": {}})["ranks"][one.rank] = {
-                "start": one.step.start_ns - begun,
-                "end": one.step.end_ns - begun,
-                "lanes": {name: _columns(coarsen(fine, grain_ns), begun) for name, fine in one.lanes.items()},
-            }
+    for one in (*_coarsened(now, MAX_SPANS), *_coarsened(rest, MAX_SPANS)):
+        begun = began[one.step]
+        steps.setdefault(one.step, {"ranks": {}})["ranks"][one.rank] = {
+            "start": one.start_ns - begun,
+            "end": one.end_ns - begun,
+            "lanes": {name: _columns(spans, begun) for name, spans in one.lanes.items()},
+        }
     return {
         "kinds": KINDS,
         "names": list(names.index),
@@ -95,9 +106,11 @@ def _about(rank: RankTimeline, host: str | None) -> dict[str, Any]:
     }
 
 
-def _grain(drawn: Sequence[_Drawn]) -> int:
+def _coarsened(drawn: Sequence[_Drawn], most: int) -> list[_Drawn]:
+    """Return the steps with at most `most` spans together."""
     lanes = [one for each in drawn for one in each.lanes.values()]
-    return grain_for(lanes, MAX_SPANS, max((one.step.end_ns - one.step.start_ns for one in drawn), default=1))
+    grain_ns = grain_for(lanes, most, max((one.end_ns - one.start_ns for one in drawn), default=1))
+    return [replace(one, lanes={name: coarsen(fine, grain_ns) for name, fine in one.lanes.items()}) for one in drawn]
 
 
 def _lanes(rank: RankTimeline, step: StepTimeline, names: _Names) -> dict[str, SpanColumns]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, cut_off, ms, notes
+from ddpprof.layout import ABSENT, Line, Section, Table, clean, columns, cut_off, ms, notes, optional, table_of
 from ddpprof.measures.ranks.attempts import AttemptSummary
 from ddpprof.measures.ranks.failure import RankEnd
 from ddpprof.report import Report
@@ -18,12 +18,21 @@ def attempt_table(report: Report) -> Iterable[Section]:
     if not attempts:
         return
     shown = next((one.attempt for one in attempts if one.is_shown), None)
-    names = ("attempt", "after s", "ranks", "hosts", "steps", "step ms", "change ms")
-    yield Table(
+    yield table_of(
         "Attempts: torchrun restarted the ranks",
-        (*map(Column, names), Column("ended", is_number=False)),
-        tuple(map(_row, attempts)),
-        notes(
+        attempts,
+        {
+            "attempt": lambda one: str(one.attempt),
+            "after s": lambda one: ABSENT if one.after_first_ns is None else f"{one.after_first_ns / 1e9:.1f}",
+            "ranks": lambda one: optional(one.world_size),
+            "hosts": lambda one: str(len(one.hosts)),
+            "steps": lambda one: str(one.num_steps),
+            "step ms": lambda one: ms(one.step_ns),
+            "change ms": _step_change,
+            "ended": lambda one: how_it_ended(one.ends),
+        },
+        words=("ended",),
+        note=notes(
             "after: time since the first attempt; steps: recorded steps",
             "change: in the step since the previous attempt, with its 95 % interval",
             cut_off(len(report.attempts), _MAX_ATTEMPTS, "attempts"),
@@ -35,31 +44,20 @@ def attempt_table(report: Report) -> Iterable[Section]:
         for change in one.changes
     )
     if rows:
-        yield Table(
-            "What changed between attempts",
-            (Column("attempt"), *(Column(name, is_number=False) for name in ("what", "before", "after"))),
-            rows,
-        )
+        words = ("what", "before", "after")
+        yield Table("What changed between attempts", columns("attempt", *words, words=words), rows)
     if shown is not None:
         yield Line(f"The rest of this report is about attempt {shown}, the last one with steps.", is_aside=True)
 
 
-def _row(one: AttemptSummary) -> tuple[str, ...]:
-    change = ABSENT
-    if one.step_change is not None:
-        change = f"{one.step_change.shift / 1e6:+.2f}"
-        if one.step_change.low is not None and one.step_change.high is not None:
-            change += f" ({one.step_change.low / 1e6:+.2f} to {one.step_change.high / 1e6:+.2f})"
-    return (
-        str(one.attempt),
-        ABSENT if one.after_first_ns is None else f"{one.after_first_ns / 1e9:.1f}",
-        ABSENT if one.world_size is None else str(one.world_size),
-        str(len(one.hosts)),
-        str(one.num_steps),
-        ms(one.step_ns),
-        change,
-        how_it_ended(one.ends),
+def _step_change(one: AttemptSummary) -> str:
+    change = one.step_change
+    if change is None:
+        return ABSENT
+    interval = (
+        "" if change.low is None or change.high is None else f" ({change.low / 1e6:+.2f} to {change.high / 1e6:+.2f})"
     )
+    return f"{change.shift / 1e6:+.2f}{interval}"
 
 
 def how_it_ended(ends: Sequence[RankEnd]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ddpprof.layout import ABSENT, Column, Section, Table, clean, cut_off, megabytes, ms, notes
+from ddpprof.layout import ABSENT, Section, Table, clean, columns, cut_off, megabytes, ms, notes, optional
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.report import Report
 
@@ -26,7 +26,7 @@ _UNTOLD = (
 
 _CELLS: Mapping[str, Callable[[BucketRow], str]] = {
     "MB": lambda b: megabytes(b.num_bytes),
-    "params": lambda b: ABSENT if b.num_parameters is None else str(b.num_parameters),
+    "params": lambda b: optional(b.num_parameters),
     "ready": lambda b: ms(b.ready_ns),
     "launched": lambda b: ms(b.launched_ns),
     "started": lambda b: ms(b.started_ns),
@@ -60,7 +60,7 @@ def bucket_tables(report: Report) -> Iterable[Section]:
         of_parameters = ("first parameter", "last parameter", "slowest gradient")
         yield Table(
             "",
-            (Column("bucket"), *(Column(name, is_number=False) for name in of_parameters)),
+            columns("bucket", *of_parameters, words=of_parameters),
             tuple(_parameters(report, bucket) for bucket in buckets),
             note,
         )
@@ -79,7 +79,7 @@ def _tables_of_times(report: Report, since: str, note: str) -> Iterable[Section]
 def _table(report: Report, title: str, names: Sequence[str], note: str) -> Table:
     return Table(
         title,
-        (Column("bucket"), *(Column(name, is_number=name != "late") for name in names)),
+        columns("bucket", *names, words=("late",)),
         tuple(
             (_bucket_name(report, bucket), *(_CELLS[name](bucket) for name in names))
             for bucket in report.buckets[:_MAX_BUCKETS]

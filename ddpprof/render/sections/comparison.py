@@ -8,7 +8,7 @@ from ddpprof.comparison.between_runs import CONFIDENCE, MOST_RUNS
 from ddpprof.comparison.compare import NOTICEABLE, BucketChange, Comparison, MetricChange
 from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.kernels import KernelChange
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, megabytes, ms
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, megabytes, ms
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.render.sections.slowdown import kernel_name
 
@@ -36,8 +36,8 @@ def comparison_sections(
 def _settings(comparison: Comparison) -> Iterable[Section]:
     if comparison.settings:
         rows = tuple((clean(s.name), clean(s.a), clean(s.b)) for s in comparison.settings)
-        columns = tuple(Column(name, is_number=False) for name in ("", "A", "B"))
-        yield Table("Differences between the runs", columns, rows)
+        names = ("", "A", "B")
+        yield Table("Differences between the runs", columns(*names, words=names), rows)
 
 
 def _signed(ns: float | None) -> str:
@@ -197,7 +197,7 @@ def _more_runs(
     if needed > MOST_RUNS:
         yield Line(
             f"More than {MOST_RUNS} runs on each side would be needed to tell {told} from noise: the runs differ too "
-            "much. Record longer ones (--steps), on a machine that does nothing else.",
+            "much. Record longer ones (--steps), on a machine that does nothing else."
         )
         return
     more = [max(0, needed - number) for number in (comparison.num_runs_a, comparison.num_runs_b)]

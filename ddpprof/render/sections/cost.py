@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from operator import attrgetter
 
-from ddpprof.layout import (
-    Column,
-    Line,
-    Remark,
-    Section,
-    Table,
-    count,
-    mean_of,
-    ms,
-    notes,
-    percent,
-)
+from ddpprof.layout import Column, Line, Remark, Section, Table, count, mean_of, ms, notes, percent
 from ddpprof.measures.step.recording_cost import RecordingCost
-from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.render.sections.shown_steps import rows_worth_seeing
 from ddpprof.render.sections.steps import mean_of_steps
 from ddpprof.report import Report
@@ -25,15 +14,15 @@ from ddpprof.report import Report
 _UNUSUAL = 1.5
 """factor from which steps are unusually long"""
 
-_WRAPPER_PARTS: tuple[tuple[str, Callable[[WrapperCost], int | None]], ...] = (
-    ("pre-forward", lambda w: w.pre_forward_ns),
-    ("unused search", lambda w: w.unused_search_ns),
-    ("copy in", lambda w: w.copy_in_ns),
-    ("launch", lambda w: w.launch_ns),
-    ("copy out", lambda w: w.copy_out_ns),
-    ("finalise", lambda w: w.finalise_ns),
-    ("total", lambda w: w.total_ns),
-)
+WRAPPER_PARTS = {
+    "pre_forward_ns": "pre-forward",
+    "unused_search_ns": "unused search",
+    "copy_in_ns": "copy in",
+    "launch_ns": "launch",
+    "copy_out_ns": "copy out",
+    "finalise_ns": "finalise",
+}
+"""names of the fields of `WrapperCost` and `WrapperParts`"""
 
 
 def wrapper_table(report: Report) -> Iterable[Section]:
@@ -42,12 +31,12 @@ def wrapper_table(report: Report) -> Iterable[Section]:
         steps = report.averaged(rank)
         if not steps or not report.job.modules:
             continue
-        values = [mean_of(steps, lambda s, part=part: part(s.wrapper)) for _, part in _WRAPPER_PARTS]  # type: ignore[misc]
+        values = [mean_of([step.wrapper for step in steps], attrgetter(part)) for part in (*WRAPPER_PARTS, "total_ns")]
         length_ns = mean_of(steps, lambda s: s.duration_ns)
         rows.append((str(rank.rank), *map(ms, values), percent((values[-1] or 0) / length_ns if length_ns else None)))
     if rows:
         shown, left_out = rows_worth_seeing(report, rows)
-        names = ("rank", *(name for name, _ in _WRAPPER_PARTS), "of step")
+        names = ("rank", *WRAPPER_PARTS.values(), "total", "of step")
         yield Table(
             f"DDP's own work on the training thread, ms per step ({mean_of_steps(report)})",
             tuple(map(Column, names)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.layout import ABSENT, MAX_RANKS, Column, Section, Table, clean, cut_off, notes
+from ddpprof.layout import ABSENT, MAX_RANKS, Section, Table, clean, columns, cut_off, notes
 from ddpprof.measures.ranks.memory import RankMemory
 from ddpprof.report import Report
 
@@ -17,7 +17,7 @@ def memory_table(report: Report) -> Iterable[Section]:
     names = ("rank", "of", "steady", "peak", "reserved") if has_devices else ("rank", "of", "steady", "peak")
     yield Table(
         "Memory, MB",
-        tuple(Column(name, is_number=name != "of") for name in names),
+        columns(*names, words=("of",)),
         tuple(row[: len(names)] for row in rows[:MAX_RANKS]),
         notes(
             "steady: at the end of recorded steps (median); peak: since the process began",

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count
-from ddpprof.measures.collectives.link_speed import LinkSpeed, is_disturbed, measure_link
+from ddpprof.layout import ABSENT, Line, Section, Table, clean, columns, count, gigabytes_per_s, table_of
+from ddpprof.measures.collectives.link_speed import is_disturbed, measure_link
 from ddpprof.model.netbench import NetBench
-
-_COLUMNS = ("bytes", "times", "median µs", "min µs", "max µs", "algbw GB/s", "busbw GB/s", "CPU µs", "pair")
 
 _NS_WITH_TENTHS = 1_000_000
 
@@ -20,13 +18,23 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
     setting = (name, bench.dtype, ranks, hosts, bench.backend, bench.device, f"torch {bench.torch}")
     yield Line(" · ".join(clean(part) for part in setting))
     speeds = measure_link(bench)
-    yield Table(
+    yield table_of(
         "",
-        tuple(Column(column) for column in _COLUMNS),
-        tuple(map(_row, speeds)),
-        "time: on the slowest rank, after a barrier; busbw: of the link, as defined by nccl-tests; 1 GB is 10⁹ bytes; "
-        "CPU: processor time of one rank; pair: time of two at once ÷ time of one, undisturbed (1: the second is "
-        "free, 2: they take turns)",
+        speeds,
+        {
+            "bytes": lambda speed: str(speed.num_bytes),
+            "times": lambda speed: str(speed.num_iterations),
+            "median µs": lambda speed: _us(speed.median_ns),
+            "min µs": lambda speed: _us(speed.least_ns),
+            "max µs": lambda speed: _us(speed.most_ns),
+            "algbw GB/s": lambda speed: gigabytes_per_s(speed.algbw_bytes_per_s),
+            "busbw GB/s": lambda speed: gigabytes_per_s(speed.busbw_bytes_per_s),
+            "CPU µs": lambda speed: _us(speed.cpu_ns),
+            "pair": lambda speed: ABSENT if speed.two_at_once is None else f"{speed.two_at_once:.2f}",
+        },
+        note="time: on the slowest rank, after a barrier; busbw: of the link, as defined by nccl-tests; 1 GB is 10⁹ "
+        "bytes; CPU: processor time of one rank; pair: time of two at once ÷ time of one, undisturbed (1: the second "
+        "is free, 2: they take turns)",
     )
     if bench.beside:
         yield _beside(bench)
@@ -43,7 +51,6 @@ def netbench_sections(bench: NetBench) -> Iterable[Section]:
 
 def _beside(bench: NetBench) -> Table:
     """Return one row per size; values are medians over rounds."""
-    columns = ("bytes", "each lasts µs", "takes µs", "takes ns per byte")
     rows = []
     for one in bench.beside:
         taken_ns = round(median(one.taken_ns))
@@ -53,23 +60,10 @@ def _beside(bench: NetBench) -> Table:
         "measured while every rank multiplies matrices and several collectives run; takes: computing time lost on the "
         "rank that loses most"
     )
-    return Table("During computation", tuple(map(Column, columns)), tuple(rows), note)
-
-
-def _row(speed: LinkSpeed) -> tuple[str, ...]:
-    return (
-        str(speed.num_bytes),
-        str(speed.num_iterations),
-        *(_us(ns) for ns in (speed.median_ns, speed.least_ns, speed.most_ns)),
-        *(_gigabytes(rate) for rate in (speed.algbw_bytes_per_s, speed.busbw_bytes_per_s)),
-        _us(speed.cpu_ns),
-        ABSENT if speed.two_at_once is None else f"{speed.two_at_once:.2f}",
+    return Table(
+        "During computation", columns("bytes", "each lasts µs", "takes µs", "takes ns per byte"), tuple(rows), note
     )
 
 
 def _us(ns: int) -> str:
     return f"{ns / 1e3:.1f}" if ns < _NS_WITH_TENTHS else f"{ns / 1e3:.0f}"
-
-
-def _gigabytes(bytes_per_s: float | None) -> str:
-    return ABSENT if bytes_per_s is None else f"{bytes_per_s / 1e9:.3g}"

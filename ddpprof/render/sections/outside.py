@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.layout import ABSENT, Column, Section, Table, ms
+from ddpprof.layout import ABSENT, Section, ms, table_of
 from ddpprof.report import Report
 
 
 def outside_table(report: Report) -> Iterable[Section]:
-    if not report.outside:
-        return
-    rows = tuple(
-        (
-            one.kind.replace("_", "-"),
-            one.place.value,
-            one.purpose.value,
-            str(one.num_calls),
-            ABSENT if one.num_bytes is None else f"{one.num_bytes / 1e3:.1f}",
-            ms(one.time_ns),
-            ms(one.exposed_ns),
+    if report.outside:
+        yield table_of(
+            "Collectives outside DDP, per step (medians)",
+            report.outside,
+            {
+                "collective": lambda one: one.kind.replace("_", "-"),
+                "where": lambda one: one.place.value,
+                "carries": lambda one: one.purpose.value,
+                "calls": lambda one: str(one.num_calls),
+                "kB": lambda one: ABSENT if one.num_bytes is None else f"{one.num_bytes / 1e3:.1f}",
+                "ms": lambda one: ms(one.time_ns),
+                "exposed ms": lambda one: ms(one.exposed_ns),
+            },
+            ("collective", "where", "carries"),
+            "from the rank with the least exposed time, since others also wait for a slower one; exposed: while "
+            "neither computation nor DDP's communication runs",
         )
-        for one in report.outside
-    )
-    names = ("collective", "where", "carries", "calls", "kB", "ms", "exposed ms")
-    words = ("collective", "where", "carries")
-    yield Table(
-        "Collectives outside DDP, per step (medians)",
-        tuple(Column(name, is_number=name not in words) for name in names),
-        rows,
-        "from the rank with the least exposed time, since others also wait for a slower one; exposed: while neither "
-        "computation nor DDP's communication runs",
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.experiments.overhead import OverheadReport
-from ddpprof.layout import Column, Line, Section, Table, count, ms, notes
+from ddpprof.layout import Line, Section, Table, columns, count, ms, notes
 from ddpprof.measures.statistics.paired_ratio import Ratio
 
 
@@ -14,7 +14,7 @@ def overhead_sections(report: OverheadReport) -> Iterable[Section]:
     yield _parts(report)
     yield Table(
         "Rounds: median step, ms",
-        (Column("round"), Column("with DDP"), Column("without"), Column("ratio"), Column("pairs")),
+        columns("round", "with DDP", "without", "ratio", "pairs"),
         tuple(
             (str(number), ms(one.with_ns), ms(one.without_ns), f"{one.ratio:.3f}", str(one.num_pairs))
             for number, one in enumerate(report.rounds, 1)
@@ -67,7 +67,7 @@ def _parts(report: OverheadReport) -> Section:
     on_device = wrapper is not None and explained is None
     return Table(
         "Parts of the overhead, ms per step",
-        (Column("", is_number=False), Column("ms"), Column("95 % interval")),
+        columns("", "ms", "95 % interval", words=("",)),
         tuple(rows),
         notes(
             "measured: (ratio - 1) × step without DDP; parts are from profiled steps, scaled to the length of "

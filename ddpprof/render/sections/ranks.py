@@ -7,19 +7,20 @@ from collections.abc import Iterable, Sequence
 from ddpprof.layout import (
     ABSENT,
     MAX_RANKS,
-    Column,
     Line,
     Section,
     Table,
     clean,
+    columns,
     count,
     cut_off,
     ms,
     notes,
+    optional,
+    table_of,
 )
 from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.measures.ranks.clock import HostClock
-from ddpprof.measures.ranks.stragglers import Straggler
 from ddpprof.report import Report
 from ddpprof.report.tree import ClockReport
 
@@ -34,12 +35,20 @@ def straggler_table(report: Report) -> Iterable[Section]:
         steps = count(stragglers.num_steps, "step")
         yield Line(f"No rank is slower than the others by more than chance ({steps}).", is_aside=True)
         return
-    names = ("rank", "late", "in", "of it", "last in", "since step", "chance")
-    yield Table(
+    yield table_of(
         "Stragglers, extra ms per step relative to the other ranks (medians)",
-        tuple(Column(name, is_number=name != "in") for name in names),
-        tuple(map(_straggler, stragglers.stragglers[:MAX_RANKS])),
-        notes(
+        stragglers.stragglers[:MAX_RANKS],
+        {
+            "rank": lambda one: str(one.rank),
+            "late": lambda one: ms(one.late_ns),
+            "in": lambda one: "all parts" if one.part is None else one.part.value,
+            "of it": lambda one: ABSENT if one.part is None else ms(one.part_late_ns),
+            "last in": lambda one: f"{one.num_last} of {one.num_steps}",
+            "since step": lambda one: "first" if one.since_step is None else str(one.since_step),
+            "chance": lambda one: "< 0.1%" if one.p_value < 0.001 else f"{one.p_value:.1%}",
+        },
+        words=("in",),
+        note=notes(
             "late: in own time, without waiting for others; chance: probability of being this late by accident",
             cut_off(len(stragglers.stragglers)),
         ),
@@ -55,39 +64,25 @@ def _late_gradients(report: Report) -> Iterable[Section]:
             after = ABSENT if before is None else clean(before)
             rows.append((str(late.rank), clean(gradient.parameter), ms(gradient.jump_ns), after))
     if rows:
-        names = ("rank", "gradient that comes late", "ms", "after that of")
-        columns = tuple(Column(name, is_number=name in ("rank", "ms")) for name in names)
-        yield Table("", columns, tuple(rows))
-
-
-def _straggler(one: Straggler) -> tuple[str, ...]:
-    return (
-        str(one.rank),
-        ms(one.late_ns),
-        "all parts" if one.part is None else one.part.value,
-        ABSENT if one.part is None else ms(one.part_late_ns),
-        f"{one.num_last} of {one.num_steps}",
-        "first" if one.since_step is None else str(one.since_step),
-        "< 0.1%" if one.p_value < 0.001 else f"{one.p_value:.1%}",
-    )
+        words = ("gradient that comes late", "after that of")
+        yield Table("", columns("rank", words[0], "ms", words[1], words=words), tuple(rows))
 
 
 def waiting_table(report: Report) -> Iterable[Section]:
     across = report.across
     if across is None or len(across.waiting) < 2:
         return
-    rows = tuple(
-        (
-            str(one.rank),
-            str(one.num_collectives),
-            ABSENT if one.num_last is None else str(one.num_last),
-            ms(one.waiting_per_step_ns),
-        )
-        for one in _least_waiting(across.waiting)
+    yield table_of(
+        "Who waits for whom in collectives, ms (medians)",
+        _least_waiting(across.waiting),
+        {
+            "rank": lambda one: str(one.rank),
+            "collectives": lambda one: str(one.num_collectives),
+            "arrives last": lambda one: optional(one.num_last),
+            "waits per step": lambda one: ms(one.waiting_per_step_ns),
+        },
+        note=cut_off(len(across.waiting)),
     )
-    names = ("rank", "collectives", "arrives last", "waits per step")
-    title = "Who waits for whom in collectives, ms (medians)"
-    yield Table(title, tuple(map(Column, names)), rows, cut_off(len(across.waiting)))
     if across.clock is not None and len(across.clock.hosts) > 1:
         yield Line(_clocks(across.clock), is_aside=True)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ddpprof.experiments.scaling import ScalePoint, Scaling, ScalingReport
-from ddpprof.layout import Column, Line, Section, Table, ms, percent
+from ddpprof.layout import Line, Section, Table, columns, ms, percent, table_of
+from ddpprof.measures.statistics.paired_ratio import Ratio
 
 _TITLES = {
     Scaling.WEAK: "Weak scaling: every process keeps its batch",
@@ -27,7 +28,7 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
         if points:
             unsure = any(point.speedup.low is None for point in points)
             note = "an interval needs at least three rounds" if unsure else ""
-            yield Table(title, tuple(map(Column, _COLUMNS)), tuple(map(_row, points)), note)
+            yield table_of(title, points, _CELLS, note=note)
             yield _losses(points)
     yield Line(
         "speed-up: work per second relative to one process without DDP. Lost: the step minus "
@@ -37,19 +38,18 @@ def scaling_sections(report: ScalingReport) -> Iterable[Section]:
     )
 
 
-_COLUMNS = ("processes", "step ms", "ideal ms", "speed-up", "95 % interval", "efficiency")
+_CELLS: Mapping[str, Callable[[ScalePoint], str]] = {
+    "processes": lambda point: str(point.nproc),
+    "step ms": lambda point: ms(point.step_ns),
+    "ideal ms": lambda point: ms(point.ideal_ns),
+    "speed-up": lambda point: f"{point.speedup.ratio:.2f}",
+    "95 % interval": lambda point: _interval(point.speedup),
+    "efficiency": lambda point: percent(point.efficiency),
+}
 
 
-def _row(point: ScalePoint) -> tuple[str, ...]:
-    low, high = point.speedup.low, point.speedup.high
-    return (
-        str(point.nproc),
-        ms(point.step_ns),
-        ms(point.ideal_ns),
-        f"{point.speedup.ratio:.2f}",
-        "" if low is None or high is None else f"{low:.2f} – {high:.2f}",
-        percent(point.efficiency),
-    )
+def _interval(ratio: Ratio) -> str:
+    return "" if ratio.low is None or ratio.high is None else f"{ratio.low:.2f} – {ratio.high:.2f}"
 
 
 def _losses(points: Iterable[ScalePoint]) -> Section:
@@ -57,5 +57,5 @@ def _losses(points: Iterable[ScalePoint]) -> Section:
     for point in points:
         parts = [ms(getattr(point.lost, field)) if point.lost is not None else ms(None) for _, field in PARTS]
         rows.append((str(point.nproc), *parts, ms(point.lost_ns)))
-    names = ("processes", *(name for name, _ in PARTS), "lost")
-    return Table("Where the lost time goes, ms per step", tuple(map(Column, names)), tuple(rows))
+    names = columns("processes", *(name for name, _ in PARTS), "lost")
+    return Table("Where the lost time goes, ms per step", names, tuple(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, median_of, ms, percent
+from ddpprof.layout import ABSENT, Line, Section, Table, clean, median_of, ms, percent, table_of
 from ddpprof.measures.kernels.slowdown import ENOUGH_KNOWN
 from ddpprof.model import Kernel
 from ddpprof.report import Report
@@ -70,22 +70,18 @@ def _control(control: float | None) -> str:
 
 
 def _kernels(summary: str, slowdown: SlowdownReport) -> Table:
-    rows = tuple(
-        (
-            kernel_name(row.kernel),
-            clean(row.kernel.launch_shape or ABSENT, most=40),
-            str(row.num_covered),
-            str(row.num_alone),
-            ABSENT if row.ratio is None else f"{row.ratio:.2f} ×",
-            ms(row.lost_ns),
-        )
-        for row in slowdown.kernels[:_MAX_KERNELS]
-    )
-    names = ("kernel", "grid and block", "runs under comm", "alone", "slower", "lost")
-    return Table(
+    return table_of(
         summary,
-        tuple(Column(name, is_number=index > 1) for index, name in enumerate(names)),
-        rows,
+        slowdown.kernels[:_MAX_KERNELS],
+        {
+            "kernel": lambda row: kernel_name(row.kernel),
+            "grid and block": lambda row: clean(row.kernel.launch_shape or ABSENT, most=40),
+            "runs under comm": lambda row: str(row.num_covered),
+            "alone": lambda row: str(row.num_alone),
+            "slower": lambda row: ABSENT if row.ratio is None else f"{row.ratio:.2f} ×",
+            "lost": lambda row: ms(row.lost_ns),
+        },
+        ("kernel", "grid and block"),
         "known: kernels that also ran alone; lost: ms per step, compared with the same work alone"
         + ("" if slowdown.knows_input_shapes else ", matched by its place in the step")
         + _control(slowdown.control),

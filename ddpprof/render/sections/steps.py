@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
-from ddpprof.layout import (
-    Bar,
-    Bars,
-    Column,
-    Section,
-    Table,
-    count,
-    mean_of,
-    ms,
-    notes,
-    percent,
-)
+from ddpprof.layout import Bar, Bars, Column, Section, Table, count, mean_of, ms, notes, percent
 from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.render.sections.shown_steps import rows_worth_seeing
 from ddpprof.report import RankReport, Report

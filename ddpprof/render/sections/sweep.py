@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpprof.experiments.sweep import SweepCrossover, SweepPoint, SweepReport
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, ms
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, ms, notes
+from ddpprof.render.sections.overhead import interval
 
 
 def sweep_sections(report: SweepReport) -> Iterable[Section]:
@@ -14,13 +15,7 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
     if models:
         yield Table(
             f"Model: constant + slope × {_size_name(report)}",
-            (
-                Column("configuration", is_number=False),
-                Column("constant ms"),
-                Column("slope ms"),
-                Column("never below ms"),
-                Column("error"),
-            ),
+            columns("configuration", "constant ms", "slope ms", "never below ms", "error", words=("configuration",)),
             tuple(
                 (clean(name), ms(m.constant_ns), f"{m.slope_ns / 1e6:.4g}", ms(m.floor_ns), f"{m.relative_error:.1%}")
                 for name, m in models
@@ -36,16 +31,32 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
 
 
 def _fastest(points: Sequence[SweepPoint]) -> str:
-    """Name the fastest variant; it wins if its slowest round is faster than all rounds of the others."""
-    fastest = min(points, key=lambda point: point.step_ns)
-    others = [point for point in points if point is not fastest]
-    said = f"Fastest step: {clean(fastest.label)}, {clean(fastest.configuration)}: {ms(fastest.step_ns)} ms"
-    if len(fastest.rounds_ns) == 1:
-        return f"{said}; one round does not show how much of that is chance."
-    close = [point for point in others if min(point.rounds_ns) <= max(fastest.rounds_ns)]
+    """Say which variant is faster than the first beyond noise, if any."""
+    first = _name(points[0], points)
+    compared = [(point, point.ratio) for point in points[1:] if point.ratio is not None]
+    beyond = [(point, ratio) for point, ratio in compared if ratio.is_beyond_noise]
+    if not any(ratio.is_beyond_noise is not None for _, ratio in compared):
+        fastest = min(points, key=lambda point: point.step_ns)
+        return (
+            f"Lowest median: {_name(fastest, points)}, {ms(fastest.step_ns)} ms. Fewer than three rounds do not show "
+            "whether that is chance."
+        )
+    faster = [(ratio, point) for point, ratio in beyond if ratio.ratio < 1]
+    if faster:
+        ratio, fastest = min(faster, key=lambda one: one[0].ratio)
+        return f"Fastest: {_name(fastest, points)}: {interval(ratio)} × the time of {first}."
+    if len(beyond) == len(points) - 1:
+        return f"Fastest: {first}. All others are slower beyond noise."
+    shown = max(ratio.high / ratio.ratio - 1 for _, ratio in compared if ratio.high is not None)
     return (
-        f"{said}, but {count(len(close), 'other')} came as low in some round." if close else f"{said}, in every round."
+        f"None is faster than {first} beyond noise: {count(len(points[0].rounds_ns), 'round')} would show a difference "
+        f"of {shown:.0%}, more rounds a smaller one."
     )
+
+
+def _name(point: SweepPoint, points: Sequence[SweepPoint]) -> str:
+    has_others = any(one.configuration != point.configuration for one in points)
+    return f"{clean(point.label)}, {clean(point.configuration)}" if has_others else clean(point.label)
 
 
 def _size_name(report: SweepReport) -> str:
@@ -58,17 +69,22 @@ def _points(report: SweepReport) -> Section:
     configurations = list(dict.fromkeys(point.configuration for point in report.points))
     has_sizes = any(point.size is not None for point in report.points)
     cells = {(point.label, point.configuration): point for point in report.points}
-    columns = [Column(clean(report.varied.lstrip("-")), is_number=False)]
+    has_ratios = len(configurations) == 1 and any(point.ratio is not None for point in report.points)
+    heads = [Column(clean(report.varied.lstrip("-")), is_number=False)]
     for name in configurations:
-        columns += [Column(f"{clean(name)}: ms"), *([Column("per s")] if has_sizes else [])]
+        heads += [Column(f"{clean(name)}: ms"), *([Column("per s")] if has_sizes else [])]
     rows = []
     for label in dict.fromkeys(point.label for point in report.points):
         row = [clean(label.removeprefix(f"{report.varied}="))]
         for name in configurations:
             row += _cells(cells.get((label, name)), has_sizes)
-        rows.append(tuple(row))
-    note = f"per s: {_size_name(report)}, divided by the time" if has_sizes else ""
-    return Table("Median step", tuple(columns), tuple(rows), note)
+        ratio = cells[label, configurations[0]].ratio if has_ratios else None
+        rows.append((*row, *([ABSENT if ratio is None else interval(ratio)] if has_ratios else [])))
+    rate = f"per s: {_size_name(report)}, divided by the time" if has_sizes else ""
+    if has_ratios:
+        heads.append(Column("× the first"))
+    ratios = "× the first: its time relative to the first row's, with simultaneous 95 % intervals" if has_ratios else ""
+    return Table("Median step", tuple(heads), tuple(rows), notes(rate, ratios))
 
 
 def _cells(point: SweepPoint | None, has_sizes: bool) -> list[str]:

@@ -6,18 +6,13 @@ from collections.abc import Iterable
 from math import isinf
 
 from ddpprof.experiments.tuning import Fate, TriedSetting, TuneReport
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, ms, notes
+from ddpprof.layout import ABSENT, Line, Section, clean, count, ms, notes, table_of
 from ddpprof.measures.statistics.loss_match import LossMatch, Match
 from ddpprof.measures.statistics.paired_ratio import Ratio
 from ddpprof.render.sections.overhead import interval
 
 _LOSSES = {Match.EXACT: "same", Match.ROUNDING: "rounding", Match.CHANGED: "change", Match.UNKNOWN: "?"}
-_FATES = {
-    Fate.TRIED: "",
-    Fate.LOSING: "slower",
-    Fate.REFUSED: "refused",
-    Fate.FAILED: "failed",
-}
+_FATES = {Fate.TRIED: "", Fate.LOSING: "slower", Fate.REFUSED: "refused", Fate.FAILED: "failed"}
 
 
 _SHORT = {"gradient_as_bucket_view=True": "view", "static_graph=True": "static"}
@@ -84,35 +79,23 @@ def _predicted(tried: TriedSetting) -> str:
 
 
 def _trials(report: TuneReport) -> Section:
-    columns = (
-        Column("setting", is_number=False),
-        Column("step ms"),
-        Column("ratio"),
-        Column("predicted"),
-        Column("losses", is_number=False),
-        Column("", is_number=False),
-    )
-    return Table(
+    return table_of(
         "Tried",
-        columns,
-        tuple(map(_row, (report.now, *report.tried))),
+        (report.now, *report.tried),
+        {
+            "setting": lambda one: short_label(one.label) or "as it is",
+            "step ms": lambda one: ms(one.step_ns),
+            "ratio": lambda one: interval(one.ratio) if one.ratio is not None else ABSENT,
+            "predicted": lambda one: ms(one.forecast.step_ns if one.forecast is not None else None),
+            "losses": lambda one: ABSENT if one.losses is None else _LOSSES[one.losses.match],
+            "": lambda one: _FATES[one.fate],
+        },
+        ("setting", "losses", ""),
         notes(
             "ratio: step relative to that of the job as it is, run in turn; simultaneous 95 % intervals",
             "predicted: step ms, from the profile" if report.unpredicted is None else "",
             *(f"{short}: {name}" for name, short in _SHORT.items() if any(name in one.label for one in report.tried)),
         ),
-    )
-
-
-def _row(tried: TriedSetting) -> tuple[str, ...]:
-    forecast = tried.forecast
-    return (
-        short_label(tried.label) or "as it is",
-        ms(tried.step_ns),
-        interval(tried.ratio) if tried.ratio is not None else ABSENT,
-        ms(forecast.step_ns if forecast is not None else None),
-        ABSENT if tried.losses is None else _LOSSES[tried.losses.match],
-        _FATES[tried.fate],
     )
 
 

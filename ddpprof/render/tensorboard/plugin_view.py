@@ -16,6 +16,7 @@ from ddpprof.measures.collectives.collective_table import sizes_of_rows
 from ddpprof.measures.collectives.match_candidates import RankCollectives
 from ddpprof.measures.collectives.matching import MatchedCollectives, match_collectives
 from ddpprof.model import UNKNOWN, CollectiveKind, Step
+from ddpprof.model.backends import ON_HOST
 from ddpprof.model.plugin import PluginCollective, PluginView
 from ddpprof.report.rank_summary import RankSummary
 from ddpprof.report.timeline import DrawnRank
@@ -30,7 +31,7 @@ _NAMES = {
 """the only names that the plugin knows"""
 _NAME_OF_OTHERS = "all_reduce"
 _NEGLIGIBLE_NS = 1000
-_HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
+_HOST_BACKENDS = tuple(f"{name}:" for name in ON_HOST)
 
 
 @dataclass(frozen=True, slots=True)

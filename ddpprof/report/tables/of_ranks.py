@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddpprof.findings import Finding
+from ddpprof.findings.predictions import Predicted
 from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
-from ddpprof.report.tables.schema import Column, Kind, TableSchema
-from ddpprof.report.tree import RankReport, Report
+from ddpprof.measures.step.recording_cost import RecordingCost
+from ddpprof.report.tables.schema import TableSchema, flag, integer, real, text
+from ddpprof.report.tree import DeviceWork, RankReport, Report
 
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
     about: RankReport
+    whole: DeviceWork | None
+    cost: RecordingCost | None
     waiting: RankWaiting | None
     memory: RankMemory | None
 
@@ -29,16 +33,19 @@ class _Rank:
 class _NumberedFinding:
     number: int
     about: Finding
+    predicted: Predicted | None
 
 
 def _ranks(report: Report) -> Iterator[_Rank]:
     waiting = {one.rank: one for one in report.across.waiting} if report.across is not None else {}
     memory = {one.rank: one for one in report.memory}
-    return (_Rank(one, waiting.get(one.rank), memory.get(one.rank)) for one in report.ranks)
+    return (
+        _Rank(one, one.whole, one.recording_cost, waiting.get(one.rank), memory.get(one.rank)) for one in report.ranks
+    )
 
 
 def _findings(report: Report) -> Iterator[_NumberedFinding]:
-    return (_NumberedFinding(number, finding) for number, finding in enumerate(report.findings, 1))
+    return (_NumberedFinding(number, finding, finding.predicted) for number, finding in enumerate(report.findings, 1))
 
 
 RANKS: TableSchema[_Rank] = TableSchema(
@@ -46,98 +53,57 @@ RANKS: TableSchema[_Rank] = TableSchema(
     "One row per rank.",
     _ranks,
     (
-        Column("rank", Kind.INTEGER, "rank in the job", lambda r: r.about.rank),
-        Column("host", Kind.TEXT, "name of its host", lambda r: r.about.host),
-        Column("ended", Kind.TEXT, "how its training ended", lambda r: r.about.ended),
-        Column("num_steps", Kind.INTEGER, "number of profiled steps", lambda r: len(r.about.steps)),
-        Column(
-            "num_light_steps", Kind.INTEGER, "number of steps without the profiler", lambda r: len(r.about.light_steps)
-        ),
-        Column(
+        integer("rank", "rank in the job", lambda r: r.about.rank),
+        text("host", "name of its host", lambda r: r.about.host),
+        text("ended", "how its training ended", lambda r: r.about.ended),
+        integer("num_steps", "number of profiled steps", lambda r: len(r.about.steps)),
+        integer("num_light_steps", "number of steps without the profiler", lambda r: len(r.about.light_steps)),
+        integer(
             "whole_compute_ns",
-            Kind.INTEGER,
             "computation in the whole trace, including the time between steps",
-            lambda r: r.about.whole and r.about.whole.compute_ns,
+            lambda r: r.whole and r.whole.compute_ns,
         ),
-        Column(
-            "whole_comm_ns",
-            Kind.INTEGER,
-            "communication in the whole trace",
-            lambda r: r.about.whole and r.about.whole.comm_ns,
-        ),
-        Column("whole_overlap_ns", Kind.INTEGER, "both at once", lambda r: r.about.whole and r.about.whole.overlap_ns),
-        Column(
-            "whole_exposed_ns",
-            Kind.INTEGER,
-            "communication without computation",
-            lambda r: r.about.whole and r.about.whole.exposed_ns,
-        ),
-        Column(
-            "step_off_ns",
-            Kind.INTEGER,
-            "median step with recording off",
-            lambda r: r.about.recording_cost and r.about.recording_cost.off_ns,
-        ),
-        Column(
-            "step_light_ns",
-            Kind.INTEGER,
-            "median step with light recording",
-            lambda r: r.about.recording_cost and r.about.recording_cost.light_ns,
-        ),
-        Column(
-            "step_profiled_ns",
-            Kind.INTEGER,
-            "median step under the profiler",
-            lambda r: r.about.recording_cost and r.about.recording_cost.profiled_ns,
-        ),
-        Column(
+        integer("whole_comm_ns", "communication in the whole trace", lambda r: r.whole and r.whole.comm_ns),
+        integer("whole_overlap_ns", "both at once", lambda r: r.whole and r.whole.overlap_ns),
+        integer("whole_exposed_ns", "communication without computation", lambda r: r.whole and r.whole.exposed_ns),
+        integer("step_off_ns", "median step with recording off", lambda r: r.cost and r.cost.off_ns),
+        integer("step_light_ns", "median step with light recording", lambda r: r.cost and r.cost.light_ns),
+        integer("step_profiled_ns", "median step under the profiler", lambda r: r.cost and r.cost.profiled_ns),
+        real(
             "light_ratio",
-            Kind.FLOAT,
             "light step over the step with recording off just before it, median",
-            lambda r: r.about.recording_cost and r.about.recording_cost.light_ratio,
+            lambda r: r.cost and r.cost.light_ratio,
         ),
-        Column(
+        integer(
             "num_collectives",
-            Kind.INTEGER,
             "number of collectives matched with other ranks",
             lambda r: r.waiting and r.waiting.num_collectives,
         ),
-        Column(
-            "num_last", Kind.INTEGER, "number of them to which it came last", lambda r: r.waiting and r.waiting.num_last
-        ),
-        Column(
+        integer("num_last", "number of them to which it came last", lambda r: r.waiting and r.waiting.num_last),
+        integer(
             "waiting_per_step_ns",
-            Kind.INTEGER,
             "waiting for other ranks in a step, median",
             lambda r: r.waiting and r.waiting.waiting_per_step_ns,
         ),
-        Column(
+        integer(
             "exposed_waiting_ns",
-            Kind.INTEGER,
             "waiting in a step while it computes nothing, mean",
             lambda r: r.waiting and r.waiting.exposed_waiting_ns,
         ),
-        Column(
+        integer(
             "steady_rss_bytes",
-            Kind.INTEGER,
             "host memory at the ends of steps, median",
             lambda r: r.memory and r.memory.steady_rss_bytes,
         ),
-        Column("peak_rss_bytes", Kind.INTEGER, "most host memory", lambda r: r.memory and r.memory.peak_rss_bytes),
-        Column(
+        integer("peak_rss_bytes", "most host memory", lambda r: r.memory and r.memory.peak_rss_bytes),
+        integer(
             "device_steady_bytes",
-            Kind.INTEGER,
             "tensors on its accelerator at the ends of steps, median",
             lambda r: r.device and r.device.steady_bytes,
         ),
-        Column("device_peak_bytes", Kind.INTEGER, "most tensors on it", lambda r: r.device and r.device.peak_bytes),
-        Column(
-            "device_reserved_bytes",
-            Kind.INTEGER,
-            "most memory reserved on it",
-            lambda r: r.device and r.device.reserved_bytes,
-        ),
-        Column("device_total_bytes", Kind.INTEGER, "memory that it has", lambda r: r.device and r.device.total_bytes),
+        integer("device_peak_bytes", "most tensors on it", lambda r: r.device and r.device.peak_bytes),
+        integer("device_reserved_bytes", "most memory reserved on it", lambda r: r.device and r.device.reserved_bytes),
+        integer("device_total_bytes", "memory that it has", lambda r: r.device and r.device.total_bytes),
     ),
 )
 
@@ -146,36 +112,18 @@ FINDINGS: TableSchema[_NumberedFinding] = TableSchema(
     "One row per finding, in the order of the report: largest gain first, then those that may be noise.",
     _findings,
     (
-        Column("number", Kind.INTEGER, "number of the finding in the report", lambda r: r.number),
-        Column("rule", Kind.TEXT, "name of the rule that made it", lambda r: r.about.rule),
-        Column("title", Kind.TEXT, "what was found", lambda r: r.about.title),
-        Column("evidence", Kind.TEXT, "numbers that show it", lambda r: r.about.evidence),
-        Column("advice", Kind.TEXT, "what to change", lambda r: r.about.advice),
-        Column("gain_ns", Kind.INTEGER, "most time to gain per step", lambda r: r.about.gain_ns),
-        Column(
-            "predicted_ns",
-            Kind.INTEGER,
-            "predicted gain per step",
-            lambda r: r.about.predicted and r.about.predicted.gain_ns,
+        integer("number", "number of the finding in the report", lambda r: r.number),
+        text("rule", "name of the rule that made it", lambda r: r.about.rule),
+        text("title", "what was found", lambda r: r.about.title),
+        text("evidence", "numbers that show it", lambda r: r.about.evidence),
+        text("advice", "what to change", lambda r: r.about.advice),
+        integer("gain_ns", "most time to gain per step", lambda r: r.about.gain_ns),
+        integer("predicted_ns", "predicted gain per step", lambda r: r.predicted and r.predicted.gain_ns),
+        integer("predicted_low_ns", "lower end of its 95 % interval", lambda r: r.predicted and r.predicted.low_ns),
+        integer("predicted_high_ns", "upper end of its 95 % interval", lambda r: r.predicted and r.predicted.high_ns),
+        flag(
+            "is_correctness", "whether training does something other than it seems to", lambda r: r.about.is_correctness
         ),
-        Column(
-            "predicted_low_ns",
-            Kind.INTEGER,
-            "lower end of its 95 % interval",
-            lambda r: r.about.predicted and r.about.predicted.low_ns,
-        ),
-        Column(
-            "predicted_high_ns",
-            Kind.INTEGER,
-            "upper end of its 95 % interval",
-            lambda r: r.about.predicted and r.about.predicted.high_ns,
-        ),
-        Column(
-            "is_correctness",
-            Kind.BOOL,
-            "whether training does something other than it seems to",
-            lambda r: r.about.is_correctness,
-        ),
-        Column("is_noise", Kind.BOOL, "whether it may be chance, so that it is no advice", lambda r: r.about.is_noise),
+        flag("is_noise", "whether it may be chance, so that it is no advice", lambda r: r.about.is_noise),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddpprof.report.tables.schema import Column, Kind, TableSchema
+from ddpprof.report.tables.schema import TableSchema, flag, integer, text
 from ddpprof.report.tree import LightStepReport, RankReport, Report, StepReport
 
 
@@ -39,103 +39,66 @@ STEPS: TableSchema[_Step] = TableSchema(
     "host, which launches the work; all other times are of the device, which does it.",
     _steps,
     (
-        Column("rank", Kind.INTEGER, "rank in the job", lambda r: r.rank.rank),
-        Column("host", Kind.TEXT, "name of the rank's host", lambda r: r.rank.host),
-        Column("step", Kind.INTEGER, "number of the step since training began", lambda r: r.step.step),
-        Column("is_usual", Kind.BOOL, "whether the report's means include the step", lambda r: r.is_usual),
-        Column("duration_ns", Kind.INTEGER, "length of the step", lambda r: r.step.duration_ns),
-        Column("compute_ns", Kind.INTEGER, "time with computation", lambda r: r.step.compute_ns),
-        Column("comm_ns", Kind.INTEGER, "time with communication", lambda r: r.step.comm_ns),
-        Column("overlap_ns", Kind.INTEGER, "time with both at once", lambda r: r.step.overlap_ns),
-        Column("exposed_ns", Kind.INTEGER, "time with communication but no computation", lambda r: r.step.exposed_ns),
-        Column(
-            "trailing_ns", Kind.INTEGER, "gradient communication after the backward pass", lambda r: r.step.trailing_ns
-        ),
-        Column("copy_ns", Kind.INTEGER, "time with copies between host and device", lambda r: r.step.copy_ns),
-        Column("num_comm_kernels", Kind.INTEGER, "number of collectives", lambda r: r.step.num_comm_kernels),
-        Column(
+        integer("rank", "rank in the job", lambda r: r.rank.rank),
+        text("host", "name of the rank's host", lambda r: r.rank.host),
+        integer("step", "number of the step since training began", lambda r: r.step.step),
+        flag("is_usual", "whether the report's means include the step", lambda r: r.is_usual),
+        integer("duration_ns", "length of the step", lambda r: r.step.duration_ns),
+        integer("compute_ns", "time with computation", lambda r: r.step.compute_ns),
+        integer("comm_ns", "time with communication", lambda r: r.step.comm_ns),
+        integer("overlap_ns", "time with both at once", lambda r: r.step.overlap_ns),
+        integer("exposed_ns", "time with communication but no computation", lambda r: r.step.exposed_ns),
+        integer("trailing_ns", "gradient communication after the backward pass", lambda r: r.step.trailing_ns),
+        integer("copy_ns", "time with copies between host and device", lambda r: r.step.copy_ns),
+        integer("num_comm_kernels", "number of collectives", lambda r: r.step.num_comm_kernels),
+        integer(
             "part_forward_ns",
-            Kind.INTEGER,
             "computation of the forward; the seven `part_` columns add up to the step",
             lambda r: r.step.parts and r.step.parts.forward_ns,
         ),
-        Column(
-            "part_backward_ns",
-            Kind.INTEGER,
-            "computation of the backward pass",
-            lambda r: r.step.parts and r.step.parts.backward_ns,
+        integer(
+            "part_backward_ns", "computation of the backward pass", lambda r: r.step.parts and r.step.parts.backward_ns
         ),
-        Column(
+        integer(
             "part_exposed_comm_ns",
-            Kind.INTEGER,
             "communication while nothing is computed",
             lambda r: r.step.parts and r.step.parts.exposed_comm_ns,
         ),
-        Column(
-            "part_optimizer_ns",
-            Kind.INTEGER,
-            "computation of the optimizer",
-            lambda r: r.step.parts and r.step.parts.optimizer_ns,
+        integer(
+            "part_optimizer_ns", "computation of the optimizer", lambda r: r.step.parts and r.step.parts.optimizer_ns
         ),
-        Column("part_data_ns", Kind.INTEGER, "waiting for data", lambda r: r.step.parts and r.step.parts.data_ns),
-        Column(
-            "part_other_ns",
-            Kind.INTEGER,
-            "copies and computation of no phase",
-            lambda r: r.step.parts and r.step.parts.other_ns,
+        integer("part_data_ns", "waiting for data", lambda r: r.step.parts and r.step.parts.data_ns),
+        integer(
+            "part_other_ns", "copies and computation of no phase", lambda r: r.step.parts and r.step.parts.other_ns
         ),
-        Column(
+        integer(
             "part_idle_ns",
-            Kind.INTEGER,
             "time in which the device has nothing to do",
             lambda r: r.step.parts and r.step.parts.idle_ns,
         ),
-        Column(
+        integer(
             "idle_launch_bound_ns",
-            Kind.INTEGER,
             "idle time because the host launched the next work too late; null on CPU",
             lambda r: r.step.idle and r.step.idle.launch_bound_ns,
         ),
-        Column(
+        integer(
             "idle_comm_wait_ns",
-            Kind.INTEGER,
             "idle time around communication; null on CPU",
             lambda r: r.step.idle and r.step.idle.comm_wait_ns,
         ),
-        Column(
+        integer(
             "idle_other_ns",
-            Kind.INTEGER,
             "idle time of another or unknown cause; null on CPU",
             lambda r: r.step.idle and r.step.idle.other_ns,
         ),
-        Column(
-            "wrapper_pre_forward_ns",
-            Kind.INTEGER,
-            "DDP's own work before the forward",
-            lambda r: r.step.wrapper.pre_forward_ns,
+        integer("wrapper_pre_forward_ns", "DDP's own work before the forward", lambda r: r.step.wrapper.pre_forward_ns),
+        integer(
+            "wrapper_unused_search_ns", "DDP's search for unused parameters", lambda r: r.step.wrapper.unused_search_ns
         ),
-        Column(
-            "wrapper_unused_search_ns",
-            Kind.INTEGER,
-            "DDP's search for unused parameters",
-            lambda r: r.step.wrapper.unused_search_ns,
-        ),
-        Column(
-            "wrapper_copy_in_ns", Kind.INTEGER, "copying gradients into buckets", lambda r: r.step.wrapper.copy_in_ns
-        ),
-        Column("wrapper_launch_ns", Kind.INTEGER, "passing buckets to the backend", lambda r: r.step.wrapper.launch_ns),
-        Column(
-            "wrapper_copy_out_ns",
-            Kind.INTEGER,
-            "copying buckets back into gradients",
-            lambda r: r.step.wrapper.copy_out_ns,
-        ),
-        Column(
-            "wrapper_finalise_ns",
-            Kind.INTEGER,
-            "DDP's own work after the backward pass",
-            lambda r: r.step.wrapper.finalise_ns,
-        ),
+        integer("wrapper_copy_in_ns", "copying gradients into buckets", lambda r: r.step.wrapper.copy_in_ns),
+        integer("wrapper_launch_ns", "passing buckets to the backend", lambda r: r.step.wrapper.launch_ns),
+        integer("wrapper_copy_out_ns", "copying buckets back into gradients", lambda r: r.step.wrapper.copy_out_ns),
+        integer("wrapper_finalise_ns", "DDP's own work after the backward pass", lambda r: r.step.wrapper.finalise_ns),
     ),
 )
 
@@ -145,27 +108,23 @@ LIGHT_STEPS: TableSchema[_LightStep] = TableSchema(
     "`light` to see what recording costs.",
     _light_steps,
     (
-        Column("rank", Kind.INTEGER, "rank in the job", lambda r: r.rank.rank),
-        Column("host", Kind.TEXT, "name of the rank's host", lambda r: r.rank.host),
-        Column("step", Kind.INTEGER, "number of the step since training began", lambda r: r.step.step),
-        Column("mode", Kind.TEXT, "`off`, `light`, or `timeline` for a file of Horovod", lambda r: r.step.mode),
-        Column("duration_ns", Kind.INTEGER, "length of the step", lambda r: r.step.duration_ns),
-        Column(
+        integer("rank", "rank in the job", lambda r: r.rank.rank),
+        text("host", "name of the rank's host", lambda r: r.rank.host),
+        integer("step", "number of the step since training began", lambda r: r.step.step),
+        text("mode", "`off`, `light`, or `timeline` for a file of Horovod", lambda r: r.step.mode),
+        integer("duration_ns", "length of the step", lambda r: r.step.duration_ns),
+        integer(
             "part_forward_ns",
-            Kind.INTEGER,
             "the forward; the five `part_` columns add up to the step, and are null if only its length is known",
             lambda r: r.step.parts and r.step.parts.forward_ns,
         ),
-        Column(
+        integer(
             "part_backward_and_comm_ns",
-            Kind.INTEGER,
             "from the end of the forward to the start of the optimizer, with exposed communication",
             lambda r: r.step.parts and r.step.parts.backward_and_comm_ns,
         ),
-        Column(
-            "part_optimizer_ns", Kind.INTEGER, "the optimizer", lambda r: r.step.parts and r.step.parts.optimizer_ns
-        ),
-        Column("part_data_ns", Kind.INTEGER, "waiting for data", lambda r: r.step.parts and r.step.parts.data_ns),
-        Column("part_other_ns", Kind.INTEGER, "the rest of the step", lambda r: r.step.parts and r.step.parts.other_ns),
+        integer("part_optimizer_ns", "the optimizer", lambda r: r.step.parts and r.step.parts.optimizer_ns),
+        integer("part_data_ns", "waiting for data", lambda r: r.step.parts and r.step.parts.data_ns),
+        integer("part_other_ns", "the rest of the step", lambda r: r.step.parts and r.step.parts.other_ns),
     ),
 )

@@ -33,6 +33,22 @@ class Column(Generic[RowT]):
     value: Callable[[RowT], Any]
 
 
+def integer(name: str, description: str, value: Callable[[RowT], Any]) -> Column[RowT]:
+    return Column(name, Kind.INTEGER, description, value)
+
+
+def real(name: str, description: str, value: Callable[[RowT], Any]) -> Column[RowT]:
+    return Column(name, Kind.FLOAT, description, value)
+
+
+def text(name: str, description: str, value: Callable[[RowT], Any]) -> Column[RowT]:
+    return Column(name, Kind.TEXT, description, value)
+
+
+def flag(name: str, description: str, value: Callable[[RowT], Any]) -> Column[RowT]:
+    return Column(name, Kind.BOOL, description, value)
+
+
 @dataclass(frozen=True, slots=True)
 class TableSchema(Generic[RowT]):
     name: str

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.plan import Variant
-from ddpprof.experiments.vary import DDP_ARGUMENTS, shared_by, vary, with_settings
+from ddpprof.experiments.vary import DDP_ARGUMENTS, passed_on, shared_by, vary, with_settings
 
 ONE = Variant(1)
 SCRIPT = ("train.py",)
@@ -64,6 +64,16 @@ def test_several_choices_are_combined_and_the_first_is_the_size() -> None:
         (8.0, "bucket_cap_mb=25"),
         (16.0, "bucket_cap_mb=1"),
     ]
+
+
+def test_commas_within_brackets_belong_to_one_value() -> None:
+    variants = vary(ONE, ["bucket_cap_mb_list=[1, 25],[1,5,25]"], SCRIPT)
+    assert [variant.ddp["bucket_cap_mb_list"] for variant in variants] == [[1, 25], [1, 5, 25]]
+
+
+def test_words_that_only_the_script_can_know_are_told() -> None:
+    choices = ["no_such=1,2", "--lr=1", "bucket_cap_mb=1", "OMP_NUM_THREADS=1", "place=3"]
+    assert passed_on(choices, ["train.py", "--at={place}"]) == ["no_such"]
 
 
 @pytest.mark.parametrize("values", ["small,large", "0,-1", "nan,inf"])

@@ -16,6 +16,7 @@ from reports import GOLDEN, HOSTILE
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.results import ExperimentReport
 from ddpprof.experiments.sweep import SweepPoint, SweepReport
+from ddpprof.measures.statistics.joint_ratios import joint_ratios
 from ddpprof.predict.candidates import Candidate
 from ddpprof.render.json import render_json, schema
 from ddpprof.render.markdown import render_markdown
@@ -92,15 +93,17 @@ def test_there_is_no_picture_of_an_overhead() -> None:
 @pytest.mark.parametrize(
     ("rounds_ms", "says"),
     [
-        pytest.param([(5, 6), (7, 8)], "in every round.", id="clear"),
-        pytest.param([(5, 7), (6, 8)], "1 other came as low", id="not-clear"),
-        pytest.param([(5,), (7,)], "one round does not show", id="one-round"),
+        pytest.param([(7, 8, 9), (5, 5.7, 6.5)], "Fastest: a=1: 0.714 (0.704 – 0.729) × the time of a=0.", id="clear"),
+        pytest.param([(5, 6, 7), (7, 8.3, 9.9)], "Fastest: a=0. All others are slower beyond noise.", id="the-first"),
+        pytest.param([(5, 7, 6), (6, 8, 5)], "None is faster than a=0 beyond noise: 3 rounds would", id="not-clear"),
+        pytest.param([(5,), (7,)], "Lowest median: a=0, 5.00 ms. Fewer than three rounds", id="one-round"),
     ],
 )
-def test_the_fastest_is_named_with_what_rounds_differ_by(rounds_ms: list[tuple[float, ...]], says: str) -> None:
+def test_the_fastest_is_named_if_chance_is_ruled_out(rounds_ms: list[tuple[float, ...]], says: str) -> None:
+    (compared,) = joint_ratios(*rounds_ms[:1], rounds_ms[1:])
     points = tuple(
-        SweepPoint(f"a={index}", "1 process", 1, None, rounds[0] * 1e6, tuple(ms * 1e6 for ms in rounds))
-        for index, rounds in enumerate(rounds_ms)
+        SweepPoint(f"a={index}", "1 process", 1, None, rounds[0] * 1e6, tuple(ms * 1e6 for ms in rounds), ratio)
+        for index, (rounds, ratio) in enumerate(zip(rounds_ms, (None, compared), strict=True))
     )
     report = replace(sweep_report("bucket_cap_mb", is_work=False), points=points)
     assert says in drawn(report, 200)

@@ -35,7 +35,7 @@ STEP = of(
 
 
 def timeline(*steps: StepTimeline, on_common_clock: bool = True, error: int | None = 2 * MS) -> Timeline:
-    ranks = (RankTimeline(number, "cpu", ("x",), on_common_clock, (step,)) for number, step in enumerate(steps))
+    ranks = (RankTimeline(number, "cpu", ("x",), on_common_clock, (0,), (step,)) for number, step in enumerate(steps))
     return Timeline(tuple(ranks), error)
 
 

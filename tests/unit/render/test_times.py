@@ -109,7 +109,7 @@ def test_charts_say_whose_times_they_draw(device: str, says_so: bool) -> None:
     assert ("ms of the device" in kernels.layout["xaxis"]["title"]["text"]) is says_so
     step = step_timeline(trace([(0, 100)], [(0, 20, Phase.FORWARD, 0)], []), 0)
     step = move_timeline(step, 0, ())
-    page = report_page(shown, Timeline((RankTimeline(0, device, ("x",), True, (step,)),), None))
+    page = report_page(shown, Timeline((RankTimeline(0, device, ("x",), True, (0,), (step,)),), None))
     assert ("The step in numbers, ms of the device" in page) is says_so
     assert ("The lanes show when the device worked" in page) is says_so
 

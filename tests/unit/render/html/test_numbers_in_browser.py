@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from experiments import scaling_report
+from experiments import experiment_page, scaling_report
 from large_runs import thousand_ranks
 from pages import GLOO_2, GLOO_4, Show, body, data_of, plotted
 from shared import TRACES
 
 from ddpprof.cli import main
 from ddpprof.render.html.report_page import report_page
-from ddpprof.render.html.result_pages import experiment_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -11,13 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from experiments import overhead_report, scaling_report, sweep_report
+from experiments import experiment_page, overhead_report, scaling_report, sweep_report
 from large_runs import thousand_ranks
 from pages import data_of
 from reports import (
     HOSTILE,
     across,
-    compare_runs,
+    comparison_page,
     data_parallel_report,
     gpu_report,
     hostile_report,
@@ -29,7 +29,6 @@ from reports import (
 from ddpprof.errors import DdpprofError
 from ddpprof.render.html.page import plotly_source
 from ddpprof.render.html.report_page import report_page
-from ddpprof.render.html.result_pages import comparison_page, experiment_page
 from ddpprof.render.sections.shown_steps import worth_seeing
 from ddpprof.report import Report
 
@@ -77,7 +76,7 @@ ALL = [
     pytest.param(report_page(gpu_report()), id="accelerator"),
     pytest.param(report_page(light_report()), id="light"),
     pytest.param(report_page(data_parallel_report()), id="data-parallel"),
-    pytest.param(comparison_page(compare_runs(report(), gpu_report())), id="comparison"),
+    pytest.param(comparison_page(report(), gpu_report()), id="comparison"),
     pytest.param(experiment_page("runs/s", sweep_report()), id="sweep"),
     pytest.param(experiment_page("runs/s", sweep_report("bucket_cap_mb", is_work=False)), id="sweep-without-sizes"),
     pytest.param(experiment_page("runs/s", scaling_report()), id="scale"),

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from browser import Tab
-from experiments import overhead_report, scaling_report, sweep_report
+from experiments import experiment_page, overhead_report, scaling_report, sweep_report
 from pages import Show
-from reports import HOSTILE, compare_runs, gpu_report, hostile_report, light_report, report
+from reports import HOSTILE, comparison_page, gpu_report, hostile_report, light_report, report
 
 from ddpprof.render.html.report_page import report_page
-from ddpprof.render.html.result_pages import comparison_page, experiment_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -144,7 +143,7 @@ def test_hostile_names_stay_text(tab: Tab, show: Show, name: str) -> None:
     [
         pytest.param(lambda: report_page(gpu_report()), id="accelerator"),
         pytest.param(lambda: report_page(light_report()), id="light"),
-        pytest.param(lambda: comparison_page(compare_runs(report(), gpu_report())), id="comparison"),
+        pytest.param(lambda: comparison_page(report(), gpu_report()), id="comparison"),
         pytest.param(lambda: experiment_page("s", sweep_report()), id="sweep"),
         pytest.param(lambda: experiment_page("s", sweep_report("cap", is_work=False)), id="sweep-without-sizes"),
         pytest.param(lambda: experiment_page("s", scaling_report()), id="scale"),
