@@ -29,10 +29,10 @@ TERMS = (
     ),
     Term(
         "profiled step",
-        "A step recorded with torch.profiler, which shows every kernel. ddpprof trace --steps says how many there are. "
-        "Their times are measured, and a little longer than without the profiler: see ddpprof's own cost.",
+        "A step recorded with torch.profiler, which shows every kernel and makes the step a little longer: see "
+        "ddpprof's own cost. ddpprof trace --steps sets the number of these steps.",
         field="ranks[].steps[]",
-        aliases=("profiled steps", "profiled", "measured"),
+        aliases=("profiled steps", "profiled"),
     ),
     Term(
         "host time",
@@ -121,10 +121,11 @@ TERMS = (
     ),
     Term(
         "buffers",
-        "Tensors of a module that are no parameters, such as the running mean and variance of BatchNorm. Before each "
-        "forward DDP broadcasts them from rank 0, which takes a collective and a wait. If ranks may keep their own, "
-        "switch that off with DistributedDataParallel(broadcast_buffers=False).",
-        aliases=("buffer", "BatchNorm", "broadcast_buffers", "buffer sync"),
+        "Tensors of a module that are not parameters, such as the running mean and variance of BatchNorm. DDP "
+        "broadcasts them from rank 0 before each forward, and all ranks wait for that. If ranks may have different "
+        "buffers, switch it off with DistributedDataParallel(forward_sync_buffers=False); before torch 2.13 the "
+        "argument is called broadcast_buffers.",
+        aliases=("buffer", "BatchNorm", "forward_sync_buffers", "broadcast_buffers", "buffer sync"),
     ),
     Term(
         "late",
@@ -227,10 +228,11 @@ TERMS = (
     Term(
         "gain",
         "The time per step that a finding could give back: predicted, with a 95 % interval, by replaying the recorded "
-        "steps with just that change, as ddpprof whatif does; otherwise an upper bound (up to). Gains do not add up, "
-        "since two findings may explain the same milliseconds.",
+        "steps with just that change, as ddpprof whatif does; otherwise an upper bound (up to). If a gain was not "
+        "measured, this run does not show how large it is. Gains do not add up, since two findings may explain the "
+        "same milliseconds.",
         field="findings[].gain_ns",
-        aliases=("finding", "findings"),
+        aliases=("finding", "findings", "measured", "not measured", "gain not measured"),
     ),
     Term(
         "replay",

@@ -57,7 +57,7 @@ def test_what_is_no_term() -> None:
         ("BatchNorm", "buffers"),
         ("replay", "replay"),
         ("profiled", "profiled step"),
-        ("measured", "profiled step"),
+        ("measured", "gain"),
         ("bucket_cap_mb", "bucket"),
         ("bucket_cap_mb_list", "bucket"),
     ],
