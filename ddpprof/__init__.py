@@ -1,4 +1,4 @@
-"""A profiler for PyTorch DistributedDataParallel: what does DDP cost, and which knob should you turn?
+"""A profiler for PyTorch DistributedDataParallel: what does DDP cost, and which setting should you change?
 
     with ddpprof.profile("runs/a"):
         train()

@@ -58,10 +58,32 @@ class CannotRecord(DdpprofError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the sentence that names the known word nearest to `word`, after a space, or nothing if none is near."""
+    nearest = nearest_words(word, known, 1)
+    return f" Did you mean {nearest[0]}?" if nearest else ""
+
+
+_NEAR = 0.7
+"""least similarity of two words, as `difflib` measures it, at which one may be a misspelling of the other"""
+_LEAST_LETTERS = 3
+"""length from which the beginning of a word tells which word is meant"""
+
+
+def nearest_words(word: str, known: Iterable[str], most: int) -> list[str]:
+    """Return known words that are `word` completed or shortened, the shortest first; else those spelled similarly.
+
+    The dashes before an option do not count, as they make all options alike.
+    """
     from difflib import get_close_matches
 
-    nearest = get_close_matches(word, known, 1)
-    return f" Did you mean {nearest[0]}?" if nearest else ""
+    bare = {one.lstrip("-"): one for one in sorted(known)}
+    asked = word.lstrip("-")
+    begins = [one for one in bare if min(len(one), len(asked)) >= _LEAST_LETTERS and _is_beginning(one, asked)]
+    close = sorted(begins, key=len) or get_close_matches(asked, bare, most, _NEAR)
+    return [bare[one] for one in close[:most]]
+
+
+def _is_beginning(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
 
 
 @contextmanager

@@ -111,6 +111,7 @@ class FindingText:
     evidence: str
     advice: str
     """empty if there is no advice"""
+    is_noise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,11 @@ class FindingList:
 @dataclass(frozen=True, slots=True)
 class Remark:
     text: str
-    """cut off if the line is too short for it"""
+    """cut off if the line is too short for it, unless it is advice"""
     number: str
     """what must stay in the line; may be empty"""
+    is_advice: bool = False
+    """whether both are shown in full, on two lines if necessary"""
 
 
 @dataclass(frozen=True, slots=True)

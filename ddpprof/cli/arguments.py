@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ddpprof.errors import did_you_mean
 from ddpprof.pipeline.numbers import Numbers
@@ -22,15 +22,22 @@ _LARGEST = 1e9
 _LONGEST_S = 1e6
 
 
-def hint(message: str, options: Iterable[str]) -> str:
-    """Name what a user may have meant, if argparse's error is about an unknown option or value."""
+def hint(message: str, options: Iterable[str], others: Mapping[str, Iterable[str]]) -> str:
+    """Name what a user may have meant, if argparse's error is about an unknown option or value.
+
+    `others`: the options of all commands. If no option of this command is near, the commands that have it are named.
+    """
     if unknown := _UNKNOWN.search(message):
-        words, known = unknown[1].split(), list(options)
-    elif invalid := _INVALID.search(message):
-        words, known = [invalid[1]], _WORD.findall(invalid[2])
-    else:
-        return ""
-    return next(filter(None, (did_you_mean(word.partition("=")[0], known) for word in words)), "")
+        words, known = [word.partition("=")[0] for word in unknown[1].split()], list(options)
+        return next(filter(None, (did_you_mean(word, known) or _elsewhere(word, others) for word in words)), "")
+    if invalid := _INVALID.search(message):
+        return did_you_mean(invalid[1], _WORD.findall(invalid[2]))
+    return ""
+
+
+def _elsewhere(option: str, others: Mapping[str, Iterable[str]]) -> str:
+    commands = [f"ddpprof {name}" for name, options in others.items() if option in options]
+    return f" {option} is an option of {', '.join(commands)}." if commands else ""
 
 
 def count(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -205,9 +205,11 @@ class _Parser(Parser):
     """Parser that reports mistakes in one line, as all of ddpprof does, and begins its help with an example."""
 
     beginning = ""
+    of_commands: Mapping[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
-        raise DdpprofError(f"{message}.{hint(message, self._option_string_actions)} See: {self.prog} --help")
+        others = {name: one._option_string_actions for name, one in self.of_commands.items()}  # noqa: SLF001 (its own)
+        raise DdpprofError(f"{message}.{hint(message, self._option_string_actions, others)} See: {self.prog} --help")
 
     def format_help(self) -> str:
         return f"{self.beginning}{super().format_help()}"
@@ -224,7 +226,8 @@ class _Root(_Parser):
     """Parser whose help shows the commands by group, each with an example."""
 
     def format_help(self) -> str:
-        lines = ["usage: ddpprof COMMAND …", "", "What does DistributedDataParallel cost, and which knob to turn?"]
+        question = "What does DistributedDataParallel cost, and which setting should you change?"
+        lines = ["usage: ddpprof COMMAND …", "", question]
         width = max(map(len, COMMANDS)) + 2
         for group in GROUPS:
             lines += ["", *([group.title] if group.title else [])]
@@ -252,6 +255,7 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
             usage=usage if command.run_job else None,
             allow_abbrev=command.run_job is None,
         )
+        of_command.of_commands = of_commands
         of_command.beginning = f"{command.question}\n\n    {command.example}\n\n"
         command.add_options(of_command)
         if command.writes_files:

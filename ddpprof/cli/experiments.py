@@ -182,9 +182,9 @@ def _warn_of_words(choices: Sequence[str], command: Sequence[str]) -> None:
         say(f"ddpprof: {name}=… is no argument of DDP: it is added to the script's own arguments", file=sys.stderr)
 
 
-def steps_in_words(cpu: int, accelerator: int) -> str:
+def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
     """Return the number of steps as text, before it is known on which device the job trains."""
-    return f"{cpu} steps" if cpu == accelerator else f"{cpu} steps (on an accelerator {accelerator})"
+    return f"{cpu} steps{each}" + (f", {accelerator} on an accelerator," if cpu != accelerator else "")
 
 
 def _run_trials(directory: Path, experiment: Experiment) -> bool:
@@ -201,7 +201,8 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
         cpu, accelerator = (
             max(steps_of(experiment, one, kind) for one in experiment.variants) for kind in (False, True)
         )
-        say(f"{number_of(len(trials), 'trial')} of {steps_in_words(cpu, accelerator)} in {directory}", flush=True)
+        steps = steps_in_words(cpu, accelerator, " each")
+        say(f"{number_of(len(trials), 'trial')} of {steps} in {directory}", flush=True)
     _announce(experiment, trials[0] if trials else None, total - len(trials), "")
     try:
         for index, (trial, ended) in enumerate(conduct(directory, experiment, trials), 1):

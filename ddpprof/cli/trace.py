@@ -158,10 +158,18 @@ def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     return _trace(options, out, command).exit_code
 
 
-_NOTHING_RECORDED = (
-    "ddpprof: nothing was recorded: no DistributedDataParallel module finished more steps than are skipped initially "
-    "(--skip-first)."
-)
+def nothing_recorded(attempted: Sequence[Path], name: str) -> str:
+    """Say why there is nothing in run directories, which the first forward of a DDP module creates."""
+    from ddpprof import rundir
+
+    if any(map(rundir.is_run, attempted)):
+        why = "no DistributedDataParallel module finished more steps than are skipped initially (--skip-first)"
+    else:
+        why = (
+            f"no DistributedDataParallel module was trained in {name}. Wrap the model in "
+            "torch.nn.parallel.DistributedDataParallel; docs/guides/trouble.md has the other ways to train"
+        )
+    return f"ddpprof: nothing was recorded: {why}."
 
 
 def _trace_repeatedly(
@@ -178,15 +186,16 @@ def _trace_repeatedly(
     there = rundir.repeated_runs_in(out)
     first = 1 if options.force else max(there, default=0) + 1
     options.quiet, is_quiet = True, options.quiet
-    for number in range(first, first + options.repeat):
-        outcome = _trace(options, out / rundir.repeated_directory(number), command)
+    numbered = [out / rundir.repeated_directory(number) for number in range(first, first + options.repeat)]
+    for number, directory in enumerate(numbered, 1):
+        outcome = _trace(options, directory, command)
         if outcome.exit_code or outcome.interrupted:
             return outcome.exit_code
         if not is_quiet:
-            say(f"ddpprof: run {number - first + 1} of {options.repeat} is recorded", file=sys.stderr, flush=True)
+            say(f"ddpprof: run {number} of {options.repeat} is recorded", file=sys.stderr, flush=True)
     kept = len(rundir.repeated_runs_in(out))
     if not kept:
-        say(_NOTHING_RECORDED, file=sys.stderr)
+        say(nothing_recorded(numbered, _name(command)), file=sys.stderr)
     elif not is_quiet:
         say(f"\nWrote {out} ({kept} run{'s' if kept != 1 else ''}). See them with: ddpprof report {out}", flush=True)
     return 0
@@ -249,7 +258,7 @@ def _trace(options: argparse.Namespace, out: Path, command: Sequence[str]) -> Jo
     elif not options.quiet:
         sys.stdout.flush()
         try:
-            _after_trace(out, inside, interrupted=outcome.signal is not None)
+            _after_trace(out, inside, _name(command), interrupted=outcome.signal is not None)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the job's exit code is what counts)
             say(f"ddpprof: no report: {error}. The run is in {out}.", file=sys.stderr)
     if outcome.signal is not None:
@@ -272,6 +281,11 @@ def _shown(options: argparse.Namespace, words: Sequence[str]) -> str:
     return " ".join([*(["-m"] if options.module else []), *words])
 
 
+def _name(command: Sequence[str]) -> str:
+    """Return what a message may call the job: its script, or "the job" if it is another program's."""
+    return "the job" if command[0] == "--" else Path(command[0]).name
+
+
 def default_out(words: Sequence[str]) -> str:
     name = words[0].rpartition(".")[2] if "/" not in words[0] and not words[0].endswith(".py") else Path(words[0]).stem
     return f"runs/{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
@@ -283,7 +297,7 @@ def _is_further_node(torchrun: Sequence[str] | None) -> bool:
     return any(name in given and given[given.index(name) + 1] != "0" for name in ("--node-rank", "--node_rank"))
 
 
-def _after_trace(out: Path, inside: bool, interrupted: bool) -> None:
+def _after_trace(out: Path, inside: bool, name: str, interrupted: bool) -> None:
     from ddpprof import rundir
     from ddpprof.record.launch import is_first_rank
 
@@ -293,7 +307,7 @@ def _after_trace(out: Path, inside: bool, interrupted: bool) -> None:
         return
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
     if not any(rundir.ranks_in(path) for path in attempts.values()):
-        say(_NOTHING_RECORDED, file=sys.stderr)
+        say(nothing_recorded([out], name), file=sys.stderr)
         return
     _print_run(out, summary_only=interrupted)
 

@@ -135,7 +135,7 @@ def _profile(directory: Path, experiment: Experiment) -> bool:
     from ddpprof.experiments.tuning_directory import write_choice
     from ddpprof.load.record import load_record
 
-    steps = [profile_steps(experiment, on_accelerator) for on_accelerator in (False, True)]
+    steps = (profile_steps(experiment), profile_steps(experiment, on_accelerator=True))
     say(f"Profile of {steps_in_words(*steps)} in {directory / PROFILE_DIRECTORY}", flush=True)
     ended = run_profile(directory, experiment)
     if ended is None:

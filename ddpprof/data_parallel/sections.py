@@ -31,10 +31,9 @@ def data_parallel_table(found: DataParallelReport) -> Iterable[Section]:
 
 def _module(module: DataParallelModule) -> str:
     devices = count(len(module.device_ids), "device") if module.device_ids else "no accelerator"
-    return (
-        f"DataParallel of {clean(module.name, most=80)} on {devices}: {count(module.num_parameters, 'parameter')}, "
-        f"{module.parameter_bytes / 1e6:.2f} MB"
-    )
+    tensors = count(module.num_parameters, "parameter tensor")
+    size = f"{module.parameter_bytes / 1e6:.2f} MB"
+    return f"DataParallel of {clean(module.name, most=80)} on {devices}: {tensors}, {size}"
 
 
 def own_reduction_line(own: OwnReduction) -> Iterable[Section]:

@@ -3,6 +3,7 @@
 plan.py               what to run: variants of the job, and the trials of each
 vary.py               `--vary` and `--set`: from words to changes of the job
 conduct.py            execution of the trials in turn, continuing where an earlier attempt stopped
+last_error.py         which line of a trial's output says why it failed
 trials.py             the result of one trial
 results.py            trials → result, by the kind of the experiment
 overhead.py           what DDP costs; scaling.py: more ranks; sweep.py: other settings

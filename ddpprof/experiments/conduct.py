@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ddpprof import own_files, rundir
 from ddpprof.errors import CannotRecord, RunExists, writing
+from ddpprof.experiments.last_error import last_error
 from ddpprof.experiments.plan import (
     CHOICE_FILE,
     LOCK_FILE,
@@ -254,7 +255,7 @@ def _refuse_another_number(folder: Path, experiment: Experiment, variant: Varian
 
 def _problem(folder: Path, experiment: Experiment, exit_code: int) -> str | None:
     if exit_code:
-        return f"exit code {exit_code}: {without_secrets(_last_line(folder / OUTPUT_FILE))}"
+        return f"exit code {exit_code}: {without_secrets(last_error(_output(folder)))}"
     if not rundir.is_run(folder) or not rundir.ranks_in(folder):
         settings = trial_settings(folder, experiment, experiment.variants[0])
         cpu, accelerator = (Schedule(settings, kind).num_skipped + 1 for kind in (False, True))
@@ -267,8 +268,5 @@ def _problem(folder: Path, experiment: Experiment, exit_code: int) -> str | None
     return None
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = [line.strip() for line in lines if line.strip() and not line.startswith("=")]
-    error = [line for line in said if "Error" in line and not line.startswith(("raise ", "File "))]
-    return (error or said or ["it printed nothing"])[-1]
+def _output(folder: Path) -> str:
+    return (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace")

@@ -69,7 +69,7 @@ class TriedSetting:
     rounds_ns: tuple[float, ...]
     """medians of the rounds"""
     ratio: Ratio | None
-    """its step relative to that of the job as it is, in the rounds of both; all intervals hold jointly"""
+    """its step relative to that of the job as it is, in the rounds of both; the 95 % intervals are simultaneous"""
     losses: LossMatch | None
     """``None`` for the job as it is"""
     fate: Fate

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -261,4 +262,5 @@ def _name(path: Location) -> str:
 def _how_to_record(path: Location) -> str:
     if is_remote(path):
         return "Give a run directory, a folder of torch.profiler's traces, or one trace."
-    return f"Record one with: ddpprof trace --out {path} train.py"
+    is_here = path.resolve() == Path.cwd()  # a run would lie among the user's own files
+    return f"Record one with: ddpprof trace {'' if is_here else f'--out {path} '}train.py"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
+from ddpprof.errors import nearest_words
 from ddpprof.report.side_streets import SIDE_STREETS
 
 
@@ -26,6 +26,13 @@ TERMS = (
         "GPU a kernel belongs to the step that launched it, not to the one during which it happens to run.",
         field="ranks[].steps[].duration_ns",
         aliases=("step ms", "ProfilerStep"),
+    ),
+    Term(
+        "profiled step",
+        "A step recorded with torch.profiler, which shows every kernel and makes the step a little longer: see "
+        "ddpprof's own cost. ddpprof trace --steps sets the number of these steps.",
+        field="ranks[].steps[]",
+        aliases=("profiled steps", "profiled"),
     ),
     Term(
         "host time",
@@ -102,7 +109,23 @@ TERMS = (
         "strictly in index order, so a ready bucket waits for those before it. Set their size with "
         "DistributedDataParallel(bucket_cap_mb=...).",
         field="buckets[]",
-        aliases=("gradient bucket", "ready", "launched", "started", "finished", "bucket_cap_mb"),
+        aliases=(
+            "gradient bucket",
+            "ready",
+            "launched",
+            "started",
+            "finished",
+            "bucket_cap_mb",
+            "bucket_cap_mb_list",
+        ),
+    ),
+    Term(
+        "buffers",
+        "Tensors of a module that are not parameters, such as the running mean and variance of BatchNorm. DDP "
+        "broadcasts them from rank 0 before each forward, and all ranks wait for that. If ranks may have different "
+        "buffers, switch it off with DistributedDataParallel(forward_sync_buffers=False); before torch 2.13 the "
+        "argument is called broadcast_buffers.",
+        aliases=("buffer", "BatchNorm", "forward_sync_buffers", "broadcast_buffers", "buffer sync"),
     ),
     Term(
         "late",
@@ -143,7 +166,7 @@ TERMS = (
         "The rank that needs the most time of its own, without waiting for others, from one synchronisation to the "
         "next. It is only named if chance would produce it in less than 1 % of runs.",
         field="across.stragglers",
-        aliases=("last to come",),
+        aliases=("arrives last",),
     ),
     Term(
         "common clock",
@@ -205,10 +228,18 @@ TERMS = (
     Term(
         "gain",
         "The time per step that a finding could give back: predicted, with a 95 % interval, by replaying the recorded "
-        "steps with just that change, as ddpprof whatif does; otherwise an upper bound (up to). Gains do not add up, "
-        "since two findings may explain the same milliseconds.",
+        "steps with just that change, as ddpprof whatif does; otherwise an upper bound (up to). If a gain was not "
+        "measured, this run does not show how large it is. Gains do not add up, since two findings may explain the "
+        "same milliseconds.",
         field="findings[].gain_ns",
-        aliases=("finding", "findings"),
+        aliases=("finding", "findings", "measured", "not measured", "gain not measured"),
+    ),
+    Term(
+        "replay",
+        "A simulation of the recorded steps, gradient by gradient and bucket by bucket, with other settings: the "
+        "source of all predictions. ddpprof whatif also replays the run's own settings, and says how far off that is.",
+        field="findings[].predicted",
+        aliases=("predicted", "prediction", "predicted gain", "whatif"),
     ),
     Term(
         "outside DDP",
@@ -243,8 +274,7 @@ def find_term(words: str) -> Term | None:
 
 def similar_terms(words: str) -> tuple[str, ...]:
     """Return names that are spelled similarly."""
-    close = get_close_matches(_key(words), _BY_NAME, n=3)
-    return tuple(dict.fromkeys(_BY_NAME[name].name for name in close))
+    return tuple(dict.fromkeys(_BY_NAME[name].name for name in nearest_words(_key(words), _BY_NAME, 3)))
 
 
 def _key(words: str) -> str:

@@ -143,7 +143,8 @@ def _findings(section: FindingList) -> str:
 
 def _finding(finding: FindingText) -> str:
     advice = f"<pre>{escape(finding.advice)}</pre>" if finding.advice else ""
+    kind = "finding noise" if finding.is_noise else "finding"
     return (
-        f'<div class="finding"><p><strong>{finding.number}. {escape(finding.title)}</strong> '
+        f'<div class="{kind}"><p><strong>{finding.number}. {escape(finding.title)}</strong> '
         f'<span class="gain">{escape(finding.gain)}</span></p><p>{escape(finding.evidence)}</p>{advice}</div>'
     )

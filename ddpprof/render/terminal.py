@@ -162,7 +162,7 @@ def _findings(console: Console, section: Section) -> None:
         console.print(Text(section.otherwise))
     for finding in section.findings:
         head = Text(f"{finding.number}. {finding.title}", style="bold")
-        head.append(f"  [{finding.gain}]", style="green")
+        head.append(f"  [{finding.gain}]", style="" if finding.is_noise else "green")
         console.print(head)
         if finding.evidence:
             console.print(Padding(Text(finding.evidence), (0, 0, 0, 3)))
@@ -176,6 +176,10 @@ def _remarks(console: Console, section: Section) -> None:
     console.print(Text(section.title, style="bold"))
     for remark in section.remarks:
         text, number = Text(f"- {remark.text}"), Text(f"  [{remark.number}]" if remark.number else "", style="green")
+        if remark.is_advice and text.cell_len + number.cell_len > console.width:
+            console.print(text)
+            console.print(number)  # begins with two spaces, below the text of the line above
+            continue
         text.truncate(max(console.width - number.cell_len, 20), overflow="ellipsis")
         console.print(text + number, no_wrap=True, overflow="ignore", crop=False)
 

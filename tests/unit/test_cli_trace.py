@@ -1,9 +1,12 @@
 """What `ddpprof trace` makes of its arguments: its own options, torchrun's, and the command."""
 
+from pathlib import Path
+
 import pytest
 
 from ddpprof.cli.commands import parsers
-from ddpprof.cli.trace import default_out, split
+from ddpprof.cli.trace import default_out, nothing_recorded, split
+from ddpprof.rundir import RUN_FILE
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,12 @@ def test_where_the_command_begins(arguments: str, own: str, command: str) -> Non
 )
 def test_torchruns_options_are_passed_on_as_given(arguments: str, torchrun: list[str] | None) -> None:
     assert parsers()[1]["trace"].parse_args(arguments.split()).torchrun == torchrun
+
+
+def test_a_job_without_ddp_is_told_from_one_that_was_too_short(tmp_path: Path) -> None:
+    assert "no DistributedDataParallel module was trained in train.py." in nothing_recorded([tmp_path], "train.py")
+    (tmp_path / RUN_FILE).write_text("{}")
+    assert "more steps than are skipped initially (--skip-first)." in nothing_recorded([tmp_path], "train.py")
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,14 @@ class Failure:
     """ranks that ended successfully"""
 
 
+def is_of_a_lost_peer(error: str) -> bool:
+    """Return whether a rank may have failed like this because another one did."""
+    return _OF_A_LOST_PEER.search(error) is not None
+
+
 def rank_end(record: Record) -> RankEnd:
     """Return what the rank itself says about its end."""
-    lost = bool(record.ended and record.ended.startswith("failed") and _OF_A_LOST_PEER.search(record.ended))
+    lost = bool(record.ended and record.ended.startswith("failed") and is_of_a_lost_peer(record.ended))
     when = record.ended_unix_ns if record.ended is not None else record.last_step_unix_ns
     return RankEnd(record.rank, record.host, record.ended, lost, record.num_steps, when, pid=record.pid)
 

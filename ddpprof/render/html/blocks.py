@@ -88,7 +88,7 @@ def _findings(section: FindingList, level: int) -> str:
 def _finding(finding: FindingText, level: int) -> str:
     name = f"finding-{finding.number}"
     return (
-        f'<article class="finding" id="{name}" aria-labelledby="{name}-title">'
+        f'<article class="finding{" noise" if finding.is_noise else ""}" id="{name}" aria-labelledby="{name}-title">'
         f'<h{level} id="{name}-title">{finding.number}. {escape(finding.title)}</h{level}>'
         f'<p class="gain">{escape(finding.gain)}</p><p>{escape(finding.evidence)}</p>{_advice(finding, name)}</article>'
     )

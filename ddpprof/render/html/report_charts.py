@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ddpprof.layout import MAX_RANKS, clean, megabytes, ms
+from ddpprof.layout import MAX_RANKS, Line, clean, median_of, megabytes, ms
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks, limit_line
@@ -173,12 +173,21 @@ _SEEN = 0.01
 """least visible length, as a fraction of the longest bar"""
 
 
-def slowdown_chart(report: Report) -> Iterable[Chart]:
+_WORTH_A_CHART = 0.001
+"""least share of the step that all kernels together lose"""
+
+
+def slowdown_chart(report: Report) -> Iterable[Chart | Line]:
     kernels = report.slowdown.kernels if report.slowdown is not None else ()
     most_ns = max((row.lost_ns for row in kernels), default=0)
     seen = [row for row in kernels if row.ratio is not None and abs(row.lost_ns) > most_ns * _SEEN]
     known = seen[:_MAX_KERNELS]
     if not known:
+        return
+    lost_ns = sum(abs(row.lost_ns) for row in kernels)
+    step_ns = median_of([step for rank in report.ranks for step in rank.measured_steps], lambda step: step.duration_ns)
+    if lost_ns < _WORTH_A_CHART * (step_ns or 0):
+        yield Line("All kernels together lose less than 0.1% of the step to communication, so none is drawn.")
         return
     labels = [f"{number}. {row.ratio:.2f} × {kernel_name(row.kernel)}" for number, row in enumerate(known, 1)]
     trace = {**bar_trace("lost", "series-1", labels, [row.lost_ns for row in known]), "text": list(map(_slowed, known))}

@@ -7,7 +7,7 @@ from html import escape
 
 from ddpprof.layout import Bars, FindingList, Line, Section, clean, ms
 from ddpprof.render.html.blocks import Block, blocks_html, column_name
-from ddpprof.render.html.chart import Chart, bars_chart
+from ddpprof.render.html.chart import bars_chart
 from ddpprof.render.html.definitions import definitions
 from ddpprof.render.html.page import Page, PagePart, render_page
 from ddpprof.render.html.report_charts import bucket_chart, collective_chart, ranks_chart, slowdown_chart
@@ -22,7 +22,7 @@ from ddpprof.render.sections.verdict import verdict
 from ddpprof.report import Report
 from ddpprof.report.timeline import Timeline
 
-_CHARTS: Mapping[str, Callable[[Report], Iterable[Chart]]] = {
+_CHARTS: Mapping[str, Callable[[Report], Iterable[Block]]] = {
     "step": ranks_chart,
     "buckets": bucket_chart,
     "collectives": collective_chart,

@@ -45,7 +45,7 @@ from ddpprof.render.sections.collectives import collective_table
 from ddpprof.render.sections.cost import recording_cost_line, unusual_steps_line, wrapper_table
 from ddpprof.render.sections.devices import device_table
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.findings import finding_list
+from ddpprof.render.sections.findings import finding_list, is_all_noise
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.sections.memory import memory_table
@@ -99,8 +99,15 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
 
 def topics(report: Report) -> tuple[Topic, ...]:
     """Return all topics of a report, without empty sections and topics."""
-    found = (Topic(name, title, tuple(s for make in makers for s in make(report))) for name, title, makers in _TOPICS)
-    return tuple(topic for topic in found if topic.sections)
+    found = (
+        Topic(name, _ALL_NOISE if name == "findings" and is_all_noise(report) else title, made)
+        for name, title, makers in _TOPICS
+        if (made := tuple(section for make in makers for section in make(report)))
+    )
+    return tuple(found)
+
+
+_ALL_NOISE = "Nothing to change beyond noise"
 
 
 TOPICS = tuple(name for name, _, _ in _TOPICS)

@@ -37,7 +37,7 @@ def bound_remarks(report: Report) -> Iterable[Remark]:
     for one in bound.would_help:
         if not one.is_noise and one.predicted.gain_ns > 0:
             what, _, gain = _gain(one).partition(", ")
-            yield Remark(f"would help: {what}", gain)
+            yield Remark(f"would help: {what}", gain, is_advice=True)
 
 
 def bound_sentence(bound: Bound) -> str:

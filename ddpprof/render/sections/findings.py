@@ -24,6 +24,11 @@ def finding_list(report: Report) -> Iterable[Section]:
         yield FindingList(NOT_BEYOND_NOISE, noise, "")
 
 
+def is_all_noise(report: Report) -> bool:
+    """Return whether there are findings, but none beyond noise."""
+    return bool(report.findings) and all(finding.is_noise for finding in report.findings)
+
+
 def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
     """Return the findings in words, largest gain first."""
     return [(_text(number, finding), finding) for number, finding in enumerate(report.findings, 1)]
@@ -32,7 +37,8 @@ def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
 def _text(number: int, finding: Finding) -> FindingText:
     """Return the text of a finding, without advice if it may be noise."""
     advice = "" if finding.is_noise else clean(finding.advice, most=800)
-    return FindingText(number, clean(finding.title), _gain(finding), clean(finding.evidence, most=800), advice)
+    title, evidence = clean(finding.title), clean(finding.evidence, most=800)
+    return FindingText(number, title, _gain(finding), evidence, advice, finding.is_noise)
 
 
 def otherwise(report: Report) -> str:
@@ -56,9 +62,7 @@ def _not_profiled(report: Report) -> str:
         return _NOT_PROFILED
     words = shlex.join(_without_step_options(report.job.recorded_with)) or "train.py"
     options = options_for(number, on_accelerator)
-    with_options = (
-        "" if options is None else f" Or record what {number} steps tell: ddpprof trace {options} {clean(words)}"
-    )
+    with_options = "" if options is None else f" Or make do with {number} steps: ddpprof trace {options} {clean(words)}"
     return (
         f"{_NOT_PROFILED} The training took {count(number, 'step')}, but the default options need {enough}: let "
         f"it take more steps.{with_options}"
@@ -78,7 +82,7 @@ def _without_step_options(words: Sequence[str]) -> list[str]:
 
 
 _ALL_NOISE = "No finding is beyond noise."
-_FAILED = "There are none in the steps recorded before the job failed."
+_FAILED = "No findings in the steps recorded before the failure."
 _NOTHING = "There is nothing to gain: no rule found more than 1% of the step to recover."
 _NOTHING_OF_DDP = "No rule found a setting that would recover more than 1% of the step."
 _NOT_PROFILED = (

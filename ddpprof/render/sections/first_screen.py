@@ -17,7 +17,7 @@ from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.steps import step_bars
-from ddpprof.render.sections.verdict import verdict
+from ddpprof.render.sections.verdict import verdict_of_steps
 from ddpprof.report import Report
 from ddpprof.report.side_streets import sections_of_streets
 from ddpprof.report.timeline import Timeline
@@ -60,10 +60,9 @@ def _at_most(most: int, lines: Iterable[Section], what: str, paths: Sequence[str
 
 
 def _verdict(report: Report) -> Iterator[Section]:
-    until_then = "" if report.failure is None else "Until then: "  # the failure is told above
     first = next((text for text, _ in finding_texts(report) if text.advice), None)
     change = "" if first is None else f" Change first: {first.title}, {first.gain}."
-    yield Line(until_then + verdict(replace(report, failure=None)).text + change, is_headline=True)
+    yield Line(verdict_of_steps(report).text + change, is_headline=True)
 
 
 def _step(report: Report, timeline: Timeline | None) -> Iterable[Section]:

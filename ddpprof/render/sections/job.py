@@ -32,7 +32,7 @@ def job_lines(report: Report, longest_command: int = 200) -> Iterable[Section]:
     for index, m in enumerate(job.modules):
         number = "" if len(job.modules) < 2 else f"module {index}, "
         hook = f", comm hook {clean(m.comm_hook)}" if m.comm_hook else ""
-        buckets = f"{count(m.num_parameters, 'parameter')}, {megabytes(m.parameter_bytes)} MB"
+        buckets = f"{count(m.num_parameters, 'parameter tensor')}, {megabytes(m.parameter_bytes)} MB"
         yield Line(f"{number}{clean(m.name)}: {buckets} in {count(m.num_buckets, 'bucket')}{hook}")
 
 

@@ -46,7 +46,7 @@ def _clock(timeline: Timeline, shown: list[RankTimeline]) -> str:
         return f"rank {shown[0].rank}"
     if not all(rank.on_common_clock for rank in shown):
         return "each rank on its own clock"
-    error = "" if timeline.clock_error_ns is None else f", wrong by at most {ms(timeline.clock_error_ns)} ms"
+    error = "" if timeline.clock_error_ns is None else f", accurate to ±{ms(timeline.clock_error_ns)} ms"
     return f"all ranks on one clock{error}"
 
 

@@ -78,7 +78,7 @@ def waiting_table(report: Report) -> Iterable[Section]:
         {
             "rank": lambda one: str(one.rank),
             "collectives": lambda one: str(one.num_collectives),
-            "last to come": lambda one: optional(one.num_last),
+            "arrives last": lambda one: optional(one.num_last),
             "waits per step": lambda one: ms(one.waiting_per_step_ns),
         },
         note=cut_off(len(across.waiting)),

@@ -40,8 +40,8 @@ def slowdown_section(report: Report) -> Iterable[Section]:
         return
     if (slowdown.known_share or 0) < ENOUGH_KNOWN:
         yield Line(
-            f"It is only known for {percent(slowdown.known_share)} of the computation how much communication slows it: "
-            f"{slowdown.ratio:.2f} × as long.{more}",
+            f"Only {percent(slowdown.known_share)} of the computation ran both with and without communication; with "
+            f"it, it took {slowdown.ratio:.2f} × as long.{more}",
             is_aside=True,
         )
         return

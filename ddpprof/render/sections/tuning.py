@@ -8,6 +8,7 @@ from math import isinf
 from ddpprof.experiments.tuning import Fate, TriedSetting, TuneReport
 from ddpprof.layout import ABSENT, Line, Section, clean, count, ms, notes, table_of
 from ddpprof.measures.statistics.loss_match import LossMatch, Match
+from ddpprof.measures.statistics.paired_ratio import Ratio
 from ddpprof.render.sections.overhead import interval
 
 _LOSSES = {Match.EXACT: "same", Match.ROUNDING: "rounding", Match.CHANGED: "change", Match.UNKNOWN: "?"}
@@ -28,8 +29,8 @@ def tuning_sections(report: TuneReport) -> Iterable[Section]:
     elif not report.promises:
         yield Line("The prediction saw nothing to gain; its best setting was tried anyway.")
     yield Line(
-        f"It took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} settings that make a "
-        f"difference to DDP as often would take {report.exhaustive_steps:,}.",
+        f"It took {count(report.num_steps, 'step')} of training. Trying all {report.num_distinct} distinct "
+        f"settings this many times would take {report.exhaustive_steps:,} steps.",
         is_aside=True,
     )
 
@@ -64,7 +65,13 @@ def _nothing(report: TuneReport) -> str:
     closest = min(known, key=lambda one: one.ratio.ratio if one.ratio is not None else 0.0)
     assert closest.ratio is not None
     few = "; fewer than three rounds do not show how much of that is chance" if closest.ratio.low is None else ""
-    return f"{said} Closest: {clean(closest.label)}, {interval(closest.ratio)} × as long{few}."
+    return f"{said} Closest: {clean(closest.label)}, {_times(closest.ratio)}{few}."
+
+
+def _times(ratio: Ratio) -> str:
+    """Return the ratio of two lengths in words, with its interval last, if that is known."""
+    of_chance = "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.3f} – {ratio.high:.3f})"
+    return f"{ratio.ratio:.3f} × the time{of_chance}"
 
 
 def _predicted(tried: TriedSetting) -> str:
@@ -85,7 +92,7 @@ def _trials(report: TuneReport) -> Section:
         },
         ("setting", "losses", ""),
         notes(
-            "ratio: step relative to that of the job as it is, run in turn; 95 % intervals, which hold jointly",
+            "ratio: step relative to that of the job as it is, run in turn; simultaneous 95 % intervals",
             "predicted: step ms, from the profile" if report.unpredicted is None else "",
             *(f"{short}: {name}" for name, short in _SHORT.items() if any(name in one.label for one in report.tried)),
         ),
@@ -114,14 +121,16 @@ def _losses(report: TuneReport) -> Iterable[Section]:
 def _compared(first: LossMatch) -> str:
     said = f"Losses of {count(first.num_steps, 'step')} on every rank were compared with those of the job as it is"
     if first.own is None:
-        return f"{said}, which was started only once."
+        return f"{said}, which was run only once."
     if first.own == 0:
-        said += "; two starts of it agree to the last bit"
+        said += "; two runs of it match bit for bit"
     else:
-        said += f"; its own starts differ by {_part(first.own)}"
+        said += f"; its own runs differ by {_part(first.own)}"
     if first.tolerance is None:
         return f"{said}, which is too much to tell anything. Does the script set a seed?"
-    return f"{said}; {_part(first.tolerance)} is allowed." if first.tolerance else f"{said}; all settings must, too."
+    if first.tolerance:
+        return f"{said}; {_part(first.tolerance)} is allowed."
+    return f"{said}, so every setting must as well."
 
 
 def _part(fraction: float | None) -> str:

@@ -26,13 +26,14 @@ class Verdict:
 
 def verdict(report: Report) -> Verdict:
     """Return the verdict. Its numbers are means over the ranks and the steps, like those of the tables."""
-    of_steps = _of_steps(report)
+    of_steps = verdict_of_steps(report)
     if report.failure is None:
         return of_steps
-    return Verdict(f"{failure_sentence(report.failure)} Until then: {of_steps.text}", of_steps.numbers)
+    return Verdict(f"{failure_sentence(report.failure)} {of_steps.text}", of_steps.numbers)
 
 
-def _of_steps(report: Report) -> Verdict:
+def verdict_of_steps(report: Report) -> Verdict:
+    """Return the verdict on the steps alone: without the sentence on how the job failed."""
     steps = [step for rank in report.ranks for step in report.averaged(rank)]
     if not steps:
         return _of_light_steps(report)
@@ -40,7 +41,7 @@ def _of_steps(report: Report) -> Verdict:
     exposed_ns, trailing_ns = mean_of(steps, lambda s: s.exposed_ns) or 0, mean_of(steps, lambda s: s.trailing_ns)
     numbers = [Number("step", _ms(step_ns))]
     if not any(step.num_comm_kernels for step in steps):
-        return Verdict(f"A step takes {_ms(step_ns)}, without communication.", tuple(numbers))
+        return Verdict(f"{_step_takes(report, step_ns)}, without communication.", tuple(numbers))
     share = exposed_ns / step_ns if step_ns else None
     numbers += [
         Number("communication", _ms(comm_ns)),
@@ -48,10 +49,11 @@ def _of_steps(report: Report) -> Verdict:
         Number("exposed", _ms(exposed_ns)),
         Number("trailing", _ms(trailing_ns)),
     ]
-    text = f"A step takes {_ms(step_ns)}. Exposed communication is {_ms(exposed_ns)} of it, {percent(share)}."
+    is_ = "is" if report.failure is None else "was"
+    text = f"{_step_takes(report, step_ns)}. Exposed communication {is_} {_ms(exposed_ns)} of it, {percent(share)}."
     gains = any(finding.expected_ns and not finding.is_noise for finding in report.findings)
     if report.bound is not None and not gains:
-        text += " No DDP setting was found that gives much of it back."
+        text += " No DDP setting would recover much of it."
     return Verdict(text, tuple(numbers))
 
 
@@ -60,8 +62,13 @@ def _of_light_steps(report: Report) -> Verdict:
     if light:
         step_ns = median_of(light, lambda s: s.duration_ns)
         unknown = "" if file_of(report) is not None else " Only profiled steps tell how much of it is communication."
-        return Verdict(f"A step takes {_ms(step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
+        return Verdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
     return Verdict("No step was recorded completely.", ())
+
+
+def _step_takes(report: Report, step_ns: int | None) -> str:
+    said = "A step takes" if report.failure is None else "Before the failure a step took"
+    return f"{said} {_ms(step_ns)}"
 
 
 def _ms(ns: float | None) -> str:

@@ -22,7 +22,8 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
         tuple(map(_row, answer.outcomes)),
         "saves: relative to the first line; compute: forward and backward pass without communication; slowed: compute "
         "time lost to communication; exposed: waits for buckets, and their copies, after the last gradient; rest: all "
-        "else" + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),
+        "else, negative where the replayed parts add up to more than the step"
+        + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),
     )
     yield from _best(answer)
     yield Line(_network(answer))
@@ -83,8 +84,8 @@ def _network(answer: WhatIf) -> str:
     source = "measured by ddpprof netbench" if network.is_benched else "estimated from the run's buckets"
     return (
         f"Network among {count(network.world_size, 'rank')}, {source}: {network.latency_ns / 1e3:.0f} µs + bytes at "
-        f"{1 / network.ns_per_byte:.3g} GB/s (busbw {network.bus_bytes_per_s / 1e9:.3g} GB/s), off by "
-        f"{percent(network.relative_error)} over {count(network.num_sizes, 'size')} of "
+        f"{1 / network.ns_per_byte:.3g} GB/s (busbw {network.bus_bytes_per_s / 1e9:.3g} GB/s), fit error "
+        f"{percent(network.relative_error)} over {count(network.num_sizes, 'message size')} of "
         f"{network.least_bytes / 1e6:.3g} to {network.most_bytes / 1e6:.3g} MB"
         + (
             f"; each byte costs {network.taken_ns_per_byte:.2g} ns of computation."

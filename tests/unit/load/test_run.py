@@ -203,6 +203,15 @@ def test_a_run_without_ranks_is_refused(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
+def test_nobody_is_told_to_record_a_run_into_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for here in (Path(), tmp_path):
+        with pytest.raises(NotARun, match=r"Record one with: ddpprof trace train\.py$"):
+            load_run(here)
+
+
 def test_a_folder_without_a_run_says_how_to_record_one(tmp_path: Path) -> None:
     with pytest.raises(NotARun) as caught:
         load_run(tmp_path)

@@ -122,6 +122,7 @@ def test_a_crossover_that_is_not_bounded_is_none() -> None:
     [
         pytest.param((80, 81, 79), "In the script: DistributedDataParallel(model, bucket_cap_mb=5)", id="faster"),
         pytest.param((99, 101, 100), "Nothing beats the job as it is beyond noise: 100.00 ms", id="as-fast"),
+        pytest.param((99, 101, 100), "Closest: bucket_cap_mb=5, 1.000 × the time (0.", id="closest"),
         pytest.param((80, 81), "fewer than three rounds do not show", id="two-rounds"),
     ],
 )

@@ -129,11 +129,12 @@ def test_it_comes_first_in_every_format() -> None:
 def test_no_failed_job_is_called_healthy() -> None:
     made = report(failure=BOOM, findings=())
     assert verdict(made).text.startswith(
-        "The job failed: rank 1 failed after 14 steps: ValueError: boom. Until then: A step"
+        "The job failed: rank 1 failed after 14 steps: ValueError: boom. "
+        "Before the failure a step took 65.20 ms. Exposed communication was"
     )
     (found,) = finding_list(made)
     assert isinstance(found, FindingList)
-    assert found.otherwise == "There are none in the steps recorded before the job failed."
+    assert found.otherwise == "No findings in the steps recorded before the failure."
 
 
 def test_errors_are_text() -> None:

@@ -14,6 +14,7 @@ from reports import GOLDEN, HOSTILE, data_parallel_report, gpu_report, hostile_r
 
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
+from ddpprof.layout import Remark, Remarks
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.sections.first_screen import first_screen
 from ddpprof.render.terminal import render_terminal
@@ -59,6 +60,18 @@ def test_three_findings_with_their_advice_and_the_others_in_one_line_each() -> N
     assert "…  [1.00 ms (-1.00 – 3.00)]\n" in said
 
 
+def test_what_would_help_is_never_cut_off() -> None:
+    helps = Remark("would help: reducing gradients only every 4 batches", "23.69 ms per batch (13.91 – 33.47)", True)
+    file = io.StringIO()
+    render_terminal([Remarks("Also found", (helps, replace(helps, number="1.00 ms")))], file, 80)
+    assert file.getvalue() == (
+        "\nAlso found\n"
+        "- would help: reducing gradients only every 4 batches\n"
+        "  [23.69 ms per batch (13.91 – 33.47)]\n"
+        "- would help: reducing gradients only every 4 batches  [1.00 ms]\n"
+    )
+
+
 def test_of_very_many_findings_the_number_is_said() -> None:
     assert "- 4 more: --section findings\n" in drawn(report(findings=findings(13)))
 
@@ -78,7 +91,7 @@ def test_a_failure_is_told_once_and_in_full() -> None:
         "The job failed: rank 1 failed after 14 steps: ValueError: boom.\n"
         "Rank 0 then failed after 14 steps: RuntimeError: lost.\n"
     )
-    assert "\nUntil then: A step takes 65.20 ms." in said
+    assert "\nBefore the failure a step took 65.20 ms. Exposed communication was " in said
     assert said.count("boom") == 1
     assert "ddpprof compare" not in said
 

@@ -47,3 +47,20 @@ def test_what_is_no_term() -> None:
     assert find_term("nonsense") is None
     assert "trailing" in similar_terms("trailling")
     assert similar_terms("qqqqqq") == ()
+    assert similar_terms("horror") == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("buffers", "buffers"),
+        ("BatchNorm", "buffers"),
+        ("replay", "replay"),
+        ("profiled", "profiled step"),
+        ("measured", "gain"),
+        ("bucket_cap_mb", "bucket"),
+        ("bucket_cap_mb_list", "bucket"),
+    ],
+)
+def test_words_of_the_first_screen_are_terms(words: str, name: str) -> None:
+    assert find_term(words).name == name

@@ -65,7 +65,7 @@ def test_a_rank_that_comes_later_stands_further_right() -> None:
     made = trace([(0, 100 * MS)], [FORWARD, BACKWARD, OPTIMIZER], [collective(50 * MS, 80 * MS)])
     moved = move_timeline(step_timeline(made, 0), 100 * MS, ())
     lines = drawn(timeline(STEP, moved), 108).splitlines()
-    assert lines[1] == "Step 10 over time, ms: all ranks on one clock, wrong by at most 2.00 ms"
+    assert lines[1] == "Step 10 over time, ms: all ranks on one clock, accurate to ±2.00 ms"
     assert lines[3].startswith("rank 0 ██████████▓")
     assert lines[5].startswith(f"rank 1 {'':50}██████████▓")
 

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from itertools import pairwise
@@ -142,6 +143,15 @@ def test_what_comes_first_is_the_job_and_its_verdict() -> None:
     assert said.index("python train.py --epochs 1 · 2 ranks") < said.index("A step takes 65.20 ms.")
     assert said.index("Change first:") < said.index("What to change") < said.index("Where the time of a step goes")
     assert said.index("Where the time of a step goes") < said.index("Buckets from ready to finished")
+
+
+@pytest.mark.parametrize(("lost_ns", "is_drawn"), [(1_400, False), (-1_400, False), (2_800_000, True)])
+def test_a_chart_of_next_to_nothing_is_left_out(lost_ns: int, is_drawn: bool) -> None:
+    made = slowdown()
+    kernels = tuple(replace(kernel, lost_ns=lost_ns) for kernel in made.kernels)
+    page = report_page(report(slowdown=replace(made, lost_ns=lost_ns, kernels=kernels)))
+    assert ("Time lost by kernel" in page) is is_drawn
+    assert ("All kernels together lose less than 0.1% of the step" in page) is not is_drawn
 
 
 def test_a_page_from_a_json_report_says_that_it_has_no_timeline() -> None:
