@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ddpprof.files import local
 
-
 _TRAININGS = (("convnet",), ("transformer", "--read-ms", "3"))
 
 

@@ -68,6 +68,8 @@ class WhatIf(ShownInNotebooks):
     """settings other than buckets, as the user wrote them"""
     outcomes: tuple[PredictedSetting, ...]
     """first the recorded buckets with these settings, and then the requested ones"""
+    of_world: Gain | None
+    """gain of `world` over the run as it is; ``None`` without any, or if a step then does other work"""
     best: PredictedSetting | None
     """best buckets that DDP can be told to make; ``None`` if the run lacks its parameters"""
     assumes: tuple[str, ...]
@@ -92,7 +94,9 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
     if profile.training.knows_parameters:
         tried = try_caps(profile, asked.world, target)
     rows = tuple(try_buckets(profile, asked.world, one, target) for one in asked.buckets) or tried
-    recorded = PredictedSetting("as recorded", first, gain(first, first))
+    recorded = PredictedSetting(
+        "buckets as recorded" if asked.world_label else "as recorded", first, gain(first, first)
+    )
     best = best_caps(profile, asked.world, target, (*tried, *rows)) if profile.training.knows_parameters else None
     return WhatIf(
         format=WHATIF_FORMAT,
@@ -105,9 +109,15 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
         network=_network_report(network),
         world=asked.world_label,
         outcomes=(recorded, *(_outcome(one, first) for one in rows)),
+        of_world=gain(predict(profile, Setting()), first) if asked.world_label and _is_same_work(asked.world) else None,
         best=_outcome(best, first) if best is not None else None,
         assumes=tuple(_assumes(profile, asked.world, network)),
     )
+
+
+def _is_same_work(world: Setting) -> bool:
+    """Return whether a step computes what it did in the run."""
+    return world.accumulation is None and world.batch_scale == 1
 
 
 def _outcome(one: SearchedSetting, first: Prediction) -> PredictedSetting:

@@ -34,7 +34,8 @@ def make_folder(folder: Path) -> None:
     without_pictures = shutil.ignore_patterns("pictures", "*.py")
     shutil.copytree(SAMPLES, folder / "sample_traces", ignore=without_pictures)
     runs = folder / "runs"
-    for name, run in {"a": CONVNET, "b": TRANSFORMER, "c": CONVNET, "d": TRANSFORMER, "demo-convnet": CONVNET}.items():
+    standing_in = {"a": CONVNET, "b": TRANSFORMER, "c": CONVNET, "d": TRANSFORMER}
+    for name, run in {**standing_in, "demo-convnet": CONVNET, "demo-transformer": TRANSFORMER}.items():
         shutil.copytree(run, runs / name)
     for name in ("before", "after"):
         for number in range(1, 7):

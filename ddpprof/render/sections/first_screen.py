@@ -111,8 +111,8 @@ def _next(report: Report, paths: Sequence[str]) -> Iterator[Section]:
         commands.append(("other settings", f"ddpprof whatif {run}"))
     if report.failure is None and len(paths) == 1:
         if report.job.recorded_with:
-            commands.append(("after a change", clean(report.job.trace_command("--out NEW_RUN"), most=_LONGEST_LINE)))
-        commands.append(("compare with it", f"ddpprof compare {run} NEW_RUN"))
+            commands.append(("record a change", clean(report.job.trace_command("--out NEW_RUN"), most=_LONGEST_LINE)))
+        commands.append(("compare a change", f"ddpprof compare {run} NEW_RUN"))
     commands.append(("what words mean", "ddpprof explain exposed"))
     yield Commands("Next", tuple(commands))
 

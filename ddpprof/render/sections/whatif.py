@@ -25,6 +25,7 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
         "else, negative where the replayed parts add up to more than the step"
         + (_DEFAULT if any(one.label == DEFAULT_CAP for one in answer.outcomes) else ""),
     )
+    yield from _of_world(answer)
     yield from _best(answer)
     yield Line(_network(answer))
     yield Line(
@@ -54,6 +55,19 @@ def _row(outcome: PredictedSetting) -> tuple[str, ...]:
         _span(one.low_ns, one.high_ns),
         ms(outcome.gain.gain_ns),
         *map(ms, times),
+    )
+
+
+def _of_world(answer: WhatIf) -> Iterable[Section]:
+    if answer.of_world is None:
+        return
+    gain, (first, *_) = answer.of_world, answer.outcomes
+    low, high = sorted((gain.low_ns, gain.high_ns), key=abs)
+    saves = "saves" if gain.low_ns > 0 else "costs" if gain.high_ns < 0 else "may save"
+    interval = _span(gain.low_ns, gain.high_ns) if saves != "costs" else _span(-low, -high)
+    yield Line(
+        f"With {clean(answer.world)} and the recorded buckets a step takes {ms(first.prediction.step_ns)} ms instead "
+        f"of {ms(first.prediction.step_ns + gain.gain_ns)}: it {saves} {ms(abs(gain.gain_ns))} ms ({interval})."
     )
 
 
