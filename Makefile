@@ -32,6 +32,7 @@ RECORDING := $(CHECKOUT)/tests/unit/record $(RECORDING_IN_TRAINING)
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
+	@echo 'To type ddpprof in this shell: . $(DEMO)/bin/activate'
 
 docs: $(DOCS)/built ## build the documentation into site/, strictly and without a network
 	@echo 'Look at it: open site/index.html'

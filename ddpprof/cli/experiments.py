@@ -24,6 +24,10 @@ _VARY = (
 )
 
 
+_LONG_S = 60
+"""seconds after which users want to know how long it takes"""
+
+
 def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: int) -> None:
     parser.set_defaults(kind=kind)
     add = parser.add_argument
@@ -187,6 +191,15 @@ def steps_in_words(cpu: int, accelerator: int, each: str = "") -> str:
     return f"{cpu} steps{each}" + (f", {accelerator} on an accelerator," if cpu != accelerator else "")
 
 
+def say_how_long(seconds: float) -> None:
+    """Say, after the first trial, how long the others will take."""
+    from datetime import timedelta
+
+    if seconds >= _LONG_S:
+        left = timedelta(seconds=round(seconds))
+        say(f"About {left} to go. Ctrl-C stops, and keeps what was measured.", flush=True)
+
+
 def _run_trials(directory: Path, experiment: Experiment) -> bool:
     """Run the trials; return whether the user interrupted them."""
     from datetime import timedelta
@@ -213,6 +226,8 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
             left = timedelta(seconds=round(median(seconds) * (len(trials) - index)))
             done = total - len(trials) + index
             _say(f"[{done}/{total}] {_outcome(directory, experiment, trial, ended)}")
+            if index == 1:
+                say_how_long(left.total_seconds())
             following = trials[index] if index < len(trials) else None
             _announce(experiment, following, done, f", about {left} left")
     except KeyboardInterrupt:

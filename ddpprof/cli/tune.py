@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import positive
 from ddpprof.cli.experiment_plan import split_experiment
-from ddpprof.cli.experiments import add_place_options, resumed, steps_in_words
+from ddpprof.cli.experiments import add_place_options, resumed, say_how_long, steps_in_words
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import say
 from ddpprof.cli.trace import default_out
@@ -190,11 +190,13 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
     if trials:
         say(f"The job as it is and {settings} in turn: {experiment.rounds} rounds of {steps} steps each", flush=True)
     try:
-        for trial, ended in conduct(directory, experiment, trials, given_up):
+        for index, (trial, ended) in enumerate(conduct(directory, experiment, trials, given_up)):
             if ended is None:
                 return tuning, True
             tuning = tuning.with_ended(trial)
             _say(tuning, trial, ended)
+            if index == 0:
+                say_how_long(ended.seconds * (len(trials) - 1))
             for variant in sorted(tuning.stopped() - given_up):
                 given_up.add(variant)
                 _say_stopped(tuning, trial, variant)
