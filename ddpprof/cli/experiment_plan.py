@@ -42,10 +42,12 @@ def split_experiment(arguments: Sequence[str], parser: argparse.ArgumentParser) 
 
 def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
     """Plan the experiment. Raises `DdpprofError`."""
-    from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, Kind
+    from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, ExperimentKind
 
-    kind = Kind(options.kind)
-    variants = {Kind.OVERHEAD: _overhead, Kind.SCALE: _scale, Kind.SWEEP: _sweep}[kind](options, command)
+    kind = ExperimentKind(options.kind)
+    variants = {ExperimentKind.OVERHEAD: _overhead, ExperimentKind.SCALE: _scale, ExperimentKind.SWEEP: _sweep}[kind](
+        options, command
+    )
     if is_wrapped and len({v.nproc for v in variants}) > 1 and not any("{nproc}" in word for word in command):
         raise DdpprofError("say where the number of processes goes: ddpprof … -- mpirun -n {nproc} python train.py")
     return Experiment(
@@ -57,7 +59,7 @@ def plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) 
         variants=tuple(variants),
         rounds=options.rounds,
         skip_first=options.skip_first,
-        timed_steps=options.timed_steps or (5 if kind is Kind.OVERHEAD and not options.apart else 20),
+        timed_steps=options.timed_steps or (5 if kind is ExperimentKind.OVERHEAD and not options.apart else 20),
     )
 
 

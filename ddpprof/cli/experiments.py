@@ -101,7 +101,7 @@ def resumed(
 
     `given`: all words that were given. Raises `DdpprofError` if the experiment is another user's or another command's.
     """
-    from ddpprof.experiments.plan import Kind, is_of_this_user, read_plan
+    from ddpprof.experiments.plan import ExperimentKind, is_of_this_user, read_plan
 
     if any(not word.startswith(("--resume", "--trust", "--world-readable")) for word in given):
         parser.error("--resume takes the command and all options from the experiment itself")
@@ -116,7 +116,7 @@ def resumed(
             f"the command of {options.resume} had secrets, which are not stored. Continue with the whole command: "
             f"ddpprof {experiment.kind} --out {options.resume} …"
         )
-    if (experiment.kind is Kind.TUNE) != is_tuning:
+    if (experiment.kind is ExperimentKind.TUNE) != is_tuning:
         raise DdpprofError(
             f"{options.resume} was made by ddpprof {experiment.kind}. Continue it with: "
             f"ddpprof {experiment.kind} --resume {options.resume}"

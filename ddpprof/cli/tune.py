@@ -92,11 +92,11 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def _plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
-    from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, Kind, Variant
+    from ddpprof.experiments.plan import EXPERIMENT_FORMAT, Experiment, ExperimentKind, Variant
 
     return Experiment(
         format=EXPERIMENT_FORMAT,
-        kind=Kind.TUNE,
+        kind=ExperimentKind.TUNE,
         command=tuple(command),
         as_module=options.module,
         is_wrapped=is_wrapped,

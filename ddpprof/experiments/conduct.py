@@ -21,7 +21,7 @@ from ddpprof.experiments.plan import (
     PROFILE_DIRECTORY,
     Ended,
     Experiment,
-    Kind,
+    ExperimentKind,
     Trial,
     Variant,
     as_kept,
@@ -85,13 +85,15 @@ def working_on(directory: Path) -> Iterator[None]:
 
 def _as_asked(experiment: Experiment) -> Experiment:
     """Return the experiment without what a tuning has added to its plan."""
-    return replace(experiment, variants=experiment.variants[:1]) if experiment.kind is Kind.TUNE else experiment
+    return (
+        replace(experiment, variants=experiment.variants[:1]) if experiment.kind is ExperimentKind.TUNE else experiment
+    )
 
 
 def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
     """Yield the paths to be written. A tuning's trials are unknown when it begins."""
     yield from (trial.folder(directory) for trial in experiment.trials())
-    if experiment.kind is Kind.TUNE:
+    if experiment.kind is ExperimentKind.TUNE:
         yield from (directory / name for name in (PROFILE_DIRECTORY, CHOICE_FILE, NETWORK_FILE))
         yield from sorted(directory.glob("trial-*"))
 
@@ -101,7 +103,7 @@ def _remove(directory: Path) -> None:
     experiment = read_plan(directory)
     for trial in experiment.trials():
         own_files.remove_folder(trial.folder(directory))
-    if experiment.kind is Kind.TUNE:
+    if experiment.kind is ExperimentKind.TUNE:
         own_files.remove_folder(directory / PROFILE_DIRECTORY)
         for name in (CHOICE_FILE, NETWORK_FILE):
             own_files.remove_file(directory / name)
@@ -195,7 +197,7 @@ def trial_settings(folder: Path, experiment: Experiment, variant: Variant) -> Se
         trial=True,
         ddp=variant.ddp,
         comm_hook=variant.comm_hook,
-        losses=experiment.kind is Kind.TUNE,
+        losses=experiment.kind is ExperimentKind.TUNE,
         without_ddp=variant.without_ddp,
     )
 

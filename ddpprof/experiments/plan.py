@@ -40,7 +40,7 @@ NETWORK_FILE = "network.json"
 LOCK_FILE = ".lock"
 
 
-class Kind(StrEnum):
+class ExperimentKind(StrEnum):
     OVERHEAD = "overhead"
     SCALE = "scale"
     SWEEP = "sweep"
@@ -101,7 +101,7 @@ class Variant:
 @dataclass(frozen=True, slots=True)
 class Experiment:
     format: int
-    kind: Kind
+    kind: ExperimentKind
     command: tuple[str, ...]
     """script and its arguments; any command if `is_wrapped`"""
     as_module: bool

@@ -7,7 +7,7 @@ from statistics import median
 
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.overhead import OverheadReport, build_overhead
-from ddpprof.experiments.plan import Experiment, Kind, is_experiment, read_plan
+from ddpprof.experiments.plan import Experiment, ExperimentKind, is_experiment, read_plan
 from ddpprof.experiments.scaling import ScalingReport, build_scaling
 from ddpprof.experiments.sweep import SweepPoint, SweepReport, build_sweep, sweep_report
 from ddpprof.experiments.trials import TrialResult, read_trial
@@ -25,7 +25,7 @@ def read_experiment(path: Location) -> ExperimentReport:
     if not is_experiment(path):
         return sweep_of_table(load_times(path))
     experiment = read_plan(path)
-    if experiment.kind is Kind.TUNE:
+    if experiment.kind is ExperimentKind.TUNE:
         return read_tuning(path).report()
     results = [result for trial in experiment.trials() if (result := read_trial(path, trial)) is not None]
     report = build_experiment(experiment, results)
@@ -38,13 +38,13 @@ def read_experiment(path: Location) -> ExperimentReport:
 def build_experiment(experiment: Experiment, results: Sequence[TrialResult]) -> ExperimentReport | None:
     """Build the result; ``None`` if too few trials have times for a comparison."""
     match experiment.kind:
-        case Kind.OVERHEAD:
+        case ExperimentKind.OVERHEAD:
             return build_overhead(experiment, results)
-        case Kind.SCALE:
+        case ExperimentKind.SCALE:
             return build_scaling(experiment, results)
-        case Kind.SWEEP:
+        case ExperimentKind.SWEEP:
             return build_sweep(experiment, results)
-        case Kind.TUNE:
+        case ExperimentKind.TUNE:
             raise AssertionError("tuning needs more than the trials: see `tuning_directory`")
 
 

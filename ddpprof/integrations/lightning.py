@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ddpprof.integrations.recording import Recording
+from ddpprof.integrations.recording import CallbackRecording
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 """names of one framework, whose classes differ"""
@@ -26,7 +26,7 @@ class LightningCallback(Callback):
 
     def __init__(self, out: str, **options: Any) -> None:
         super().__init__()
-        self._recording = Recording(out, **options)
+        self._recording = CallbackRecording(out, **options)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 (Lightning's signature)
         self._recording.begin()

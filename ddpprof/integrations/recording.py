@@ -9,7 +9,7 @@ from typing import Any
 from ddpprof.record.profile import profile
 
 
-class Recording:
+class CallbackRecording:
     """`ddpprof.profile` with `begin` and `end`. It ends at the latest when the process does."""
 
     def __init__(self, out: str, **options: Any) -> None:

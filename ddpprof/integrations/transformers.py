@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ddpprof.integrations.recording import Recording
+from ddpprof.integrations.recording import CallbackRecording
 
 if TYPE_CHECKING:
     TrainerCallback = object
@@ -22,7 +22,7 @@ class TransformersCallback(TrainerCallback):
 
     def __init__(self, out: str, **options: Any) -> None:
         super().__init__()
-        self._recording = Recording(out, **options)
+        self._recording = CallbackRecording(out, **options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ARG002 (as called)
         self._recording.begin()

@@ -122,7 +122,7 @@ def _num_gradients(profile: Profile) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedPasses:
     """The reduced backward passes through the same modules, in all observed steps."""
 
     training: Training
@@ -132,7 +132,7 @@ class Observed:
 
 
 def profile_of(
-    kinds: Sequence[Observed],
+    kinds: Sequence[ObservedPasses],
     measured_ns: Sequence[float],
     network: Network,
     copied_ns: float | None = None,
@@ -165,7 +165,7 @@ def profile_of(
 
 
 def _pass_profile(
-    observed: Observed, link: Link, copied: float | None, alone_ns: float | None
+    observed: ObservedPasses, link: Link, copied: float | None, alone_ns: float | None
 ) -> tuple[PassProfile, Link]:
     """Return the profile of one of these passes, and the link with what it takes from the computation, if that shows.
 

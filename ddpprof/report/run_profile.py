@@ -14,7 +14,7 @@ from ddpprof.model import DdpModule, RecordedStep, StepMode
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Caps, Gradient, buckets_under, gradient_of, same_buckets
 from ddpprof.predict.light_steps import ObservedStep, backward_alone_ns, observe_steps
 from ddpprof.predict.network import Network, network_of_steps
-from ddpprof.predict.profile import Observed, Profile, profile_of
+from ddpprof.predict.profile import ObservedPasses, Profile, profile_of
 from ddpprof.predict.replay import NOTHING, Cost, Link
 from ddpprof.predict.traced_steps import HostTimes, observe_gradients, observe_passes
 from ddpprof.predict.training import Training, joint
@@ -121,7 +121,7 @@ def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
     taken = _slowed_ns_per_byte(run.report, training)
     if own.link.taken == NOTHING:
         own = replace(own, link=replace(own.link, taken=Cost(0.0, taken)))
-    observed = Observed(training, steps, _usual_number(steps, {step.step for step in steps}))
+    observed = ObservedPasses(training, steps, _usual_number(steps, {step.step for step in steps}))
     profile = profile_of([observed], _whole_steps_ns(steps), own, copied_ns=0.0)
     return Profiled(profile, _taking_as_much(target, profile))
 
@@ -184,7 +184,7 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
     return Profiled(profile, _taking_as_much(target, profile))
 
 
-def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[ObservedStep]) -> list[Observed]:
+def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[ObservedStep]) -> list[ObservedPasses]:
     """Return the passes by the modules that they go through, without those that hardly any step has.
 
     Raises `DdpprofError` if some steps train other modules than others.
@@ -197,7 +197,7 @@ def _by_modules(report: Report, modules: Sequence[DdpModule], passes: Sequence[O
         share = len({one.step for one in of_key}) / len(numbers)
         if share > 1 - _FEW_STEPS:
             training = joint([training_of(report, modules[index], index) for index in key])
-            found.append(Observed(training, of_key, _usual_number(of_key, numbers)))
+            found.append(ObservedPasses(training, of_key, _usual_number(of_key, numbers)))
         elif share > _FEW_STEPS:
             raise DdpprofError(
                 "some steps train other DDP modules than others, so no step is typical and can be replayed."

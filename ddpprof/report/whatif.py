@@ -68,8 +68,8 @@ class WhatIf(ShownInNotebooks):
     """settings other than buckets, as the user wrote them"""
     outcomes: tuple[PredictedSetting, ...]
     """first the recorded buckets with these settings, and then the requested ones"""
-    of_world: Gain | None
-    """gain of `world` over the run as it is; ``None`` without any, or if a step then does other work"""
+    without_world_ns: float | None
+    """the replayed step without `world`; ``None`` if there is none, or if a step then does other work"""
     best: PredictedSetting | None
     """best buckets that DDP can be told to make; ``None`` if the run lacks its parameters"""
     assumes: tuple[str, ...]
@@ -109,15 +109,15 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
         network=_network_report(network),
         world=asked.world_label,
         outcomes=(recorded, *(_outcome(one, first) for one in rows)),
-        of_world=gain(predict(profile, Setting()), first) if asked.world_label and _is_same_work(asked.world) else None,
+        without_world_ns=predict(profile, Setting()).step_ns if _is_other_world(asked) else None,
         best=_outcome(best, first) if best is not None else None,
         assumes=tuple(_assumes(profile, asked.world, network)),
     )
 
 
-def _is_same_work(world: Setting) -> bool:
-    """Return whether a step computes what it did in the run."""
-    return world.accumulation is None and world.batch_scale == 1
+def _is_other_world(asked: Asked) -> bool:
+    """Return whether the same work is done in another world."""
+    return bool(asked.world_label) and asked.world.accumulation is None and asked.world.batch_scale == 1
 
 
 def _outcome(one: SearchedSetting, first: Prediction) -> PredictedSetting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddpprof.experiments.plan import Experiment, Kind, Trial, Variant
+from ddpprof.experiments.plan import Experiment, ExperimentKind, Trial, Variant
 from ddpprof.experiments.results import ExperimentReport, build_experiment
 from ddpprof.experiments.trials import StepParts, TrialResult, WrapperParts
 from ddpprof.experiments.tuning import TuneReport, Tuning, TuningPlan
@@ -18,7 +18,7 @@ MS = 1_000_000
 
 PLAN = Experiment(
     format=1,
-    kind=Kind.SWEEP,
+    kind=ExperimentKind.SWEEP,
     command=("train.py", "--lr", "0.1"),
     as_module=False,
     is_wrapped=False,
@@ -32,7 +32,7 @@ PLAN = Experiment(
 )  # fmt: skip
 
 
-def planned(kind: Kind, *variants: Variant, **changes: Any) -> Experiment:
+def planned(kind: ExperimentKind, *variants: Variant, **changes: Any) -> Experiment:
     return replace(PLAN, kind=kind, variants=variants, **changes)
 
 
@@ -63,7 +63,7 @@ def overhead_report(**changes: Any) -> ExperimentReport:
     wrapper = WrapperParts(*(ms * MS for ms in (0.25, 0, 0.5, 0.125, 0.25, 0.125)))
     given = {"parts": parts(wrapper=1.25, transfer=0.25, compute=10.5), "wrapper": wrapper, **without, **changes}
     results = [result(0, number, (12, 12), (12,), **given) for number in range(3)]
-    report = build_experiment(planned(Kind.OVERHEAD, Variant(1, ddp_blocks=2), rounds=3), results)
+    report = build_experiment(planned(ExperimentKind.OVERHEAD, Variant(1, ddp_blocks=2), rounds=3), results)
     assert report is not None
     return report
 
@@ -85,7 +85,7 @@ def scaling_report() -> ExperimentReport:
         for variant in range(4)
     ]
     results = [replace(one, job=job(variants[one.trial.variant].nproc)) for one in results]
-    report = build_experiment(planned(Kind.SCALE, *variants, rounds=3), results)
+    report = build_experiment(planned(ExperimentKind.SCALE, *variants, rounds=3), results)
     assert report is not None
     return report
 
@@ -99,7 +99,7 @@ def sweep_report(varied: str = "--batch-size", is_work: bool = True) -> Experime
             results += [replace(result(len(variants), number, took), job=job(nproc)) for number in range(2)]
             label = f"{varied}={size}"
             variants.append(Variant(nproc, label, float(size), is_share=is_work, is_work=is_work, varied=varied))
-    report = build_experiment(planned(Kind.SWEEP, *variants), results)
+    report = build_experiment(planned(ExperimentKind.SWEEP, *variants), results)
     assert report is not None
     return report
 
@@ -116,7 +116,9 @@ def tuning(choice: TuningPlan, *results: TrialResult, rounds: int = 3, **changes
     same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))
     losses = {one.trial: same for one in results}
     given: dict[str, Any] = {"losses": losses, "profile_losses": same, "profile_ns": (), **changes}
-    report = Tuning(planned(Kind.TUNE, *variants, rounds=rounds), choice, job(2), results, **given).tune_report()
+    report = Tuning(
+        planned(ExperimentKind.TUNE, *variants, rounds=rounds), choice, job(2), results, **given
+    ).tune_report()
     assert report is not None
     return report
 

@@ -26,7 +26,15 @@ from mutants import MEMORY_BYTES, in_time, mutant
 from netbenches import netbench
 from timelines import cycle, fused, negotiation, tensor, text, together
 
-from ddpprof.experiments.plan import CHOICE_FILE, EXPERIMENT_FILE, TRIAL_FILE, Ended, Kind, Variant, write_plan
+from ddpprof.experiments.plan import (
+    CHOICE_FILE,
+    EXPERIMENT_FILE,
+    TRIAL_FILE,
+    Ended,
+    ExperimentKind,
+    Variant,
+    write_plan,
+)
 from ddpprof.predict.candidates import Candidate, Forecast
 
 CHECKOUT = Path(__file__).parents[2]
@@ -83,7 +91,7 @@ def _tuning(folder: Path) -> Path:
     folder.mkdir()
     _run(folder / "profile")
     variants = (Variant(2), Variant(2, "bucket_cap_mb=5"), Variant(2, "bucket_cap_mb_list=[0.25, 5]"))
-    plan = planned(Kind.TUNE, *variants, rounds=2)
+    plan = planned(ExperimentKind.TUNE, *variants, rounds=2)
     write_plan(folder, plan)
     chosen = choice(
         Candidate({"bucket_cap_mb": 5}, None, Forecast(78, 70, 86), 6),

@@ -12,7 +12,7 @@ from experiments import PLAN
 from ddpprof.cli import main
 from ddpprof.cli.experiment_plan import plan, split_experiment
 from ddpprof.cli.experiments import add_experiment_options
-from ddpprof.experiments.plan import Kind, write_plan
+from ddpprof.experiments.plan import ExperimentKind, write_plan
 
 
 def experiment_parser(kind: str) -> argparse.ArgumentParser:
@@ -110,7 +110,7 @@ def test_an_experiment_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_tuning_is_resumed_by_its_own_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_plan(tmp_path, replace(PLAN, kind=Kind.TUNE))
+    write_plan(tmp_path, replace(PLAN, kind=ExperimentKind.TUNE))
     assert main(["sweep", "--resume", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
         f"ddpprof: {tmp_path} was made by ddpprof tune. Continue it with: ddpprof tune --resume {tmp_path}\n"

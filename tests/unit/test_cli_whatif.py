@@ -39,8 +39,6 @@ def test_json_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
     labels = [outcome["label"] for outcome in answer["outcomes"]]
     assert labels == ["buckets as recorded", "bucket_cap_mb_list=[2, 5]", "bucket_cap_mb_list=[2, 25]"]
     assert answer["world"] == "bandwidth 10Gbit, world-size 16"
-    gain = answer["of_world"]
-    assert gain["low_ns"] <= gain["gain_ns"] <= gain["high_ns"]
     for outcome in answer["outcomes"]:
         prediction = outcome["prediction"]
         assert sum(prediction["parts"].values()) == pytest.approx(prediction["step_ns"])
@@ -116,14 +114,14 @@ def test_a_trace_without_buckets_is_declined(capsys: pytest.CaptureFixture[str])
 def test_what_compression_alone_saves_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", RUN, "--no-cache", "--format", "json"]) == 0
     as_recorded = json.loads(capsys.readouterr().out)
-    assert as_recorded["of_world"] is None
+    assert as_recorded["without_world_ns"] is None
     assert main(["whatif", RUN, "--no-cache", "--format", "json", "--compress", "fp16"]) == 0
     compressed = json.loads(capsys.readouterr().out)
     before, after = (answer["outcomes"][0]["prediction"]["step_ns"] for answer in (as_recorded, compressed))
-    assert compressed["of_world"]["gain_ns"] == pytest.approx(before - after)
+    assert compressed["without_world_ns"] == before > after
     assert main(["whatif", RUN, "--no-cache", "--compress", "fp16"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"a step takes {after / 1e6:.2f} ms instead of {before / 1e6:.2f}: it " in text
+    assert f"With compress fp16 and the recorded buckets a step takes {after / 1e6:.2f} ms instead of" in text
 
 
 def test_a_step_of_other_work_is_not_compared_with_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:

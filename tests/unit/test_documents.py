@@ -15,7 +15,7 @@ from reading_along import make_folder, type_in
 
 from ddpprof.cli.commands import parsers
 
-OF_OTHERS = """batch-size epochs ranks tls-ca-file
+OF_OTHERS = """batch-size epochs ranks read-ms tls-ca-file workers
     gpu help multi_gpu num_processes
     cpus-per-task mem-per-cpu ntasks nthreads no-dashboard no-python repo scheduler-file strict"""
 """options of readers' scripts, of launchers, and of tools"""

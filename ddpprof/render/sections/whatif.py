@@ -59,16 +59,11 @@ def _row(outcome: PredictedSetting) -> tuple[str, ...]:
 
 
 def _of_world(answer: WhatIf) -> Iterable[Section]:
-    if answer.of_world is None:
+    if answer.without_world_ns is None:
         return
-    gain, (first, *_) = answer.of_world, answer.outcomes
-    low, high = sorted((gain.low_ns, gain.high_ns), key=abs)
-    saves = "saves" if gain.low_ns > 0 else "costs" if gain.high_ns < 0 else "may save"
-    interval = _span(gain.low_ns, gain.high_ns) if saves != "costs" else _span(-low, -high)
-    yield Line(
-        f"With {clean(answer.world)} and the recorded buckets a step takes {ms(first.prediction.step_ns)} ms instead "
-        f"of {ms(first.prediction.step_ns + gain.gain_ns)}: it {saves} {ms(abs(gain.gain_ns))} ms ({interval})."
-    )
+    now, before = ms(answer.outcomes[0].prediction.step_ns), ms(answer.without_world_ns)
+    if now != before:
+        yield Line(f"With {clean(answer.world)} and the recorded buckets a step takes {now} ms instead of {before}.")
 
 
 def _best(answer: WhatIf) -> Iterable[Section]:

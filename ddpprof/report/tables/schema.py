@@ -16,7 +16,7 @@ UNITS = ("_ns", "_bytes", "_bytes_per_s", "_ratio")
 """endings of the names of columns that have a unit; numbers of things begin with ``num_``"""
 
 
-class Kind(StrEnum):
+class ArrowType(StrEnum):
     """Type of a column, by Arrow's name. Every column may hold nulls, which mean that the run cannot tell."""
 
     INTEGER = "int64"
@@ -26,27 +26,27 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Column(Generic[RowT]):
+class TableColumn(Generic[RowT]):
     name: str
-    kind: Kind
+    kind: ArrowType
     description: str
     value: Callable[[RowT], Any]
 
 
-def integer(name: str, description: str, value: Callable[[RowT], Any]) -> Column[RowT]:
-    return Column(name, Kind.INTEGER, description, value)
+def integer(name: str, description: str, value: Callable[[RowT], Any]) -> TableColumn[RowT]:
+    return TableColumn(name, ArrowType.INTEGER, description, value)
 
 
-def real(name: str, description: str, value: Callable[[RowT], Any]) -> Column[RowT]:
-    return Column(name, Kind.FLOAT, description, value)
+def real(name: str, description: str, value: Callable[[RowT], Any]) -> TableColumn[RowT]:
+    return TableColumn(name, ArrowType.FLOAT, description, value)
 
 
-def text(name: str, description: str, value: Callable[[RowT], Any]) -> Column[RowT]:
-    return Column(name, Kind.TEXT, description, value)
+def text(name: str, description: str, value: Callable[[RowT], Any]) -> TableColumn[RowT]:
+    return TableColumn(name, ArrowType.TEXT, description, value)
 
 
-def flag(name: str, description: str, value: Callable[[RowT], Any]) -> Column[RowT]:
-    return Column(name, Kind.BOOL, description, value)
+def flag(name: str, description: str, value: Callable[[RowT], Any]) -> TableColumn[RowT]:
+    return TableColumn(name, ArrowType.BOOL, description, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TableSchema(Generic[RowT]):
     """name of the attribute of `Tables`, and of the Parquet file"""
     description: str
     rows: Callable[[Report], Iterable[RowT]]
-    columns: tuple[Column[RowT], ...]
+    columns: tuple[TableColumn[RowT], ...]
 
 
 def schema_as_markdown(tables: Iterable[TableSchema[Any]]) -> str:

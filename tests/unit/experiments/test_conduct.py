@@ -10,9 +10,9 @@ from experiments import PLAN
 
 from ddpprof.errors import CannotRecord, RunExists
 from ddpprof.experiments.conduct import conduct, job_of, open_experiment, remaining, steps_of, trial_settings
-from ddpprof.experiments.plan import Ended, Kind, Trial, Variant, read_plan, write_end, write_plan
+from ddpprof.experiments.plan import Ended, ExperimentKind, Trial, Variant, read_plan, write_end, write_plan
 
-TUNING = replace(PLAN, kind=Kind.TUNE, variants=(Variant(2),), most_variants=5)
+TUNING = replace(PLAN, kind=ExperimentKind.TUNE, variants=(Variant(2),), most_variants=5)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_script_that_starts_ranks_of_its_own_is_not_measured_under_another_num
         "out = pathlib.Path(json.loads(os.environ['DDPPROF_SETTINGS'])['out'])\n"
         "(out / 'run.json').write_text('{\"world_size\": 2}')\n"
     )
-    asked = replace(PLAN, kind=Kind.SCALE, command=(script,), variants=(Variant(1),), rounds=1)
+    asked = replace(PLAN, kind=ExperimentKind.SCALE, command=(script,), variants=(Variant(1),), rounds=1)
     with pytest.raises(CannotRecord, match="starts 2 ranks itself, but 1 were requested"):
         list(conduct(tmp_path / "o", asked, list(asked.trials())))
     not_asked = replace(asked, variants=(Variant(1, any_number=True),))

@@ -10,7 +10,7 @@ from experiments import MS, job, overhead_report, parts, planned, result, scalin
 from tables import recorded
 
 from ddpprof.experiments.overhead import OverheadReport
-from ddpprof.experiments.plan import Kind, Trial, Variant
+from ddpprof.experiments.plan import ExperimentKind, Trial, Variant
 from ddpprof.experiments.results import build_experiment
 from ddpprof.experiments.scaling import Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepReport
@@ -34,7 +34,7 @@ def test_on_an_accelerator_host_work_explains_nothing_by_itself() -> None:
 
 
 def test_jobs_apart_are_paired_by_round() -> None:
-    experiment = planned(Kind.OVERHEAD, Variant(1), Variant(1, without_ddp=True), rounds=3)
+    experiment = planned(ExperimentKind.OVERHEAD, Variant(1), Variant(1, without_ddp=True), rounds=3)
     times = {(0, 0): 12, (1, 0): 10, (0, 1): 36, (1, 1): 30, (0, 2): 99}  # round 2 lacks its second job
     report = build_experiment(experiment, [result(v, r, (ms,)) for (v, r), ms in times.items()])
     assert isinstance(report, OverheadReport)
@@ -73,7 +73,7 @@ def test_each_part_of_the_lost_time_is_less_what_the_ideal_has_of_it() -> None:
 
 
 def test_slowdown_is_never_more_than_the_slower_computation() -> None:
-    experiment = planned(Kind.SCALE, Variant(1, without_ddp=True), Variant(2), rounds=1)
+    experiment = planned(ExperimentKind.SCALE, Variant(1, without_ddp=True), Variant(2), rounds=1)
     results = [
         result(0, 0, (10,), parts=parts(compute=10)),
         result(1, 0, (12,), parts=parts(transfer=2, compute=10), slowdown_ns=3.0 * MS),
@@ -85,7 +85,7 @@ def test_slowdown_is_never_more_than_the_slower_computation() -> None:
 
 
 def test_without_the_single_process_there_is_no_scaling() -> None:
-    experiment = planned(Kind.SCALE, Variant(1, without_ddp=True), Variant(2), rounds=1)
+    experiment = planned(ExperimentKind.SCALE, Variant(1, without_ddp=True), Variant(2), rounds=1)
     assert build_experiment(experiment, [result(1, 0, (12,))]) is None
 
 
@@ -115,13 +115,13 @@ def test_a_crossover_outside_the_sizes_is_not_measured() -> None:
     ]
     times = [1 + 1 * size for size in (1, 2, 3)] + [9 + 0.5 * size for size in (1, 2, 3)]
     results = [result(number, 0, (ms,)) for number, ms in enumerate(times)]
-    report = build_experiment(planned(Kind.SWEEP, *variants, rounds=1), results)
+    report = build_experiment(planned(ExperimentKind.SWEEP, *variants, rounds=1), results)
     assert isinstance(report, SweepReport)
     assert [(one.crossover.size, one.is_measured) for one in report.crossovers] == [(pytest.approx(16), False)]
 
 
 def test_a_variant_that_fails_is_named_and_its_further_rounds_are_not_missed() -> None:
-    experiment = planned(Kind.SWEEP, Variant(1, "a=1"), Variant(1, "a=2"))
+    experiment = planned(ExperimentKind.SWEEP, Variant(1, "a=1"), Variant(1, "a=2"))
     results = [result(0, 0, (5,)), result(0, 1, (5,)), result(1, 0, problem="exit code 1: boom")]
     report = build_experiment(experiment, results)
     assert report is not None
@@ -129,7 +129,7 @@ def test_a_variant_that_fails_is_named_and_its_further_rounds_are_not_missed() -
 
 
 def test_of_nothing_there_is_no_report() -> None:
-    for kind, variants in ((Kind.SWEEP, [Variant(1)]), (Kind.OVERHEAD, [Variant(1, ddp_blocks=1)])):
+    for kind, variants in ((ExperimentKind.SWEEP, [Variant(1)]), (ExperimentKind.OVERHEAD, [Variant(1, ddp_blocks=1)])):
         assert build_experiment(planned(kind, *variants), []) is None
 
 
@@ -149,19 +149,19 @@ def test_a_trial_without_timed_steps_says_so() -> None:
 
 
 def test_a_variant_whose_training_ended_early_is_named() -> None:
-    experiment = planned(Kind.SWEEP, Variant(1, "a=1"), Variant(1, "a=2"), rounds=1)
+    experiment = planned(ExperimentKind.SWEEP, Variant(1, "a=1"), Variant(1, "a=2"), rounds=1)
     results = [result(0, 0, (5,) * 20, num_steps=20), result(1, 0, (5,) * 3, num_steps=3)]
     report = build_experiment(experiment, results)
     assert report is not None
     assert report.missing == ("a=2, 1 process: only 3 of 20 steps were timed before the training ended",)
-    blocks = planned(Kind.OVERHEAD, Variant(1, ddp_blocks=4), rounds=1)
+    blocks = planned(ExperimentKind.OVERHEAD, Variant(1, ddp_blocks=4), rounds=1)
     report = build_experiment(blocks, [result(0, 0, (5,), (5,), without_ddp_ns=((4,),))])
     assert report is not None
     assert report.missing == ("1 process: only 1 of 4 pairs of blocks were timed before the training ended",)
 
 
 def test_as_many_processes_as_the_script_started() -> None:
-    experiment = planned(Kind.SWEEP, Variant(1, "a=1", any_number=True), rounds=1)
+    experiment = planned(ExperimentKind.SWEEP, Variant(1, "a=1", any_number=True), rounds=1)
     report = build_experiment(experiment, [replace(result(0, 0, (5,)), job=job(3))])
     assert isinstance(report, SweepReport)
     assert (report.points[0].configuration, report.points[0].nproc) == ("3 processes", 3)

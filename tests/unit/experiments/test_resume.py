@@ -16,7 +16,7 @@ from processes import wait_until
 from ddpprof.cli import main
 from ddpprof.errors import CannotRecord, RunExists
 from ddpprof.experiments.conduct import open_experiment, working_on
-from ddpprof.experiments.plan import Experiment, Kind, Variant, is_of_this_user, write_plan
+from ddpprof.experiments.plan import Experiment, ExperimentKind, Variant, is_of_this_user, write_plan
 from ddpprof.record import launch
 from ddpprof.record.settings import Settings
 
@@ -35,7 +35,7 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _plan(command: tuple[str, ...]) -> Experiment:
     variant = Variant(1, variables={"LD_PRELOAD": "theirs.so"}, any_number=True)
-    return replace(planned(Kind.SWEEP, variant, rounds=1), command=command, is_wrapped=True)
+    return replace(planned(ExperimentKind.SWEEP, variant, rounds=1), command=command, is_wrapped=True)
 
 
 def test_an_experiment_of_another_user_is_shown_and_not_run(
@@ -65,7 +65,7 @@ def test_secrets_of_a_command_are_not_kept_and_it_is_gone_on_with_when_given_aga
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     variant = Variant(1, label="--token=S1", words=("--token=S2",), variables={"HF_TOKEN": "S3", "MODE": "plain"})
-    given = replace(planned(Kind.SWEEP, variant, rounds=1), command=("train.py", "--api-key", "S4"))
+    given = replace(planned(ExperimentKind.SWEEP, variant, rounds=1), command=("train.py", "--api-key", "S4"))
     open_experiment(tmp_path, given, force=False)
     kept = (tmp_path / "experiment.json").read_text()
     assert not any(f"S{number}" in kept for number in range(1, 5))

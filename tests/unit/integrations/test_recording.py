@@ -13,7 +13,7 @@ import pytest
 from ddpprof import integrations
 from ddpprof.errors import DdpprofError
 from ddpprof.integrations import recording
-from ddpprof.integrations.recording import Recording
+from ddpprof.integrations.recording import CallbackRecording
 
 Heard = list[tuple[str, Any]]
 
@@ -39,7 +39,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
 
 
 def test_from_beginning_to_end(heard: Heard) -> None:
-    one = Recording("runs/a", steps=3)
+    one = CallbackRecording("runs/a", steps=3)
     assert heard == []
     one.begin()
     one.end()
@@ -48,14 +48,14 @@ def test_from_beginning_to_end(heard: Heard) -> None:
 
 
 def test_an_error_is_passed_on(heard: Heard) -> None:
-    one, error = Recording("runs/a"), ValueError("of the training")
+    one, error = CallbackRecording("runs/a"), ValueError("of the training")
     one.begin()
     one.end(error)
     assert heard[1:] == [("end", error)]
 
 
 def test_a_second_training_ends_the_first(heard: Heard) -> None:
-    one = Recording("runs/a")
+    one = CallbackRecording("runs/a")
     one.begin()
     one.begin()
     assert [what for what, _ in heard] == ["begin", "end", "begin"]
@@ -69,7 +69,7 @@ def test_the_end_of_the_process_ends_it_with_what_ended_the_process(
     monkeypatch.setattr(atexit, "register", registered.append)
     error = ValueError("of the script")
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    Recording("runs/a").begin()
+    CallbackRecording("runs/a").begin()
     for function in registered:
         function()
     assert heard[1:] == [("end", error)]
@@ -77,7 +77,7 @@ def test_the_end_of_the_process_ends_it_with_what_ended_the_process(
 
 def test_a_mistake_in_the_arguments_is_told_at_once(heard: Heard) -> None:
     with pytest.raises(TypeError, match="step"):
-        Recording("runs/a", stepz=3)
+        CallbackRecording("runs/a", stepz=3)
     assert heard == []
 
 

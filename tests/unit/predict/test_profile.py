@@ -8,7 +8,7 @@ from predictions import MIB, UNIT, network, observed_step, training
 
 from ddpprof.model.bucket_assignment import Gradient
 from ddpprof.predict.light_steps import ObservedStep
-from ddpprof.predict.profile import Observed, PassProfile, Profile, profile_of
+from ddpprof.predict.profile import ObservedPasses, PassProfile, Profile, profile_of
 from ddpprof.predict.replay import Cost, Link
 from ddpprof.predict.training import Training
 
@@ -25,7 +25,7 @@ def made(
     **changes: Any,
 ) -> Profile:
     given = {"network": network(), "copied_ns": 0.0, **changes}
-    return profile_of([Observed(training, steps, each)], [time * UNIT for time in measured], **given)
+    return profile_of([ObservedPasses(training, steps, each)], [time * UNIT for time in measured], **given)
 
 
 def only(profile: Profile) -> PassProfile:
@@ -141,8 +141,8 @@ def test_passes_through_several_modules_are_profiled_each_on_its_own() -> None:
     """A step of one pass through a module of four MiB and two through another of two: eight MiB are reduced."""
     small = training(gradients=(Gradient(2 * MIB),), buckets=((0,),), modules=(1,))
     kinds = [
-        Observed(training(), [observed_step(READY, FINISHED, step=3)], 1),
-        Observed(small, [observed_step((14,), {0: 16}, step=3)] * 2, 2),
+        ObservedPasses(training(), [observed_step(READY, FINISHED, step=3)], 1),
+        ObservedPasses(small, [observed_step((14,), {0: 16}, step=3)] * 2, 2),
     ]
     profile = profile_of(kinds, [60 * UNIT], network(), copied_ns=4 * MIB, searched_ns=3 * UNIT)
     assert [one.num_reduced for one in profile.passes] == [1, 2]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpprof.report.tables import TABLES, schema_as_markdown
-from ddpprof.report.tables.schema import UNITS, Column, Kind, TableSchema
+from ddpprof.report.tables.schema import UNITS, ArrowType, TableColumn, TableSchema
 
 ALL = [pytest.param(column, id=f"{table.name}.{column.name}") for table in TABLES for column in table.columns]
 NUMBERED = {"rank", "step", "module", "bucket", "number", "position", "late_rank"}
@@ -15,15 +15,15 @@ NUMBERED = {"rank", "step", "module", "bucket", "number", "position", "late_rank
 
 
 @pytest.mark.parametrize("column", ALL)
-def test_a_number_says_its_unit(column: Column[Any]) -> None:
-    is_number = column.kind in (Kind.INTEGER, Kind.FLOAT)
+def test_a_number_says_its_unit(column: TableColumn[Any]) -> None:
+    is_number = column.kind in (ArrowType.INTEGER, ArrowType.FLOAT)
     has_unit = column.name.endswith(UNITS) or column.name.startswith("num_")
     assert has_unit == (is_number and column.name not in NUMBERED)
-    assert column.name.startswith("is_") == (column.kind is Kind.BOOL)
+    assert column.name.startswith("is_") == (column.kind is ArrowType.BOOL)
 
 
 @pytest.mark.parametrize("column", ALL)
-def test_a_column_is_described_in_one_line(column: Column[Any]) -> None:
+def test_a_column_is_described_in_one_line(column: TableColumn[Any]) -> None:
     assert 3 < len(column.description) < 120
     assert not set(column.description) & set("\n|")
     assert not column.description.endswith(".")
