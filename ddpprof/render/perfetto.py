@@ -21,7 +21,6 @@ from ddpprof.report.build import utf8_text
 from ddpprof.report.timeline import RankTimeline, Timeline
 from ddpprof.report.tree import Report
 
-PARTS = ("forward", "backward", "exposed comm", "optimizer", "data", "other", "idle")
 _Event = dict[str, Any]
 
 
@@ -72,8 +71,8 @@ def _begin(step: StepTimeline) -> int:
 
 def _step_bar(tracks: Tracks, step: StepTimeline) -> Iterable[_Event]:
     parts = [
-        (start, end, name)
-        for name, spans in zip(PARTS, step.parts or (), strict=False)
+        (start, end, name.replace("_", " "))
+        for name, spans in step.named_parts().items()
         for start, end in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
     ]
     return tracks.slices("step bar", *zip(*sorted(parts), strict=True)) if parts else ()

@@ -6,14 +6,15 @@ step bar, overlap, exposed and trailing communication.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import reduce
 
 from ddpprof.intervals import Spans, intersect, merge, shift, subtract
 from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.measures.buckets.trailing import trailing_spans
-from ddpprof.measures.step.breakdown import split_step
+from ddpprof.measures.step.breakdown import Breakdown, split_step
 from ddpprof.model import Collectives, Trace, Work
 from ddpprof.model.tables import moved, rows_of
 
@@ -49,6 +50,11 @@ class StepTimeline:
     trailing: Spans | None
     """``None`` without a backward pass"""
     buckets: tuple[BucketSpan, ...]
+
+    def named_parts(self) -> Mapping[str, Spans]:
+        """Return `parts` by the fields of `Breakdown`, without their ``_ns``; empty if there are none."""
+        names = [field.name.removesuffix("_ns") for field in fields(Breakdown)]
+        return {} if self.parts is None else dict(zip(names, self.parts, strict=True))
 
 
 def step_timeline(trace: Trace, step: int) -> StepTimeline:

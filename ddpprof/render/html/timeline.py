@@ -29,6 +29,7 @@ KINDS = (
 )  # fmt: skip
 """kinds of spans; the first seven are the parts of the step bar, in order"""
 
+_KIND_OF_PART = {"exposed_comm": "exposed"}
 _OF_PHASE = {
     Phase.OTHER: "other",
     Phase.FORWARD: "forward",
@@ -127,7 +128,8 @@ def _lanes(rank: RankTimeline, step: StepTimeline, names: _Names) -> dict[str, S
 
 def _parts(step: StepTimeline) -> SpanColumns:
     """Return the parts of the step without idle time, which is left empty."""
-    return _spans([(spans, kind) for spans, kind in zip(step.parts or (), KINDS, strict=False) if kind != "idle"])
+    parts = step.named_parts().items()
+    return _spans([(spans, _KIND_OF_PART.get(name, name)) for name, spans in parts if name != "idle"])
 
 
 def _spans(found: Iterable[tuple[Spans, str]]) -> SpanColumns:

@@ -10,8 +10,8 @@ from ddpprof.render.sections.steps import PARTS
 from ddpprof.report.timeline import RankTimeline, Timeline
 
 MAX_RANKS = 8
-_OF_BREAKDOWN = (*PARTS[:4], PARTS[4], PARTS[4], PARTS[5])
-"""part of the step bar that each field of `Breakdown` belongs to"""
+_IN_BAR = {"exposed_comm": "exposed comm", "data": "data, other", "other": "data, other"}
+"""parts of the step that have another name in its bar"""
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 OTHER_COMM = "+"
 MANY = "*"
@@ -60,8 +60,8 @@ def _end(step: StepTimeline) -> int:
 
 def _lanes(rank: RankTimeline, step: StepTimeline, origin_ns: int) -> tuple[Lane, ...]:
     work = (
-        LaneSpan(start - origin_ns, end - origin_ns, part)
-        for part, spans in zip(_OF_BREAKDOWN, step.parts or (), strict=False)
+        LaneSpan(start - origin_ns, end - origin_ns, _IN_BAR.get(name, name))
+        for name, spans in step.named_parts().items()
         for start, end in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
     )
     buckets = {(b.started_ns, b.finished_ns): _LETTERS[b.index : b.index + 1] or MANY for b in step.buckets}

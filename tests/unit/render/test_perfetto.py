@@ -13,7 +13,7 @@ from reports import HOSTILE
 from shared import TRACES
 
 from ddpprof.load.run import load_run
-from ddpprof.render.perfetto import PARTS, render_perfetto
+from ddpprof.render.perfetto import render_perfetto
 from ddpprof.report import Report, build_report
 from ddpprof.report.timeline import Timeline
 
@@ -24,6 +24,8 @@ PATHS = {
     "nccl": TRACES / "resnet50_a100_rank0of2.json.gz",
     "several-streams": TRACES / "dlrm_rank3of8.json.gz",
 }
+
+PARTS = ("forward", "backward", "exposed comm", "optimizer", "data", "other", "idle")
 
 
 class File:
