@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 
@@ -13,17 +12,8 @@ from ddpprof.files import Location
 from ddpprof.files.small import read_small
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import Attempt
-from ddpprof.rundir import RUN_FILE, ranks_in, steps_file
-
-
-class _Elastic(msgspec.Struct):
-    restarts: int | None = None
-
-
-class _About(msgspec.Struct):
-    created_unix_s: float | None = None
-    world_size: int | None = None
-    elastic: _Elastic | None = None
+from ddpprof.model.run_file import RunFile
+from ddpprof.rundir import FORMAT, RUN_FILE, ranks_in, steps_file
 
 
 def shown_attempt(attempts: Mapping[int, Location]) -> int:
@@ -76,7 +66,7 @@ def _holds_anything(path: Location) -> bool:
         return False
 
 
-def _about(path: Location) -> Any:
+def _about(path: Location) -> RunFile:
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return msgspec.json.decode(read_small(path / RUN_FILE), type=_About)
-    return _About()
+        return msgspec.json.decode(read_small(path / RUN_FILE), type=RunFile)
+    return RunFile(format=FORMAT, run_id="")

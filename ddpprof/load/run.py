@@ -24,19 +24,10 @@ from ddpprof.load.limits import DEFAULT_LIMITS, MAX_FILES_OPTION, Limits
 from ddpprof.load.other_files import load_other_file
 from ddpprof.load.rank import RankFiles, load_rank, some_file
 from ddpprof.model import Run
+from ddpprof.model.run_file import RunFile
 from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, runs_in, trace_path
 
 _MOST_NAMED = 8
-
-
-class _RunFile(msgspec.Struct):
-    format: int
-    run_id: str
-    command: list[str] = []
-    world_size: int | None = None
-    settings: dict[str, Any] = {}
-    profiled_ranks: str | None = None
-    is_part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +176,7 @@ def _recorded_files(directory: Location) -> RunFiles:
     )
 
 
-def _read_run_file(directory: Location) -> _RunFile:
+def _read_run_file(directory: Location) -> RunFile:
     path = directory / RUN_FILE
     try:
         text = read_small(path)
@@ -196,7 +187,7 @@ def _read_run_file(directory: Location) -> _RunFile:
                 f"{directory} was written by a newer ddpprof: its format is {found}, this one reads up to {FORMAT}. "
                 "Update with: pip install --upgrade ddpprof"
             )
-        return msgspec.json.decode(text, type=_RunFile)
+        return msgspec.json.decode(text, type=RunFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotARun(f"{directory} is not a run: {path.name} is not ddpprof's ({error}).") from error
     except OSError as error:

@@ -2,6 +2,7 @@
 
 tables.py    a trace as numpy columns
 record.py    data that ddpprof recorded, and their layout in files
+run_file.py  the layout of ``run.json``
 backends.py  names and kinds of backends
 netbench.py  a network as measured by `ddpprof netbench`
 bucket_assignment.py  Into which buckets does DDP put the gradients?

@@ -5,15 +5,16 @@ The first attempt that reaches a DDP forward records into the run directory, and
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ddpprof import rundir
+from ddpprof.model.run_file import RunFile, TorchrunJob
 from ddpprof.record.settings import Settings
 
 _RUN_ID, _RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
@@ -27,18 +28,18 @@ def agent_of_this_process(environment: Mapping[str, str] = os.environ) -> str | 
     return None if run_id is None else f"{run_id}@{socket.gethostname()}:{os.getppid()}"
 
 
-def describe(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+def describe(settings: Settings, environment: Mapping[str, str] = os.environ) -> TorchrunJob | None:
     """Return the job's identity for ``run.json``, by which a later attempt recognises it; ``None`` without torchrun."""
     run_id, restarts = environment.get(_RUN_ID), environment.get(_RESTARTS, "")
     if run_id is None:
         return None
-    return {
-        "agent": settings.agent or agent_of_this_process(environment),
-        "run_id": None if run_id in _NO_ID else run_id,
-        "restarts": int(restarts) if restarts.isdecimal() else None,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-    }
+    return TorchrunJob(
+        agent=settings.agent or agent_of_this_process(environment),
+        run_id=None if run_id in _NO_ID else run_id,
+        restarts=int(restarts) if restarts.isdecimal() else None,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
 
 
 def next_attempt(directory: Path, settings: Settings, environment: Mapping[str, str] = os.environ) -> int:
@@ -56,22 +57,22 @@ def is_restart(directory: Path, settings: Settings, environment: Mapping[str, st
     return restarts not in ("", "0") or next_attempt(directory, settings, environment) > 0
 
 
-def _is_of_this_job(directory: Path, mine: dict[str, Any] | None, settings: Settings) -> bool:
-    about: Any = None
-    with suppress(OSError, ValueError):
-        about = json.loads((directory / rundir.RUN_FILE).read_text(encoding="utf-8"))
-    found = about.get("elastic") if isinstance(about, dict) else None
-    if mine is None or not isinstance(found, dict):
+def _is_of_this_job(directory: Path, mine: TorchrunJob | None, settings: Settings) -> bool:
+    try:
+        about = msgspec.json.decode((directory / rundir.RUN_FILE).read_bytes(), type=RunFile)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
-    if found.get("host") == mine["host"] and found.get("pid") in _this_and_ancestors():
+    found = about.elastic
+    if mine is None or found is None:
+        return False
+    if found.host == mine.host and found.pid in _this_and_ancestors():
         return False  # another recording of the same process, or of one of its ancestors
-    if found.get("agent") == mine["agent"]:
+    if found.agent == mine.agent:
         return True
     # Rank 0 has moved to another node. An id chosen by the user may also belong to an earlier job.
-    created = about.get("created_unix_s")
-    began = settings.launched_unix_s
-    is_later = isinstance(created, int | float) and began is not None and created >= began
-    return is_later and mine["run_id"] is not None and found.get("run_id") == mine["run_id"]
+    created, began = about.created_unix_s, settings.launched_unix_s
+    is_later = created is not None and began is not None and created >= began
+    return is_later and mine.run_id is not None and found.run_id == mine.run_id
 
 
 def _this_and_ancestors() -> list[int]:

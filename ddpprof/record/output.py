@@ -6,13 +6,14 @@ import dataclasses
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from ddpprof import __version__, own_files, profiled_ranks, rundir
 from ddpprof.errors import RunExists
 from ddpprof.model import Record, RecordedStep
+from ddpprof.model.run_file import RunFile
 from ddpprof.record import attempts
 from ddpprof.record.last_step import LastStep
 from ddpprof.record.settings import Settings
@@ -38,22 +39,29 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
         rundir.remove_run(directory)
     shown = {key: value for key, value in dataclasses.asdict(settings).items() if key not in _NOT_SHOWN}
     shown["recorded_with"] = words_without_secrets(settings.recorded_with)
-    more = {"settings": shown, "attempt": attempt, "elastic": attempts.describe(settings)}
-    rundir.write_json(directory / rundir.RUN_FILE, {**about_run(settings, run_id, world_size), **more})
+    about = about_run(settings, run_id, world_size)
+    write_run_file(
+        directory, structs.replace(about, settings=shown, attempt=attempt, elastic=attempts.describe(settings))
+    )
     return directory
 
 
-def about_run(settings: Settings, run_id: str, world_size: int) -> dict[str, Any]:
+def about_run(settings: Settings, run_id: str, world_size: int) -> RunFile:
     """Return the common content of every ``run.json`` of a run, including those of parts."""
-    return {
-        "format": rundir.FORMAT,
-        "run_id": run_id,
-        "ddpprof": __version__,
-        "created_unix_s": time.time(),
-        "command": words_without_secrets(settings.command),
-        "world_size": world_size,
-        "profiled_ranks": profiled_ranks.rule(world_size, settings.profile_ranks) if settings.profiler else None,
-    }
+    return RunFile(
+        format=rundir.FORMAT,
+        run_id=run_id,
+        ddpprof=__version__,
+        created_unix_s=time.time(),
+        command=words_without_secrets(settings.command),
+        world_size=world_size,
+        profiled_ranks=profiled_ranks.rule(world_size, settings.profile_ranks) if settings.profiler else None,
+    )
+
+
+def write_run_file(directory: Path, about: RunFile) -> None:
+    """Write ``run.json``. Raises ``OSError``."""
+    rundir.write_json(directory / rundir.RUN_FILE, msgspec.to_builtins(about))
 
 
 def refuse_earlier_run(directory: Path, force: bool) -> None:

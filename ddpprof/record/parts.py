@@ -14,10 +14,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import structs
+
 from ddpprof import rundir
 from ddpprof.errors import RunExists
 from ddpprof.own_files import make_folder
-from ddpprof.record.output import about_run
+from ddpprof.record.output import about_run, write_run_file
 from ddpprof.record.settings import Settings
 
 _PATIENCE_S = 1.0
@@ -50,8 +52,8 @@ def _run_in(directory: Path) -> str | None:
 
 
 def _begin_part(directory: Path, settings: Settings, run_id: str, rank: int, world_size: int) -> None:
-    more = {"settings": {"profiler": settings.profiler}, "is_part": True}
-    rundir.write_json(directory / rundir.RUN_FILE, {**about_run(settings, run_id, world_size), **more})
+    about = about_run(settings, run_id, world_size)
+    write_run_file(directory, structs.replace(about, settings={"profiler": settings.profiler}, is_part=True))
     host = socket.gethostname()
     copied = f"{directory}-{host}"
     with suppress(Exception):  # stderr may be closed

@@ -23,14 +23,29 @@ def report_of_file(name: str, run: Run, file: OtherFile) -> Report:
         backend=told.backend,
         waiting=told.waiting_after_start,
     )
+    across = AcrossRanks(
+        num_matched=0, clock=None, waiting=told.waiting, collectives=(), stragglers=None, late_gradients=()
+    )
     report = Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
-        job=Job(name, run.command, run.world_size, 1, (), None, told.backend, None, ()),
+        job=Job(
+            name=name,
+            command=run.command,
+            world_size=run.world_size,
+            num_ranks_read=1,
+            hosts=(),
+            device=None,
+            backend=told.backend,
+            torch=None,
+            modules=(),
+        ),
         missing=(*run.missing, *told.missing),
-        ranks=(RankReport(0, None, None, None, (), light, None),),
+        ranks=(
+            RankReport(rank=0, host=None, ended=None, whole=None, steps=(), light_steps=light, recording_cost=None),
+        ),
         buckets=(),
         findings=find(observe_beside(observed, {field: told.measured})),
-        across=AcrossRanks(0, None, told.waiting, (), None, ()) if told.waiting else None,
+        across=across if told.waiting else None,
     )
     return replace(report, **{field: told.measured})

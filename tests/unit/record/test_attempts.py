@@ -13,6 +13,7 @@ import pytest
 
 from ddpprof import rundir
 from ddpprof.errors import RunExists
+from ddpprof.model.run_file import TorchrunJob
 from ddpprof.record.attempts import agent_of_this_process, describe, is_restart, next_attempt
 from ddpprof.record.launch import clear_out
 from ddpprof.record.output import open_run
@@ -35,7 +36,9 @@ def recorded(directory: Path, created: float = 100.0, **elastic: Any) -> Path:
         "pid": GONE,
         **elastic,
     }
-    (directory / "run.json").write_text(json.dumps({"created_unix_s": created, "elastic": found}))
+    (directory / "run.json").write_text(
+        json.dumps({"format": 1, "run_id": "1", "created_unix_s": created, "elastic": found})
+    )
     (directory / "rank-0.facts.json").write_text("{}")
     return directory
 
@@ -48,12 +51,12 @@ def test_what_a_run_says_of_its_job(tmp_path: Path) -> None:
     assert describe(settings(tmp_path), {}) is None
     assert agent_of_this_process({}) is None
     agent = f"job@{HOST}:{os.getppid()}"
-    assert describe(settings(tmp_path), JOB) == {
-        "agent": agent, "run_id": "job", "restarts": 1, "host": HOST, "pid": os.getpid(),
-    }  # fmt: skip
+    assert describe(settings(tmp_path), JOB) == TorchrunJob(
+        agent=agent, run_id="job", restarts=1, host=HOST, pid=os.getpid()
+    )
     nameless = describe(settings(tmp_path, agent="given"), NAMELESS)
     assert nameless is not None
-    assert (nameless["agent"], nameless["run_id"]) == ("given", None)
+    assert (nameless.agent, nameless.run_id) == ("given", None)
 
 
 @pytest.mark.parametrize(

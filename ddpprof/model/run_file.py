@@ -1,0 +1,39 @@
+"""``run.json``: what was run, by which ddpprof, with which settings. Rank 0 writes it, and one rank of each part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+
+class TorchrunJob(Struct):
+    """The job as torchrun started it, by which a later attempt recognises it."""
+
+    agent: str | None = None
+    """torchrun's process on rank 0's host"""
+    run_id: str | None = None
+    """torchrun's ``--rdzv-id``; ``None`` if the user gave none"""
+    restarts: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    """rank 0"""
+
+
+class RunFile(Struct):
+    format: int
+    """`rundir.FORMAT`"""
+    run_id: str
+    ddpprof: str | None = None
+    """version of ddpprof"""
+    created_unix_s: float | None = None
+    command: list[str] = []
+    world_size: int | None = None
+    profiled_ranks: str | None = None
+    """the rule that chose them; ``None`` if all are profiled, or none"""
+    settings: dict[str, Any] = {}
+    """those of `record.settings`, as far as they are shown"""
+    attempt: int = 0
+    elastic: TorchrunJob | None = None
+    is_part: bool = False
+    """whether it is of a part of the run, on a host that does not see rank 0's folder"""
