@@ -20,7 +20,6 @@ from ddpprof.measures.step.usual_steps import usual_steps
 from ddpprof.model import DdpModule, RecordedStep, Run
 from ddpprof.report.across_ranks import RecordedSteps, across_ranks
 from ddpprof.report.bound import find_bound
-from ddpprof.report.kernels import slowdown_report
 from ddpprof.report.other_file import report_of_file
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
@@ -28,6 +27,7 @@ from ddpprof.report.ranks import modules_of, steps_to_replay
 from ddpprof.report.rule_input import observe
 from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.side_streets import combine_beside, observe_beside
+from ddpprof.report.slowdown import slowdown_report
 from ddpprof.report.times import times_of
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 

@@ -5,7 +5,7 @@ event_file.py   Writer of TensorBoard's event files that does not use tensorflow
 heat_map.py     Rank × step as a picture: the darker a cell, the longer the time
 histograms.py   Durations of the collectives of each step: one histogram per kind of collective, step and rank
 hparams.py      Settings of DDP and of the job as hyperparameters, and medians over steps as metrics
-layout.py       Groups of lines that TensorBoard's custom scalars draw into one chart
+chart_groups.py  Groups of lines that TensorBoard's custom scalars draw into one chart
 plugin_view.py  Input of torch-tb-profiler's views that makes them equal the report: steps, and collectives of all ranks
 scalars.py      Numbers of each step of one rank, under the same tags for every rank
 text.py         The report as text, in TensorBoard's dialect of Markdown

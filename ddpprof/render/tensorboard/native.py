@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ddpprof.render.tensorboard.chart_groups import write_layout
 from ddpprof.render.tensorboard.event_file import EventFile
 from ddpprof.render.tensorboard.heat_map import write_heat_maps
 from ddpprof.render.tensorboard.histograms import write_histograms
 from ddpprof.render.tensorboard.hparams import write_hparams
-from ddpprof.render.tensorboard.layout import write_layout
 from ddpprof.render.tensorboard.scalars import write_scalars
 from ddpprof.render.tensorboard.text import write_report_text
 from ddpprof.report import Report

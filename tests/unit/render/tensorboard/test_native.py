@@ -13,8 +13,8 @@ from reports import HOSTILE, hostile_report, light_report, rank, report, step
 from tables import collective, trace
 
 from ddpprof.model import CollectiveKind, Rank
+from ddpprof.render.tensorboard.chart_groups import CHARTS
 from ddpprof.render.tensorboard.hparams import metrics_of
-from ddpprof.render.tensorboard.layout import CHARTS
 from ddpprof.render.tensorboard.native import write_native
 from ddpprof.render.tensorboard.text import tensorboard_markdown
 from ddpprof.report import Report
