@@ -11,7 +11,7 @@ from ddpprof.render.html.chart import bars_chart
 from ddpprof.render.html.definitions import definitions
 from ddpprof.render.html.page import Page, PagePart, render_page
 from ddpprof.render.html.report_charts import bucket_chart, collective_chart, ranks_chart, slowdown_chart
-from ddpprof.render.html.steps import steps_json
+from ddpprof.render.html.steps import COLUMNS, steps_json
 from ddpprof.render.html.timeline import timeline_json
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
@@ -128,7 +128,7 @@ def _timeline(report: Report, timeline: Timeline | None, is_drawn: bool) -> str:
         f'<button type="button" data-zoom="{name}" aria-label="{label}" title="{label}">{sign}</button>'
         for name, sign, label in _ZOOMS
     )
-    columns = "".join(f'<th scope="col" class="number">{column_name(name)}</th>' for name in _NUMBERS)
+    columns = "".join(f'<th scope="col" class="number">{column_name(name)}</th>' for name in ("rank", *COLUMNS))
     return (
         f'<div class="controls needs-script">{_choosers("drawn-ranks")}'
         f'<div class="group" role="group" aria-label="Zoom">{zooms}</div></div>'
@@ -140,9 +140,6 @@ def _timeline(report: Report, timeline: Timeline | None, is_drawn: bool) -> str:
         f'<table id="timeline-numbers"><thead><tr>{columns}</tr></thead><tbody></tbody></table></div>'
         '<noscript><p class="note">The timeline needs JavaScript.</p></noscript>'
     )
-
-
-_NUMBERS = ("rank", "compute", "comm", "overlap", "exposed", "trailing")
 
 
 _KEYS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddpprof.render.sections.shown_steps import typical_step, worth_seeing
@@ -11,6 +12,15 @@ from ddpprof.report import Report, StepReport
 
 _MAX_TIMELINES = 4
 """most timelines drawn at first, if there are more ranks than a screen has room for"""
+
+COLUMNS: Mapping[str, Callable[[StepReport], int | None]] = {
+    "compute": lambda step: step.compute_ns,
+    "comm": lambda step: step.comm_ns,
+    "overlap": lambda step: step.overlap_ns,
+    "exposed": lambda step: step.exposed_ns,
+    "trailing": lambda step: step.trailing_ns,
+}
+"""measures of a step that the page shows beside its parts"""
 
 
 def steps_data(report: Report) -> dict[str, Any] | None:
@@ -21,7 +31,7 @@ def steps_data(report: Report) -> dict[str, Any] | None:
     numbers = sorted({step.step for rank in report.ranks for step in rank.measured_steps})
     return {
         "parts": PARTS,
-        "columns": ("compute", "comm", "overlap", "exposed", "trailing"),
+        "columns": tuple(COLUMNS),
         "ranks": [rank.rank for rank in report.ranks],
         "shown": worth_seeing(report),
         "drawn": worth_seeing(report, _MAX_TIMELINES),
@@ -37,8 +47,7 @@ def _rows(report: Report, number: int) -> list[list[int | None] | None]:
 
 def _row(step: StepReport) -> list[int | None]:
     assert step.parts is not None
-    times = (step.compute_ns, step.comm_ns, step.overlap_ns, step.exposed_ns, step.trailing_ns)
-    return [*bar_parts_ns(step.parts), *times]
+    return [*bar_parts_ns(step.parts), *(time_ns(step) for time_ns in COLUMNS.values())]
 
 
 def steps_json(report: Report) -> bytes | None:
