@@ -234,7 +234,7 @@ class Tune(Sweep):
     options = ("--nproc", "2", "--trials", "2", "--rounds", "1", "--skip-first", "3", "--timed-steps", "3")
 
     def counted(self, report: dict) -> object:
-        return len(report["tried"]), len(read_tuning(self.place.work / "e").measured.results)
+        return len(report["tried"]), len(read_tuning(self.place.work / "e").results)
 
 
 def files(folder: Path) -> list[str]:
