@@ -291,7 +291,7 @@ def test_the_last_steps_may_be_without_communication(torchrun: Run, write: Write
         write("""
 build()
 with ddpprof.profile("run", alone_steps=2, **WINDOW):
-    train(20)
+    train(24)
 """)
     )
     assert done.returncode == 0, done.stderr
