@@ -223,13 +223,13 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
                 _wipe()
                 return True
             seconds.append(ended.seconds)
-            left = timedelta(seconds=round(median(seconds) * (len(trials) - index)))
+            left_s = median(seconds) * (len(trials) - index)
             done = total - len(trials) + index
             _say(f"[{done}/{total}] {_outcome(directory, experiment, trial, ended)}")
             if index == 1:
-                say_how_long(left.total_seconds())
+                say_how_long(left_s)
             following = trials[index] if index < len(trials) else None
-            _announce(experiment, following, done, f", about {left} left")
+            _announce(experiment, following, done, f", about {timedelta(seconds=round(left_s))} left")
     except KeyboardInterrupt:
         _wipe()
         return True

@@ -57,7 +57,7 @@ ALL = AnalysisOptions()
 
 @dataclass(frozen=True, slots=True)
 class TracedRank:
-    """What is known of a rank with a trace, and the trace's files in order of time."""
+    """A rank that has a trace: its summary, its drawing, and the trace's files in order of time."""
 
     summary: RankSummary
     about: DrawnRank

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import SCRIPTS, TORCHRUN, Run, script
+from jobs import SCRIPTS, TORCHRUN, Run, assert_two_ranks_recorded_four_steps, fingerprint, script
 
 pytestmark = pytest.mark.slow
 Report = Callable[[str], dict[str, Any]]
@@ -72,25 +71,13 @@ def write(folder: Path, framework: Framework, *changes: Mapping[str, str]) -> Pa
     return path
 
 
-def fingerprint(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("params-sha256"))
-    return line
-
-
 @pytest.mark.parametrize("framework", BOTH)
 def test_a_callback_records_the_training(framework: Framework, start: Run, report: Report, tmp_path: Path) -> None:
     done = start(*framework.launcher, write(tmp_path, framework, framework.recorded), **OFFLINE)
     assert fingerprint(done) == fingerprint(start(*framework.launcher, *script(framework.script), **OFFLINE))
     assert "ddpprof" not in done.stderr
     shown = report("run")
-    assert [rank["rank"] for rank in shown["ranks"]] == [0, 1]
-    for rank in shown["ranks"]:
-        assert rank["ended"] == "finished"
-        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "off", "light"]
-        assert [step["step"] for step in rank["steps"]] == [7, 8, 9, 10]
-        assert all(step["comm_ns"] > 0 and step["compute_ns"] > 0 for step in rank["steps"])
-    assert shown["buckets"]
+    assert_two_ranks_recorded_four_steps(shown)
 
 
 @pytest.mark.parametrize("framework", BOTH)

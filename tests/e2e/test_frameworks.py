@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jobs import TORCHRUN, Run, script
+from jobs import TORCHRUN, Run, assert_two_ranks_recorded_four_steps, fingerprint, script
 
 pytestmark = pytest.mark.slow
 Report = Callable[[str], dict[str, Any]]
@@ -22,12 +21,6 @@ ACCELERATE = [
     *("--mixed_precision", "no", "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1"),
 ]
 TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
-
-
-def fingerprint(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("params-sha256"))
-    return line
 
 
 @pytest.mark.parametrize(
@@ -56,11 +49,5 @@ def test_a_framework(
     assert fingerprint(done) == fingerprint(expected)
     assert "ddpprof" not in done.stderr
     shown = report("run")
-    assert [rank["rank"] for rank in shown["ranks"]] == [0, 1]
-    for rank in shown["ranks"]:
-        assert rank["ended"] == "finished"
-        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "off", "light"]
-        assert [step["step"] for step in rank["steps"]] == [7, 8, 9, 10]
-        assert all(step["comm_ns"] > 0 and step["compute_ns"] > 0 for step in rank["steps"])
-    assert shown["buckets"]
+    assert_two_ranks_recorded_four_steps(shown)
     assert all("." in bucket["first_parameter"] and "." in bucket["last_parameter"] for bucket in shown["buckets"])

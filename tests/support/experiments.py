@@ -111,7 +111,7 @@ def choice(*candidates: Candidate, **changes: Any) -> TuningPlan:
 
 
 def tuning(choice: TuningPlan, *results: TrialResult, rounds: int = 3, **changes: Any) -> TuneReport:
-    """Of two ranks whose losses never change, but for what `changes` says of `Tuning`."""
+    """Return the report of a tuning on two ranks whose losses never change. `changes`: other fields of `Tuning`."""
     variants = tuple(Variant(2, one.label) for one in choice.candidates)
     same = dict.fromkeys(range(2), ((2.0,), (1.5,), (1.25,)))
     losses = {one.trial: same for one in results}

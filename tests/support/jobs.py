@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 DDPPROF = [sys.executable, "-P", "-m", "ddpprof"]
@@ -37,3 +38,21 @@ def without_torch_aborting(start: Callable[[], subprocess.CompletedProcess[str]]
         if done.returncode == 0 or "terminate called without an active exception" not in done.stderr:
             break
     return done
+
+
+def fingerprint(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the line with the hash of the parameters, which the training prints when it has ended well."""
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("params-sha256"))
+    return line
+
+
+def assert_two_ranks_recorded_four_steps(report: Mapping[str, Any]) -> None:
+    """Assert that two ranks have all of the window of ``skip_first=2, cost_steps=4, steps=4``."""
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    for rank in report["ranks"]:
+        assert rank["ended"] == "finished"
+        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "off", "light"]
+        assert [step["step"] for step in rank["steps"]] == [7, 8, 9, 10]
+        assert all(step["comm_ns"] > 0 and step["compute_ns"] > 0 for step in rank["steps"])
+    assert report["buckets"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from analysed import as_analysed
 from hypothesis import HealthCheck, assume, example, given, settings
 from random_traces import TRAINING, Event, device_events, device_traces, host_traces, load
 
@@ -17,8 +18,6 @@ from ddpprof.load.plugin_trace import write_plugin_trace
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.model import Rank, Trace
 from ddpprof.render.tensorboard.plugin_view import plugin_views
-from ddpprof.report.rank_summary import RankSummary, summarise_rank
-from ddpprof.report.timeline import DrawnRank, drawing_of
 
 data = pytest.importorskip("torch_tb_profiler.profiler.data", reason="pip install 'ddpprof[tensorboard]'")
 loader = pytest.importorskip("torch_tb_profiler.profiler.loader")
@@ -51,20 +50,13 @@ def copies(ranks: list[list[Event]]) -> list[Any]:
         for source, events in zip(sources, ranks, strict=True):
             source.write_text(f'{{"traceEvents": [{", ".join(event.text() for event in events)}]}}')
         traces = [Rank(number, load_trace(source), None) for number, source in enumerate(sources)]
-        views, read = plugin_views(map(known, traces)).of_rank, []
+        views, read = plugin_views(map(as_analysed, traces)).of_rank, []
         for rank, source in zip(traces, sources, strict=True):
             target = Path(folder) / "copy.pt.trace.json.gz"
             write_plugin_trace(source, target, views[rank.rank])
             document = json.loads(gzip.decompress(target.read_bytes()))
             read.append(data.RunProfileData.from_json(f"host_{rank.rank:04}", None, document))
     return read
-
-
-def known(rank: Rank) -> tuple[RankSummary, DrawnRank]:
-    """What the analysis of a run knows of the rank."""
-    drawing = drawing_of(rank)
-    assert drawing is not None
-    return summarise_rank(rank, ()).ranks[0], drawing.about
 
 
 def nccl_step(*kernels: tuple[str, int, int]) -> list[Event]:

@@ -70,12 +70,18 @@ def timeline_data(timeline: Timeline, first_step: int, hosts: Mapping[int, str |
     names = _Names()
     now: list[_Drawn] = []
     rest: list[_Drawn] = []
+    num_in_rest = 0
     for rank in timeline.ranks:
         for step in rank.steps:
-            some = now if step.step == first_step else rest
-            some.append(_Drawn(rank.rank, step.step, step.start_ns, step.end_ns, _lanes(rank, step, names)))
-            if some is rest and sum(map(len, rest)) > _MOST_KEPT:
+            drawn = _Drawn(rank.rank, step.step, step.start_ns, step.end_ns, _lanes(rank, step, names))
+            if step.step == first_step:
+                now.append(drawn)
+                continue
+            rest.append(drawn)
+            num_in_rest += len(drawn)
+            if num_in_rest > _MOST_KEPT:
                 rest = _coarsened(rest, MAX_SPANS)
+                num_in_rest = sum(map(len, rest))
     if not now and not rest:
         return None
     began: dict[int, int] = {}

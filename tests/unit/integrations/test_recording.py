@@ -20,7 +20,7 @@ Heard = list[tuple[str, Any]]
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    """What `ddpprof.profile` was told."""
+    """Keep the arguments that `ddpprof.profile` gets."""
     told: Heard = []
 
     class Profile:

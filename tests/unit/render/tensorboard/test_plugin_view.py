@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
+from analysed import as_analysed
 from tables import collective, trace
 
 from ddpprof.model import CollectiveKind, Rank
 from ddpprof.model.plugin import PluginCollective
 from ddpprof.render.tensorboard.plugin_view import PluginViews, plugin_views
-from ddpprof.report.rank_summary import RankSummary, summarise_rank
-from ddpprof.report.timeline import DrawnRank, drawing_of
 
 BROADCAST = CollectiveKind.BROADCAST
 GLOO = ("gloo:all_reduce",)
@@ -18,14 +17,7 @@ GLOO = ("gloo:all_reduce",)
 def views(*ranks: list[dict[str, int]], **changes: Any) -> PluginViews:
     """Of ranks with these collectives, in a step of 1000 ns."""
     given = {"names": GLOO, "steps": ((0, 1000),), **changes}
-    return plugin_views(read(Rank(number, trace(comm=rows, **given), None)) for number, rows in enumerate(ranks))
-
-
-def read(rank: Rank) -> tuple[RankSummary, DrawnRank]:
-    """What the analysis of a run knows of the rank."""
-    drawing = drawing_of(rank)
-    assert drawing is not None
-    return summarise_rank(rank, ()).ranks[0], drawing.about
+    return plugin_views(as_analysed(Rank(number, trace(comm=rows, **given), None)) for number, rows in enumerate(ranks))
 
 
 def shown(made: PluginViews, rank: int = 0) -> list[tuple[str, int, int]]:
