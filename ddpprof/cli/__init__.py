@@ -1,5 +1,6 @@
 """The command line: it parses, calls and prints. It computes nothing, and imports heavy modules only when needed.
 
+after_trace.py         What `ddpprof trace` prints and writes when the job has ended
 arguments.py           Parsers for option values
 commands.py            Every command with its purpose and options; help, shell completion and parsers are made of it
 compare.py             `ddpprof compare`: compare two jobs, and check the second against limits

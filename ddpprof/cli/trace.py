@@ -13,13 +13,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ddpprof.cli.after_trace import after_trace, nothing_recorded
 from ddpprof.cli.arguments import count, numbers, positive, seconds
 from ddpprof.cli.saying import say
 from ddpprof.files import local
 from ddpprof.profiled_ranks import MOST
 
 if TYPE_CHECKING:
-    from ddpprof.pipeline.analysis import Analysis
     from ddpprof.record.launch import JobEnd
     from ddpprof.record.settings import Settings
 
@@ -158,20 +158,6 @@ def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     return _trace(options, out, command).exit_code
 
 
-def nothing_recorded(attempted: Sequence[Path], name: str) -> str:
-    """Say why there is nothing in run directories, which the first forward of a DDP module creates."""
-    from ddpprof import rundir
-
-    if any(map(rundir.is_run, attempted)):
-        why = "no DistributedDataParallel module finished more steps than are skipped initially (--skip-first)"
-    else:
-        why = (
-            f"no DistributedDataParallel module was trained in {name}. Wrap the model in "
-            "torch.nn.parallel.DistributedDataParallel; docs/guides/trouble.md has the other ways to train"
-        )
-    return f"ddpprof: nothing was recorded: {why}."
-
-
 def _trace_repeatedly(
     parser: argparse.ArgumentParser, options: argparse.Namespace, out: Path, command: Sequence[str]
 ) -> int:
@@ -258,7 +244,7 @@ def _trace(options: argparse.Namespace, out: Path, command: Sequence[str]) -> Jo
     elif not options.quiet:
         sys.stdout.flush()
         try:
-            _after_trace(out, inside, _name(command), interrupted=outcome.signal is not None)
+            after_trace(out, inside, _name(command), interrupted=outcome.signal is not None)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the job's exit code is what counts)
             say(f"ddpprof: no report: {error}. The run is in {out}.", file=sys.stderr)
     if outcome.signal is not None:
@@ -295,54 +281,6 @@ def _is_further_node(torchrun: Sequence[str] | None) -> bool:
     """Return whether this is not the first of several nodes; the first one creates the shared run directory."""
     given = list(torchrun or ())
     return any(name in given and given[given.index(name) + 1] != "0" for name in ("--node-rank", "--node_rank"))
-
-
-def _after_trace(out: Path, inside: bool, name: str, interrupted: bool) -> None:
-    from ddpprof import rundir
-    from ddpprof.record.launch import is_first_rank
-
-    if inside:
-        if is_first_rank(os.environ):
-            say(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
-        return
-    attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
-    if not any(rundir.ranks_in(path) for path in attempts.values()):
-        say(nothing_recorded([out], name), file=sys.stderr)
-        return
-    _print_run(out, summary_only=interrupted)
-
-
-def _print_run(out: Path, summary_only: bool) -> None:
-    from ddpprof.cli.report import screen
-    from ddpprof.pipeline.analysis import analysed
-    from ddpprof.render.terminal import render_terminal
-
-    with analysed(out) as analysis:
-        report = analysis.report
-        if not summary_only:
-            say()
-            render_terminal(screen(report, [str(out)], analysis), sys.stdout)
-        _write_for_tensorboard(out, analysis)
-    steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
-    ranks = len(report.ranks)
-    say(f"\nWrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps).", flush=True)
-
-
-def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
-    """Write the log directory for ``tensorboard --logdir OUT``, if TensorBoard is installed."""
-    from importlib.util import find_spec
-
-    from ddpprof.cli.log_directory import write_log_directory
-    from ddpprof.own_files import make_folder
-    from ddpprof.rundir import TENSORBOARD_DIRECTORY
-
-    if find_spec("tensorboard") is None:
-        return
-    try:
-        make_folder(out / TENSORBOARD_DIRECTORY)
-        write_log_directory(out / TENSORBOARD_DIRECTORY, analysis.report, analysis.drawings())
-    except Exception as error:  # noqa: BLE001 (the user asked for the report, not for this)
-        say(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
 
 
 def _die_of(number: int) -> NoReturn:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ddpprof.cli.after_trace import nothing_recorded
 from ddpprof.cli.commands import parsers
-from ddpprof.cli.trace import default_out, nothing_recorded, split
+from ddpprof.cli.trace import default_out, split
 from ddpprof.rundir import RUN_FILE
 
 

@@ -1,0 +1,77 @@
+"""What `ddpprof trace` prints and writes when the job has ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpprof.cli.saying import say
+
+if TYPE_CHECKING:
+    from ddpprof.pipeline.analysis import Analysis
+
+
+def after_trace(out: Path, inside: bool, name: str, interrupted: bool) -> None:
+    """Print the report, or why there is none. `inside`: this process is a rank itself; `name`: what to call the job."""
+    from ddpprof import rundir
+    from ddpprof.record.launch import is_first_rank
+
+    if inside:
+        if is_first_rank(os.environ):
+            say(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
+        return
+    attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
+    if not any(rundir.ranks_in(path) for path in attempts.values()):
+        say(nothing_recorded([out], name), file=sys.stderr)
+        return
+    _print_run(out, summary_only=interrupted)
+
+
+def _print_run(out: Path, summary_only: bool) -> None:
+    from ddpprof.cli.report import screen
+    from ddpprof.pipeline.analysis import analysed
+    from ddpprof.render.terminal import render_terminal
+
+    with analysed(out) as analysis:
+        report = analysis.report
+        if not summary_only:
+            say()
+            render_terminal(screen(report, [str(out)], analysis), sys.stdout)
+        _write_for_tensorboard(out, analysis)
+    steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
+    ranks = len(report.ranks)
+    say(f"\nWrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps).", flush=True)
+
+
+def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
+    """Write the log directory for ``tensorboard --logdir OUT``, if TensorBoard is installed."""
+    from importlib.util import find_spec
+
+    from ddpprof.cli.log_directory import write_log_directory
+    from ddpprof.own_files import make_folder
+    from ddpprof.rundir import TENSORBOARD_DIRECTORY
+
+    if find_spec("tensorboard") is None:
+        return
+    try:
+        make_folder(out / TENSORBOARD_DIRECTORY)
+        write_log_directory(out / TENSORBOARD_DIRECTORY, analysis.report, analysis.drawings())
+    except Exception as error:  # noqa: BLE001 (the user asked for the report, not for this)
+        say(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
+
+
+def nothing_recorded(attempted: Sequence[Path], name: str) -> str:
+    """Say why there is nothing in run directories, which the first forward of a DDP module creates."""
+    from ddpprof import rundir
+
+    if any(map(rundir.is_run, attempted)):
+        why = "no DistributedDataParallel module finished more steps than are skipped initially (--skip-first)"
+    else:
+        why = (
+            f"no DistributedDataParallel module was trained in {name}. Wrap the model in "
+            "torch.nn.parallel.DistributedDataParallel; docs/guides/trouble.md has the other ways to train"
+        )
+    return f"ddpprof: nothing was recorded: {why}."
