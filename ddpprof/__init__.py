@@ -3,6 +3,8 @@
     with ddpprof.profile("runs/a"):
         train()
 
+``with ddpprof.watch("runs/a")`` only notes how the steps of a whole run go, at a cost of microseconds.
+
 To leave the script unedited, run ``ddpprof trace train.py`` on the command line. To get the numbers of a run:
 
     report: ddpprof.Report = ddpprof.build_report(ddpprof.load_run("runs/a"))
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from ddpprof.model import Run, Trace
     from ddpprof.pipeline.whatif import whatif
     from ddpprof.record import hooks
-    from ddpprof.record.profile import profile
+    from ddpprof.record.profile import profile, watch
     from ddpprof.report import Report, build_report
 
 __version__ = "0.2.0"
@@ -68,6 +70,7 @@ _HOME = {
     "measure_overlap": "ddpprof.measures.buckets.overlap",
     "profile": "ddpprof.record.profile",
     "shift_between": "ddpprof.measures.statistics.shift",
+    "watch": "ddpprof.record.profile",
     "whatif": "ddpprof.pipeline.whatif",
 }
 
@@ -91,6 +94,7 @@ __all__ = [
     "measure_overlap",
     "profile",
     "shift_between",
+    "watch",
     "whatif",
 ]
 

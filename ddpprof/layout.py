@@ -187,6 +187,17 @@ def percent(fraction: float | None) -> str:
     return ABSENT if fraction is None else f"{fraction:.0%}"
 
 
+def duration(ns: int) -> str:
+    """Return a duration for people, such as ``0.4 s``, ``12 s``, ``4 min 12 s`` or ``3 h 05 min``."""
+    if ns < 10 * 10**9:
+        return f"{max(ns, 0) / 1e9:.1f} s"
+    minutes, seconds = divmod(round(ns / 1e9), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
+
+
 def clean(text: str, most: int = 200) -> str:
     """Shorten a name from a trace, and replace its control characters."""
     shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: most + 1])

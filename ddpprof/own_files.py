@@ -71,6 +71,26 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
+def create_locked(path: Path, num_bytes: int, begin: bytes) -> int:
+    """Return the descriptor of a new file that only this user can read, locked until the descriptor is closed.
+
+    The file appears locked, with all of its `num_bytes` in place, of which `begin` are the first.
+    Raises ``OSError``, also if there is no space for it.
+    """
+    part = path.with_name(f".{path.name}")
+    file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.posix_fallocate(file, 0, num_bytes)
+        os.pwrite(file, begin, 0)
+        part.rename(path)
+    except BaseException:
+        os.close(file)
+        part.unlink(missing_ok=True)
+        raise
+    return file
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a new, empty file that replaces `path` at the end, or is removed if the block raises.
@@ -209,6 +229,16 @@ def _is_locked_by_nobody(descriptor: int) -> bool:
     except OSError:
         return os.fstat(descriptor).st_mtime < time.time() - _SURELY_DEAD_S
     return True
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Give another path of the file, short enough for a socket, while the block runs. Raises ``OSError``."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def is_folder(path: Path) -> bool:

@@ -5,10 +5,16 @@
     rank-0.steps.jsonl     rank 0: one line per recorded step, appended during training
     rank-0.trace.json.gz   rank 0: the profiler's trace of the profiled steps
     rank-0.last_step       rank 0: number of finished steps, and when the last one ended; a few bytes
+    rank-0.pulse           rank 0: what it is doing, and how all its steps went; a fixed size, see ``model/pulse.py``
     rank-0.losses.json     rank 0: the loss of each step, if the run is a trial of ``ddpprof tune``
     exits.jsonl            how ranks, and the job, ended, as seen by the processes that started them
     summaries/             cached summaries of each rank, which save reports from reading it again; may be deleted
     tensorboard/           TensorBoard's view of the run, one folder per TensorBoard run; made from the files above
+    slowdowns.json         slow-downs of the whole run so far, as found by whoever watched it
+    hang.json              the last verdict of ``ddpprof diagnose`` on a job that hung, or of whoever watched it
+    control.sock           socket on which the running job takes requests of ``ddpprof capture``
+    board/                 notes by which the ranks agree on a capture
+    capture-1/             a run of the steps that ``ddpprof capture`` asked for
     attempt-1/             the same for the job's next attempt, if torchrun restarted all ranks
 
 Folders ``run-1``, ``run-2``, … in one folder are runs of one job, as recorded by ``ddpprof trace --repeat``.
@@ -38,13 +44,22 @@ EXITS_FILE = "exits.jsonl"
 LAST_STEP = "<qq"
 """`struct` format of ``rank-0.last_step``: number of finished steps, and ns since 1970"""
 _RANK_FILE = re.compile(
-    r"^rank-(\d{1,7})\.(facts\.json|losses\.json|last_step|steps\.jsonl|trace\.json(?:\.gz|\.zst)?)$"
+    r"^rank-(\d{1,7})\.(facts\.json|losses\.json|last_step|pulse|steps\.jsonl|trace\.json(?:\.gz|\.zst)?)$"
 )
 
 
 _MOST_LOOKED_AT = 100
 
 _ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
+
+
+CONTROL_SOCKET = "control.sock"
+HANG_FILE = "hang.json"
+SLOWDOWNS_FILE = "slowdowns.json"
+_OF_RUN = (RUN_FILE, EXITS_FILE, CONTROL_SOCKET, HANG_FILE, SLOWDOWNS_FILE)
+BOARD_DIRECTORY = "board"
+_NOTE = re.compile(r"^(?:request|open|start)-\d+$|^(?:ready|done)-\d+\.\d+$")
+_CAPTURE = re.compile(r"^capture-([1-9]\d{0,5})$")
 
 
 CACHE_DIRECTORY = "summaries"
@@ -88,6 +103,23 @@ def attempts_in(directory: Location) -> dict[int, Location]:
     return {number: path for number, path in paths.items() if is_run(path)}
 
 
+def last_attempt(directory: Path) -> Path:
+    """Return the directory of the run's last attempt. Raises ``OSError``."""
+    return directory / attempt_directory(max(attempts_in(directory), default=0))
+
+
+def capture_directory(number: int) -> str:
+    """Return the name, in the run directory, of the run that ``ddpprof capture`` asked for; numbers begin at 1."""
+    return f"capture-{number}"
+
+
+def captures_in(directory: Location) -> dict[int, Location]:
+    """Return the captures of a run by number, in order. A link is none."""
+    found = {int(match.group(1)): path for path in directory.iterdir() if (match := _CAPTURE.match(path.name))}
+    kept = {number: path for number, path in found.items() if not (isinstance(path, Path) and path.is_symlink())}
+    return {number: kept[number] for number in sorted(kept) if is_run(kept[number])}
+
+
 def facts_file(rank: int) -> str:
     return f"rank-{rank}.facts.json"
 
@@ -102,6 +134,16 @@ def losses_file(rank: int) -> str:
 
 def last_step_file(rank: int) -> str:
     return f"rank-{rank}.last_step"
+
+
+def pulse_file(rank: int) -> str:
+    return f"rank-{rank}.pulse"
+
+
+def pulses_in(directory: Location) -> list[int]:
+    """Return every rank that left a pulse, in order."""
+    matches = (_RANK_FILE.match(path.name) for path in directory.iterdir())
+    return sorted({int(match.group(1)) for match in matches if match and match.group(2) == "pulse"})
 
 
 def trace_file(rank: int) -> str:
@@ -178,6 +220,12 @@ def remove_run(directory: Path) -> None:
             remove_run(attempt)
             with suppress(OSError):  # other files are in it
                 attempt.rmdir()
+    for capture in captures_in(directory).values():
+        assert isinstance(capture, Path)
+        remove_run(capture)
+        with suppress(OSError):  # other files are in it
+            capture.rmdir()
+    _remove_matching(directory / BOARD_DIRECTORY, _NOTE)
     remove_tensorboard(directory / TENSORBOARD_DIRECTORY)
     _remove_cached(directory / CACHE_DIRECTORY)
     for name in os.listdir(directory):
@@ -185,8 +233,20 @@ def remove_run(directory: Path) -> None:
             own_files.remove_file(directory / name)
 
 
+def _remove_matching(directory: Path, pattern: re.Pattern[str]) -> None:
+    """Delete the files of a folder that have such names, and the folder if it is empty then."""
+    if not own_files.is_folder(directory):
+        return
+    own_files.remove_left_parts(directory)
+    for name in os.listdir(directory):
+        if pattern.match(name):
+            own_files.remove_file(directory / name)
+    with suppress(OSError):  # other files are in it
+        directory.rmdir()
+
+
 def _is_of_run(name: str) -> bool:
-    return name in (RUN_FILE, EXITS_FILE) or _RANK_FILE.match(name) is not None
+    return name in _OF_RUN or _RANK_FILE.match(name) is not None
 
 
 def is_cached(name: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 SKIP_FIRST = 3
+REBUILT = 3
+"""number of steps after which DDP has rebuilt its buckets, and torch's logging data tells so"""
 COST_STEPS = 8
 WARMUP = 1
 STEPS = 5

@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.saying import say
 
 if TYPE_CHECKING:
+    from ddpprof.files import Location
     from ddpprof.pipeline.analysis import Analysis
 
 
 def after_trace(out: Path, inside: bool, name: str, interrupted: bool) -> None:
     """Print the report, or why there is none. `inside`: this process is a rank itself; `name`: what to call the job."""
     from ddpprof import rundir
+
+    if has_run_to_tell_of(out, inside, name, rundir.ranks_in):
+        _print_run(out, summary_only=interrupted)
+
+
+def has_run_to_tell_of(out: Path, inside: bool, name: str, ranks_in: Callable[[Location], list[int]]) -> bool:
+    """Return whether this process is to tell of the run; if not, say where it is, or why there is none.
+
+    `ranks_in`: returns the ranks that left what the command records.
+    """
+    from ddpprof import rundir
     from ddpprof.record.launch import is_first_rank
 
     if inside:
         if is_first_rank(os.environ):
             say(f"ddpprof: see the run with: ddpprof report {out}", file=sys.stderr)
-        return
+        return False
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
-    if not any(rundir.ranks_in(path) for path in attempts.values()):
+    if not any(ranks_in(path) for path in attempts.values()):
         say(nothing_recorded([out], name), file=sys.stderr)
-        return
-    _print_run(out, summary_only=interrupted)
+        return False
+    return True
 
 
 def _print_run(out: Path, summary_only: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable, Mapping
 
 from ddpprof.errors import did_you_mean
@@ -20,6 +20,13 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)([KMGT])(bit|B)(?:/s|ps)?", re.IGNORECASE)
 _RATES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LARGEST = 1e9
 _LONGEST_S = 1e6
+
+
+def add_profiler_options(parser: ArgumentParser) -> None:
+    """Add the options that say how steps are recorded."""
+    parser.add_argument("--no-profiler", action="store_true", help="record lightly only")
+    for name in ("--record-shapes", "--with-stack", "--profile-memory"):
+        parser.add_argument(name, action="store_true", help="as in torch.profiler")
 
 
 def hint(message: str, options: Iterable[str], others: Mapping[str, Iterable[str]]) -> str:

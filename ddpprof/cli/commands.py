@@ -10,9 +10,11 @@ from typing import NoReturn
 
 from ddpprof import __version__
 from ddpprof.cli.arguments import hint
+from ddpprof.cli.capture import add_capture_options
 from ddpprof.cli.compare import add_compare_options, run_compare
 from ddpprof.cli.completion import add_completion_options
 from ddpprof.cli.demo import add_demo_options
+from ddpprof.cli.diagnose import add_diagnose_options
 from ddpprof.cli.doctor import add_doctor_options
 from ddpprof.cli.experiments import add_experiment_options, run_experiment
 from ddpprof.cli.explain import add_explain_options
@@ -21,8 +23,10 @@ from ddpprof.cli.report import add_report_options
 from ddpprof.cli.schema import add_schema_options
 from ddpprof.cli.tensorboard import add_tensorboard_options
 from ddpprof.cli.timeline import add_timeline_options
+from ddpprof.cli.top import add_top_options
 from ddpprof.cli.trace import add_trace_options, run_trace
 from ddpprof.cli.tune import add_tune_options, run_tune
+from ddpprof.cli.watch import add_watch_options, run_watch
 from ddpprof.cli.whatif import add_whatif_options
 from ddpprof.errors import DdpprofError
 from ddpprof.own_files import WORLD_READABLE
@@ -82,8 +86,45 @@ GROUPS = (
         ),
     ),
     Group(
+        "Watch",
+        (
+            Command(
+                "watch",
+                "watch a whole training without recording steps in detail",
+                "Is the job still as fast as it was, and if not, since when and why?",
+                "ddpprof watch --nproc-per-node 2 train.py",
+                add_watch_options,
+                run_watch,
+            ),
+            Command(
+                "diagnose",
+                "say which rank holds a job up, or has ended it, and where",
+                "Why does the job hang, or why did it fail?",
+                "ddpprof diagnose runs/a",
+                add_diagnose_options,
+                writes_files=False,
+            ),
+            Command(
+                "capture",
+                "profile the next steps of a running job, on all its ranks",
+                "Where does the time of a step go, in a job that is running already?",
+                "ddpprof capture runs/a --steps 5",
+                add_capture_options,
+                writes_files=False,
+            ),
+        ),
+    ),
+    Group(
         "Look",
         (
+            Command(
+                "top",
+                "look at a running job, rank by rank: who waits for whom",
+                "What does the job do right now, and which rank holds it up?",
+                "ddpprof top runs/a",
+                add_top_options,
+                writes_files=False,
+            ),
             Command(
                 "timeline",
                 "export a run for Perfetto, with all ranks on one clock",

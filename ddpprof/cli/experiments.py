@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import count, positive
 from ddpprof.cli.experiment_plan import plan, split_experiment
+from ddpprof.cli.job import default_out
 from ddpprof.cli.saying import say
-from ddpprof.cli.trace import default_out
 from ddpprof.errors import DdpprofError
 from ddpprof.files import local
 

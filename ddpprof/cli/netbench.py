@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import seconds, sizes_bytes
+from ddpprof.cli.job import add_torchrun_options
 from ddpprof.cli.saying import say
-from ddpprof.cli.trace import add_torchrun_options
 from ddpprof.errors import DdpprofError, writing
 from ddpprof.files import local
 

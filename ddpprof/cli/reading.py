@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -30,6 +31,17 @@ _SILENT_S = 0.5
 """seconds; a shorter read shows no progress bar"""
 _SILENT_BYTES = 8_000_000
 _DRAW_EVERY_S = 0.1
+
+
+def last_attempt_of(run: Path) -> Path:
+    """Return the directory of the last attempt of a job that may still run. Raises `DdpprofError` if it is no run."""
+    from ddpprof import rundir
+
+    if not rundir.is_run(run):
+        raise DdpprofError(
+            f"{run} is not a run: it has no {rundir.RUN_FILE}. Give the --out of ddpprof watch or trace."
+        )
+    return rundir.last_attempt(run)
 
 
 def add_choosing_options(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpprof.report.timeline import Timeline
 
 
-TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "cost", "findings")
+TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "whole-run", "cost", "findings")
 """names of the parts of a report; `render.sections` makes them, and is imported only if they are needed"""
 _OF_SECTIONS = ("terminal", "markdown")
 """formats that show sections alone"""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.arguments import positive
 from ddpprof.cli.experiment_plan import split_experiment
 from ddpprof.cli.experiments import add_place_options, resumed, say_how_long, steps_in_words
+from ddpprof.cli.job import default_out
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import say
-from ddpprof.cli.trace import default_out
 from ddpprof.errors import CannotRecord, DdpprofError, writing
 from ddpprof.files import Location, location
 from ddpprof.files.small import read_small

@@ -9,6 +9,7 @@ bucket_layout.py    Which buckets would DDP make under other caps?
 buckets.py          Rules about gradient buckets and exposed communication
 collectives.py      Rules about collectives that the script calls itself, outside DDP
 data.py             Rules about the training script around DDP: data loading and checkpoints
+hangs.py            Rules about what will make the job hang one day
 device.py           Rules about computation slowed by communication, and an accelerator that waits for its host
 finding.py          The input and the output of a rule
 framework_words.py  Where does the user set each option?
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ddpprof.findings import accumulation, buckets, collectives, data, device, memory, ranks, replicas, wrapper
+from ddpprof.findings import accumulation, buckets, collectives, data, device, hangs, memory, ranks, replicas, wrapper
 from ddpprof.findings.finding import Finding, Observed
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
@@ -97,6 +98,8 @@ RULES: tuple[Rule, ...] = (
     replicas.copies_differ,
     data.same_samples,
     data.epoch_never_set,
+    hangs.unequal_batches,
+    hangs.long_timeout,
     data.same_checkpoint,
     data.idle_for_data,
 )

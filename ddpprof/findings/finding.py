@@ -94,6 +94,10 @@ class Observed:
     """rank → its data loaders"""
     same_samples: SameSamples | None = None
     drifts: tuple[Drift, ...] = ()
+    joins: bool = False
+    """whether ranks may have different numbers of batches, as within DDP's ``join()``"""
+    timeout_s: float | None = None
+    """time after which a process group gives a collective up; the longest of any rank"""
     group_size: int | None = None
     """number of ranks that average their gradients together; the least of any rank"""
     device: str | None = None

@@ -7,7 +7,7 @@ that processes and machines can share the work. `complete` adds what only all ra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from ddpprof.load.exits import load_exits
 from ddpprof.load.folder import find_traces
 from ddpprof.load.limits import DEFAULT_LIMITS, MAX_FILES_OPTION, Limits
 from ddpprof.load.other_files import load_other_file
+from ddpprof.load.pulses import load_hang, load_pulses, load_slowdowns
 from ddpprof.load.rank import RankFiles, load_rank, some_file
 from ddpprof.model import Run
 from ddpprof.model.run_file import RunFile
@@ -105,7 +106,9 @@ def find_parts(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> Ru
     return RunFiles(run, tuple(ranks[rank] for rank in sorted(ranks, key=lambda rank: rank or 0)))
 
 
-def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str], left_out: Iterable[int] = ()) -> Run:
+def complete(
+    files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str], left_out: Collection[int] = ()
+) -> Run:
     """Return the run without its ranks. `missing` has messages about unreadable ranks. Raises `NotARun`.
 
     `left_out`: ranks that the user did not ask for.
@@ -125,7 +128,12 @@ def complete(files: RunFiles, ranks: Sequence[KnownRank], missing: Iterable[str]
     absent = (
         _absent_ranks(sorted(there), world_size, what) if run.other_file is None else []
     )  # another tool's file tells of all ranks
-    return replace(run, world_size=world_size, missing=(*run.missing, *missing, *_of_other_jobs(ranks), *absent))
+    pulses, unreadable = load_pulses(files.ranks, left_out)
+    missing = (*run.missing, *missing, *unreadable, *_of_other_jobs(ranks), *absent)
+    if not pulses:
+        return replace(run, world_size=world_size, missing=missing)
+    slowdowns, hang = load_slowdowns(files.ranks, left_out), load_hang(files.ranks)
+    return replace(run, world_size=world_size, missing=missing, pulses=pulses, slowdowns=slowdowns, hang=hang)
 
 
 def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:

@@ -6,7 +6,14 @@ run_file.py  the layout of ``run.json``
 backends.py  names and kinds of backends
 netbench.py  a network as measured by `ddpprof netbench`
 bucket_assignment.py  Into which buckets does DDP put the gradients?
+slowdown.py           Slow-downs of a job, as they are written into a file
 light_step.py         The parts of a step from light recording, for runs without a trace, and during training
+capture.py            What ``ddpprof capture`` asks a running job for, and its answers
+pulse.py              What a rank is doing, and how all its steps went: the layout of its pulse
+pulse_layout.py        The layout of the file with a pulse
+stack.py               Where a thread stands: its stack, and the user's own lines in it
+hang.py                The verdict on a job that hangs or has failed
+whole_run.py          A rank's whole training in few numbers
 plugin.py             Data of one rank that TensorBoard's profiler plugin shows, equal to the report's
 """
 
@@ -16,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ddpprof.model.hang import Verdict
 from ddpprof.model.record import (
     DETAILED_MODES,
     BackwardPass,
@@ -35,6 +43,7 @@ from ddpprof.model.record import (
     RpcCall,
     StepMode,
 )
+from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.tables import (
     NO_STEP,
     UNKNOWN,
@@ -51,6 +60,7 @@ from ddpprof.model.tables import (
     Trace,
     Work,
 )
+from ddpprof.model.whole_run import RankWholeRun
 
 __all__ = [
     "DETAILED_MODES",
@@ -147,6 +157,12 @@ class Run:
     """all attempts, in order, of a job that torchrun started more than once"""
     exits: tuple[ProcessExit, ...] = ()
     """ends of its processes, as far as their parents noted them"""
+    pulses: tuple[RankWholeRun, ...] = ()
+    slowdowns: Slowdowns | None = None
+    """slow-downs of the whole run, and what pauses on purpose took"""
+    hang: Verdict | None = None
+    """last verdict on a hang of the job"""
+    """whole training of each rank that left a pulse"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,8 @@ class Loader(Struct, frozen=True):
     persistent_workers: bool = False
     batches: tuple[Batch, ...] = ()
     """batches of the recorded steps whose samples could be read"""
+    batches_per_pass: Int64 | None = None
+    """``len(loader)``; ``None`` for an `IterableDataset`, whose length torch only guesses"""
 
     @property
     def is_iterable(self) -> bool:
@@ -320,3 +322,11 @@ class Record(Struct, frozen=True, kw_only=True):
     """True if the rank was to be profiled; in a large job not all are"""
     no_trace: str | None = None
     """why it has no trace, or an incomplete one"""
+    timeout_s: float | None = None
+    """time after which the process group gives a collective up"""
+    joins: bool = False
+    """True if DDP trains within ``join()``, which lets ranks have different numbers of batches"""
+    ended_place: str | None = None
+    """line of the user's code at which an error ended the rank, as ``file:line in function``"""
+    ended_in: str | None = None
+    """collective of torch in which that error was raised"""

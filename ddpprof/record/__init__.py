@@ -20,6 +20,7 @@ facts.py         description of DDP, its buckets and its parameters
 feeding.py       which data loader feeds the training, with which samples
 samples.py       digests of a batch's samples
 environment.py   device, backend, framework, checkpoints
+flight_recorder.py  Which bucket was launched last? torch's flight recorder knows
 framework.py     which framework made the DDP module
 profiler.py      torch.profiler over the profiled steps
 
@@ -34,6 +35,9 @@ hooks.py         `ddpprof.hooks`: a comm hook that times buckets, without the pr
 accumulated.py      Which parameters got a gradient in a backward pass?
 baseline.py         Steps without gradient communication: every forward in them runs as if under ``ddp.no_sync()``
 bounds.py           Bounds on what the profiler collects while no step ends
+boards.py           Boards on which ranks leave notes for each other, to agree on a capture
+captures.py         Captures: the ranks of a running job agree to profile the same steps
+control.py          A socket in the run directory on which this job takes requests of its own user
 closures.py         Optimizer closures: they compute loss and gradients, which is not the optimizer's own work
 compiled.py         Modules that torch.compile must not compile
 data_parallel.py    The ``nn.DataParallel`` modules of a process that trains without DDP
@@ -42,11 +46,14 @@ graphs.py           CUDA graphs: no step may end during a capture
 hang_signals.py     Handling of signals while the training thread may hang in a call that never returns
 live.py             Live scalars for TensorBoard: the times of every step during training
 losses.py           The losses of each step: the scalars on which the script calls ``backward``
+machine.py          What does the machine give to this process, and what does it withhold?
 memory.py           How much memory does this process hold?
 netbench.py         How long do collectives take between the ranks of this job?
 netbench_beside.py  How much of a concurrent computation do collectives cost?
 netbench_job.py     Start of the ranks of `ddpprof netbench` with torchrun, and a one-line reason if they fail
 parts.py            A part of the run: the files of one host's own ranks, if hosts share no file system
+pulse.py            The pulse of this rank: notes of what it does, in memory that outlives it
+pulse_keeper.py     A thread that copies the pulse into the run directory, and samples the machine
 replicas.py         Do all ranks have the same model?
 rpc.py              Calls through ``torch.distributed.rpc`` in the current step
 trace_file.py       One rank's trace on its way into the run directory, written during training

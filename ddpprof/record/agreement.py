@@ -32,14 +32,20 @@ class AgreedRecording:
 
 class Agreement:
     def __init__(self, store: Store, world_size: int, session: int) -> None:
-        self._store = store
+        self.store = store
         self._world_size = world_size
-        self._prefix = f"ddpprof/{session}"
+        self.prefix = f"ddpprof/{session}"
+
+    def renewed(self, purpose: str) -> Agreement:
+        """Return an agreement of the same ranks about something else."""
+        other = Agreement(self.store, self._world_size, 0)
+        other.prefix = f"{self.prefix}/{purpose}"
+        return other
 
     def is_possible(self) -> bool:
         """Return whether the store keeps anything; that of the MPI backend does not."""
         try:
-            self._store.add(f"{self._prefix}/joined", 0)
+            self.store.add(f"{self.prefix}/joined", 0)
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, NotImplementedError) or "virtual" in str(error):
                 return False
@@ -48,41 +54,41 @@ class Agreement:
 
     def offer(self, out: str | None, run_id: str, problem: str | None) -> None:
         """Announce where the run goes, or why it cannot. Rank 0 calls this before `join`."""
-        self._store.set(f"{self._prefix}/offer", json.dumps([out, run_id, problem]))
+        self.store.set(f"{self.prefix}/offer", json.dumps([out, run_id, problem]))
 
     def join(self) -> None:
         """Count this rank in. Every rank calls this before its first synchronising backward pass."""
-        self._store.add(f"{self._prefix}/joined", 1)
+        self.store.add(f"{self.prefix}/joined", 1)
 
     def verdict(self) -> AgreedRecording:
         """Return the verdict. Every rank calls this after its first synchronising backward pass."""
-        ready = self._all_joined() and self._store.check([f"{self._prefix}/offer"])
-        said = self._store.compare_set(f"{self._prefix}/verdict", "", "all" if ready else "some").decode()
-        if not self._store.check([f"{self._prefix}/offer"]):
+        ready = self._all_joined() and self.store.check([f"{self.prefix}/offer"])
+        said = self.store.compare_set(f"{self.prefix}/verdict", "", "all" if ready else "some").decode()
+        if not self.store.check([f"{self.prefix}/offer"]):
             return AgreedRecording(None, "", False, None)
-        out, run_id, problem = json.loads(self._store.get(f"{self._prefix}/offer"))
+        out, run_id, problem = json.loads(self.store.get(f"{self.prefix}/offer"))
         return AgreedRecording(out, run_id, said == "all", problem)
 
     def _all_joined(self) -> bool:
         deadline = time.monotonic() + _PATIENCE_S
-        while self._store.add(f"{self._prefix}/joined", 0) < self._world_size:
-            if self._store.check([f"{self._prefix}/verdict"]) or time.monotonic() > deadline:
+        while self.store.add(f"{self.prefix}/joined", 0) < self._world_size:
+            if self.store.check([f"{self.prefix}/verdict"]) or time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
         return True
 
     def come_to_the_end(self) -> None:
         """Note that this rank still records. Call this before an all-reduce of the last step that ranks share."""
-        self._store.add(f"{self._prefix}/at-end", 1)
+        self.store.add(f"{self.prefix}/at-end", 1)
 
     def all_came_to_the_end(self) -> bool:
         """Return whether all ranks still recorded: the same answer on all. Call this after that step's all-reduces."""
-        return self._store.add(f"{self._prefix}/at-end", 0) >= self._world_size
+        return self.store.add(f"{self.prefix}/at-end", 0) >= self._world_size
 
     def veto(self) -> None:
         """Keep all ranks from profiling, since this one cannot."""
-        self._store.set(f"{self._prefix}/veto", "1")
+        self.store.set(f"{self.prefix}/veto", "1")
 
     def vetoed(self) -> bool:
         """Return whether any rank vetoed before the all-reduces whose end this rank has seen."""
-        return bool(self._store.check([f"{self._prefix}/veto"]))
+        return bool(self.store.check([f"{self.prefix}/veto"]))

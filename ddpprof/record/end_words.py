@@ -1,6 +1,11 @@
-"""How does a rank say how it ended?"""
+"""How does a rank say how it ended, and where?"""
 
 from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+from ddpprof.model.stack import collective_of, frames_of, place_of_user
 
 _MOST = 200
 
@@ -17,3 +22,24 @@ def how_it_ends(error: BaseException | None) -> str:
         return "interrupted"
     said = str(error).strip().partition("\n")[0]
     return f"failed: {type(error).__name__}: {said if len(said) <= _MOST else f'{said[: _MOST - 1]}…'}"
+
+
+@dataclass(frozen=True, slots=True)
+class EndPlace:
+    """Where the error was raised that ends the process; ``None`` where that is not known."""
+
+    line: str | None = None
+    """innermost line of the user's code, as ``file:line in function``"""
+    collective: str | None = None
+    """collective of torch in which it was raised"""
+
+
+def where_it_ends(error: BaseException | None) -> EndPlace:
+    """Return where in the traceback of the `error` that ends the process."""
+    if isinstance(error, SystemExit) and error.__context__ is not None:
+        error = error.__context__
+    if error is None or isinstance(error, SystemExit):
+        return EndPlace()
+    frames = frames_of(traceback.walk_tb(error.__traceback__))
+    place = place_of_user(frames)
+    return EndPlace(None if place is None else str(place), collective_of(frames))

@@ -21,6 +21,8 @@ class JobEnvironment:
         self._device = "cpu"
         self._backend = ""
         self._group_size: int | None = None
+        self._timeout_s: float | None = None
+        self._joins = False
 
     def look_who_calls(self) -> None:
         """Note which framework, if any, makes or calls the DDP module."""
@@ -31,6 +33,8 @@ class JobEnvironment:
         self._device = ddp.device_type
         self._backend = backend_for(ddp.process_group, ddp.device_type)
         self._group_size = dist.get_world_size(ddp.process_group)
+        self._timeout_s = _timeout_s(ddp.process_group, ddp.device_type)
+        self._joins = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
 
     def saves(self, target: Any) -> None:
         if isinstance(target, str | os.PathLike) and len(self._checkpoints) < _MAX_CHECKPOINTS_KEPT:
@@ -44,6 +48,8 @@ class JobEnvironment:
             "device": self._device,
             "backend": self._backend,
             "group_size": self._group_size,
+            "timeout_s": self._timeout_s,
+            "joins": self._joins,
             "framework": self._framework,
             "num_threads": torch.get_num_threads(),
             "checkpoints": tuple(self._checkpoints),
@@ -59,3 +65,11 @@ def backend_for(group: Any, device_type: str) -> str:
         return str(group._get_backend(torch.device(device_type)).name())
     except (RuntimeError, AttributeError):  # a backend unknown to torch, or none for the device
         return str(dist.get_backend(group))
+
+
+def _timeout_s(group: Any, device_type: str) -> float | None:
+    """Return after how many seconds the group gives a collective up; ``None`` if torch does not tell."""
+    try:
+        return float(group._get_backend(torch.device(device_type)).options._timeout.total_seconds())
+    except (RuntimeError, AttributeError):
+        return None

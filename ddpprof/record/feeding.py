@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import structs
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ddpprof.model import Batch, Loader
@@ -205,4 +205,15 @@ def describe_loader(loader: DataLoader[Any]) -> Loader:
         num_iterations=0,
         epochs_set=() if orders_by_epoch else None,
         shuffles=bool(getattr(sampler, "shuffle", kind.__name__ == "RandomSampler")),
+        batches_per_pass=_batches_per_pass(loader),
     )
+
+
+def _batches_per_pass(loader: DataLoader[Any]) -> int | None:
+    """Return the loader's length, unless asking changes it: torch warns if an `IterableDataset` yields more then."""
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        return len(loader)
+    except Exception:  # a batch sampler of the user may have no length, or compute it
+        return None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import ModuleType
 
 from ddpprof.record import ddp_variants, patches
-from ddpprof.record.end_words import how_it_ends
+from ddpprof.record.end_words import how_it_ends, where_it_ends
 from ddpprof.record.settings import Settings, settings_from_environment
 
 
@@ -37,12 +37,9 @@ def _begin(settings: Settings) -> None:
         return
 
     def close() -> None:
-        session.close(_how_it_ends())
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        session.close(how_it_ends(error), where_it_ends(error))
 
     # A child of `multiprocessing` runs its finalizers but not `atexit`; the main process runs both.
     multiprocessing.util.Finalize(None, close, exitpriority=100)
     atexit.register(close)
-
-
-def _how_it_ends() -> str:
-    return how_it_ends(sys.exc_info()[1] or getattr(sys, "last_value", None))

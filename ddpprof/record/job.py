@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model import Record
+from ddpprof.model.pulse import PulseIdentity
+from ddpprof.monitor.pulse_files import boot_id, shared_path
 from ddpprof.own_files import make_named_folder
 from ddpprof.record import output
 from ddpprof.record.agreement import Agreement
+from ddpprof.record.boards import Board, FolderBoard, Neighbours, StoreBoard
 from ddpprof.record.device import PATIENCE_S, TrainingDevice
 from ddpprof.record.launch import is_first_rank, rank_given
 from ddpprof.record.parts import keep_part
@@ -36,6 +42,8 @@ class JobRank:
         self.world_size = 1
         self.files: output.RankOutput | None = None
         self.everyone_records = True
+        self.began_part = False
+        """True if this rank is the first of a host that does not see rank 0's folder"""
         self.alone = False
         """True if the job is this process alone, without a process group"""
 
@@ -114,9 +122,63 @@ class JobRank:
         directory = Path(verdict.out)
         make_named_folder(directory)
         self._run_id, self.everyone_records = verdict.run_id, verdict.everyone
-        keep_part(directory, self._settings, verdict.run_id, self.rank, self.world_size)
+        self.began_part = keep_part(directory, self._settings, verdict.run_id, self.rank, self.world_size)
         self.files = output.RankOutput(directory, self.rank)
         return True
+
+    def prepare_capture(self, directory: Path, settings: Settings) -> None:
+        """Make the folder of a capture. Rank 0 calls this before the others do. Raises ``OSError``."""
+        run_id = self._id_of_capture(directory)
+        if self.rank == 0:
+            output.open_capture(directory, settings, run_id, self.world_size)
+        else:
+            make_named_folder(directory)
+            keep_part(directory, settings, run_id, self.rank, self.world_size)
+
+    def _id_of_capture(self, directory: Path) -> str:
+        return f"{self._run_id}-{directory.name}"
+
+    def for_capture(self, directory: Path) -> JobRank:
+        """Return this rank as it records a capture into another directory. Raises ``OSError``."""
+        captured = copy.copy(self)
+        captured._run_id = self._id_of_capture(directory)
+        captured.files = output.RankOutput(directory, self.rank)
+        if self._agreement is not None:
+            captured._agreement = self._agreement.renewed(directory.name)
+        return captured
+
+    def board(self, store_only: bool) -> Board:
+        """Return where this job's ranks leave notes for each other. Raises ``OSError`` or ``RuntimeError``."""
+        assert self.files is not None
+        assert self._agreement is not None
+        if store_only:
+            return StoreBoard(self._agreement.store, self._agreement.prefix)
+        return FolderBoard(self.files.directory, self.rank)
+
+    def neighbours(self) -> Neighbours:
+        """Say to the other ranks where this one is; every rank calls this at the same step. Raises ``OSError``."""
+        assert self.files is not None
+        assert self._agreement is not None
+        return Neighbours(self.files.directory, self._agreement.store, self._agreement.prefix, self.world_size)
+
+    def identity(self, device: str | None, first_step: int) -> PulseIdentity:
+        """Return what the pulse says of this rank. The files must be open."""
+        assert self.files is not None
+        local_rank = os.environ.get("LOCAL_RANK")
+        return PulseIdentity(
+            run_id=self._run_id,
+            rank=self.rank,
+            world_size=self.world_size,
+            host=socket.gethostname(),
+            boot_id=boot_id(),
+            pid=self._process,
+            created_ns=time.time_ns(),
+            shared=str(shared_path(self.rank)),
+            kept=str((self.files.directory / rundir.pulse_file(self.rank)).absolute()),
+            local_rank=int(local_rank) if local_rank is not None else None,
+            device=device,
+            first_step=first_step,
+        )
 
     def write_facts(self, noted: dict[str, Any], profiler_pause_ns: int, ended: str | None) -> None:
         """Write the rank's facts. Raises `OSError`."""

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,11 +120,13 @@ def run_job(
     *,
     variables: Mapping[str, str] = MappingProxyType({}),
     output: BinaryIO | None = None,
+    when_started: Callable[[], None] | None = None,
 ) -> JobEnd:
     """Run `command`, record all of its Python processes, and return when it has ended.
 
     `explain_rank`: if the first process ends for lack of RANK, the outcome says so instead of a traceback.
     `variables`: environment variables of the job, besides ddpprof's own.
+    `when_started`: called once the job runs; from then on this process may have threads.
     `output`: file for the job's output, instead of the terminal; the job then cannot read from the terminal either.
     Raises `CannotRecord` if the command cannot be started.
     """
@@ -137,14 +139,19 @@ def run_job(
         streams: dict[str, Any] = {}
         if output is not None:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        returncode, interrupted = run_to_its_end(command, environment, **streams)
+        returncode, interrupted = run_to_its_end(command, environment, when_started, **streams)
         needs_rank = note.read_text(encoding="utf-8") if note.exists() else None
     if returncode < 0:
         return JobEnd(128 - returncode, -returncode, needs_rank, interrupted)
     return JobEnd(returncode, None, needs_rank, interrupted)
 
 
-def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], **streams: Any) -> tuple[int, bool]:
+def run_to_its_end(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    when_started: Callable[[], None] | None = None,
+    **streams: Any,
+) -> tuple[int, bool]:
     """Run a command; return its return code, and whether a signal asked it to end.
 
     Signals are passed on, and the command also ends if this process is killed. After a signal none of its processes is
@@ -157,6 +164,8 @@ def run_to_its_end(command: Sequence[str], environment: Mapping[str, str], **str
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
     try:
         job = start(command, environment, _begin_job, **streams)
+        if when_started is not None:
+            when_started()
         returncode, interrupted = _wait(job)
     except OSError as error:
         raise CannotRecord(f"cannot start {command[0]}: {error.strerror}") from error

@@ -110,12 +110,16 @@ class RecordedModule:
             self._let_torch_sample(_TORCH_SAMPLES_EVERY if mode is StepMode.DONE else _NEVER)
             return
         if light and self.times is None and self._layout_is_final():
-            parameters = self._of_reducer.parameters
-            layout = facts.bucket_layout(self.ddp, parameters)
-            self.times = ReducerTimer([sum(parameters[i].numel() for i in bucket) for bucket in layout])
+            self.times = ReducerTimer(list(self.bucket_numels()))
         timed = self.times is not None and self.times.begin_step(light)
         self._time_all_reduces(timed and not getattr(self.ddp, "_comm_hooks", None))
         self._let_torch_sample(1 if mode is StepMode.PROFILED else _TORCH_SAMPLES_EVERY)
+
+    def bucket_numels(self) -> tuple[int, ...]:
+        """Return the number of elements of each bucket, in the order of the buckets."""
+        parameters = self._of_reducer.parameters
+        layout = facts.bucket_layout(self.ddp, parameters)
+        return tuple(sum(parameters[i].numel() for i in bucket) for bucket in layout)
 
     def _layout_is_final(self) -> bool:
         """Return whether DDP keeps its buckets: it rebuilds them at its second forward, unless it always searches."""

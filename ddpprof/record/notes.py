@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class StepNotes:
         self._forwards: list[Forward] = []
         self._optimizers: list[tuple[int, int]] = []
         self._optimizer_start_ns = 0
+        self._seen: list[weakref.ref[Any]] = []
         self._num_calls = 0
         """number of calls of ``backward`` in the step"""
         self._facts_of_released: dict[str, Any] | None = None
@@ -50,9 +52,23 @@ class StepNotes:
         if module is None:
             module = RecordedModule(ddp, len(self.modules))
             self.modules.append(module)
+            if all(seen() is not ddp for seen in self._seen):
+                self._seen.append(weakref.ref(ddp))
             self.memory.owns({parameter.device for parameter in ddp.parameters()})
             self.device.found(devices_of(ddp))
         return module
+
+    def bucket_numels(self) -> tuple[tuple[int, ...], ...]:
+        """Return the number of elements of each bucket of each module, in their order."""
+        return tuple(module.bucket_numels() for module in self.modules)
+
+    def reopen(self) -> None:
+        """Note modules again that `release_modules` has released. Call this between steps."""
+        self.modules, self._facts_of_released = [], None
+        for seen in list(self._seen):
+            ddp = seen()
+            if ddp is not None:
+                self.module(ddp)
 
     def data_parallel_module(self, model: torch.nn.DataParallel[Any]) -> None:
         """Note that a forward of a `DataParallel` begins."""

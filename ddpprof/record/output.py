@@ -37,13 +37,22 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
     else:
         refuse_earlier_run(directory, settings.force)
         rundir.remove_run(directory)
+    about = _about_first_part(settings, run_id, world_size)
+    write_run_file(directory, structs.replace(about, attempt=attempt, elastic=attempts.describe(settings)))
+    return directory
+
+
+def open_capture(directory: Path, settings: Settings, run_id: str, world_size: int) -> None:
+    """Create the folder of a capture with its ``run.json``. Rank 0 calls this. Raises ``OSError``."""
+    own_files.make_folder(directory)
+    rundir.remove_run(directory)
+    write_run_file(directory, _about_first_part(settings, run_id, world_size))
+
+
+def _about_first_part(settings: Settings, run_id: str, world_size: int) -> RunFile:
     shown = {key: value for key, value in dataclasses.asdict(settings).items() if key not in _NOT_SHOWN}
     shown["recorded_with"] = words_without_secrets(settings.recorded_with)
-    about = about_run(settings, run_id, world_size)
-    write_run_file(
-        directory, structs.replace(about, settings=shown, attempt=attempt, elastic=attempts.describe(settings))
-    )
-    return directory
+    return structs.replace(about_run(settings, run_id, world_size), settings=shown)
 
 
 def about_run(settings: Settings, run_id: str, world_size: int) -> RunFile:

@@ -26,8 +26,8 @@ _PATIENCE_S = 1.0
 """seconds that a network file system may take to show what another host has written"""
 
 
-def keep_part(directory: Path, settings: Settings, run_id: str, rank: int, world_size: int) -> None:
-    """Make `directory` a part of the run, unless it is the one that rank 0 created.
+def keep_part(directory: Path, settings: Settings, run_id: str, rank: int, world_size: int) -> bool:
+    """Make `directory` a part of the run, unless it is the one that rank 0 created; return whether it has become one.
 
     Raises ``OSError``, and ``RunExists`` if this host keeps an earlier run there.
     """
@@ -39,8 +39,9 @@ def keep_part(directory: Path, settings: Settings, run_id: str, rank: int, world
             make_folder(directory)  # asks the server, in case this host only remembers that nothing was there
             if _run_in(directory) is None:
                 _begin_part(directory, settings, run_id, rank, world_size)
-                return
+                return True
         time.sleep(0.05)
+    return False
 
 
 def _run_in(directory: Path) -> str | None:

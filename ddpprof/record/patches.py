@@ -201,9 +201,12 @@ def _register_comm_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 def _save(original: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> Any:
         session = _active
-        if session is not None and not session.saves(f):
-            return None
-        return original(obj, f, *args, **kwargs)
+        if session is None:
+            return original(obj, f, *args, **kwargs)
+        try:
+            return original(obj, f, *args, **kwargs) if session.saves(f) else None
+        finally:
+            session.save_ends()
 
     return save
 

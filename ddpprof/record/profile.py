@@ -1,4 +1,4 @@
-"""The context manager `with ddpprof.profile("runs/a") as prof:` for user code."""
+"""The context managers `with ddpprof.profile("runs/a") as prof:` and `with ddpprof.watch("runs/a"):` for user code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ddpprof.record import patches
-from ddpprof.record.end_words import how_it_ends
+from ddpprof.record.end_words import how_it_ends, where_it_ends
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.session import Session
 from ddpprof.record.settings import Settings
@@ -38,6 +38,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         with_stack: as in ``torch.profiler.profile``.
         profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
+        pulse: ``False`` does not watch the steps after the recorded ones.
         keep_command: ``False`` does not store the process's command line in the run.
         tensorboard: a ``SummaryWriter`` or its directory, for scalars of every step during training. Each rank writes
             its own TensorBoard run ``ddpprof-rank-N``. Ranks without this argument write none.
@@ -61,6 +62,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         with_stack: bool = Settings.with_stack,
         profile_memory: bool = Settings.profile_memory,
         force: bool = Settings.force,
+        pulse: bool = Settings.pulse,
         keep_command: bool = True,
         tensorboard: str | os.PathLike[str] | SummaryWriter | None = None,
     ) -> None:
@@ -79,6 +81,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
             with_stack=with_stack,
             profile_memory=profile_memory,
             force=force,
+            pulse=pulse,
         )
         self._session: Session | None = None
 
@@ -111,6 +114,40 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         if self._session is not None:
-            self._session.close(how_it_ends(error))
+            self._session.close(how_it_ends(error), where_it_ends(error))
             patches.remove()
             self._session = None
+
+
+def watch(
+    out: str,
+    *,
+    force: bool = Settings.force,
+    keep_command: bool = True,
+    tensorboard: str | os.PathLike[str] | SummaryWriter | None = None,
+) -> profile:
+    """Watch the DDP training inside a ``with`` block, without recording any of its steps in detail.
+
+    Every rank notes in each step what it does, at a cost of microseconds, into its pulse in the run directory. While
+    the training runs, ``ddpprof top OUT`` shows it; ``ddpprof report OUT`` tells afterwards how the whole run went.
+
+    Args:
+        out: the run directory, which is created; an earlier run in it is kept unless `force` is given.
+        force: replace an earlier run in `out`.
+        keep_command: ``False`` does not store the process's command line in the run.
+        tensorboard: as in `profile`.
+
+    Watching never raises: a problem is reported once on stderr, and training goes on.
+    """
+    steps = Settings.to_watch(out)
+    return profile(
+        out,
+        skip_first=steps.skip_first,
+        cost_steps=steps.cost_steps,
+        warmup=steps.warmup,
+        steps=steps.steps,
+        profiler=steps.profiler,
+        force=force,
+        keep_command=keep_command,
+        tensorboard=tensorboard,
+    )

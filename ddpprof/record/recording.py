@@ -12,20 +12,30 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model import StepMode
+from ddpprof.model.capture import CaptureRequest
+from ddpprof.model.pulse import Ended
+from ddpprof.monitor.pulse_files import gather_left
 from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
+from ddpprof.record.boards import Board
+from ddpprof.record.captures import Captures
 from ddpprof.record.compiled import keep_out_of_compiled_graphs
+from ddpprof.record.device import PATIENCE_S
+from ddpprof.record.end_words import EndPlace
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
 from ddpprof.record.notes import StepNotes
+from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.pulse_keeper import PulseKeeper
 from ddpprof.record.settings import Settings
 from ddpprof.record.steps import StepDetector
 from ddpprof.record.window import Window
@@ -66,6 +76,11 @@ class Recording:
         self._handles: list[Any] = []
         self._training_thread = 0
         self._step_is_over = False
+        self.pulse: PulseWriter | None = None
+        self._keeper: PulseKeeper | None = None
+        self._captures: Captures | None = None
+        self._main_window: Window | None = None
+        """window of the first recorded steps, while a capture has its own"""
         self.num_optimizer_steps = 0
         self._closed = False
 
@@ -105,6 +120,7 @@ class Recording:
         """Count a step after the recorded ones, when only the progress of the training counts."""
         if has_ended and self._job.attached:
             self._window.count_step()
+            self._look_for_capture()
 
     def _end_step(self) -> None:
         if self.graphs.captured:
@@ -117,6 +133,7 @@ class Recording:
         if self._window.is_to_open:
             self._open_files()
         self._window.begin_step()
+        self._look_for_capture()
         if self._window.stopping and threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
 
@@ -128,22 +145,100 @@ class Recording:
         if not self._job.everyone_records:
             self._window.do_without_profiler("not every rank runs under ddpprof, so the profiler would slow only some")
         self._window.write_facts(None)
+        if self._settings.pulse and not self._settings.trial and self._keeper is None:
+            self._begin_pulse()
+
+    def _begin_pulse(self) -> None:
+        assert self._job.files is not None
+        gather_left()
+        try:
+            pulse = PulseWriter(self._job.identity(self._notes.device.type, self._window.step))
+            self._keeper = PulseKeeper(pulse, self._training_thread, self._notes.bucket_numels(), self._warn)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self._warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
+            return
+        self.pulse = self._window.pulse = pulse
+
+        self._take_requests()
+
+    def _take_requests(self) -> None:
+        """Let ``ddpprof capture`` ask for more profiled steps."""
+        job, keeper = self._job, self._keeper
+        assert job.files is not None
+        assert keeper is not None
+        neighbours = job.neighbours()
+
+        def find_board() -> Board | None:
+            are_all_here = neighbours.are_all()
+            return None if are_all_here is None else job.board(store_only=not are_all_here)
+
+        def prepare(folder: Path, request: CaptureRequest) -> None:
+            job.prepare_capture(folder, self._settings.to_capture(request, folder, 0))
+
+        listens = job.rank == 0 or job.began_part
+        self._captures = Captures(job.files.directory, job.rank, job.world_size, listens, prepare, find_board)
+        keeper.each_round = self._captures.round
+
+    def _look_for_capture(self) -> None:
+        """Between two steps: begin a capture that all ranks have agreed on, or end one."""
+        captures, window = self._captures, self._window
+        if captures is None or captures.request is None or window.mode is not StepMode.DONE or window.stopping:
+            return
+        if self._main_window is not None:
+            self._main_window.step = window.step
+            self._window, self._main_window = self._main_window, None
+            captures.is_over(window)
+            return
+        if self._notes.device.is_accelerator:
+            self._notes.device.comes_to_rest(PATIENCE_S)
+        if captures.begins_with(window.step):
+            self._begin_capture(captures, captures.request)
+
+    def _begin_capture(self, captures: Captures, request: CaptureRequest) -> None:
+        settings = self._settings.to_capture(request, captures.folder, self._window.step)
+        job = self._job.for_capture(captures.folder)
+        window = Window(settings, job, self._notes, self._warn_for_all, self._live)
+        window.step, window.pulse = self._window.step, self.pulse
+        self._notes.reopen()
+        window.begin()
+        self._main_window, self._window = self._window, window
+        window.begin_step()
+
+    def _end_pulse(self, ended: Ended) -> None:
+        keeper, pulse, self._keeper, self.pulse, self._window.pulse = self._keeper, self.pulse, None, None, None
+        captures, self._captures = self._captures, None
+        if captures is not None:
+            captures.close()
+        if keeper is None or pulse is None or not self._job.in_this_process():
+            return
+        pulse.ends_as(ended)
+        keeper.close()
+        pulse.close()
 
     @harmless
-    def close(self, ended: str) -> None:
-        """Write what there is. `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``."""
+    def close(self, ended: str, place: EndPlace | None = None) -> None:
+        """Write what there is.
+
+        `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``; `place` is where an error ended it.
+        """
+        self._window.end_place = place or EndPlace()
         if not self._job.in_this_process():
             return
         for handle in self._handles:
             handle.remove()
         self._handles = []
         self._end_live()
+        self._end_pulse(_ENDS.get(ended, Ended.FAILED))
         if self._between_backward_passes():  # code after a `with` block trains as if there had been none
             self._notes.begin_step(StepMode.DONE)
         if self._closed:
             return
         self._closed = True
         self._stop_listening()
+        if self._main_window is not None:  # the training ended within a capture
+            self._window.close(ended)
+            self._window = self._main_window
         self._window.close(ended)
         if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
             self._warn_for_all(self._too_short())
@@ -178,6 +273,7 @@ class Recording:
     def _retire(self) -> None:
         self._closed = True
         self._end_live()
+        self._end_pulse(Ended.UNWATCHED)
         self._window.mode = StepMode.DONE
         if not (self._settings.trial or self._baseline.has_begun):  # otherwise nothing may be saved until the end
             self._stop_listening()
@@ -191,6 +287,9 @@ class Recording:
     def _warn_for_all(self, message: str) -> None:
         if self._job.rank == 0:
             self._warn(message)
+
+
+_ENDS = {"finished": Ended.FINISHED, "stopped": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
 def _one_line(error: Exception) -> str:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
+from ddpprof.model.pulse import Activity, StepFlag
 from ddpprof.record import patches
 from ddpprof.record.buckets import ReducerTimer, timed_hook
 from ddpprof.record.closures import with_noted_closure
@@ -41,10 +42,15 @@ class Session(Recording):
         """Handle a forward before the profiler marks it, so that a step that begins here contains all of it."""
         if self._window.stopping:
             raise SystemExit(0)
+        pulse = self.pulse
         if not torch.is_grad_enabled():
+            if pulse is not None:
+                pulse.flag(StepFlag.EVALUATED)
+                pulse.begins(Activity.EVALUATION)
             return
         if self._is_over:
             self._count_step_that_ends(self._finder.forward_begins(id(ddp), ddp.require_backward_grad_sync))
+            self._forward_of_pulse()
             return
         if not self._job.attached:
             self._attach(ddp)
@@ -55,6 +61,11 @@ class Session(Recording):
         self._end_step_that_is_over()
         if self._finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
             self._end_step()
+        self._forward_of_pulse()
+
+    def _forward_of_pulse(self) -> None:
+        if self.pulse is not None:
+            self.pulse.begins(Activity.FORWARD)
 
     @harmless
     def data_parallel_forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
@@ -96,6 +107,9 @@ class Session(Recording):
     def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
         inner_end = time.time_ns()
         result = original(ddp, output)
+        if self.pulse is not None:
+            synchronises = torch.is_grad_enabled() and ddp.require_backward_grad_sync
+            self.pulse.forward_ends(ddp.reducer if ddp.device_type == "cpu" else None, inner_end, synchronises)
         self._note(self._notes.forward_is_over, ddp, inner_end)
         self._note(self._baseline.forward_is_over, ddp)
         return result
@@ -121,6 +135,8 @@ class Session(Recording):
 
     def optimizer_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Return arguments for the step whose closure reports when it runs; ``None`` if they stay unchanged."""
+        if self.pulse is not None:
+            self.pulse.begins(Activity.OPTIMIZER)
         if not self._notes.recording:
             return None
         self._note(self._notes.optimizer_begins)
@@ -129,6 +145,8 @@ class Session(Recording):
 
     @harmless
     def optimizer_ends(self, optimizer: Any) -> None:
+        if self.pulse is not None:
+            self.pulse.begins(Activity.OTHER)
         if self._is_over:
             self._count_step_that_ends(self._finder.optimizer_stepped(id(optimizer)))
             return
@@ -157,8 +175,10 @@ class Session(Recording):
     @harmless
     def backward_begins(self, tensors: Any) -> None:
         """Handle a backward pass, unless it is inside another, as in reentrant checkpointing."""
-        if self._is_over or not self._between_backward_passes():
+        if (self._is_over and self.pulse is None) or not self._between_backward_passes():
             return
+        if self.pulse is not None:
+            self.pulse.backward_begins()
         if self._losses is not None:
             self._losses.backward_begins(tensors)
         if self._notes.recording:
@@ -166,15 +186,35 @@ class Session(Recording):
 
     @harmless
     def backward_is_over(self) -> None:
-        if self._notes.recording and self._between_backward_passes():
+        if not (self._notes.recording or self.pulse is not None) or not self._between_backward_passes():
+            return
+        if self.pulse is not None:
+            self.pulse.backward_ends()
+        if self._notes.recording:
             self._notes.backward_is_over()
 
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
-        if self._is_over:
-            return self._looks_for_its_end(original, iterator)
         training_waits = threading.get_ident() == self._training_thread
-        if training_waits:
+        was_over = self._is_over
+        if training_waits and not was_over:
             self._end_step_that_is_over()
+        pulse = self.pulse if training_waits else None
+        if pulse is not None:
+            pulse.begins(Activity.DATA)
+        try:
+            if was_over:
+                return self._looks_for_its_end(original, iterator)
+            return self._fetches_noted(original, iterator, training_waits)
+        except StopIteration:
+            if pulse is not None:
+                pulse.flag(StepFlag.RAN_OUT)
+            raise
+        finally:
+            if pulse is not None:
+                pulse.begins(Activity.OTHER)
+
+    def _fetches_noted(self, original: Callable[..., Any], iterator: Any, training_waits: bool) -> Any:
+        """Fetch a batch, and note which one it is and how long training waited for it."""
         began, batch = time.time_ns(), None
         try:
             batch = original(iterator)
@@ -192,6 +232,8 @@ class Session(Recording):
             raise
 
     def loader_begins(self, loader: Any) -> None:
+        if self.pulse is not None and threading.get_ident() == self._training_thread:
+            self.pulse.flag(StepFlag.BEGAN_EPOCH)
         self._note(self._notes.feeding.loader_begins, loader)
 
     def sets_epoch(self, sampler: Any) -> None:
@@ -202,6 +244,9 @@ class Session(Recording):
 
         Writing to a buffer or an open file is left to the script: suppressing it would leave an empty file.
         """
+        if self.pulse is not None and threading.get_ident() == self._training_thread:
+            self.pulse.flag(StepFlag.SAVED)
+            self.pulse.begins(Activity.SAVE)
         self._note(self._notes.environment.saves, target)
         trial, apart = self._settings.trial and (self._window.step or self._closed), self._baseline.has_begun
         if not (trial or apart) or not isinstance(target, str | os.PathLike):
@@ -210,6 +255,10 @@ class Session(Recording):
         if not (trial and self._closed):  # otherwise it has said why it ends
             self._warn(f"not saved: {target}: {why}.")
         return False
+
+    def save_ends(self) -> None:
+        if self.pulse is not None and threading.get_ident() == self._training_thread:
+            self.pulse.ends(Activity.SAVE)
 
     def rpc_invoked(self, *call: Any) -> None:
         if self._notes.recording:
@@ -241,5 +290,7 @@ class Session(Recording):
 
     @harmless
     def _note_unreduced(self, ddp: DistributedDataParallel, complaint: str) -> None:
+        if self._window.mode is StepMode.DONE:
+            self._notes.reopen()
         self._notes.module(ddp).note_unreduced(complaint)
         self._open_files()

@@ -7,9 +7,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ddpprof.step_options import COST_STEPS, SKIP_FIRST, STEPS, WARMUP
+from ddpprof.step_options import COST_STEPS, REBUILT, SKIP_FIRST, STEPS, WARMUP
+
+if TYPE_CHECKING:
+    from ddpprof.model.capture import CaptureRequest
 
 ENVIRONMENT_VARIABLE = "DDPPROF_SETTINGS"
 
@@ -59,6 +63,8 @@ class Settings:
     """arguments of DDP's constructor that replace the script's"""
     comm_hook: str | None = None
     """hook from ``torch.distributed.algorithms.ddp_comm_hooks.default_hooks``, registered with every DDP module"""
+    pulse: bool = True
+    """note in every step of the whole run what this rank does, for ``ddpprof top``, ``diagnose`` and reports"""
     losses: bool = False
     """keep the loss of each step"""
     without_ddp: bool = False
@@ -77,6 +83,30 @@ class Settings:
     def reduces_throughout(self) -> bool:
         """Whether DDP works in all recorded steps as in the script."""
         return not (self.baseline_steps or self.alone_steps or self.ddp_blocks or self.without_ddp)
+
+    @classmethod
+    def to_watch(cls, out: str, **others: Any) -> Settings:
+        """Return the settings that record nothing but the pulse."""
+        return cls(out, skip_first=REBUILT, cost_steps=0, warmup=0, steps=0, profiler=False, **others)
+
+    def to_capture(self, request: CaptureRequest, folder: Path, first_step: int) -> Settings:
+        """Return the settings of a capture: the requested steps from `first_step` on, and nothing else."""
+        return dataclasses.replace(
+            Settings(out=str(folder)),
+            command=self.command,
+            recorded_with=self.recorded_with,
+            skip_first=first_step,
+            cost_steps=0,
+            warmup=0,
+            steps=request.steps,
+            profile_ranks=self.profile_ranks,
+            profiler=request.profiler,
+            record_shapes=request.record_shapes,
+            with_stack=request.with_stack,
+            profile_memory=request.profile_memory,
+            most_seconds=self.most_seconds,
+            most_bytes=self.most_bytes,
+        )
 
     def to_environment(self) -> dict[str, str]:
         return {ENVIRONMENT_VARIABLE: json.dumps(dataclasses.asdict(self))}

@@ -12,18 +12,22 @@ from contextlib import suppress
 
 from ddpprof import profiled_ranks
 from ddpprof.model import DETAILED_MODES, StepMode
+from ddpprof.model.pulse import StepFlag
 from ddpprof.record import ddp_variants
 from ddpprof.record.bounds import Bounds
 from ddpprof.record.device import PATIENCE_S
+from ddpprof.record.end_words import EndPlace
 from ddpprof.record.hang_signals import GRACE_S
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.profiler import StepProfiler
+from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
 from ddpprof.signals import deferred_signals
 
+_UNRECORDED = (StepMode.DONE, StepMode.SKIP, StepMode.OFF)
 _UNDER_THE_PROFILER = (StepMode.PROFILED, StepMode.CUT, StepMode.BASELINE)
 _PROFILED = (StepMode.WARMUP, StepMode.PROFILED)
 _TIMED = (StepMode.OFF, StepMode.WITHOUT_DDP)
@@ -62,6 +66,9 @@ class Window:
         self.mode = StepMode.SKIP
         self.step = 0
         """number of the current step"""
+        self.pulse: PulseWriter | None = None
+        self.end_place = EndPlace()
+        """where an error ended the training"""
         self.stopping = False
         """True if all is recorded, and the job is to end with that"""
         self._step_start_ns = 0
@@ -98,6 +105,10 @@ class Window:
         self.step += 1
         if self._job.files is not None:
             self._job.files.last_step.ends(self.step)
+        if self.pulse is not None:
+            if self.mode not in _UNRECORDED:
+                self.pulse.flag(StepFlag.RECORDED)
+            self.pulse.step_ends(self.step)
 
     @property
     def num_skipped(self) -> int:
@@ -117,6 +128,8 @@ class Window:
         if self.is_to_open:
             self._notes.recording_begins(self.step)
         before, self.mode = self.mode, self._mode_now()
+        if self.pulse is not None and before is not self.mode:
+            self.pulse.flag(StepFlag.RECORDED)
         if self.mode in _PROFILED and not self.profiler.running:
             self._start_profiler()
         self._agree()
@@ -253,6 +266,14 @@ class Window:
                 files.close()
         self._notes.release_modules()
 
+    def close_in_background(self) -> None:
+        """Complete the files of recorded steps that are over, while training goes on. Raises `OSError`."""
+        files = self._job.files
+        assert files is not None
+        files.trace.finish(GRACE_S, ())
+        self.write_facts("finished")
+        files.close()
+
     def give_up(self) -> None:
         """End the recording while training goes on."""
         self._bounds.end()
@@ -266,5 +287,8 @@ class Window:
     def write_facts(self, ended: str | None) -> None:
         """Write the rank's facts. Raises `OSError`."""
         about = {"profiles": self._profiles, "no_trace": self._no_trace}
-        end = {} if ended is None else {"ended_unix_ns": time.time_ns(), "num_steps": self.step}
+        end: dict[str, object] = {}
+        if ended is not None:
+            end = {"ended_unix_ns": time.time_ns(), "num_steps": self.step}
+            end |= {"ended_place": self.end_place.line, "ended_in": self.end_place.collective}
         self._job.write_facts({**self._notes.facts(), **about, **end}, self.profiler.pause_ns, ended)

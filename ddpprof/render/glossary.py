@@ -242,6 +242,33 @@ TERMS = (
         aliases=("predicted", "prediction", "predicted gain", "whatif"),
     ),
     Term(
+        "pulse",
+        "What each rank notes of the whole run, in memory that others can read: what it does now, and the length and "
+        "parts of its steps. ddpprof top, capture, diagnose and --metrics read it; ddpprof watch keeps nothing else.",
+        field="whole_run",
+        aliases=("whole run",),
+    ),
+    Term(
+        "own time",
+        "The step of a rank without its waiting for other ranks in the backward pass. Steps are about equally long on "
+        "all ranks, since they wait for each other; a slow rank shows in its own time. On an accelerator the waiting "
+        "is unknown, and the own time is the whole step.",
+        formula="step - waiting",
+        field="whole_run.ranks[].whole.wait_ns",
+        aliases=("own", "own ms"),
+    ),
+    Term(
+        "verdict",
+        "What ddpprof finds of a job that hangs or has failed: which rank is to blame, for what, where it stands, and "
+        "who waits for it. ddpprof diagnose prints it, and the launcher as soon as a job hangs.",
+        aliases=("hang", "diagnose"),
+    ),
+    Term(
+        "capture",
+        "Steps of a job that was running already, profiled on all ranks because ddpprof capture asked for it. It is a "
+        "run of its own, in the folder capture-1 of the job's run.",
+    ),
+    Term(
         "outside DDP",
         "Collectives that the script calls itself: parameters averaged by hand, metrics, barriers. They are exposed "
         "while neither computation nor DDP's communication runs.",

@@ -17,6 +17,7 @@ from ddpprof.experiments.scaling import ScalingReport
 from ddpprof.experiments.sweep import SweepReport
 from ddpprof.experiments.tuning import TuneReport
 from ddpprof.files import Location
+from ddpprof.model.hang import Verdict
 from ddpprof.report import REPORT_FORMAT, Report
 from ddpprof.report.whatif import WhatIf
 
@@ -33,7 +34,17 @@ class ComparisonFile(msgspec.Struct):
     verdicts: tuple[ConditionVerdict, ...]
 
 
-Written = Report | ComparisonFile | RepeatedReport | OverheadReport | ScalingReport | SweepReport | TuneReport | WhatIf
+Written = (
+    Report
+    | ComparisonFile
+    | RepeatedReport
+    | OverheadReport
+    | ScalingReport
+    | SweepReport
+    | TuneReport
+    | WhatIf
+    | Verdict
+)
 
 DOCUMENTS: dict[str, type[Written]] = {
     "report": Report,
@@ -44,6 +55,7 @@ DOCUMENTS: dict[str, type[Written]] = {
     "sweep": SweepReport,
     "tuning": TuneReport,
     "whatif": WhatIf,
+    "verdict": Verdict,
 }
 """documents by the names that ``ddpprof schema`` takes"""
 

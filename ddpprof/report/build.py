@@ -30,6 +30,7 @@ from ddpprof.report.side_streets import combine_beside, observe_beside
 from ddpprof.report.slowdown import slowdown_report
 from ddpprof.report.times import times_of
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
+from ddpprof.report.whole_run import summarise_whole_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         usual_steps=usual,
         failure=find_failure([record.end for record in records], run.exits),
         times=times_of(job.device),
+        whole_run=summarise_whole_run(run.pulses, run.slowdowns, run.hang),
         **beside,
     )
     passes = {one.rank: one.trace.passes for one in ranks if one.trace}

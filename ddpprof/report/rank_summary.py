@@ -70,6 +70,8 @@ class RecordSummary:
     """number of these before which buffers were broadcast"""
     gradient_use: tuple[GradientUse, ...] = ()
     """for each DDP module"""
+    timeout_s: float | None = None
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ def _record_summary(record: Record) -> RecordSummary:
         )
         or 0,
         gradient_use=gradient_use(record.modules),
+        timeout_s=record.timeout_s,
+        joins=record.joins,
     )
 
 

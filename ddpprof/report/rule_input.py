@@ -73,6 +73,8 @@ def observe(
         loaders={rank: record.loaders for rank, record in records.items()},
         same_samples=find_same_samples({rank: record.loaders for rank, record in records.items()}),
         drifts=find_drifts({rank: record.replicas for rank, record in records.items()}),
+        joins=any(record.joins for record in records.values()),
+        timeout_s=max((record.timeout_s for record in records.values() if record.timeout_s), default=None),
         group_size=_least(record.group_size for record in records.values()),
         device=next((record.device for record in records.values()), None),
         framework=next((record.framework for record in records.values() if record.framework), None),

@@ -26,6 +26,7 @@ _FIELDS = {
         "attempts[].step_ns",
         "bound.step_ns",
         "rpc",
+        "whole_run",
     ),
     DEVICE: (
         "ranks[].whole",

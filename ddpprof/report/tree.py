@@ -36,6 +36,7 @@ from ddpprof.measures.step.torch_times import TorchTimes
 from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.model import Kernel
 from ddpprof.model.light_step import RecordedBreakdown
+from ddpprof.report.whole_run import WholeRun
 from ddpprof.rpc.calls import RankRpc
 from ddpprof.shown_in_notebooks import ShownInNotebooks
 
@@ -297,6 +298,8 @@ class Report(ShownInNotebooks):
     """gradients reduced by the script's own hooks: per step, of the rank with the least exposed time"""
     times: Mapping[str, str] = field(default_factory=dict)
     """on an accelerator, by field: ``"host"`` for launch times, ``"device"`` for times of the work itself"""
+    whole_run: WholeRun | None = None
+    """how the whole training went; ``None`` if no rank left a pulse"""
 
     @property
     def tables(self) -> Tables:

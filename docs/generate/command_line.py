@@ -37,11 +37,11 @@ _ENDING = """## All commands
 | exit code | meaning |
 |---|---|
 | 0 | done; for `compare --fail-on`, passed |
-| 1 | `compare --fail-on`: failed; `doctor`: a check failed |
+| 1 | `compare --fail-on`: failed; `doctor`: a check failed; `diagnose`: the job hangs or has failed |
 | 2 | a mistake that you can fix: a wrong option, or a file that cannot be read. One line on stderr says which |
 | 3 | `compare --fail-on`: too few runs to tell |
 | 130 | Ctrl-C |
-| other | `ddpprof trace` ends as your job does, with its exit code or signal |
+| other | `ddpprof trace` and `ddpprof watch` end as your job does, with its exit code or signal |
 """
 
 

@@ -20,11 +20,12 @@ _WRITTEN_BY = {
     "sweep": "ddpprof report EXPERIMENT --out sweep.json",
     "tuning": "ddpprof report EXPERIMENT --out tuning.json",
     "whatif": "ddpprof whatif RUN --out whatif.json",
+    "verdict": "ddpprof diagnose RUN --format json",
 }
 _BEGINNING = """# JSON
 
-Each of these documents has a version (`format`) and a JSON Schema, which `ddpprof schema` prints. Within a version
-fields may be added; a field that changes its meaning or goes away makes a new version.
+Each of these documents has a JSON Schema, which `ddpprof schema` prints. All but the verdict have a version (`format`):
+within a version fields may be added; a field that changes its meaning or goes away makes a new version.
 
 - Times are integers in **ns**, sizes in **bytes**, and the names of fields say so. Times of day are since 1970.
 - **`null`** means that the run cannot tell. It never stands for zero.

@@ -13,6 +13,11 @@ from typing import Any
 
 import pytest
 from jobs import DDPPROF, QUICK, TORCHRUN, Run, environment, script
+from processes import is_gone
+
+from ddpprof.model.pulse import Ended
+from ddpprof.monitor.pulse_files import ranks_with_pulse, read_pulse
+from ddpprof.rundir import attempts_in
 
 Report = Callable[[str], dict[str, Any]]
 
@@ -150,3 +155,21 @@ def wait_until_trained(run: Path) -> None:
             return
         time.sleep(0.1)
     pytest.fail("the four ranks never recorded their steps")
+
+
+@pytest.mark.slow
+def test_ten_kills_in_a_row_lose_no_pulse(tmp_path: Path, ddpprof: Run) -> None:
+    """Every attempt keeps what its ranks did; nothing stays in memory, and no process is left."""
+    options = ["--out", "run", "--standalone", "--nproc-per-node=2", "--max-restarts=10"]
+    done = ddpprof("watch", *options, *script("elastic.py", ",".join(["kill"] * 10)), timeout=300, **FRESH_STORE)
+    assert done.returncode == 0, done.stderr
+    attempts = attempts_in(tmp_path / "run")
+    assert sorted(attempts) == list(range(11))
+    for number, directory in attempts.items():
+        assert isinstance(directory, Path)
+        pulses = [read_pulse(directory, rank) for rank in ranks_with_pulse(directory)]
+        assert len(pulses) == 2
+        assert pulses[1].state.num_steps == (24 if number == 10 else 21)
+        assert (pulses[1].state.ended == Ended.FINISHED) is (number == 10)
+        assert not [one for one in pulses if Path(one.identity.shared).exists()]
+        assert all(is_gone(one.identity.pid) for one in pulses)

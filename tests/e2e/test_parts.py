@@ -8,20 +8,14 @@ from pathlib import Path
 import pytest
 from hosts import NoHosts, linked_hosts
 from jobs import DDPPROF, QUICK, Run, script
+from private_disks import ON_A_DISK_OF_ITS_OWN, own_words
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
-ON_A_DISK_OF_ITS_OWN = 'mount -t tmpfs own "$0" && { "${@:2}"; code=$?; cp -a "$0/run" "$1"; exit $code; }'
 
 SAID = (
     "ddpprof: rank 1: node1 does not see the folder of rank 0, so the files of its ranks stay here. On rank 0's host: "
     "rsync -a node1:{run}/ {run}-node1/ && ddpprof report {run} {run}-node1"
 )
-
-
-def own_words(said: str) -> list[str]:
-    """Not torch's warnings of hosts that no name server knows."""
-    return [line for line in said.splitlines() if not line.startswith("[W")]
 
 
 def test_each_host_keeps_its_ranks_and_the_report_reads_both(ddpprof: Run, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from ddpprof.cli.after_trace import nothing_recorded
 from ddpprof.cli.commands import parsers
-from ddpprof.cli.trace import default_out, split
+from ddpprof.cli.job import default_out, split
 from ddpprof.rundir import RUN_FILE
 
 

@@ -17,7 +17,7 @@ from ddpprof.cli.commands import parsers
 
 OF_OTHERS = """batch-size epochs ranks read-ms tls-ca-file workers
     gpu help multi_gpu num_processes
-    cpus-per-task mem-per-cpu ntasks nthreads no-dashboard no-python repo scheduler-file strict"""
+    cpus-per-task mem-per-cpu native ntasks nthreads no-dashboard no-python pid repo scheduler-file strict"""
 """options of readers' scripts, of launchers, and of tools"""
 _COMMENT = re.compile(r"<!--.*?-->")
 BLOCKS = blocks()

@@ -16,7 +16,7 @@ SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
 def test_the_public_names_are_these() -> None:
     read = {"Report", "Run", "Trace", "build_report", "give_back_large_arrays", "load_run", "load_trace"}
     measured = {"Overlap", "Shift", "between_runs", "compare_reports", "measure_overlap", "shift_between", "whatif"}
-    others = {"DdpprofError", "__version__", "hooks", "integrations", "main", "profile"}
+    others = {"DdpprofError", "__version__", "hooks", "integrations", "main", "profile", "watch"}
     assert set(ddpprof.__all__) == read | measured | others
 
 

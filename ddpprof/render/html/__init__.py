@@ -12,5 +12,6 @@ definitions.py                    Definitions of all terms at the end of every p
 embed.py                          How do data and scripts get into a page without becoming markup?
 lanes.py                          Which spans of a timeline can be told apart?
 report_charts.py                  Charts for a run's page: many ranks, buckets, collectives, slowed kernels
+whole_run_chart.py   Chart of the whole run: the length of steps over time
 result_charts.py                  Charts of comparisons and experiments
 """

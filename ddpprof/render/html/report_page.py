@@ -13,6 +13,7 @@ from ddpprof.render.html.page import Page, PagePart, render_page
 from ddpprof.render.html.report_charts import bucket_chart, collective_chart, ranks_chart, slowdown_chart
 from ddpprof.render.html.steps import COLUMNS, steps_json
 from ddpprof.render.html.timeline import timeline_json
+from ddpprof.render.html.whole_run_chart import whole_run_chart
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
 from ddpprof.render.sections.failure import failure_lines
@@ -27,6 +28,7 @@ _CHARTS: Mapping[str, Callable[[Report], Iterable[Block]]] = {
     "buckets": bucket_chart,
     "collectives": collective_chart,
     "slowdown": slowdown_chart,
+    "whole-run": whole_run_chart,
 }
 """charts by topic, placed first in it"""
 

@@ -28,6 +28,7 @@ steps.py        Where the time of a step goes, and how much of the communication
 sweep.py        Step times over the varied quantity, models and crossovers, in words
 tuning.py       The results of tuning, in words
 verdict.py      The whole report in a sentence and a few numbers
+whole_run.py    The whole run: steps over time, the longest steps, and how each rank stands
 whatif.py       Predictions of the step under other settings, in words
 """
 
@@ -55,6 +56,7 @@ from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
+from ddpprof.render.sections.whole_run import whole_run_tables
 from ddpprof.report import Report
 from ddpprof.report.side_streets import sections_of_streets
 from ddpprof.report.timeline import Timeline
@@ -92,6 +94,7 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
     ("collectives", "Collectives", (collective_table, outside_table, _of_side_streets("collectives"))),
     ("ranks", "Ranks compared", (straggler_table, waiting_table)),
     ("slowdown", "Slowdown by communication", (slowdown_section,)),
+    ("whole-run", "The whole run", (whole_run_tables,)),
     ("cost", "What DDP and the recording cost", (wrapper_table, memory_table, recording_cost_line)),
     ("findings", "What to change", (finding_list, bound_lines)),
 )

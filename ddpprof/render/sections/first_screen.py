@@ -18,6 +18,7 @@ from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.steps import step_bars
 from ddpprof.render.sections.verdict import verdict_of_steps
+from ddpprof.render.sections.whole_run import whole_run_line
 from ddpprof.report import Report
 from ddpprof.report.side_streets import sections_of_streets
 from ddpprof.report.timeline import Timeline
@@ -41,6 +42,7 @@ def first_screen(report: Report, paths: Sequence[str], timeline: Timeline | None
             _at_most(_MOST_LINES + 1, job_lines(report, _LONGEST_COMMAND), "modules", paths),
             sections_of_streets(report, "job"),
             _verdict(report),
+            whole_run_line(report),
             attempt_table(report),
             _at_most(_MOST_LINES, (*missing_lines(report), *unusual_steps_line(report)), "notes", paths),
             _step(report, timeline),

@@ -16,7 +16,6 @@ def job_lines(report: Report, longest_command: int = 200) -> Iterable[Section]:
     steps = max((len(rank.measured_steps) or len(rank.steps) for rank in report.ranks), default=0)
     light = max((len(rank.light_steps) for rank in report.ranks), default=0)
     file = file_of(report)
-    without_profiler = " without the profiler" if file is None else ""
     words = [
         clean(" ".join(job.command), most=longest_command) or clean(job.name, most=longest_command),
         count(read, "rank") if world in (None, read) else f"{read} of {world} ranks",
@@ -25,8 +24,7 @@ def job_lines(report: Report, longest_command: int = 200) -> Iterable[Section]:
         *([f"torch {clean(job.torch)}"] if job.torch else []),
         *([_FRAMEWORKS.get(job.framework, clean(job.framework))] if job.framework else []),
         *([file] if file is not None else []),
-        (count(steps, "profiled step") if steps else f"{count(light, 'step')}{without_profiler}")
-        + _micro_steps(report),
+        _recorded_steps(report, steps, light) + _micro_steps(report),
     ]
     yield Line(" · ".join(words))
     for index, m in enumerate(job.modules):
@@ -42,6 +40,14 @@ _FRAMEWORKS = {
     "fabric": "Lightning Fabric",
     "accelerate": "Accelerate",
 }
+
+
+def _recorded_steps(report: Report, num_profiled: int, num_light: int) -> str:
+    if num_profiled:
+        return count(num_profiled, "profiled step")
+    if not num_light and report.whole_run is not None:
+        return f"{count(report.whole_run.num_steps, 'step')}, watched but not recorded in detail"
+    return f"{count(num_light, 'step')}{' without the profiler' if file_of(report) is None else ''}"
 
 
 def _micro_steps(report: Report) -> str:

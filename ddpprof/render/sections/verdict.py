@@ -63,6 +63,10 @@ def _of_light_steps(report: Report) -> Verdict:
         step_ns = median_of(light, lambda s: s.duration_ns)
         unknown = "" if file_of(report) is not None else " Only profiled steps tell how much of it is communication."
         return Verdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
+    if report.whole_run is not None and (steps := report.whole_run.steps) is not None:
+        unknown = "The steps were only watched: profiled ones would show where the time goes."
+        text = f"{_step_takes(report, steps.median_ns)}. {unknown}"
+        return Verdict(text, (Number("step", _ms(steps.median_ns)),))
     return Verdict("No step was recorded completely.", ())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.record.end_words import how_it_ends
+from ddpprof.record.end_words import EndPlace, how_it_ends, where_it_ends
 
 
 def exit_while_handling(error: BaseException) -> SystemExit:
@@ -30,3 +30,26 @@ def exit_while_handling(error: BaseException) -> SystemExit:
 )
 def test_how_it_ends(error: BaseException | None, said: str) -> None:
     assert how_it_ends(error) == said
+
+
+def raised(place: str) -> BaseException:
+    """Return an error as raised by a script of that name, within a collective or not."""
+    torch_file = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+    names: dict[str, object] = {}
+    exec(compile("def barrier():\n    raise RuntimeError('lost')\n", torch_file, "exec"), names)
+    call = "barrier()" if place == "in-a-collective" else "raise ValueError('own')"
+    exec(compile(f"def train():\n    {call}\n", "/home/me/train.py", "exec"), names)
+    try:
+        names["train"]()  # type: ignore[operator]
+    except (RuntimeError, ValueError) as error:
+        return error
+    raise AssertionError("it must fail")
+
+
+def test_where_it_ends() -> None:
+    assert where_it_ends(raised("elsewhere")) == EndPlace("/home/me/train.py:2 in train", None)
+    assert where_it_ends(raised("in-a-collective")) == EndPlace("/home/me/train.py:2 in train", "barrier")
+    assert where_it_ends(None) == where_it_ends(SystemExit(3)) == EndPlace()
+    caught = SystemExit(1)
+    caught.__context__ = raised("elsewhere")
+    assert where_it_ends(caught).line == "/home/me/train.py:2 in train"

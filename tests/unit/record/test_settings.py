@@ -30,6 +30,7 @@ OTHER = Settings(
     trial=True,
     ddp={"bucket_cap_mb": 5, "static_graph": True},
     comm_hook="fp16_compress_hook",
+    pulse=False,
     losses=True,
     without_ddp=True,
     ddp_blocks=6,

@@ -1,0 +1,79 @@
+"""What does watching cost per step, in processor time and in length?
+
+    cost = median over pairs of blocks of (median step with watching - median step without)
+
+python analyses/watching_cost/analyse.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from study import COLOURS, interval_of_median, publish
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+JOBS = ("2-buckets", "16-buckets", "40-ms")
+
+
+def measure(recordings: Path) -> dict[str, Any]:
+    return {"jobs": [_of_job(name, json.loads((recordings / f"{name}.json").read_text())) for name in JOBS]}
+
+
+def _of_job(name: str, recorded: dict[str, Any]) -> dict[str, Any]:
+    blocks = recorded["blocks"]
+    pairs = [sorted(blocks[number : number + 2], key=lambda one: one["watched"]) for number in range(0, len(blocks), 2)]
+    cpu_us = [(_middle(on["cpu_ns"]) - _middle(off["cpu_ns"])) / 1e3 for off, on in pairs]
+    ratios = [_middle(on["wall_ns"]) / _middle(off["wall_ns"]) for off, on in pairs]
+    low, high = interval_of_median(ratios)
+    return {
+        "job": name,
+        "buckets": recorded["buckets"],
+        "pairs": len(pairs),
+        "steps": sum(len(block["wall_ns"]) for block in blocks),
+        "step_ms": round(median(_middle(off["wall_ns"]) for off, _ in pairs) / 1e6, 2),
+        "cpu_us": round(median(cpu_us), 1),
+        "cpu_us_interval": [round(value, 1) for value in interval_of_median(cpu_us)],
+        "ratio": round(median(ratios), 4),
+        "ratio_interval": [round(low, 4), round(high, 4)],
+    }
+
+
+def _middle(values: Sequence[int]) -> float:
+    return float(median(values))
+
+
+def table(results: dict[str, Any]) -> list[str]:
+    lines = [
+        "| job | buckets | steps | step without, ms | processor time of a step, µs more | step with ÷ without |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in results["jobs"]:
+        cpu, ratio = row["cpu_us_interval"], row["ratio_interval"]
+        lines.append(
+            f"| {row['job']} | {row['buckets']} | {row['steps']} | {row['step_ms']} | "
+            f"{row['cpu_us']} ({cpu[0]} – {cpu[1]}) | {row['ratio']} ({ratio[0]} – {ratio[1]}) |"
+        )
+    return lines
+
+
+def draw(results: dict[str, Any], figure: Figure) -> None:
+    axes = figure.subplots()
+    for place, row in enumerate(results["jobs"]):
+        low, high = row["ratio_interval"]
+        axes.plot([place, place], [low, high], color=COLOURS[0], linewidth=3)
+        axes.plot(place, row["ratio"], "o", color=COLOURS[1])
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set_xticks(range(len(results["jobs"])), [row["job"] for row in results["jobs"]])
+    axes.set_ylabel("step with watching ÷ without")
+
+
+if __name__ == "__main__":
+    publish(Path(__file__).resolve().parent, measure, table, draw)

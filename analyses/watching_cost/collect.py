@@ -1,0 +1,50 @@
+"""Record jobs that train with and without ``ddpprof.watch`` in turns, within one process.
+
+python analyses/watching_cost/collect.py        some six minutes; nothing else should run
+
+Tiny steps with few and with many buckets show the processor time that watching takes; longer steps on two ranks show
+whether they become slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from study import begin_recording, end_recording
+
+HERE = Path(__file__).resolve().parent
+JOBS = {
+    "2 buckets": ["--nproc-per-node", "1", "--layers", "2", "--blocks", "40", "--steps", "200"],
+    "16 buckets": ["--nproc-per-node", "1", "--layers", "16", "--blocks", "40", "--steps", "200"],
+    "40 ms": ["--nproc-per-node", "2", "--layers", "4", "--blocks", "25", "--steps", "60", "--sleep-ms", "38"],
+}
+"""name → torchrun's options, and those of ``train.py``"""
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    folder = begin_recording(HERE)
+    for name, words in JOBS.items():
+        torchrun, options = words[:2], words[2:]
+        out = folder / f"{name.replace(' ', '-')}.json"
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            *torchrun,
+            str(HERE / "train.py"),
+            str(out),
+        ]
+        subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        print(f"{name}: recorded", flush=True)
+    end_recording(HERE, jobs={name: " ".join(words) for name, words in JOBS.items()})
+
+
+if __name__ == "__main__":
+    main()

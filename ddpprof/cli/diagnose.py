@@ -1,0 +1,138 @@
+"""`ddpprof diagnose`: say which rank holds a job up, or has ended it, and where."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpprof.cli.reading import last_attempt_of
+from ddpprof.cli.saying import say
+from ddpprof.errors import DdpprofError
+from ddpprof.files import local
+
+if TYPE_CHECKING:
+    from ddpprof.diagnosis.evidence import RankEvidence
+    from ddpprof.model.hang import Verdict
+
+_WELL, _NOT_WELL = 0, 1
+
+
+def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run_directory",
+        type=local,
+        metavar="RUN",
+        help="run directory of a job, running or ended; or a folder of dumps of torch's flight recorder, one for each "
+        "rank, whose names end in the rank",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "line"),
+        default="text",
+        help="text for people, json for programs, or one line for logs (%(default)s)",
+    )
+    parser.epilog = "The exit code is 0 if the job is well, and 1 if it hangs or has failed."
+    parser.set_defaults(run=run_diagnose)
+
+
+def run_diagnose(options: argparse.Namespace) -> int:
+    from ddpprof import rundir
+    from ddpprof.monitor.pulse_files import ranks_with_pulse
+
+    run: Path = options.run_directory
+    if not rundir.is_run(run) and run.is_dir():
+        return _judge_dumps(run, options.format)
+    directory = last_attempt_of(run)
+    if not ranks_with_pulse(directory):
+        raise DdpprofError(f"{run} has no pulse of any rank. Record one with: ddpprof watch --out {run} train.py")
+    verdict, words = _examine(directory, run)
+    if verdict is None:
+        say(f"ddpprof: {words}", file=sys.stderr)
+        return _WELL
+    if words and options.format == "text":
+        say(words)
+    _print(verdict, options.format)
+    return _NOT_WELL
+
+
+def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
+    """Return the verdict, if there is one, and a sentence: what to know before reading it, or why there is none."""
+    from ddpprof.diagnosis.diagnose import diagnose_overdue
+    from ddpprof.diagnosis.evidence import gather
+    from ddpprof.diagnosis.hang_detector import HangDetector
+    from ddpprof.diagnosis.judge import judge
+
+    evidence = gather(directory)
+    if any(one.is_dead for one in evidence):
+        hang = hung_at_last(directory)
+        return hang or judge(evidence), "" if hang is None else "The job has ended. While it hung, ddpprof found:"
+    if all(one.has_ended for one in evidence):
+        return None, f"{_how_it_ended(evidence)}. See the whole run with: ddpprof report {run}"
+    detector = HangDetector(directory)
+    overdue = detector.look()
+    step = max(one.state.step for one in evidence)
+    if overdue is None:
+        return None, f"the job trains, at step {step:,}. See its ranks with: ddpprof top {run}"
+    verdict = diagnose_overdue(directory, overdue, detector)
+    return verdict, f"the job pauses on purpose at step {step:,}: it saves, evaluates or computes."
+
+
+def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
+    from ddpprof.model.pulse import Ended
+
+    ends = {one.state.ended for one in evidence}
+    if Ended.UNWATCHED in ends:
+        return "ddpprof stopped watching, while the training went on"
+    return "the training was interrupted" if Ended.INTERRUPTED in ends else "the training has ended well"
+
+
+def explain_end(directory: Path) -> list[str]:
+    """Return sentences about a job that has ended badly; none if it has not, or hung before and that was said."""
+    from ddpprof.diagnosis.evidence import gather
+    from ddpprof.diagnosis.judge import judge
+    from ddpprof.render.hang_words import verdict_lines
+
+    evidence = gather(directory)
+    if not any(one.is_dead for one in evidence) or hung_at_last(directory) is not None:
+        return []
+    return verdict_lines(judge(evidence))
+
+
+def hung_at_last(directory: Path) -> Verdict | None:
+    """Return the verdict on the hang in which the job ended, if it did."""
+    from ddpprof.monitor.hangs import read_verdict
+
+    verdict = read_verdict(directory)
+    return None if verdict is None or verdict.resumed_unix_ns is not None else verdict
+
+
+def _judge_dumps(folder: Path, form: str) -> int:
+    """Compare the dumps of torch's flight recorder in a folder."""
+    from ddpprof.diagnosis.flight_dumps import dumps_in, judge_dumps, read_dump
+
+    dumps = dumps_in(folder)
+    if not dumps:
+        raise DdpprofError(f"{folder} is neither a run nor a folder with dumps of torch's flight recorder.")
+    verdict = judge_dumps({rank: read_dump(path) for rank, path in dumps.items()})
+    if verdict is None:
+        ranks = f"{len(dumps)} rank{'s' if len(dumps) > 1 else ''}"
+        say(f"ddpprof: {ranks} called the same collectives: the dumps blame nobody.", file=sys.stderr)
+        return _WELL
+    _print(verdict, form)
+    return _NOT_WELL
+
+
+def _print(verdict: Verdict, form: str) -> None:
+    from ddpprof.render.hang_words import verdict_line, verdict_lines
+    from ddpprof.render.json import render_json
+
+    if form == "json":
+        say(render_json(verdict), end="")
+    elif form == "line":
+        say(verdict_line(verdict))
+    else:
+        for line in verdict_lines(verdict):
+            say(line)

@@ -1,0 +1,246 @@
+"""A job that a command starts with recording switched on: its words, how it is started, and what is said of its end."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ddpprof.cli.arguments import seconds
+from ddpprof.cli.metrics_out import check, metrics_target, publish
+from ddpprof.cli.run_watch import RunWatch
+from ddpprof.cli.saying import say
+from ddpprof.files import local
+
+if TYPE_CHECKING:
+    from ddpprof.record.launch import JobEnd
+    from ddpprof.record.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class JobCommand:
+    """The job that the user wants to run, and the place of its run."""
+
+    options: argparse.Namespace
+    out: Path
+    words: tuple[str, ...]
+    """the script and its arguments, or the whole command"""
+    is_wrapped: bool
+    """True for a command after ``--``, which starts whatever it likes"""
+    recorded_with: tuple[str, ...]
+    """ddpprof's arguments to record such a run again, without those that say where it goes"""
+
+    @property
+    def name(self) -> str:
+        """The name by which messages call the job: its script, or "the job" if another program starts it."""
+        return "the job" if self.is_wrapped else Path(self.words[0]).name
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every command that starts a job."""
+    add = parser.add_argument
+    add("--no-command", action="store_true", help="do not store the command in the run")
+    add("--quiet", action="store_true", help="print only what the job prints")
+    add(
+        "--kill-after",
+        type=seconds,
+        metavar="S",
+        help="end a job that hangs, S seconds after ddpprof has said why (default: never)",
+    )
+    add(
+        "--metrics",
+        type=metrics_target,
+        metavar="ADDRESS",
+        help="serve metrics for Prometheus at this port of this machine, or at HOST:PORT, or send them to an "
+        "OpenTelemetry collector: otlp:http://HOST:PORT",
+    )
+    add("-m", "--module", action="store_true", help="run a module instead of a script, as python -m does")
+    add_torchrun_options(parser)
+
+
+def add_out_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=local, metavar="DIR", help="run directory (default: runs/SCRIPT-TIME)")
+    parser.add_argument("--force", action="store_true", help="replace an earlier run in DIR")
+
+
+def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``torchrun``: the list of words to pass on, or ``None`` if none is given."""
+    from ddpprof.record.torchrun import OPTIONS
+
+    torchrun = parser.add_argument_group("torchrun's options", "passed to torchrun, which then starts the ranks")
+    for names, takes_value in OPTIONS:
+        if takes_value:
+            shown = "number of ranks for torchrun to start" if names[0] == "--nproc-per-node" else argparse.SUPPRESS
+            torchrun.add_argument(*names, action=_Passed, dest="torchrun", metavar="N", help=shown)
+        else:
+            torchrun.add_argument(*names, action=_Passed, dest="torchrun", nargs=0, help=argparse.SUPPRESS)
+    torchrun.description = "all of torchrun's options, by their own names; torchrun then starts the ranks"
+
+
+class _Passed(argparse.Action):
+    """Action that collects torchrun's options as they were given."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        given = [option_string or ""] if self.nargs == 0 else [option_string or "", str(values)]
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *given])
+
+
+def split(arguments: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """Split into ddpprof's own options and the command, which begins at the first non-option or at ``--``."""
+    options = parser._option_string_actions  # noqa: SLF001 (argparse has no public way to ask for an option's arity)
+    index = 0
+    while index < len(arguments):
+        word = arguments[index]
+        if word == "--" or not word.startswith("-") or word == "-":
+            break
+        action = options.get(word)
+        index += 2 if action is not None and action.nargs != 0 else 1
+    return arguments[:index], arguments[index:]
+
+
+def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: str) -> JobCommand:
+    """Parse the arguments of a command that starts a job; `verb` is the command's name."""
+    own, command = split(list(arguments), parser)
+    options = parser.parse_args(own)
+    is_wrapped = command[:1] == ["--"]
+    words = command[1:] if is_wrapped else command
+    if not words:
+        parser.error(f"nothing to {verb}: give a script, or a command after --")
+    if is_wrapped and options.torchrun:
+        parser.error(f"torchrun's options go to torchrun itself here: ddpprof {verb} -- torchrun … train.py")
+    return JobCommand(
+        options=options,
+        out=Path(options.out or default_out(words)),
+        words=tuple(words),
+        is_wrapped=is_wrapped,
+        recorded_with=(*_without(own, ("--out", "--repeat"), ("--force",)), *command),
+    )
+
+
+def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return ddpprof's own words without these options."""
+    kept, is_value = [], False
+    for word in own:
+        name = word.partition("=")[0]
+        if not is_value and name not in (*with_value, *flags):
+            kept.append(word)
+        is_value = not is_value and word in with_value
+    return kept
+
+
+def run_recorded(
+    job: JobCommand, out: Path, settings: Settings, verb: str, afterwards: Callable[[bool, bool], None]
+) -> JobEnd:
+    """Run the job with these settings. If it does not run for lack of a launcher, say so.
+
+    `settings`: what to record; the command and the place are added here.
+    `afterwards`: called when the job has ended, unless the user wants no words: inside a launcher's job or not, and
+    whether a signal ended it.
+    """
+    from ddpprof.monitor.pulse_files import gather_left
+    from ddpprof.record import launch
+    from ddpprof.record.attempts import agent_of_this_process
+
+    options, words = job.options, job.words
+    shown = not options.no_command
+    settings = dataclasses.replace(
+        settings,
+        out=str(out.absolute()),
+        force=options.force,
+        command=words if shown else (),
+        recorded_with=job.recorded_with if shown else (),
+    )
+    inside = options.torchrun is None and launch.inside_job(os.environ)
+    if inside:
+        settings = dataclasses.replace(settings, agent=agent_of_this_process())
+    if launch.is_first_rank(os.environ) if inside else not _is_further_node(options.torchrun):
+        settings = launch.clear_out(settings, inside)
+    command = words if job.is_wrapped else launch.script_command(words, options.module, options.torchrun)
+    watch = RunWatch(out, options.quiet, options.kill_after, names_top=verb == "watch")
+    speaks = settings.pulse and (not inside or launch.is_first_rank(os.environ))
+    if speaks and options.metrics is not None:
+        check(options.metrics)
+    ends: list[Callable[[], None]] = [watch.end]
+
+    def job_runs() -> None:
+        watch.start()
+        if options.metrics is not None:
+            try:
+                ends.append(publish(options.metrics, out))
+            except OSError as error:  # the job runs already
+                say(f"ddpprof: no metrics: {error}", file=sys.stderr)
+
+    try:
+        outcome = launch.run_job(command, settings, explain_rank=not inside, when_started=job_runs if speaks else None)
+    finally:
+        for end in ends:
+            end()
+    gather_left()
+    _note_exit(outcome, settings, inside)
+    if outcome.needs_rank:
+        torchrun = "torchrun --nproc-per-node 2 train.py"
+        instead = f"-- {torchrun}" if job.is_wrapped else f"--nproc-per-node 2 {_shown(options, words)}"
+        say(
+            f"ddpprof: {words[0]} expects a launcher: {outcome.needs_rank} is not set. Run: ddpprof {verb} {instead}",
+            file=sys.stderr,
+        )
+    elif not options.quiet:
+        sys.stdout.flush()
+        try:
+            afterwards(inside, outcome.signal is not None)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the job's exit code is what counts)
+            say(f"ddpprof: no report: {error}. The run is in {out}.", file=sys.stderr)
+    if outcome.signal is not None:
+        _die_of(outcome.signal)
+    return outcome
+
+
+def _note_exit(outcome: JobEnd, settings: Settings, inside: bool) -> None:
+    """Write how the job, or inside a job this rank, ended; a rank that is killed cannot do that itself."""
+    from ddpprof.record import exits
+    from ddpprof.record.launch import rank_given
+
+    whose = {"rank": int(rank_given(os.environ) or 0)} if inside else {"is_job": True}
+    code = outcome.exit_code if outcome.signal is None else -outcome.signal
+    with suppress(OSError, ValueError):  # the job's exit code is what counts
+        exits.append(Path(settings.out), {**whose, "exit_code": code, "interrupted": outcome.interrupted})
+
+
+def _shown(options: argparse.Namespace, words: Sequence[str]) -> str:
+    return " ".join([*(["-m"] if options.module else []), *words])
+
+
+def default_out(words: Sequence[str]) -> str:
+    name = words[0].rpartition(".")[2] if "/" not in words[0] and not words[0].endswith(".py") else Path(words[0]).stem
+    return f"runs/{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def _is_further_node(torchrun: Sequence[str] | None) -> bool:
+    """Return whether this is not the first of several nodes; the first one creates the shared run directory."""
+    given = list(torchrun or ())
+    return any(name in given and given[given.index(name) + 1] != "0" for name in ("--node-rank", "--node_rank"))
+
+
+def _die_of(number: int) -> NoReturn:
+    """End by the same signal as the job, so that the caller of ddpprof sees that signal."""
+    sys.stdout.flush()
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
+    os.kill(os.getpid(), number)
+    sys.exit(128 + number)

@@ -1,0 +1,159 @@
+"""``--metrics``: where the metrics of a running job go.
+
+``--metrics 9464`` serves Prometheus' text format on this machine alone, ``--metrics 0.0.0.0:9464`` to everybody, and
+``--metrics otlp:http://127.0.0.1:4318`` sends them to an OpenTelemetry collector every few seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpprof.errors import DdpprofError
+
+if TYPE_CHECKING:
+    from ddpprof.monitor.metrics import Metric
+
+_LISTEN = re.compile(r"(?:(?P<host>[\w.-]+|\[[\da-fA-F:]+\]):)?(?P<port>\d{1,5})")
+_OTLP = "otlp:"
+_EVERY_MS = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsTarget:
+    """Where metrics go: to whoever asks at an address, or to a collector."""
+
+    host: str = ""
+    port: int = 0
+    collector: str | None = None
+
+
+def metrics_target(text: str) -> MetricsTarget:
+    """Parse the option's value."""
+    if text.startswith(_OTLP):
+        address = text.removeprefix(_OTLP)
+        if not re.match(r"https?://[^/]+", address):
+            raise ArgumentTypeError(f"{text} is not an address such as otlp:http://127.0.0.1:4318")
+        return MetricsTarget(collector=address)
+    match = _LISTEN.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise ArgumentTypeError(f"{text} is not a port, HOST:PORT, or otlp:http://HOST:PORT")
+    return MetricsTarget((match["host"] or "127.0.0.1").strip("[]"), int(match["port"]))
+
+
+def check(target: MetricsTarget) -> None:
+    """Raise `DdpprofError` if a package is missing, or nothing can listen at the address. Call this before the job."""
+    needed = "opentelemetry.exporter.otlp.proto.http" if target.collector else "prometheus_client"
+    try:
+        found = find_spec(needed)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        extra = "otlp" if target.collector else "metrics"
+        raise DdpprofError(f"--metrics needs a package: pip install 'ddpprof[{extra}]'")
+    if target.collector is None:
+        try:
+            family = socket.getaddrinfo(target.host, target.port)[0][0]
+            socket.create_server((target.host, target.port), family=family).close()
+        except OSError as error:
+            where = f"{target.host}:{target.port}"
+            raise DdpprofError(f"cannot serve metrics at {where}: {error.strerror}. Choose another one.") from error
+
+
+def publish(target: MetricsTarget, out: Path) -> Callable[[], None]:
+    """Begin to publish the metrics of the job that writes into `out`; return what ends that. Raises ``OSError``."""
+    from ddpprof.monitor.metrics import read_metrics
+
+    def read() -> list[Metric]:
+        return read_metrics(out)
+
+    return _send(target.collector, read) if target.collector else _serve(target.host, target.port, read)
+
+
+def _serve(host: str, port: int, read: Callable[[], list[Metric]]) -> Callable[[], None]:
+    """Serve Prometheus' text format."""
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.registry import Collector
+
+    class Ranks(Collector):
+        def collect(self) -> Iterator[Any]:
+            return prometheus_families(read())
+
+    registry = CollectorRegistry()
+    registry.register(Ranks())
+    server, _thread = start_http_server(port, host, registry)
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return end
+
+
+def prometheus_families(metrics: Iterable[Metric]) -> Iterator[Any]:
+    """Return the metrics as families of the official client."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    for metric in metrics:
+        labels = tuple(metric.values[0][0]) if metric.values else ()
+        of_kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+        family = of_kind(f"ddpprof_{metric.name}", metric.documentation, labels=labels)
+        for values, number in metric.values:
+            family.add_metric(tuple(values.values()), number)
+        yield family
+
+
+def _send(collector: str, read: Callable[[], list[Metric]]) -> Callable[[], None]:
+    """Send to an OpenTelemetry collector, by OTLP over HTTP."""
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.metrics import CallbackOptions, Observation
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+
+    exporter = OTLPMetricExporter(endpoint=f"{collector.rstrip('/')}/v1/metrics", timeout=5)
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=_EVERY_MS)
+    provider = MeterProvider([reader], Resource.create({"service.name": "ddpprof"}), shutdown_on_exit=False)
+    meter = provider.get_meter("ddpprof")
+
+    read_at, latest = 0.0, []
+
+    def now() -> list[Metric]:
+        """Return the metrics, read once for all instruments of an export."""
+        nonlocal read_at, latest
+        if time.monotonic() - read_at > _EVERY_MS / 2000:
+            read_at, latest = time.monotonic(), read()
+        return latest
+
+    def observing(name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_options: CallbackOptions) -> Iterable[Observation]:
+            metric = next((one for one in now() if one.name == name), None)
+            for labels, value in metric.values if metric is not None else ():
+                yield Observation(value, dict(labels))
+
+        return observe
+
+    for name, unit, is_counter in _INSTRUMENTS:
+        make = meter.create_observable_counter if is_counter else meter.create_observable_gauge
+        plain = name.removesuffix("_seconds").replace("_", ".")
+        make(f"ddpprof.{plain}", callbacks=[observing(name)], unit=unit)
+    return provider.shutdown
+
+
+_INSTRUMENTS = (
+    ("steps", "{step}", True),
+    ("step_seconds", "s", False),
+    ("step_part_seconds", "s", False),
+    ("step_age_seconds", "s", False),
+    ("up", "1", False),
+    ("activity", "1", False),
+    ("hang", "1", False),
+)
+"""name in `Metric`, unit by UCUM as OpenTelemetry wants it, and whether it only grows"""

@@ -1,0 +1,232 @@
+"""A thread of the launcher that looks at the job's pulses while it runs, and says what is wrong as soon as it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ddpprof.cli.saying import say
+
+if TYPE_CHECKING:
+    from ddpprof.diagnosis.hang_detector import Overdue
+    from ddpprof.model.hang import Verdict
+    from ddpprof.model.pulse import Pulse
+
+_FIRST_LOOK_S = 3.0
+_SHARE = 0.02
+"""most of a core that each kind of looking may take, on average"""
+_MOST_SAID = 20
+"""number of slow-downs of which the launcher speaks; all are in the report"""
+
+_WORTH_SAYING = 0.10
+"""growth of a step from which on the launcher speaks of it"""
+
+Say = Callable[[str], None]
+
+
+class Look(Protocol):
+    every_s: float
+    """seconds between two looks, or more if a look takes long"""
+
+    def at(self, directory: Path, late_s: float) -> None:
+        """Look at the run in a directory, by `late_s` later than it was due."""
+
+    def last_time(self, directory: Path) -> None:
+        """Look at a run whose job has ended."""
+
+
+class RunWatch:
+    """Looks at one run until it is ended."""
+
+    def __init__(self, out: Path, is_quiet: bool, kill_after_s: float | None, names_top: bool = False) -> None:
+        """`names_top`: name the command that shows the ranks, once it can."""
+        self._out = out
+        self._names_top = names_top
+        self._is_quiet = is_quiet
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpprof-watch", daemon=True)
+        self._looks: tuple[Look, ...] = (HangLook(self._say, kill_after_s), SlowdownLook(self._say))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop looking; call this before the run is read."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread waits for them
+        try:
+            self._look_until_the_end()
+        except Exception as error:  # noqa: BLE001 (the job goes on, whatever happens to who watches it)
+            self._say(f"no longer watches the job: {error}")
+
+    def _look_until_the_end(self) -> None:
+        due = dict.fromkeys(self._looks, time.monotonic() + _FIRST_LOOK_S)
+        while not self._ending.wait(max(0.1, min(due.values()) - time.monotonic())):
+            directory = self._directory()
+            if directory is not None:
+                self._name_top(directory)
+            for look in self._looks:
+                late_s = time.monotonic() - due[look]
+                if late_s < 0:
+                    continue
+                began = time.thread_time()
+                if directory is not None:
+                    look.at(directory, late_s)
+                took_s = time.thread_time() - began
+                due[look] = time.monotonic() + max(look.every_s, took_s / _SHARE)
+        directory = self._directory()
+        if directory is not None:
+            for look in self._looks:
+                look.last_time(directory)
+
+    def _name_top(self, directory: Path) -> None:
+        """Say once where the run is, as soon as its ranks can be seen."""
+        from ddpprof import rundir
+
+        if self._names_top and rundir.pulses_in(directory):
+            self._names_top = False
+            self._say(f"the run is in {self._out}. See its ranks while they train: ddpprof top {self._out}")
+
+    def _directory(self) -> Path | None:
+        """Return the directory of the attempt that runs now, once there is one."""
+        from ddpprof import rundir
+
+        return rundir.last_attempt(self._out) if rundir.is_run(self._out) else None
+
+    def _say(self, text: str) -> None:
+        if not self._is_quiet:
+            with suppress(Exception):  # stderr may be closed
+                say(f"ddpprof: {text}", file=sys.stderr, flush=True)
+
+
+class HangLook:
+    """Says when a job hangs, and why. It never touches the job, unless it was told to end one that hangs."""
+
+    every_s = 1.0
+
+    def __init__(self, say: Say, kill_after_s: float | None) -> None:
+        self._say = say
+        self._kill_after_s = kill_after_s
+        self._directory: Path | None = None
+        self._verdict: Verdict | None = None
+        self._hangs_at: int | None = None
+        """step of the current hang"""
+        self._judged_at = 0.0
+
+    def at(self, directory: Path, late_s: float) -> None:
+        from ddpprof.diagnosis.hang_detector import HangDetector
+
+        if self._directory != directory:
+            self._directory, self._detector = directory, HangDetector(directory)
+        overdue = self._detector.look(late_s)
+        if overdue is None:
+            self._goes_on(directory)
+        elif self._hangs_at != overdue.step:
+            self._judge(directory, overdue)
+        elif self._kill_after_s is not None and time.monotonic() - self._judged_at > self._kill_after_s:
+            self._say(f"ends the job, which still hangs {self._kill_after_s:g} s later (--kill-after)")
+            self._kill_after_s = None
+            os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
+
+    def last_time(self, directory: Path) -> None:
+        """Do nothing: how a job ended is told by others."""
+
+    def _judge(self, directory: Path, overdue: Overdue) -> None:
+        from ddpprof.diagnosis.diagnose import diagnose_overdue
+        from ddpprof.monitor.hangs import write_verdict
+        from ddpprof.render.hang_words import verdict_lines
+
+        verdict = diagnose_overdue(directory, overdue, self._detector)
+        if verdict is None:
+            return
+        self._hangs_at, self._verdict, self._judged_at = overdue.step, verdict, time.monotonic()
+        with suppress(OSError):
+            write_verdict(directory, verdict)
+        for line in verdict_lines(verdict):
+            self._say(line)
+
+    def _goes_on(self, directory: Path) -> None:
+        """Note that a job that hung has ended the step."""
+        from msgspec import structs
+
+        from ddpprof.monitor.hangs import write_verdict
+        from ddpprof.monitor.pulse_files import ranks_with_pulse, read_head
+
+        if self._verdict is None or self._hangs_at is None:
+            return
+        heads = [read_head(directory, rank, 1) for rank in ranks_with_pulse(directory)]
+        if all(head.state.step <= self._hangs_at for head in heads):
+            return  # it has not gone on: its ranks have ended
+        with suppress(OSError):
+            write_verdict(directory, structs.replace(self._verdict, resumed_unix_ns=time.time_ns()))
+        self._say(f"the job goes on: step {self._hangs_at} is over")
+        self._verdict = self._hangs_at = None
+
+
+class SlowdownLook:
+    """Says since when, by how much and why steps take longer, and keeps ``slowdowns.json``."""
+
+    every_s = 2.0
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._directory: Path | None = None
+        self._num_begun = self._num_ended = 0
+        """number of slow-downs when the begin of the last one, and its end, was said"""
+
+    def at(self, directory: Path, _late_s: float) -> None:
+        from ddpprof.monitor.pulse_files import read_pulses
+        from ddpprof.monitor.slowdowns import SlowdownWatch
+
+        if self._directory != directory:
+            self._directory, self._watch = directory, SlowdownWatch()
+            self._num_begun = self._num_ended = 0
+        pulses = read_pulses(directory)
+        before = tuple(self._watch.slowdowns)
+        self._watch.update(pulses)
+        if tuple(self._watch.slowdowns) != before:
+            self._write(directory, pulses)
+            self._tell(len(pulses))
+
+    def last_time(self, directory: Path) -> None:
+        """Look at the last steps, and keep what all pauses took."""
+        from ddpprof.monitor.pulse_files import read_pulses
+
+        self.at(directory, 0.0)
+        self._write(directory, read_pulses(directory))
+
+    def _write(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:
+        from ddpprof.model.slowdown import Slowdowns
+        from ddpprof.monitor.job_steps import common_steps
+        from ddpprof.monitor.pauses import pauses_in
+        from ddpprof.monitor.slowdown_file import write_slowdowns
+
+        steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
+        pauses = () if steps is None else pauses_in(steps)
+        with suppress(OSError):
+            write_slowdowns(directory, Slowdowns(tuple(self._watch.slowdowns), pauses))
+
+    def _tell(self, world_size: int) -> None:
+        from ddpprof.render.slowdown_words import slowdown_sentence
+
+        found = self._watch.slowdowns
+        for one in found[self._num_begun : _MOST_SAID]:
+            if one.growth >= _WORTH_SAYING:
+                self._say(slowdown_sentence(one, world_size))
+        self._num_begun = len(found)
+        last = found[-1]
+        if last.last_step is not None and self._num_ended < len(found) <= _MOST_SAID:
+            self._num_ended = len(found)
+            if last.growth >= _WORTH_SAYING:
+                self._say(f"from step {last.last_step + 1:,} on, steps are as before")

@@ -1,0 +1,182 @@
+"""`ddpprof top`: look at a running job, rank by rank."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from ddpprof.cli.arguments import seconds
+from ddpprof.cli.saying import say
+from ddpprof.signals import handled_signals
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ddpprof.monitor.overview import Overview
+    from ddpprof.render.top import Order
+
+_MOST_SLOWDOWNS = 5
+_KEYS = "q quit  p pause  sort by: o own time  r rank  w waiting  d data"
+
+
+def add_top_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="RUN", help="run directory of a job, running or ended")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--once", action="store_true", help="print the view once, and exit")
+    shown.add_argument(
+        "--plain", action="store_true", help="print one line per refresh, as when the output is not a terminal"
+    )
+    parser.add_argument(
+        "--every", type=seconds, default=1.0, metavar="S", help="seconds between refreshes (default: 1)"
+    )
+    parser.set_defaults(run=run_top)
+
+
+def run_top(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from ddpprof.monitor.overview import find_pulses
+
+    find_pulses(options.path)  # raises if there is nothing to look at
+    console = Console(highlight=False, no_color=bool(os.environ.get("NO_COLOR")))
+    if options.once:
+        _print_once(options.path, console)
+    elif options.plain or not sys.stdout.isatty() or console.is_dumb_terminal:
+        _print_lines(options.path, options.every)
+    else:
+        _show_live(options.path, options.every, console)
+    return 0
+
+
+def _look(path: Path) -> tuple[Overview, list[str]]:
+    """Return the job at this moment, and a line for each slow-down."""
+    from ddpprof.monitor.overview import find_pulses, look_at
+
+    directory = find_pulses(path)
+    now = look_at(directory, time.time_ns())
+    return now, _slowdown_lines(directory, len(now.ranks))
+
+
+def _print_once(path: Path, console: Console) -> None:
+    from ddpprof.render.top import Shown, rows_that_fit, top_view
+
+    overview, slowdowns = _look(path)
+    shown = Shown(slowdowns=slowdowns)
+    if console.is_terminal:
+        shown = replace(shown, most_rows=rows_that_fit(overview, shown, console))
+    else:
+        console.width = max(console.width, _PIPE_COLUMNS)
+    console.print(top_view(overview, shown, console))
+    if overview.is_over:
+        _name_report(path)
+
+
+_PIPE_COLUMNS = 160
+
+
+def _print_lines(path: Path, every_s: float) -> None:
+    from ddpprof.render.top import one_line
+
+    while True:
+        overview, _ = _look(path)
+        say(time.strftime("%H:%M:%S"), one_line(overview), flush=True)
+        if overview.is_over:
+            _name_report(path)
+            return
+        time.sleep(every_s)
+
+
+def _name_report(path: Path) -> None:
+    say(f"\nAll ranks have ended. See the whole run with: ddpprof report {path}")
+
+
+def _show_live(path: Path, every_s: float, console: Console) -> None:
+    """Show the view until the user presses q. The terminal is as before at the end, whatever ends the program."""
+    from rich.live import Live
+
+    from ddpprof.render.top import ORDERS, Shown, rows_that_fit, top_view
+
+    order, paused = ORDERS["o"], False
+    overview, slowdowns = _look(path)
+    with (
+        _ended_by_signals(),
+        _single_keys() as next_key,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            if not paused:
+                overview, slowdowns = _look(path)
+            shown = Shown(order, slowdowns, keys=_about_keys(path, order, paused, overview))
+            shown = replace(shown, most_rows=rows_that_fit(overview, shown, console))
+            live.update(top_view(overview, shown, console), refresh=True)
+            key = next_key(every_s)
+            if key == "q":
+                return
+            paused = not paused if key == "p" else paused
+            order = ORDERS.get(key, order)
+
+
+def _about_keys(path: Path, order: Order, paused: bool, overview: Overview) -> str:
+    state = "  PAUSED" if paused else ""
+    over = f"\nAll ranks have ended. See the whole run with: ddpprof report {path}" if overview.is_over else ""
+    return f"{_KEYS}  (now by {order.name}){state}{over}"
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP end the program through its ``finally`` blocks, which put the terminal back."""
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    with handled_signals((signal.SIGTERM, signal.SIGHUP), end):
+        yield
+
+
+@contextmanager
+def _single_keys() -> Iterator[Callable[[float], str]]:
+    """Give a function that waits for a key, up to so many seconds, and returns it; empty if there was none."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    import termios
+    import tty
+
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def next_key(at_most_s: float) -> str:
+        if not select.select([keyboard], [], [], at_most_s)[0]:
+            return ""
+        pressed = os.read(keyboard, 1)
+        return pressed.decode(errors="replace") if pressed else "q"  # the terminal is gone
+
+    try:
+        tty.setcbreak(keyboard)
+        yield next_key
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+def _no_key(at_most_s: float) -> str:
+    time.sleep(at_most_s)
+    return ""
+
+
+def _slowdown_lines(directory: Path, world_size: int) -> list[str]:
+    """Return a sentence for each of the last slow-downs that the job's launcher has found."""
+    from ddpprof.monitor.slowdown_file import read_slowdowns
+    from ddpprof.render.slowdown_words import slowdown_sentence
+
+    found = read_slowdowns(directory)
+    return [] if found is None else [slowdown_sentence(one, world_size) for one in found.slowdowns[-_MOST_SLOWDOWNS:]]

@@ -1,0 +1,33 @@
+"""The verdict on the run in a directory, while it hangs or afterwards."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ddpprof.diagnosis.evidence import RankEvidence, gather
+from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
+from ddpprof.diagnosis.judge import judge
+from ddpprof.model.hang import Verdict
+
+_STACKS_S = 2.5
+"""seconds for the ranks to write where they stand, which they do once their step is overdue"""
+
+
+def diagnose_overdue(directory: Path, overdue: Overdue, detector: HangDetector) -> Verdict | None:
+    """Return what holds a job up whose step is overdue; ``None`` if it pauses on purpose, or has gone on.
+
+    Ranks that can still write where they stand get some seconds for it.
+    """
+    deadline = time.monotonic() + _STACKS_S
+    evidence = gather(directory, records=False)
+    while _lacks_stacks(evidence) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        evidence = gather(directory, records=False)
+    if not evidence or any(one.state.step > overdue.step for one in evidence if not one.has_ended):
+        return None
+    return None if detector.is_on_purpose(evidence, overdue.waited_s) else judge(gather(directory))
+
+
+def _lacks_stacks(evidence: tuple[RankEvidence, ...]) -> bool:
+    return any(not (one.stack or one.has_ended or one.is_dead or one.is_silent) for one in evidence)

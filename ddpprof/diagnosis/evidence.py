@@ -1,0 +1,127 @@
+"""Everything that is known of each rank of a run, gathered from outside."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpprof.diagnosis.processes import Process, look_at, workers_of
+from ddpprof.errors import DdpprofError
+from ddpprof.load.exits import load_exits
+from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.model import ProcessExit, Record
+from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
+from ddpprof.model.stack import Frame, read_stack
+from ddpprof.monitor.pulse_files import boot_id, ranks_with_pulse, read_head
+
+_STEPS = 64
+_LOOK_AGAIN_S = 0.2
+"""seconds between two looks at a process, which show whether it computes"""
+_SILENT_S = 4.0
+"""seconds without a sign of ddpprof's own thread, which gives one every second"""
+_SILENT_FAR_S = 15.0
+"""the same on another host, whose copy comes through a network file system"""
+_COMPUTES = 0.3
+"""share of a core; a process that is ready to run computes as soon as it gets one"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    identity: PulseIdentity
+    state: PulseState
+    steps: PulseSteps
+    stack: tuple[Frame, ...]
+    """where the training thread stands, the innermost frame last; empty if unknown"""
+    record: Record | None
+    is_here: bool
+    """whether the rank runs, or ran, on this machine"""
+    process: Process | None
+    """its process, if that is on this machine and alive"""
+    workers: tuple[Process, ...]
+    computes: bool
+    exit: ProcessExit | None
+    now_ns: int
+
+    @property
+    def rank(self) -> int:
+        return self.identity.rank
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the rank itself said that its training was over."""
+        return self.state.ended != Ended.NOT_YET
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process ended without finishing the training."""
+        if self.state.ended == Ended.FAILED or (self.exit is not None and self.exit.exit_code != 0):
+            return True
+        return not self.has_ended and self.is_here and self.process is None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether even ddpprof's own thread in the process does not run."""
+        limit_s = _SILENT_S if self.is_here else _SILENT_FAR_S
+        last = max(self.state.tick_ns, self.identity.created_ns)
+        return not self.has_ended and self.now_ns - last > limit_s * 1e9
+
+
+def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
+    """Return the evidence of all ranks that left a pulse; without `records`, only what tells whether a rank waits.
+
+    Raises ``OSError`` if there is no such directory.
+    """
+    before = {rank: _processor_time(directory, rank) for rank in ranks_with_pulse(directory)}
+    exits = load_exits(directory)
+    time.sleep(_LOOK_AGAIN_S)
+    found = (_of_rank(directory, rank, exits, earlier, records) for rank, earlier in before.items())
+    return tuple(one for one in found if one is not None)
+
+
+def _processor_time(directory: Path, rank: int) -> float | None:
+    with suppress(OSError, DdpprofError):
+        identity = read_head(directory, rank, 0).identity
+        process = look_at(identity.pid) if identity.boot_id == boot_id() else None
+        return None if process is None else process.main_thread_cpu_s
+    return None
+
+
+def _of_rank(
+    directory: Path, rank: int, exits: tuple[ProcessExit, ...], earlier: float | None, records: bool
+) -> RankEvidence | None:
+    try:
+        head = read_head(directory, rank, _STEPS)
+    except (OSError, DdpprofError):
+        return None
+    identity, is_here = head.identity, head.identity.boot_id == boot_id()
+    process = look_at(identity.pid) if is_here else None
+    used_s = process.main_thread_cpu_s - earlier if process is not None and earlier is not None else 0.0
+    return RankEvidence(
+        identity=identity,
+        state=head.state,
+        steps=head.steps,
+        stack=read_stack(head.stack),
+        record=_record(directory, rank) if records else None,
+        is_here=is_here,
+        process=process,
+        workers=tuple(workers_of(identity.pid)) if process is not None else (),
+        computes=process is not None and (process.state == "R" or used_s > _COMPUTES * _LOOK_AGAIN_S),
+        exit=next((one for one in exits if _is_of(one, identity) and not one.is_job), None),
+        now_ns=time.time_ns(),
+    )
+
+
+def _is_of(seen: ProcessExit, identity: PulseIdentity) -> bool:
+    """Return whether it is the end of this rank, and not of one of the same number in an earlier attempt."""
+    if seen.unix_ns is not None and seen.unix_ns < identity.created_ns:
+        return False
+    return seen.rank == identity.rank or (seen.host, seen.pid) == (identity.host, identity.pid)
+
+
+def _record(directory: Path, rank: int) -> Record | None:
+    try:
+        return load_record(directory, rank)
+    except BadRecordError as error:
+        return error.record

@@ -1,0 +1,139 @@
+"""Dumps of torch's flight recorder: which rank has not called a collective, or another one than the rest?
+
+NCCL's watchdog writes them when a collective times out (``TORCH_NCCL_DUMP_ON_TIMEOUT``), one pickle for each rank;
+torch can write those of gloo, and JSON, too. Files of strangers may be anything: the unpickler makes plain values only.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from ddpprof.errors import DdpprofError
+from ddpprof.files.small import read_small
+from ddpprof.model.hang import Fault, Verdict
+
+_RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
+_MOST_BYTES = 100 * 10**6
+_MOST_FILES = 10_000
+
+
+class Collective(NamedTuple):
+    group: str
+    sequence: int
+    """number in its group"""
+    name: str
+    numel: int
+    dtype: str
+    created_ns: int
+
+    @property
+    def call(self) -> tuple[str, int, str]:
+        """The part of the call that is the same on all ranks of a group, unless one of them is to blame."""
+        return self.name, self.numel, self.dtype
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.numel:,} {self.dtype or 'values'}"
+
+
+class _PlainValues(pickle.Unpickler):
+    """Unpickler that makes no objects: no class is ever looked up."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and plain values do not")
+
+
+def dumps_in(folder: Path) -> dict[int, Path]:
+    """Return the files in a folder whose names end in a rank, such as ``nccl_trace_rank_3``, by rank."""
+    found = {}
+    for path in sorted(folder.iterdir())[:_MOST_FILES]:
+        match = _RANK.search(path.name)
+        if match is not None and path.is_file():
+            found[int(match[1])] = path
+    return found
+
+
+def read_dump(path: Path) -> tuple[Collective, ...]:
+    """Return the collectives in a dump, oldest first. Raises `DdpprofError` if it is none."""
+    try:
+        content = read_small(path, _MOST_BYTES)
+        decoded = json.loads(content) if content[:1] == b"{" else _PlainValues(io.BytesIO(content)).load()
+        entries = decoded["entries"]
+        return tuple(_collective(entry) for entry in entries if not entry.get("is_p2p", False))
+    except OSError as error:
+        raise DdpprofError(f"{path} cannot be read: {error.strerror}.") from error
+    except Exception as error:
+        raise DdpprofError(f"{path} is not a dump of torch's flight recorder: {error}.") from error
+
+
+def _collective(entry: Mapping[str, Any]) -> Collective:
+    group = entry.get("process_group") or ("", "")
+    sizes, dtypes = entry.get("input_sizes") or [[]], entry.get("input_dtypes") or [""]
+    name = str(entry.get("profiling_name", "")).rpartition(":")[2]
+    return Collective(
+        group=str(group[0]),
+        sequence=int(entry.get("collective_seq_id", entry.get("seq_id", 0))),
+        name=name,
+        numel=sum(math.prod(map(int, size)) for size in sizes),
+        dtype=str(dtypes[0]) if dtypes else "",
+        created_ns=int(entry.get("time_created_ns", 0)),
+    )
+
+
+def judge_dumps(ranks: Mapping[int, Sequence[Collective]]) -> Verdict | None:
+    """Return which rank is to blame; ``None`` if all ranks have called the same collectives.
+
+    A rank that called another collective than most, under the same number, comes before one that called fewer.
+    """
+    groups = sorted({one.group for called in ranks.values() for one in called})
+    by_group = [_of_group(ranks, group) for group in groups]
+    differing = [found for found in map(_first_difference, by_group) if found is not None]
+    missing = [found for found in map(_first_missing, by_group) if found is not None]
+    return next(iter((*differing, *missing)), None)
+
+
+_Numbered = dict[int, dict[int, Collective]]
+"""rank → number → collective of one group"""
+
+
+def _of_group(ranks: Mapping[int, Sequence[Collective]], group: str) -> _Numbered:
+    numbered = {rank: {one.sequence: one for one in called if one.group == group} for rank, called in ranks.items()}
+    return {rank: called for rank, called in numbered.items() if called}
+
+
+def _first_difference(ranks: _Numbered) -> Verdict | None:
+    common = sorted(set.intersection(*(set(called) for called in ranks.values()))) if ranks else []
+    for number in common:
+        calls = Counter(called[number].call for called in ranks.values())
+        if len(calls) > 1:
+            usual, rarest = calls.most_common()[0][0], calls.most_common()[-1][0]
+            blamed = next(rank for rank, called in ranks.items() if called[number].call == rarest)
+            others = [rank for rank, called in ranks.items() if called[number].call == usual and rank != blamed]
+            detail = (
+                f"its collective {number} is {ranks[blamed][number]}, and that of others is {ranks[others[0]][number]}"
+            )
+            return Verdict(Fault.OTHER_COLLECTIVE, rank=blamed, waiting=tuple(others), detail=detail)
+    return None
+
+
+def _first_missing(ranks: _Numbered) -> Verdict | None:
+    last = {rank: max(called) for rank, called in ranks.items()}
+    if not last or min(last.values()) == max(last.values()):
+        return None
+    blamed = min(last, key=lambda rank: (last[rank], rank))
+    ahead = [rank for rank in last if last[rank] > last[blamed]]
+    waits_for = next((ranks[rank][last[blamed] + 1] for rank in ahead if last[blamed] + 1 in ranks[rank]), None)
+    return Verdict(
+        Fault.MISSING_COLLECTIVE,
+        rank=blamed,
+        waiting=tuple(ahead),
+        since_unix_ns=None if waits_for is None or not waits_for.created_ns else waits_for.created_ns,
+        detail=None if waits_for is None else f"it is number {last[blamed] + 1}, {waits_for}",
+    )

@@ -1,0 +1,127 @@
+"""Does a job hang? It does if no rank ends its step for ten times as long as usual, and at least for some seconds.
+
+Pauses that jobs make on purpose are told apart: the first steps, saving and evaluation, the first batch of a pass over
+the data, a script that computes by itself, a debugger; and a machine that slept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ddpprof.diagnosis import places
+from ddpprof.diagnosis.evidence import RankEvidence
+from ddpprof.model.pulse import Activity, Ended, StepFlag, overdue_after_s
+from ddpprof.monitor.pulse_files import PulseHead, ranks_with_pulse, read_head
+
+_FEW_STEPS = 5
+_FIRST_STEPS_S = 600.0
+"""seconds that a step may take among the first ones, in which torch.compile compiles"""
+_ON_PURPOSE_S = 600.0
+"""seconds that a rank may save or evaluate"""
+_FIRST_BATCH_S = 120.0
+_COMPUTES_S = 120.0
+"""seconds that a rank may compute outside DDP, as in an evaluation of its own"""
+_IDLE_S = 60.0
+"""seconds after which a rank that neither computes nor reads nor writes does not pause on purpose"""
+_STEPS = 64
+_SLEPT_S = 5.0
+"""seconds by which a look is only late if the machine slept, or this process was stopped"""
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A step that no rank ends."""
+
+    step: int
+    waited_s: float
+    usual_s: float | None
+
+
+class HangDetector:
+    """Looks at a run again and again."""
+
+    def __init__(self, directory: Path, clock: Callable[[], int] = time.time_ns) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._moved: dict[int, tuple[tuple[float, int], int]] = {}
+        """by rank: what its process had computed, read and written, and since when that has not changed"""
+        self._awake_since_ns = 0
+
+    def look(self, late_s: float = 0.0) -> Overdue | None:
+        """Return the step that is overdue now; ``None`` while all is well, or nothing is known.
+
+        `late_s`: by how much this look comes later than it was meant to.
+        """
+        now = self._clock()
+        if late_s > _SLEPT_S:
+            self._awake_since_ns = now
+        heads = self._heads()
+        living = [head for head in heads if head.state.ended == Ended.NOT_YET]
+        if not living or any(head.state.ended == Ended.UNWATCHED for head in heads):
+            return None
+        latest = max(living, key=lambda head: head.state.step_since_ns)
+        waited_s = (now - max(latest.state.step_since_ns, self._awake_since_ns)) / 1e9
+        usual_s = _usual_s(latest)
+        if waited_s < allowed_s(usual_s):
+            self._moved.clear()
+            return None
+        return Overdue(latest.state.step, waited_s, usual_s)
+
+    def is_on_purpose(self, evidence: Sequence[RankEvidence], waited_s: float) -> bool:
+        """Return whether an overdue job pauses on purpose: one of its ranks does what may take that long."""
+        if any(places.is_debugged(one.stack) for one in evidence):
+            return True
+        return any(waited_s < allowed_to(one) and self._idle_s(one) < _IDLE_S for one in evidence)
+
+    def _idle_s(self, one: RankEvidence) -> float:
+        """Return for how long, as far as this detector has seen, the rank and its workers have not done anything."""
+        if one.process is None:
+            return 0.0
+        processes = (one.process, *one.workers)
+        done = (sum(each.main_thread_cpu_s for each in processes), sum(each.moved_bytes for each in processes))
+        now = self._clock()
+        if self._moved.get(one.rank, (None, 0))[0] != done:
+            self._moved[one.rank] = done, now
+        return (now - self._moved[one.rank][1]) / 1e9
+
+    def _heads(self) -> list[PulseHead]:
+        try:
+            return [read_head(self._directory, rank, _STEPS) for rank in ranks_with_pulse(self._directory)]
+        except (OSError, ValueError):  # the run has not begun, or a rank just begins
+            return []
+
+
+def _usual_s(head: PulseHead) -> float | None:
+    """Return the usual length of a step; ``None`` among the first steps."""
+    usual = head.steps.length_ns[head.steps.flags == 0]
+    if len(usual) < _FEW_STEPS:
+        usual = head.steps.length_ns
+    return float(np.median(usual)) / 1e9 if len(usual) >= _FEW_STEPS else None
+
+
+def allowed_s(usual_s: float | None) -> float:
+    """Return how many seconds a step may take before its job is looked at."""
+    return _FIRST_STEPS_S if usual_s is None else overdue_after_s(usual_s)
+
+
+def allowed_to(one: RankEvidence) -> float:
+    """Return how many seconds what a living rank does may take; 0 if that is nothing that jobs pause for."""
+    process, activity, flags = one.process, one.state.activity, one.state.flags
+    if one.is_dead or one.has_ended or (process is not None and process.is_stopped):
+        return 0.0
+    if activity == Activity.SAVE:  # which may keep the interpreter's lock
+        return _ON_PURPOSE_S
+    if one.is_silent:
+        return 0.0
+    if activity == Activity.EVALUATION:
+        return _ON_PURPOSE_S
+    if activity == Activity.DATA and flags & StepFlag.BEGAN_EPOCH:
+        return _FIRST_BATCH_S
+    if activity in (Activity.OTHER, Activity.FORWARD) and one.computes:
+        return _COMPUTES_S
+    return 0.0

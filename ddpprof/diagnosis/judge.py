@@ -1,0 +1,225 @@
+"""From the evidence to a verdict: which rank holds the others up, and for what do they wait?
+
+Ranks that wait for others are innocent as long as there is one that does not wait. If all wait, those are to blame that
+wait at another place than most: in a collective that the script calls, or in an earlier backward pass. If all wait at
+the same place, nothing arrives any more: the link is to blame.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddpprof.diagnosis.evidence import RankEvidence
+from ddpprof.diagnosis.position import Position, position_of
+from ddpprof.measures.ranks.failure import is_of_a_lost_peer
+from ddpprof.model import UNKNOWN, DdpModule
+from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.pulse import Activity, activity_word
+
+UNREDUCED = "Expected to have finished reduction"
+"""how DDP's error begins if parameters got no gradient"""
+_MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*collective|collective.* mismatch")
+"""errors of collectives that met others of another size"""
+_WORST_FIRST = (
+    Fault.DIED,
+    Fault.STOPPED,
+    Fault.TRACED,
+    Fault.INTERPRETER_HELD,
+    Fault.ENDED_EARLY,
+    Fault.LOADER,
+    Fault.STORAGE,
+    Fault.LOCK,
+    Fault.OWN_CODE,
+)
+
+
+def judge(evidence: Sequence[RankEvidence]) -> Verdict:
+    """Return the verdict on a job that hangs or has ended badly."""
+    positions = [position_of(one) for one in evidence]
+    if not positions:
+        return Verdict(Fault.UNKNOWN)
+    mismatched = _of_another_collective(positions)
+    if mismatched is not None:
+        return _verdict(Fault.OTHER_COLLECTIVE, mismatched, [one for one in positions if one is not mismatched])
+    free = [one for one in positions if one.waits_in is None]
+    if free:
+        blamed = min(free, key=_guilt)
+        waiting = [one for one in positions if one.waits_in is not None]
+        return _verdict(blamed.fault, blamed, waiting or [one for one in positions if one is not blamed])
+    blamed_or_none = _odd_one(positions)
+    if blamed_or_none is None:
+        return _of_link(positions)
+    return _verdict(blamed_or_none.fault, blamed_or_none, [one for one in positions if one is not blamed_or_none])
+
+
+def _of_another_collective(positions: Sequence[Position]) -> Position | None:
+    """Return the rank whose collective met one of DDP of another size, if the job died of that.
+
+    Either rank may notice: with an error, or gloo aborts its process.
+    """
+    dead = [one for one in positions if one.fault is Fault.DIED]
+    if not any(map(_met_another_size, dead)):
+        return None
+    in_script = [one for one in dead if _collective_of_script(one)]
+    elsewhere = [one for one in dead if one.evidence.state.activity not in (Activity.BACKWARD, Activity.FORWARD)]
+    return min(in_script or elsewhere, key=lambda one: one.progress, default=None)
+
+
+def _met_another_size(position: Position) -> bool:
+    record, seen = position.evidence.record, position.evidence.exit
+    if record is not None and record.ended is not None:
+        return _MISMATCHED.search(record.ended) is not None
+    in_ddp = position.evidence.state.activity in (Activity.BACKWARD, Activity.FORWARD)
+    return in_ddp and seen is not None and seen.exit_code == -signal.SIGABRT
+
+
+def _collective_of_script(position: Position) -> bool:
+    record = position.evidence.record
+    return record is not None and record.ended_in not in (None, "_sync_buffers")
+
+
+def _guilt(position: Position) -> tuple[bool, int, tuple[int, int], int]:
+    """Return a key that is smaller the more likely the rank is to blame."""
+    is_consequence = position.fault is Fault.DIED and _lost_a_peer(position.evidence)
+    return is_consequence, _WORST_FIRST.index(position.fault), position.progress, _ended_at(position.evidence)
+
+
+def _lost_a_peer(evidence: RankEvidence) -> bool:
+    ended = evidence.record.ended if evidence.record is not None else None
+    if ended is None:
+        return evidence.exit is not None and evidence.exit.exit_code == -15  # launchers send SIGTERM to the others
+    return is_of_a_lost_peer(ended)
+
+
+def _ended_at(evidence: RankEvidence) -> int:
+    """Return when a rank ended, or last did something."""
+    return evidence.state.ended_ns if evidence.state.ended_ns != UNKNOWN else evidence.state.beat_ns
+
+
+def _odd_one(positions: Sequence[Position]) -> Position | None:
+    """Among ranks that all wait, return the one to blame; ``None`` if all wait at the same place."""
+    by_script = [one for one in positions if not one.waits_in_reducer and one.waits_in != "_sync_buffers"]
+    if by_script and len(by_script) < len(positions):
+        return min(by_script, key=lambda one: one.progress)
+    if by_script:
+        usual = Counter(one.place for one in positions).most_common()
+        return None if len(usual) == 1 else next(one for one in positions if one.place == usual[-1][0])
+    passes = [one.progress[0] for one in positions]
+    if min(passes) < max(passes):
+        return min(positions, key=lambda one: one.progress)
+    return None
+
+
+def _verdict(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Verdict:
+    state, identity = blamed.evidence.state, blamed.evidence.identity
+    first = min(waiting, key=_waits_since, default=None)
+    module, bucket = _missing_bucket(blamed, first)
+    exit_seen = blamed.evidence.exit
+    parameters = _unreduced(blamed) or (() if module is None or bucket is None else _names(module, bucket))
+    return Verdict(
+        fault=fault,
+        rank=blamed.rank,
+        host=identity.host,
+        pid=identity.pid,
+        step=state.step,
+        activity=activity_word(state.activity),
+        place=blamed.place or _place_of_end(blamed),
+        module=None if module is None else module.name,
+        bucket=bucket,
+        parameters=parameters,
+        waiting=tuple(one.rank for one in waiting),
+        waiting_at=None if first is None else first.place,
+        since_unix_ns=None if first is None else _waits_since(first),
+        detail=_detail(blamed),
+        usual_ns=_usual_ns(blamed.evidence),
+        has_failed=blamed.fault is Fault.DIED,
+        exit_code=None if exit_seen is None else exit_seen.exit_code,
+        at_unix_ns=blamed.evidence.now_ns,
+    )
+
+
+def _place_of_end(blamed: Position) -> str | None:
+    record = blamed.evidence.record
+    return None if record is None else record.ended_place
+
+
+def _unreduced(blamed: Position) -> tuple[str, ...]:
+    """Return the parameters without gradient of which DDP complained when the rank ended, if it did."""
+    record = blamed.evidence.record
+    if record is None or record.ended is None or UNREDUCED not in record.ended:
+        return ()
+    return tuple(name for module in record.modules for name in module.unused or ())
+
+
+def _detail(blamed: Position) -> str | None:
+    """Return what else is known; of a dead rank, its own words."""
+    record = blamed.evidence.record
+    if blamed.fault is Fault.DIED and record is not None and record.ended is not None:
+        return record.ended.removeprefix("failed: ")
+    return blamed.detail
+
+
+def _of_link(positions: Sequence[Position]) -> Verdict:
+    """Return the verdict on ranks that all wait for each other at the same place."""
+    first = min(positions, key=_waits_since)
+    state = first.evidence.state
+    module, bucket = _module(first, state.module), state.bucket if first.waits_in_reducer else UNKNOWN
+    known = module is not None and bucket != UNKNOWN
+    return Verdict(
+        fault=Fault.LINK,
+        step=state.step,
+        activity=activity_word(state.activity),
+        module=module.name if module is not None and known else None,
+        bucket=bucket if known else None,
+        parameters=_names(module, bucket) if module is not None and known else (),
+        waiting=tuple(one.rank for one in positions),
+        waiting_at=first.place,
+        since_unix_ns=_waits_since(first),
+        usual_ns=_usual_ns(first.evidence),
+        at_unix_ns=first.evidence.now_ns,
+    )
+
+
+def _waits_since(position: Position) -> int:
+    """Return since when a rank waits: since it launched its last bucket, or began what it does."""
+    state = position.evidence.state
+    return max(state.since_ns, state.bucket_ns) if position.waits_in_reducer else state.since_ns
+
+
+def _missing_bucket(blamed: Position, waiting: Position | None) -> tuple[DdpModule | None, int | None]:
+    """Return the first bucket that `waiting` has launched in its backward pass, and `blamed` has not."""
+    if waiting is None or not waiting.waits_in_reducer:
+        return None, None
+    state = waiting.evidence.state
+    passes, num_launched = blamed.progress
+    if passes == state.num_passes and blamed.evidence.state.activity != Activity.BACKWARD:
+        return None, None  # it has launched all of this pass
+    bucket = num_launched if passes == state.num_passes and blamed.evidence.state.module == state.module else 0
+    module = _module(waiting, state.module)
+    if module is None or state.bucket == UNKNOWN or bucket > state.bucket:
+        return None, None
+    return module, bucket
+
+
+def _module(position: Position, index: int) -> DdpModule | None:
+    record = position.evidence.record
+    if record is None or not 0 <= index < len(record.modules):
+        return None
+    return record.modules[index]
+
+
+def _names(module: DdpModule, bucket: int) -> tuple[str, ...]:
+    if not 0 <= bucket < len(module.buckets):
+        return ()
+    indices = (index for index in module.buckets[bucket] if 0 <= index < len(module.parameters))
+    return tuple(module.parameters[index].name for index in indices)
+
+
+def _usual_ns(evidence: RankEvidence) -> int | None:
+    lengths = evidence.steps.length_ns
+    return int(np.median(lengths)) if len(lengths) else None

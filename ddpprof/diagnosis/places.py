@@ -1,0 +1,27 @@
+"""Where does a training thread stand? Functions of libraries tell by their names and files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ddpprof.model.stack import Frame
+
+_LOCKS = re.compile(r"/(?:threading|queue|filelock/.*|multiprocessing/\w+|subprocess|selectors|socket|ssl)\.py$")
+_DEBUGGERS = re.compile(r"/(?:pdb|bdb|cmd|ipdb/.*|pudb/.*|debugpy/.*)\.py$|/IPython/")
+_BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__|function)\.py$")
+
+
+def is_at_a_lock(stack: Sequence[Frame]) -> bool:
+    """Return whether the thread waits for a lock, a queue, a socket or another process."""
+    return bool(stack) and _LOCKS.search(stack[-1].file) is not None
+
+
+def is_debugged(stack: Sequence[Frame]) -> bool:
+    """Return whether somebody is debugging the script with a debugger in the same process."""
+    return any(_DEBUGGERS.search(frame.file) for frame in stack)
+
+
+def is_in_engine(stack: Sequence[Frame]) -> bool:
+    """Return whether the thread is in autograd's engine itself, and not in a function of Python that it has called."""
+    return bool(stack) and _BACKWARD.search(stack[-1].file) is not None

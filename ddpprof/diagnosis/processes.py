@@ -1,0 +1,86 @@
+"""What does the system tell of a rank's process? It is only looked at, never touched."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpprof.child_processes import children
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of this machine."""
+
+    pid: int
+    name: str
+    state: str
+    """letter of the system: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z dead"""
+    tracer: int | None
+    """process of the debugger that is attached"""
+    main_thread_cpu_s: float
+    waits_in: str
+    """function of the kernel in which its main thread sleeps; empty if the system does not tell"""
+    moved_bytes: int
+    """bytes that its main thread has read and written so far, whatever the file; 0 if the system does not tell"""
+
+    @property
+    def is_at_a_lock(self) -> bool:
+        return self.waits_in.startswith("futex")
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state == "T"
+
+    @property
+    def is_traced(self) -> bool:
+        return self.state == "t" or self.tracer is not None
+
+
+def look_at(pid: int) -> Process | None:
+    """Return the process; ``None`` if there is none, or it is dead."""
+    try:
+        name, state, ticks = _stat(Path(f"/proc/{pid}/task/{pid}/stat"))
+    except (OSError, ValueError, IndexError):
+        return None
+    if state in "ZX":
+        return None
+    return Process(pid, name, state, _tracer(pid), ticks / _TICKS_PER_S, _waits_in(pid), _moved_bytes(pid))
+
+
+def workers_of(pid: int) -> list[Process]:
+    """Return the living children of a process, such as the workers of its data loaders."""
+    return [found for child in children(pid) if (found := look_at(child)) is not None]
+
+
+def _stat(path: Path) -> tuple[str, str, int]:
+    """Return name, state and processor time in ticks. The name may contain anything, so the rest is behind its end."""
+    before, _, after = path.read_text(encoding="utf-8", errors="replace").rpartition(")")
+    words = after.split()
+    return before.partition("(")[2], words[0], int(words[11]) + int(words[12])
+
+
+def _waits_in(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip("0\n")
+    except OSError:
+        return ""
+
+
+def _moved_bytes(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path(f"/proc/{pid}/task/{pid}/io").read_text(encoding="ascii").splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar:", "wchar:")))
+    return 0
+
+
+def _tracer(pid: int) -> int | None:
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("TracerPid:"):
+                return int(line.split()[1]) or None
+    return None

@@ -1,0 +1,49 @@
+"""Rules about what will make the job hang one day, or hang for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpprof.findings.finding import Finding, Observed
+
+_LONG_S = 2 * 3600.0
+"""timeout after which a hang counts as long; torch's own are 10 minutes for NCCL and 30 for all others"""
+
+
+def unequal_batches(o: Observed) -> Iterator[Finding]:
+    """Report ranks that get different numbers of batches in a pass over the data."""
+    if o.joins or (o.world_size or 1) < 2 or o.group_size != o.world_size:
+        return
+    lengths: dict[int, list[int]] = {}
+    for rank, loaders in o.loaders.items():
+        feeding = [one for one in loaders if one.feeds_training]
+        if len(feeding) != 1 or feeding[0].batches_per_pass is None:
+            return  # which loaders belong together is not known
+        lengths.setdefault(feeding[0].batches_per_pass, []).append(rank)
+    if len(lengths) < 2:
+        return
+    fewest, most = min(lengths), max(lengths)
+    yield Finding(
+        "unequal-batches",
+        "The ranks have different numbers of batches: the job will hang at the end of the epoch",
+        f"rank {lengths[fewest][0]} gets {fewest:,} batches in a pass over its DataLoader, and rank {lengths[most][0]} "
+        f"gets {most:,}",
+        "Give every rank the same number: DistributedSampler(…, drop_last=True) divides a dataset evenly; or train "
+        "within `with model.join():`.",
+        None,
+        is_correctness=True,
+    )
+
+
+def long_timeout(o: Observed) -> Iterator[Finding]:
+    """Report a timeout so long that a job that hangs would hold its machines for hours."""
+    if (o.world_size or 1) < 2 or o.timeout_s is None or o.timeout_s < _LONG_S:
+        return
+    yield Finding(
+        "long-timeout",
+        f"A job that hangs would hang for {o.timeout_s / 3600:.3g} hours",
+        f"the process group gives a collective up after {o.timeout_s / 3600:.3g} h",
+        "Pass a shorter timeout to init_process_group, a little above your longest pause; or let "
+        "`ddpprof watch --kill-after 60` end a job that hangs.",
+        None,
+    )

@@ -1,0 +1,78 @@
+"""The verdict on a job that hangs or has failed: what holds it up, where, and who waits. Stored as ``hang.json``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Fault(StrEnum):
+    """A kind of fault that can hold a job up."""
+
+    DIED = "died"
+    """a rank's process has ended with an error or a signal"""
+    ENDED_EARLY = "ended-early"
+    """a rank has no more batches, or has left the training loop"""
+    FEWER_PASSES = "fewer-passes"
+    """a rank has skipped a backward pass that others took part in"""
+    MISSING_COLLECTIVE = "missing-collective"
+    """a rank has not called a collective that others have called"""
+    OTHER_COLLECTIVE = "other-collective"
+    """a rank calls a collective that the others do not call"""
+    OWN_CODE = "own-code"
+    """a rank is busy, or sleeps, in the script's own code"""
+    LOCK = "lock"
+    """a rank waits for a lock, a queue or another process"""
+    LOADER = "loader"
+    """a rank waits for its `DataLoader`"""
+    STORAGE = "storage"
+    """a rank waits for a disk, or saves"""
+    STOPPED = "stopped"
+    """a rank's process is stopped by a signal"""
+    TRACED = "traced"
+    """a debugger holds a rank's process"""
+    INTERPRETER_HELD = "interpreter-held"
+    """code in C holds the interpreter's lock"""
+    LINK = "link"
+    """all ranks wait for each other at the same place: nothing arrives any more"""
+    UNKNOWN = "unknown"
+
+
+class Verdict(Struct, frozen=True):
+    """A verdict on a job: which fault holds it up, where, and who waits. Fields are ``None`` where nothing is known."""
+
+    fault: Fault
+    rank: int | None = None
+    """rank that is to blame; ``None`` if it is none, as for a link"""
+    host: str | None = None
+    pid: int | None = None
+    step: int | None = None
+    activity: str | None = None
+    """what the rank does, by the names of `Activity`, in lower case"""
+    place: str | None = None
+    """innermost line of the user's code on that rank, as ``file:line in function``"""
+    module: str | None = None
+    """class of the DDP module of the bucket"""
+    bucket: int | None = None
+    """first bucket that the waiting ranks miss"""
+    parameters: tuple[str, ...] = ()
+    """names of the bucket's parameters"""
+    waiting: tuple[int, ...] = ()
+    """ranks that wait"""
+    waiting_at: str | None = None
+    """where the first of them waits, as `place`"""
+    since_unix_ns: int | None = None
+    """time since which the first of them waits"""
+    detail: str | None = None
+    """what else is known, in words"""
+    usual_ns: int | None = None
+    """usual length of a step"""
+    has_failed: bool = False
+    """whether the job has ended because of it"""
+    exit_code: int | None = None
+    """exit code of a dead rank; if negative, the signal that ended it"""
+    at_unix_ns: int | None = None
+    """time of the verdict"""
+    resumed_unix_ns: int | None = None
+    """time at which the job went on"""

@@ -1,0 +1,275 @@
+"""A rank's pulse: what it is doing, and how its steps went. The recorder writes it, everybody else reads it.
+
+It has a state, and tables of the last steps, of all steps in summaries, and of what the machine gave to the process.
+`pulse_layout` has the layout of the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum, IntFlag
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from ddpprof.model.tables import UNKNOWN, Int64Column
+
+
+class Activity(IntEnum):
+    """What the training thread of a rank does."""
+
+    OTHER = 0
+    """the script's own code between all others"""
+    DATA = 1
+    """waiting for a batch"""
+    FORWARD = 2
+    BACKWARD = 3
+    """backward pass, with the waiting for its all-reduces"""
+    OPTIMIZER = 4
+    SAVE = 5
+    """``torch.save``"""
+    EVALUATION = 6
+    """a forward without gradients"""
+
+
+class StepFlag(IntFlag):
+    """What makes a step longer than others, without being a slow-down."""
+
+    RECORDED = 1
+    """ddpprof profiled the step, or recorded it otherwise"""
+    SAVED = 2
+    """the step contains a ``torch.save``"""
+    EVALUATED = 4
+    """the step contains forwards without gradients"""
+    BEGAN_EPOCH = 8
+    """a pass over a ``DataLoader`` began in the step"""
+    RAN_OUT = 16
+    """a ``DataLoader`` had no more batches"""
+
+
+class Ended(IntEnum):
+    NOT_YET = 0
+    FINISHED = 1
+    FAILED = 2
+    INTERRUPTED = 3
+    UNWATCHED = 4
+    """ddpprof stopped recording, while training went on"""
+
+
+class PulseIdentity(msgspec.Struct, frozen=True):
+    """Whose pulse it is."""
+
+    run_id: str
+    rank: int
+    world_size: int
+    host: str
+    boot_id: str
+    """the system's id of its boot, by which a reader knows whether it is on the same machine"""
+    pid: int
+    created_ns: int
+    shared: str
+    """path of the pulse in memory, which is newer than the copy in the run directory while the rank lives"""
+    kept: str
+    """path of the copy in the run directory"""
+    local_rank: int | None = None
+    device: str | None = None
+    first_step: int = 0
+    """number of the first step with a row"""
+
+
+@dataclass(frozen=True, slots=True)
+class PulseState:
+    """What a rank is doing. Times are ns since 1970. The order of the fields is that of the file."""
+
+    beat_ns: int
+    """time of the last event of the training thread"""
+    activity: int
+    """an `Activity`"""
+    since_ns: int
+    """begin of the activity"""
+    step: int
+    """number of the current step"""
+    step_since_ns: int
+    module: int
+    """index of the DDP module that launched the last bucket; this and the next two are found for overdue steps only"""
+    bucket: int
+    """bucket of the last all-reduce of this backward pass; `UNKNOWN` before the first, or if torch does not tell"""
+    bucket_ns: int
+    """launch of that bucket"""
+    num_steps: int
+    """number of finished steps, all of which have or had a row, from `PulseIdentity.first_step` on"""
+    num_summaries: int
+    steps_per_summary: int
+    num_samples: int
+    """number of samples so far"""
+    ended: int
+    """an `Ended`"""
+    ended_ns: int
+    tick_ns: int
+    """last time that ddpprof's own thread ran, which it does every second unless the process cannot run"""
+    stack_ns: int
+    """time at which the stack was written; `UNKNOWN` if the current step is not overdue"""
+    num_passes: int
+    """number of synchronising backward passes that this rank has begun"""
+    flags: int
+    """`StepFlag` of the current step so far"""
+
+
+@dataclass(frozen=True, slots=True)
+class PulseSteps:
+    """Columns of the last steps, shape (steps,), in their order. Durations are in ns."""
+
+    number: Int64Column
+    start_ns: Int64Column
+    length_ns: Int64Column
+    data_ns: Int64Column
+    forward_ns: Int64Column
+    backward_ns: Int64Column
+    """backward passes, with their waiting"""
+    optimizer_ns: Int64Column
+    save_ns: Int64Column
+    evaluation_ns: Int64Column
+    wait_ns: Int64Column
+    """from a backward pass's last gradient to the end of the pass; `UNKNOWN` where gradients were not looked at"""
+    first_gradient_ns: Int64Column
+    """from the begin of the last backward pass to its first gradient; `UNKNOWN` where `wait_ns` is"""
+    cpu_ns: Int64Column
+    """processor time of the training thread"""
+    flags: Int64Column
+    """`StepFlag`"""
+
+    @property
+    def own_ns(self) -> Int64Column:
+        """Time that the rank needed by itself: the step without its waiting for other ranks."""
+        return self.length_ns - np.maximum(self.wait_ns, 0)
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class PulseSummaries:
+    """Columns of summaries, shape (summaries,), in the order of their steps. Durations are in ns, per step."""
+
+    first_step: Int64Column
+    num_steps: Int64Column
+    start_ns: Int64Column
+    end_ns: Int64Column
+    median_ns: Int64Column
+    """median length of the steps without a `StepFlag`, or of all if every step has one"""
+    longest_ns: Int64Column
+    data_ns: Int64Column
+    """mean over the steps, as for the columns below"""
+    forward_ns: Int64Column
+    backward_ns: Int64Column
+    optimizer_ns: Int64Column
+    wait_ns: Int64Column
+    cpu_ns: Int64Column
+    memory_bytes: Int64Column
+    """memory of the process at the last sample"""
+    num_flagged: Int64Column
+    """number of steps with a `StepFlag`"""
+
+    def __len__(self) -> int:
+        return len(self.first_step)
+
+
+@dataclass(frozen=True, slots=True)
+class PulseSamples:
+    """Columns of samples, shape (samples,), in their order. Sums count from the begin of the process or machine."""
+
+    at_ns: Int64Column
+    memory_bytes: Int64Column
+    """resident memory of the process"""
+    throttled_ns: Int64Column
+    """time for which the control group's processes were kept from running by its limit"""
+    queued_ns: Int64Column
+    """time for which threads of the process were ready and had no processor, in sum"""
+    major_faults: Int64Column
+    """number of page faults that were read from a disk"""
+    core_khz: Int64Column
+    """clock rate of the cores, on average"""
+
+    def __len__(self) -> int:
+        return len(self.at_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    identity: PulseIdentity
+    state: PulseState
+    stack: str | None
+    """where the training thread stands, innermost frame last, while a step is overdue"""
+    steps: PulseSteps
+    summaries: PulseSummaries
+    samples: PulseSamples
+
+
+_Columns = TypeVar("_Columns", PulseSteps, PulseSummaries, PulseSamples)
+
+
+def select(columns: _Columns, which: Any) -> _Columns:
+    """Return the rows with these indices, or where a mask of the shape (rows,) is true."""
+    return type(columns)(*(getattr(columns, field.name)[which] for field in fields(columns)))
+
+
+def joined(one: PulseSummaries) -> PulseSummaries:
+    """Return half as many summaries: each two neighbours become one. Their number must be even."""
+    first, second = (select(one, slice(start, None, 2)) for start in (0, 1))
+    num_steps = first.num_steps + second.num_steps
+
+    def mean(name: str) -> Int64Column:
+        values = getattr(first, name) * first.num_steps + getattr(second, name) * second.num_steps
+        known = (getattr(first, name) != UNKNOWN) & (getattr(second, name) != UNKNOWN)
+        return np.where(known, values // np.maximum(num_steps, 1), UNKNOWN)
+
+    means = ("median_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "wait_ns", "cpu_ns")
+    return PulseSummaries(
+        **{name: mean(name) for name in means},
+        first_step=first.first_step,
+        num_steps=num_steps,
+        start_ns=first.start_ns,
+        end_ns=second.end_ns,
+        longest_ns=np.maximum(first.longest_ns, second.longest_ns),
+        memory_bytes=second.memory_bytes,
+        num_flagged=first.num_flagged + second.num_flagged,
+    )
+
+
+def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
+    """Return the row of `PulseSummaries` for these steps, which are one or more."""
+    usual = steps.length_ns[steps.flags == 0]
+    lengths = usual if len(usual) else steps.length_ns
+    waits = steps.wait_ns[steps.wait_ns != UNKNOWN]
+    return (
+        int(steps.number[0]),
+        len(steps),
+        int(steps.start_ns[0]),
+        int(steps.start_ns[-1] + steps.length_ns[-1]),
+        int(np.median(lengths)),
+        int(steps.length_ns.max()),
+        *(int(column.mean()) for column in (steps.data_ns, steps.forward_ns, steps.backward_ns, steps.optimizer_ns)),
+        int(waits.mean()) if len(waits) else UNKNOWN,
+        int(steps.cpu_ns.mean()),
+        memory_bytes,
+        int((steps.flags != 0).sum()),
+    )
+
+
+OVERDUE_S = 5.0
+OVERDUE_TIMES = 10
+"""a step is overdue if it takes this many times as long as usual, and at least `OVERDUE_S`"""
+
+
+def overdue_after_s(usual_s: float) -> float:
+    """Return for how many seconds a step may last whose usual length is known."""
+    return max(OVERDUE_S, OVERDUE_TIMES * usual_s)
+
+
+def activity_word(number: int) -> str | None:
+    """Return the activity in a word; ``None`` for a number that has no meaning."""
+    return _ACTIVITY_WORDS.get(number)
+
+
+_ACTIVITY_WORDS = {one.value: one.name.lower() for one in Activity}

@@ -1,0 +1,165 @@
+"""The layout of the file with a rank's pulse, which only this file has. Its size is fixed. It consists of
+
+    head        who the rank is, and the number of the format
+    state       what it is doing now
+    stack       where its training thread stands, in words, if a step takes far too long
+    steps       a row for each of the last steps, in a ring
+    summaries   a row for 100 steps, later for 200, 400, …, from the first step on
+    samples     a row every second for what the machine gives to the process, in a ring
+
+All numbers are signed 64-bit integers in little-endian order; `UNKNOWN` stands for what is not known.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps, PulseSummaries, select
+from ddpprof.model.tables import UNKNOWN
+
+MAGIC = b"ddpprofp"
+FORMAT = 1
+NUM_STEPS_KEPT = 2048
+NUM_SUMMARIES_KEPT = 4096
+NUM_SAMPLES_KEPT = 1024
+STEPS_PER_SUMMARY = 100
+"""number of steps per summary until the summaries are full; then two become one, again and again"""
+
+
+_Columns = TypeVar("_Columns", PulseSteps, PulseSummaries, PulseSamples)
+
+
+def _row(columns: type[Any]) -> struct.Struct:
+    return struct.Struct(f"<{len(fields(columns))}q")
+
+
+HEAD = struct.Struct("<8sqq")
+"""magic, format, number of bytes of the identity, which follows as JSON"""
+HEAD_BYTES = 4096
+STATE = _row(PulseState)
+STATE_AT = HEAD_BYTES
+STATE_BYTES = 256
+STACK_AT = STATE_AT + STATE_BYTES
+STACK_BYTES = 4096 - STATE_BYTES
+STEP = _row(PulseSteps)
+STEPS_AT = STACK_AT + STACK_BYTES
+SUMMARY = _row(PulseSummaries)
+SUMMARIES_AT = STEPS_AT + NUM_STEPS_KEPT * STEP.size
+SAMPLE = _row(PulseSamples)
+SAMPLES_AT = SUMMARIES_AT + NUM_SUMMARIES_KEPT * SUMMARY.size
+NUM_BYTES = SAMPLES_AT + NUM_SAMPLES_KEPT * SAMPLE.size
+
+
+def state_offset(name: str) -> int:
+    """Return the position of a field of `PulseState` in the file."""
+    return STATE_AT + 8 * [field.name for field in fields(PulseState)].index(name)
+
+
+class NotAPulseError(ValueError):
+    """The bytes are not a pulse, or one of another format."""
+
+
+def encode_head(identity: PulseIdentity) -> bytes:
+    """Return the first bytes of the file. Raises `ValueError` if they do not fit."""
+    content = msgspec.json.encode(identity)
+    if len(content) > HEAD_BYTES - HEAD.size:
+        raise ValueError("the names of the run are too long for a pulse")
+    return HEAD.pack(MAGIC, FORMAT, len(content)) + content
+
+
+def decode_identity(head: bytes) -> PulseIdentity:
+    """Return whose pulse begins with these `HEAD_BYTES` bytes. Raises `NotAPulseError`."""
+    if len(head) < HEAD_BYTES:
+        raise NotAPulseError("it is cut off")
+    magic, number, num_bytes = HEAD.unpack_from(head)
+    if magic != MAGIC:
+        raise NotAPulseError("it is not a pulse")
+    if number != FORMAT:
+        raise NotAPulseError(f"it has format {number}, and this ddpprof reads format {FORMAT}")
+    try:
+        return msgspec.json.decode(head[HEAD.size : HEAD.size + max(num_bytes, 0)], type=PulseIdentity)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise NotAPulseError(f"its head cannot be read: {error}") from error
+
+
+def decode_state(content: bytes) -> PulseState:
+    """Return the state from its `STATE.size` bytes. Raises `NotAPulseError`."""
+    if len(content) < STATE.size:
+        raise NotAPulseError("it is cut off")
+    return PulseState(*STATE.unpack_from(content))
+
+
+def decode_rows(columns: type[_Columns], content: bytes) -> _Columns:
+    """Return the columns of whole rows that lie one behind the other."""
+    table = np.frombuffer(content, dtype="<i8").reshape(-1, len(fields(columns)))
+    return columns(*(np.ascontiguousarray(column) for column in table.T))
+
+
+def decode(content: bytes) -> Pulse:
+    """Return the pulse in a file, without rows that are just being written. Raises `NotAPulseError`."""
+    if len(content) < NUM_BYTES:
+        raise NotAPulseError("it is cut off")
+    identity = decode_identity(content[:HEAD_BYTES])
+    state = decode_state(content[STATE_AT : STATE_AT + STATE_BYTES])
+    return Pulse(
+        identity=identity,
+        state=state,
+        stack=decode_stack(state, content[STACK_AT : STACK_AT + STACK_BYTES]),
+        steps=in_order(decode_rows(PulseSteps, content[STEPS_AT:SUMMARIES_AT]), identity, state),
+        summaries=_summaries(content[SUMMARIES_AT:SAMPLES_AT], state),
+        samples=_samples(content[SAMPLES_AT:NUM_BYTES], state),
+    )
+
+
+def decode_stack(state: PulseState, content: bytes) -> str | None:
+    """Return the stack of a rank whose step is overdue; ``None`` for any other."""
+    if state.stack_ns == UNKNOWN:
+        return None
+    return content.partition(b"\0")[0].decode(errors="replace") or None
+
+
+def in_order(ring: PulseSteps, identity: PulseIdentity, state: PulseState) -> PulseSteps:
+    """Return the rows of the ring in the order of their steps, without those of other steps than expected."""
+    first = max(identity.first_step, state.num_steps - NUM_STEPS_KEPT, 0)
+    return rows_of(ring, first, state.num_steps)
+
+
+def rows_of(ring: PulseSteps, first: int, until: int) -> PulseSteps:
+    """Return the rows of the steps from `first` up to, and without, `until`, as far as the ring still has them."""
+    numbers = np.arange(first, max(until, first), dtype=np.int64)[-NUM_STEPS_KEPT:]
+    steps = select(ring, numbers % NUM_STEPS_KEPT)
+    return select(steps, steps.number == numbers)
+
+
+def _summaries(content: bytes, state: PulseState) -> PulseSummaries:
+    summaries = decode_rows(PulseSummaries, content)
+    return select(summaries, slice(0, min(max(state.num_summaries, 0), NUM_SUMMARIES_KEPT)))
+
+
+def _samples(content: bytes, state: PulseState) -> PulseSamples:
+    ring = decode_rows(PulseSamples, content)
+    numbers = np.arange(max(0, state.num_samples - NUM_SAMPLES_KEPT), max(0, state.num_samples), dtype=np.int64)
+    return select(ring, numbers[-NUM_SAMPLES_KEPT:] % NUM_SAMPLES_KEPT)
+
+
+def pack(row: Any) -> bytes:
+    """Return a state, or one row given as a dataclass of integers, as it lies in the file."""
+    return struct.pack(f"<{len(fields(row))}q", *(getattr(row, field.name) for field in fields(row)))
+
+
+def encode_rows(columns: PulseSteps | PulseSummaries | PulseSamples) -> bytes:
+    """Return the rows as they lie in the file, one behind the other."""
+    table = np.column_stack([getattr(columns, field.name) for field in fields(columns)])
+    return table.astype("<i8").tobytes()
+
+
+def empty_state() -> PulseState:
+    """Return the state of a rank whose pulse begins."""
+    values: dict[str, int] = dict.fromkeys((field.name for field in fields(PulseState)), 0)
+    absent = dict.fromkeys(("module", "bucket", "stack_ns", "ended_ns"), UNKNOWN)
+    return PulseState(**{**values, **absent, "steps_per_summary": STEPS_PER_SUMMARY})

@@ -1,0 +1,75 @@
+"""The stack of a thread: one line per frame, the innermost last, as ``file:line in function``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+_FRAME = re.compile(r"(.*):(\d+) in (.*)")
+_OF_LIBRARIES = re.compile(r"/site-packages/|/dist-packages/|/lib/python3(?:\.\d+)?/|<frozen |/ddpprof/record/")
+
+_COLLECTIVES = frozenset(
+    {
+        "all_reduce",
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "monitored_barrier",
+        "recv",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+        "send",
+        "_sync_buffers",
+        "destroy_process_group",
+        "new_group",
+    }
+)
+_OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_of_user(self) -> bool:
+        """Whether it is the user's own code, not that of a library."""
+        return _OF_LIBRARIES.search(self.file) is None
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def read_stack(text: str | None) -> tuple[Frame, ...]:
+    """Return the frames, the innermost last; none if the stack is unknown."""
+    matches = (_FRAME.fullmatch(line) for line in (text or "").splitlines())
+    return tuple(Frame(match[1], int(match[2]), match[3]) for match in matches if match)
+
+
+def place_of_user(stack: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's code."""
+    return next((frame for frame in reversed(stack) if frame.is_of_user), None)
+
+
+def frames_of(walked: Iterable[tuple[FrameType, int]]) -> tuple[Frame, ...]:
+    """Return the frames that ``traceback.walk_stack`` or ``walk_tb`` gives, in the same order."""
+    return tuple(Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked)
+
+
+def collective_of(stack: Sequence[Frame]) -> str | None:
+    """Return the name of the collective that the thread is in, by the outermost of torch's functions."""
+    inside = (frame for frame in stack if _OF_DISTRIBUTED.search(frame.file))
+    return next((frame.function for frame in inside if frame.function in _COLLECTIVES), None)

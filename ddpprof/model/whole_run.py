@@ -1,0 +1,95 @@
+"""A rank's whole training in few numbers, as its pulse tells it. Times are ns since 1970, lengths ns per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some consecutive steps. Parts of a step are means over them."""
+
+    first_step: int
+    num_steps: int
+    start_ns: int
+    end_ns: int
+    median_ns: int
+    """median length of the steps in which nothing special happened (a save, an evaluation, ddpprof's own recording)"""
+    longest_ns: int
+    data_ns: int
+    forward_ns: int
+    backward_ns: int
+    """backward passes, with their waiting"""
+    optimizer_ns: int
+    wait_ns: int | None
+    """from the launch of the last bucket to the end of the backward pass; ``None`` if it is unknown"""
+    memory_bytes: int | None
+    """resident memory of the process at the last sample"""
+    num_flagged: int
+    """number of steps in which something special happened"""
+
+    @property
+    def mean_ns(self) -> int:
+        return round((self.end_ns - self.start_ns) / self.num_steps)
+
+    @property
+    def own_ns(self) -> int:
+        """Return the time that the rank needed by itself: the step without its waiting for other ranks."""
+        return self.mean_ns - (self.wait_ns or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """A point of the curve of step lengths over time; stands for some consecutive steps."""
+
+    start_ns: int
+    first_step: int
+    num_steps: int
+    median_ns: int
+    longest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LongStep:
+    """One of the longest steps that are still known one by one."""
+
+    step: int
+    start_ns: int
+    length_ns: int
+    why: tuple[str, ...]
+    """special events of the step: ``"recorded"``, ``"saved"``, ``"evaluated"``, ``"began an epoch"``"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankWholeRun:
+    """One rank's whole training, from the first noted step on."""
+
+    rank: int
+    host: str
+    created_ns: int
+    """when the rank began to note"""
+    first_step: int
+    """number of the first noted step"""
+    num_steps: int
+    """number of finished steps, with those before the first noted one"""
+    last_ns: int
+    """last sign of the process"""
+    ended: str | None
+    """``"finished"``, ``"failed"``, ``"interrupted"``, ``"unwatched"`` (ddpprof stopped noting); ``None`` if unknown"""
+    activity: str
+    """what the training thread did at last, such as ``"backward"``"""
+    activity_since_ns: int
+    step: int
+    """number of the step that it was in"""
+    whole: Stretch | None
+    """all noted steps; ``None`` if there are none"""
+    stretches: tuple[Stretch, ...] = ()
+    """about ten stretches of equally many steps"""
+    curve: tuple[CurvePoint, ...] = ()
+    """step lengths over time, in at most 200 points"""
+    longest: tuple[LongStep, ...] = ()
+    """longest steps, the longest first"""
+    first_memory_bytes: int | None = None
+    """resident memory of the process at the first sample that is known"""
+    last_memory_bytes: int | None = None
+    """at the last one"""

@@ -1,0 +1,198 @@
+"""Whose time is a slow-down, and of what?
+
+    own time    = length of the step - waiting for all-reduces
+    guilty      the rank whose own time, or a part of it, grew most, if by at least half of what the step grew by,
+                and ranks with at least 0.6 of that
+
+If all ranks are guilty, everybody is slower. If some are, the others wait for them. If none is and all wait longer, it
+is the link. What the system says about a process goes first, since waiting for a processor lengthens a rank's own time
+and the waiting of all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpprof.model.pulse import PulseSamples, PulseSteps, PulseSummaries
+from ddpprof.model.slowdown import SlowdownCause, StepPart
+from ddpprof.model.tables import UNKNOWN, Int64Column
+
+_HALF = 0.5
+_AS_BAD = 0.6
+"""share of the worst rank's growth that makes another rank guilty as well"""
+_NOTABLE = 0.4
+"""share of a slow-down that has to be spent without a processor to be its cause; the system counts one thread's time"""
+_MOST = 0.8
+"""share of a rank's longer own time that it has to spend waiting for a processor, if that is the cause"""
+_FAULTS_PER_STEP = 1.0
+_CLOCK_FELL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Portrait:
+    """How a rank spends a step, in ns per step; ``None`` is not known."""
+
+    length_ns: float
+    parts: Mapping[StepPart, float]
+    """the rank's own time"""
+    wait_ns: float | None
+    cpu_ns: float | None
+    first_gradient_ns: float | None = None
+    throttled_ns: float | None = None
+    queued_ns: float | None = None
+    major_faults: float | None = None
+    core_khz: float | None = None
+
+    @property
+    def own_ns(self) -> float:
+        """The rank's own time; without the backward pass where waiting is not known."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A rank before and in a slow-down."""
+
+    before: Portrait
+    after: Portrait
+
+    @property
+    def own_ns(self) -> float:
+        return self.after.own_ns - self.before.own_ns
+
+    def part_grew(self, part: StepPart) -> float:
+        return self.after.parts.get(part, 0.0) - self.before.parts.get(part, 0.0)
+
+    @property
+    def largest_part(self) -> StepPart:
+        """The part that grew most."""
+        return max(StepPart, key=self.part_grew)
+
+    @property
+    def slower_ns(self) -> float:
+        """By how much the rank's own time grew, or one part of it if others became shorter by chance."""
+        return max(self.own_ns, self.part_grew(self.largest_part))
+
+    def grew(self, name: str) -> float:
+        """Return by how much a value per step grew; 0 if it is not known."""
+        before, after = getattr(self.before, name), getattr(self.after, name)
+        return 0.0 if before is None or after is None else after - before
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    cause: SlowdownCause
+    ranks: tuple[int, ...]
+    part: StepPart | None = None
+    first_gradient_later_ns: int | None = None
+
+
+def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples | None = None) -> Portrait | None:
+    """Return how a rank spends these steps, by medians; ``None`` if there are none."""
+    if not len(steps):
+        return None
+    length = steps.length_ns if isinstance(steps, PulseSteps) else steps.median_ns
+    wait = _median(steps.wait_ns)
+    known = {StepPart.DATA: steps.data_ns, StepPart.FORWARD: steps.forward_ns, StepPart.OPTIMIZER: steps.optimizer_ns}
+    parts = {part: float(np.median(column)) for part, column in known.items()}
+    others = sum((steps.backward_ns, *known.values()))
+    if isinstance(steps, PulseSteps):
+        others = others + steps.save_ns + steps.evaluation_ns
+    parts[StepPart.OTHER] = float(np.median(np.maximum(length - others, 0)))
+    if wait is not None:
+        parts[StepPart.BACKWARD] = float(np.median(steps.backward_ns - np.maximum(steps.wait_ns, 0)))
+    return Portrait(
+        length_ns=float(np.median(length)),
+        parts=parts,
+        wait_ns=wait,
+        cpu_ns=_median(steps.cpu_ns),
+        first_gradient_ns=_median(steps.first_gradient_ns) if isinstance(steps, PulseSteps) else None,
+        **_from_system(steps, samples),
+    )
+
+
+def _median(column: Int64Column) -> float | None:
+    known = column[column != UNKNOWN]
+    return float(np.median(known)) if 2 * len(known) > len(column) else None
+
+
+def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples | None) -> dict[str, float | None]:
+    """Return what the system counted from the first of the steps to the last, per step.
+
+    Samples are seconds apart; between two of them all sums grow evenly.
+    """
+    if samples is None or len(samples) < 2:
+        return {}
+    last = steps.start_ns[-1] + steps.length_ns[-1] if isinstance(steps, PulseSteps) else steps.end_ns[-1]
+    begin, end = int(steps.start_ns[0]), min(int(last), int(samples.at_ns[-1]))
+    if begin < samples.at_ns[0] or end <= begin:
+        return {}
+    length = steps.length_ns if isinstance(steps, PulseSteps) else steps.median_ns
+    num_steps = (end - begin) / max(float(np.median(length)), 1.0)
+    found: dict[str, float | None] = {}
+    for name in ("throttled_ns", "queued_ns", "major_faults"):
+        column = getattr(samples, name)
+        if not (column == UNKNOWN).any():
+            found[name] = float(np.diff(np.interp((begin, end), samples.at_ns, column))[0]) / num_steps
+    rates = samples.core_khz[(samples.at_ns >= begin) & (samples.at_ns <= end) & (samples.core_khz != UNKNOWN)]
+    return {**found, "core_khz": float(np.median(rates)) if len(rates) else None}
+
+
+def reason_for(ranks: Mapping[int, Change]) -> Reason:
+    """Return why the steps of these ranks became longer."""
+    longer_ns = float(np.median([change.grew("length_ns") for change in ranks.values()]))
+    everybody = tuple(sorted(ranks))
+    if longer_ns <= 0:
+        return Reason(SlowdownCause.UNKNOWN, everybody)
+    by_system = _by_system(ranks, longer_ns)
+    if by_system is not None:
+        return by_system
+    worst_ns = max(change.slower_ns for change in ranks.values())
+    if worst_ns >= _HALF * longer_ns:
+        guilty = tuple(rank for rank in everybody if ranks[rank].slower_ns >= _AS_BAD * worst_ns)
+        return _by_own_time({rank: ranks[rank] for rank in guilty}, longer_ns, len(guilty) == len(ranks))
+    waits = [change.grew("wait_ns") for change in ranks.values()]
+    if min(waits) >= _HALF * longer_ns:
+        return Reason(SlowdownCause.LINK, everybody)
+    return Reason(SlowdownCause.UNKNOWN, everybody)
+
+
+def _by_system(ranks: Mapping[int, Change], longer_ns: float) -> Reason | None:
+    """Return the reason that the system gives for some ranks."""
+    for cause, is_cause in (
+        (SlowdownCause.THROTTLED, lambda one: one.grew("throttled_ns") >= _NOTABLE * longer_ns),
+        (SlowdownCause.PAGING, lambda one: one.grew("major_faults") >= _FAULTS_PER_STEP),
+        (SlowdownCause.PROCESSOR, lambda one: _lacks_processor(one, longer_ns)),
+        (SlowdownCause.CLOCK, lambda one: _is_clocked_down(one, longer_ns)),
+    ):
+        hit = tuple(rank for rank in sorted(ranks) if is_cause(ranks[rank]))
+        if hit:
+            return Reason(cause, hit)
+    return None
+
+
+def _lacks_processor(change: Change, longer_ns: float) -> bool:
+    """Return whether a rank waits for a processor, rather than having more to compute, or sleeping."""
+    enough_ns = max(_NOTABLE * longer_ns, _MOST * change.own_ns)
+    return change.grew("queued_ns") >= enough_ns and change.grew("cpu_ns") < _HALF * longer_ns
+
+
+def _is_clocked_down(change: Change, longer_ns: float) -> bool:
+    before, after = change.before.core_khz, change.after.core_khz
+    if not before or after is None:
+        return False
+    return after < _CLOCK_FELL * before and change.grew("cpu_ns") >= _HALF * longer_ns
+
+
+def _by_own_time(guilty: Mapping[int, Change], longer_ns: float, are_all: bool) -> Reason:
+    worst = max(guilty.values(), key=lambda change: change.slower_ns)
+    part = worst.largest_part
+    if part is StepPart.DATA:
+        cause = SlowdownCause.DATA
+    else:
+        cause = SlowdownCause.EVERYBODY if are_all and len(guilty) > 1 else SlowdownCause.OWN_TIME
+    later_ns = worst.grew("first_gradient_ns")
+    return Reason(cause, tuple(guilty), part, round(later_ns) if later_ns >= _HALF * longer_ns else None)

@@ -1,0 +1,251 @@
+"""Since which step do steps take longer, and by how much? This is found while the steps come.
+
+    value       log of a step's length, averaged over two steps in a row, since in some jobs every second step is longer
+    level       median of the last 512 values of normal steps, or of the last 192 if that is less
+    window      mean of the middle half of the last 32 values
+    slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows)
+
+The noise of windows is learned from the windows of normal steps, and so contains what values in a row have in common.
+Windows in which steps settle at two lengths more than 10 % apart do not count as noise: they contain a slow-down too
+short to be found. Steps that are longer for a known reason (`StepFlag`) are left out.
+
+The last three times 9 values have medians above half the threshold, and 4 %, as well, so that a burst is no slow-down.
+The first step is where the sum of deviations from the middle between both levels is least (CUSUM). A slow-down ends
+when less than 3 % of the normal length remains; another change of length within it ends it, and begins another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log
+
+import numpy as np
+
+from ddpprof.model.tables import Int64Column
+from ddpprof.monitor.step_noise import Flags, Floats, change_point, middle_half, noise_of_windows
+
+LEAST_SHIFT = log(1.05)
+LASTING = log(1.04)
+"""least shift of each of the last parts of a window"""
+OVER = log(1.03)
+"""a slow-down is over if less than this remains"""
+TWO_LEVELS = log(1.10)
+"""least change of length within a slow-down that makes it another one"""
+NOISES = 5.0
+MOST_NOISE = 0.02
+"""noise of windows above which more noise raises the threshold no further: a busy time makes nothing deaf"""
+_PARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LevelShift:
+    """A time in which steps took longer than normal."""
+
+    first_step: int
+    last_step: int | None
+    """``None`` as long as it lasts"""
+    before_ns: int
+    """normal length of a step"""
+    after_ns: int
+    num_steps: int
+    """number of values of which `after_ns` is the median"""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How many values say what."""
+
+    window: int = 32
+    part: int = 9
+    """number of values in each of the last `_PARTS` parts of a window, all of which have to be longer"""
+    least_normal: int = 48
+    """number of normal values below which nothing is found"""
+    most_normal: int = 512
+    """number of last normal values that say how long normal steps take, and how much they differ"""
+    recent: int = 192
+    """number of last normal values that lower the level if they are shorter, as after a busy time"""
+    before: int = 192
+    """number of last normal values that say how long steps took just before a slow-down"""
+    refresh: int = 32
+    """number of values after which level and noise are learned anew"""
+    most_slow: int = 2048
+    """number of last values that say how long steps take in a slow-down"""
+    averages_pairs: bool = True
+
+
+OF_STEPS = Windows()
+OF_SUMMARIES = Windows(
+    window=4, part=1, least_normal=8, most_normal=64, recent=16, before=16, refresh=1, averages_pairs=False
+)
+"""for values that are medians of many steps"""
+
+
+class LevelShifts:
+    """A detector that is given all steps once, in order."""
+
+    def __init__(self, windows: Windows = OF_STEPS) -> None:
+        self.shifts: list[LevelShift] = []
+        """slow-downs in the order of their steps; the last one may still last"""
+        self._counts = windows
+        self._normal = _Values()
+        self._pending = _Values()
+        """values since the last change; all before the last window are known to be of one level"""
+        self._last_log: float | None = None
+        self._level: float | None = None
+        self._noise = 0.0
+        self._slow: _Slow | None = None
+        self._since_refresh = 0
+
+    def feed(self, number: Int64Column, length_ns: Int64Column, is_usual: Flags) -> None:
+        """Look at more steps: their numbers, lengths, and whether no known reason makes them longer."""
+        usual = is_usual & (length_ns > 0)
+        numbers, values = number[usual], np.log(length_ns[usual].astype(np.float64))
+        if not len(values):
+            return
+        if self._counts.averages_pairs:
+            last = values[0] if self._last_log is None else self._last_log
+            self._last_log = float(values[-1])
+            values = (values + np.concatenate(([last], values[:-1]))) / 2
+        while len(values):
+            count = min(len(values), self._counts.refresh - self._since_refresh)
+            self._take(numbers[:count], values[:count])
+            numbers, values = numbers[count:], values[count:]
+
+    def _take(self, numbers: Int64Column, values: Floats) -> None:
+        """Look at values up to the next time at which level and noise are learned."""
+        num_before = len(self._pending)
+        self._pending.extend(numbers, values)
+        self._since_refresh += len(values)
+        at = self._first_change(num_before)
+        while at is not None:
+            self._change(at)
+            at = self._first_change(0)
+        if self._since_refresh >= self._counts.refresh:
+            self._since_refresh = 0
+            self._refresh()
+
+    def _first_change(self, begin: int) -> int | None:
+        """Return the number of pending values by which the length is known to have changed, if above `begin`."""
+        window = self._counts.window
+        first = max(begin + 1, window)
+        if self._level is None or first > len(self._pending):
+            return None
+        windows = np.lib.stride_tricks.sliding_window_view(self._pending.values[first - window :], window)
+        if self._slow is None:
+            changed = self._is_above(windows, self._level, self._threshold)
+        else:
+            lasts = np.median(windows[:, -(window // 2) :], axis=1)
+            changed = np.maximum(middle_half(windows), lasts) < self._slow.base + OVER
+            if len(self._slow.values) >= self._counts.least_normal:
+                level, threshold = self._slow.level(_NOTHING), max(TWO_LEVELS, self._threshold)
+                changed |= self._is_above(windows, level, threshold) | self._is_above(-windows, -level, threshold)
+        return first + int(np.argmax(changed)) if changed.any() else None
+
+    @property
+    def _threshold(self) -> float:
+        return max(LEAST_SHIFT, NOISES * min(self._noise, MOST_NOISE))
+
+    def _is_above(self, windows: Floats, level: float, threshold: float) -> Flags:
+        """Return for each row whether it has left the level, and not just for a moment."""
+        part = self._counts.part
+        ends = [windows.shape[1] - number * part for number in range(_PARTS)]
+        parts = [np.median(windows[:, end - part : end], axis=1) for end in ends]
+        above: Flags = (middle_half(windows) > level + threshold) & (
+            np.min(parts, axis=0) > level + max(LASTING, threshold / 2)
+        )
+        return above
+
+    def _change(self, at: int) -> None:
+        """Handle a change that the first `at` pending values show."""
+        new = float(np.median(self._pending.values[at - self._counts.window // 2 : at]))
+        begin = max(1, change_point(self._pending.values[:at], self._level_before(at), new))
+        step = int(self._pending.numbers[begin])
+        known = self._pending.take_first(begin)
+        if self._slow is None:
+            self._normal.extend(*known, most=self._counts.most_normal)
+            base = self._normal.median_of_last(self._counts.before)
+        else:
+            base = self._slow.base
+            self._slow.values.extend(*known, most=self._counts.most_slow)
+            self.shifts[-1] = self._slow.shift(_NOTHING, step - 1)
+        if self._slow is not None and new < base + OVER:
+            self._slow = None
+        else:
+            self._slow = _Slow(step, base, _Values())
+            self.shifts.append(self._slow.shift(self._pending.values, None))
+
+    def _level_before(self, at: int) -> float:
+        """Return the length, as a log, of the steps before the change that the first `at` pending values show."""
+        assert self._level is not None
+        if self._slow is None:
+            return self._level
+        return self._slow.level(self._pending.values[: at - self._counts.window // 2])
+
+    def _refresh(self) -> None:
+        """Take what is older than the last window as known, and learn from it."""
+        counts = self._counts
+        known = self._pending.take_first(max(0, len(self._pending) - counts.window))
+        if self._slow is not None:
+            self._slow.values.extend(*known, most=counts.most_slow)
+            self.shifts[-1] = self._slow.shift(self._pending.values, None)
+            return
+        self._normal.extend(*known, most=counts.most_normal)
+        if len(self._normal) >= counts.least_normal:
+            self._level = min(
+                self._normal.median_of_last(counts.most_normal), self._normal.median_of_last(counts.recent)
+            )
+            self._noise = noise_of_windows(self._normal.values, counts.window, counts.averages_pairs, TWO_LEVELS)
+
+
+_NOTHING: Floats = np.empty(0)
+
+
+class _Values:
+    """Values and the numbers of their steps."""
+
+    def __init__(self) -> None:
+        self.numbers: Int64Column = np.empty(0, np.int64)
+        self.values: Floats = _NOTHING
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def extend(self, numbers: Int64Column, values: Floats, most: int | None = None) -> None:
+        """Add values, and keep the last `most`."""
+        first = 0 if most is None else max(0, len(self) + len(values) - most)
+        self.numbers = np.concatenate((self.numbers, numbers))[first:]
+        self.values = np.concatenate((self.values, values))[first:]
+
+    def take_first(self, count: int) -> tuple[Int64Column, Floats]:
+        """Remove the first values, and return them with the numbers of their steps."""
+        taken = self.numbers[:count], self.values[:count]
+        self.numbers, self.values = self.numbers[count:], self.values[count:]
+        return taken
+
+    def median_of_last(self, count: int) -> float:
+        return float(np.median(self.values[-count:]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slow:
+    """A slow-down that lasts."""
+
+    first_step: int
+    base: float
+    """normal length, as a log"""
+    values: _Values
+    """values that belong to it, without the pending ones"""
+
+    def level(self, pending: Floats) -> float:
+        """Return the median of its values; the first one is left out, as it is half the step before."""
+        values = np.concatenate((self.values.values, pending))
+        return float(np.median(values[1:] if len(values) > 1 else values))
+
+    def shift(self, pending: Floats, last_step: int | None) -> LevelShift:
+        return LevelShift(
+            first_step=self.first_step,
+            last_step=last_step,
+            before_ns=round(exp(self.base)),
+            after_ns=round(exp(self.level(pending))),
+            num_steps=len(self.values) + len(pending),
+        )

@@ -1,0 +1,217 @@
+"""The pulses of a run, read from outside while its ranks train, hang or are dead.
+
+A rank writes its pulse in memory (``/dev/shm``) and copies it into the run directory every second. On the rank's own
+machine the one in memory is read, on any other the copy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from ddpprof import own_files, rundir
+from ddpprof.errors import DdpprofError
+from ddpprof.model import pulse_layout as layout
+from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps, select
+from ddpprof.model.pulse_layout import NotAPulseError
+
+SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 (memory; files in it are created exclusively, under random names)
+_PREFIX = "ddpprof-pulse-"
+MOST_COMPARED = 64
+"""number of ranks that are compared step by step, at most"""
+
+
+@cache
+def boot_id() -> str:
+    """Return the id of the machine's boot; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def shared_path(rank: int) -> Path:
+    """Return an unused path for a rank's pulse in memory."""
+    return SHARED_FOLDER / f"{_PREFIX}{os.getuid()}-{os.getpid()}-{rank}-{os.urandom(4).hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class PulseHead:
+    """The part of a pulse that a live view reads often: who, what now, and the last steps."""
+
+    identity: PulseIdentity
+    state: PulseState
+    stack: str | None
+    steps: PulseSteps
+    memory_bytes: int | None = None
+    """resident memory at the last sample"""
+
+
+def read_pulse(directory: Path, rank: int) -> Pulse:
+    """Return a rank's pulse. Raises `DdpprofError` if it cannot be read, and `FileNotFoundError` if there is none."""
+    path = directory / rundir.pulse_file(rank)
+    with _newest(path) as file, _named(path):
+        return layout.decode(os.pread(file, layout.NUM_BYTES, 0))
+
+
+def read_head(directory: Path, rank: int, num_steps: int) -> PulseHead:
+    """Return a rank's state and up to `num_steps` of its last steps. Raises as `read_pulse` does."""
+    path = directory / rundir.pulse_file(rank)
+    with _newest(path) as file, _named(path):
+        begin = os.pread(file, layout.STEPS_AT, 0)
+        identity = layout.decode_identity(begin[: layout.HEAD_BYTES])
+        state = layout.decode_state(begin[layout.STATE_AT : layout.STACK_AT])
+        return PulseHead(
+            identity,
+            state,
+            layout.decode_stack(state, begin[layout.STACK_AT :]),
+            _last_steps(file, identity, state, num_steps),
+            _last_memory_bytes(file, state),
+        )
+
+
+def is_gone(identity: PulseIdentity) -> bool | None:
+    """Return whether the process of a rank that has noted no end is dead; ``None`` on another machine."""
+    if not _is_in_this_memory(identity):
+        return None
+    try:
+        file = own_files.open_regular(Path(identity.shared))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises while the rank lives
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+
+
+def _is_in_this_memory(identity: PulseIdentity) -> bool:
+    """Return whether the rank's pulse is, or was, in the memory of this machine."""
+    return identity.boot_id == boot_id() and Path(identity.shared).parent == SHARED_FOLDER
+
+
+def _last_memory_bytes(file: int, state: PulseState) -> int | None:
+    """Return the memory in the last sample."""
+    if state.num_samples <= 0:
+        return None
+    at = layout.SAMPLES_AT + (state.num_samples - 1) % layout.NUM_SAMPLES_KEPT * layout.SAMPLE.size
+    content = os.pread(file, layout.SAMPLE.size, at)
+    if len(content) != layout.SAMPLE.size:
+        raise NotAPulseError("it is cut off")
+    num_bytes = PulseSamples(*layout.SAMPLE.unpack(content)).memory_bytes
+    return int(num_bytes) if num_bytes >= 0 else None
+
+
+def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps: int) -> PulseSteps:
+    kept, size = layout.NUM_STEPS_KEPT, layout.STEP.size
+    first = max(identity.first_step, state.num_steps - min(num_steps, kept), 0)
+    begin, count = first % kept, max(0, state.num_steps - first)
+    until_end = min(count, kept - begin)
+    content = os.pread(file, until_end * size, layout.STEPS_AT + begin * size)
+    content += os.pread(file, (count - until_end) * size, layout.STEPS_AT)
+    if len(content) != count * size:
+        raise NotAPulseError("it is cut off")
+    steps = layout.decode_rows(PulseSteps, content)
+    expected = np.arange(first, first + count)
+    return select(steps, steps.number == expected)
+
+
+def read_pulses(directory: Path) -> dict[int, Pulse]:
+    """Return the pulses of all ranks that can be read, up to `MOST_COMPARED` of them."""
+    found = {}
+    for rank in ranks_with_pulse(directory)[:MOST_COMPARED]:
+        with suppress(OSError, DdpprofError):
+            found[rank] = read_pulse(directory, rank)
+    return found
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except NotAPulseError as error:
+        raise DdpprofError(f"{path} cannot be read: {error}.") from error
+
+
+@contextmanager
+def _newest(path: Path) -> Iterator[int]:
+    """Open the pulse in memory if it is on this machine, else the copy at `path`."""
+    copy = own_files.open_regular(path)
+    try:
+        shared = _open_shared(copy)
+        if shared is None:
+            yield copy
+        else:
+            try:
+                yield shared
+            finally:
+                os.close(shared)
+    finally:
+        os.close(copy)
+
+
+def _open_shared(copy: int) -> int | None:
+    """Return the pulse in memory that belongs to this copy, if it is on this machine and belongs to the same user."""
+    try:
+        head = os.pread(copy, layout.HEAD_BYTES, 0)
+        identity = layout.decode_identity(head)
+        if not _is_in_this_memory(identity):
+            return None
+        shared = own_files.open_regular(Path(identity.shared))
+    except (NotAPulseError, OSError):
+        return None
+    if os.fstat(shared).st_uid == os.fstat(copy).st_uid and os.pread(shared, layout.HEAD_BYTES, 0) == head:
+        return shared
+    os.close(shared)
+    return None
+
+
+def ranks_with_pulse(directory: Path) -> list[int]:
+    """Return the ranks of a run that have a pulse, in order."""
+    return rundir.pulses_in(directory)
+
+
+def gather_left() -> None:
+    """Bring the pulses of dead ranks of this user from memory into their run directories, and free the memory."""
+    with suppress(OSError):
+        for name in os.listdir(SHARED_FOLDER):
+            if name.startswith(f"{_PREFIX}{os.getuid()}-"):
+                with suppress(OSError, NotAPulseError):
+                    _gather(SHARED_FOLDER / name)
+
+
+def _gather(shared: Path) -> None:
+    file = own_files.open_regular(shared)
+    try:
+        if os.fstat(file).st_uid != os.geteuid():
+            return
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while the rank lives
+        content = os.pread(file, layout.NUM_BYTES, 0)
+        with suppress(NotAPulseError, OSError):
+            _keep(content)
+        own_files.remove_file(shared)
+    finally:
+        os.close(file)
+
+
+def _keep(content: bytes) -> None:
+    """Replace the copy in the run directory, unless it has become that of another recording."""
+    head = content[: layout.HEAD_BYTES]
+    kept = Path(layout.decode_identity(head).kept)
+    copy = os.open(kept, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if os.pread(copy, layout.HEAD_BYTES, 0) == head:
+            os.pwrite(copy, content, 0)
+    finally:
+        os.close(copy)

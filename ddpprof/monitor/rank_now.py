@@ -1,0 +1,136 @@
+"""What does one rank do at this moment, and how does it stand?
+
+A rank's own time is its step without its waiting for other ranks, the median of its last steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from ddpprof.model.pulse import Activity, Ended, PulseSteps, activity_word, select
+from ddpprof.model.tables import UNKNOWN, Int64Column
+from ddpprof.monitor.pulse_files import PulseHead, boot_id, is_gone
+
+NO_SIGN_NS = 5 * 10**9
+"""age of the last sign of ddpprof's thread in a process from which on the process is said not to run"""
+NO_SIGN_FAR_NS = 15 * 10**9
+"""the same on another machine, whose clock may differ, and whose files a shared file system may show late"""
+_LATE_SIGN_NS = 2 * 10**9
+"""age of a sign, which comes every second, from which on it is worth asking whether the process still exists"""
+
+
+class Standing(StrEnum):
+    """How a rank stands."""
+
+    TRAINING = "training"
+    WAITS = "waits"
+    """it has been in its backward pass for longer than it computes there, and waits for the other ranks"""
+    NO_SIGN = "no sign"
+    """not even ddpprof's own thread runs: the process is stopped, or something holds the interpreter's lock"""
+    GONE = "gone"
+    """the process is dead and has noted no end"""
+    ENDED = "ended"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    UNWATCHED = "unwatched"
+    """ddpprof stopped noting, while training went on"""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing more is to come from the rank."""
+        return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
+
+
+_ENDS = {
+    Ended.FINISHED: Standing.ENDED,
+    Ended.FAILED: Standing.FAILED,
+    Ended.INTERRUPTED: Standing.INTERRUPTED,
+    Ended.UNWATCHED: Standing.UNWATCHED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RankNow:
+    """One rank at this moment. Lengths are medians of its last steps; ages count until now."""
+
+    rank: int
+    host: str
+    step: int
+    activity: str
+    activity_age_ns: int
+    step_ns: int | None
+    own_ns: int | None
+    data_ns: int | None
+    wait_ns: int | None
+    """``None`` if the waiting is unknown, as on accelerators"""
+    memory_bytes: int | None
+    standing: Standing
+    sign_age_ns: int
+    num_passes: int
+    stack: str | None
+
+
+def last_ns(head: PulseHead) -> int:
+    """Return the time of the last sign of a rank."""
+    return max(head.state.beat_ns, head.state.tick_ns, head.state.ended_ns)
+
+
+def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
+    state, usual = head.state, _usual(head.steps)
+    waits = usual.wait_ns[usual.wait_ns != UNKNOWN]
+    standing = _standing(head, now_ns)
+    until_ns = last_ns(head) if standing.is_over else now_ns
+    return RankNow(
+        rank=rank,
+        host=head.identity.host,
+        step=state.step,
+        activity=activity_word(state.activity) or "unknown",
+        activity_age_ns=max(until_ns - state.since_ns, 0),
+        step_ns=_median(usual.length_ns),
+        own_ns=_median(usual.own_ns),
+        data_ns=_median(usual.data_ns),
+        wait_ns=_median(waits),
+        memory_bytes=head.memory_bytes,
+        standing=standing,
+        sign_age_ns=max(now_ns - _sign_ns(head), 0),
+        num_passes=state.num_passes,
+        stack=head.stack,
+    )
+
+
+def _usual(steps: PulseSteps) -> PulseSteps:
+    """Return the steps in which nothing special happened, or all of them if there are none."""
+    usual = select(steps, steps.flags == 0)
+    return usual if len(usual) else steps
+
+
+def _median(values: Int64Column) -> int | None:
+    return int(np.median(values)) if len(values) else None
+
+
+def _sign_ns(head: PulseHead) -> int:
+    return max(last_ns(head), head.identity.created_ns)
+
+
+def _standing(head: PulseHead, now_ns: int) -> Standing:
+    ended = next((standing for end, standing in _ENDS.items() if end == head.state.ended), None)
+    if ended is not None:
+        return ended
+    silent_ns = now_ns - _sign_ns(head)
+    if silent_ns > _LATE_SIGN_NS and is_gone(head.identity):
+        return Standing.GONE
+    most_ns = NO_SIGN_NS if head.identity.boot_id == boot_id() else NO_SIGN_FAR_NS
+    if silent_ns > most_ns:
+        return Standing.NO_SIGN
+    return Standing.WAITS if _waits(head, _usual(head.steps), now_ns) else Standing.TRAINING
+
+
+def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
+    """Return whether the rank has been in its backward pass for longer than it usually computes in it."""
+    known = select(usual, usual.wait_ns != UNKNOWN)
+    if head.state.activity != Activity.BACKWARD or not len(known):
+        return False
+    return now_ns - head.state.since_ns > float(np.median(known.backward_ns - known.wait_ns))

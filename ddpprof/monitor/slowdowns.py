@@ -1,0 +1,102 @@
+"""The slow-downs of a job, with their causes, found while it runs.
+
+A slow-down's size and cause are refined as long as it lasts, and stay once it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ddpprof.model.pulse import Pulse, PulseSamples, PulseSteps, select
+from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
+from ddpprof.monitor.causes import Change, Portrait, Reason, portrait, reason_for
+from ddpprof.monitor.job_steps import JobSteps, common_steps
+from ddpprof.monitor.level_shifts import LevelShift, LevelShifts
+
+_COMPARED_BEFORE = 200
+_COMPARED_AFTER = 512
+"""number of steps that are compared for the cause, at most"""
+
+
+class SlowdownWatch:
+    """A watch over one job. It has to be shown the pulses often enough that no step leaves their rings unseen."""
+
+    def __init__(self) -> None:
+        self.slowdowns: list[StepSlowdown] = []
+        """all slow-downs so far, in the order of their steps; the last one may still last"""
+        self._detector = LevelShifts()
+        self._last_step = -1
+        self._normal: list[Mapping[int, Portrait]] = []
+        """how each rank spent its steps before each slow-down"""
+
+    def update(self, pulses: Mapping[int, Pulse]) -> None:
+        """Look at the steps that all of these ranks have finished since the last time."""
+        steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
+        if steps is None:
+            return
+        new = steps.number > self._last_step
+        if not new.any():
+            return
+        self._detector.feed(steps.number[new], steps.length_ns[new], steps.is_usual[new])
+        self._last_step = int(steps.number[-1])
+        samples = {rank: pulse.samples for rank, pulse in pulses.items()}
+        for index, shift in enumerate(self._detector.shifts):
+            if index == len(self.slowdowns):
+                self._normal.append(portraits(steps, normal_before(steps, self._detector.shifts, shift), samples))
+                self.slowdowns.append(self._slowdown(index, shift, steps, samples))
+            elif self.slowdowns[index].last_step is None:
+                self.slowdowns[index] = self._slowdown(index, shift, steps, samples)
+
+    def _slowdown(
+        self, index: int, shift: LevelShift, steps: JobSteps, samples: Mapping[int, PulseSamples]
+    ) -> StepSlowdown:
+        slow = steps.between(shift.first_step + 1, shift.last_step) & steps.is_usual
+        rows = np.flatnonzero(slow)[-_COMPARED_AFTER:]
+        reason = reason_between(self._normal[index], portraits(steps, rows, samples))
+        known = self.slowdowns[index] if index < len(self.slowdowns) else None
+        if known is not None and reason.cause is SlowdownCause.UNKNOWN:
+            reason = Reason(known.cause, known.ranks, known.part, known.first_gradient_later_ns)
+        return slowdown_of(shift, reason, steps, None if known is None else known.began_ns)
+
+
+def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: int | None = None) -> StepSlowdown:
+    """Return the slow-down with its times, as far as its steps are among these."""
+    begins = np.flatnonzero(steps.number == shift.first_step)
+    ends = np.flatnonzero(steps.number == shift.last_step) if shift.last_step is not None else begins[:0]
+    return StepSlowdown(
+        first_step=shift.first_step,
+        last_step=shift.last_step,
+        before_ns=shift.before_ns,
+        after_ns=shift.after_ns,
+        num_steps=shift.num_steps,
+        began_ns=began_ns if began_ns is not None or not len(begins) else int(steps.start_ns[begins[0]]),
+        ended_ns=int(steps.start_ns[ends[0]] + steps.length_ns[ends[0]]) if len(ends) else None,
+        cause=reason.cause,
+        ranks=reason.ranks,
+        part=reason.part,
+        first_gradient_later_ns=reason.first_gradient_later_ns,
+    )
+
+
+def normal_before(steps: JobSteps, shifts: Sequence[LevelShift], shift: LevelShift) -> np.ndarray:
+    """Return the indices of the last normal steps before a slow-down."""
+    normal = (steps.number < shift.first_step) & steps.is_usual
+    for other in shifts:
+        if other.first_step < shift.first_step:
+            normal &= ~steps.between(other.first_step, other.last_step)
+    return np.flatnonzero(normal)[-_COMPARED_BEFORE:]
+
+
+def portraits(steps: JobSteps, rows: np.ndarray, samples: Mapping[int, PulseSamples]) -> dict[int, Portrait]:
+    """Return how each rank spends the steps with these indices."""
+    chosen: dict[int, PulseSteps] = {rank: select(columns, rows) for rank, columns in steps.ranks.items()}
+    found = {rank: portrait(columns, samples.get(rank)) for rank, columns in chosen.items()}
+    return {rank: one for rank, one in found.items() if one is not None}
+
+
+def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait]) -> Reason:
+    """Return why steps became longer, judged by the ranks that are known before and after."""
+    ranks = {rank: Change(before[rank], after[rank]) for rank in before if rank in after}
+    return reason_for(ranks) if ranks else Reason(SlowdownCause.UNKNOWN, ())

@@ -1,0 +1,87 @@
+"""What became of a whole training: a pulse in few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from ddpprof.model.pulse import Ended, Pulse, PulseSteps, PulseSummaries, StepFlag, activity_word, select
+from ddpprof.model.tables import UNKNOWN
+from ddpprof.model.whole_run import CurvePoint, LongStep, RankWholeRun
+from ddpprof.monitor.history import history, stretch_of, stretches
+
+_NUM_STRETCHES = 10
+_MOST_POINTS = 200
+_MOST_LONG_STEPS = 5
+_ENDS = {
+    Ended.FINISHED: "finished",
+    Ended.FAILED: "failed",
+    Ended.INTERRUPTED: "interrupted",
+    Ended.UNWATCHED: "unwatched",
+}
+_FLAGS = {
+    StepFlag.RECORDED: "recorded",
+    StepFlag.SAVED: "saved",
+    StepFlag.EVALUATED: "evaluated",
+    StepFlag.BEGAN_EPOCH: "began an epoch",
+}
+
+_T = TypeVar("_T")
+
+
+def whole_run(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWholeRun:
+    """Return the rank's training in few numbers. Without its course over time, only what is needed to compare ranks."""
+    state, rows = pulse.state, history(pulse)
+    memory = pulse.samples.memory_bytes[pulse.samples.memory_bytes != UNKNOWN]
+    first_memory = rows.memory_bytes[rows.memory_bytes != UNKNOWN]
+    return RankWholeRun(
+        rank=rank,
+        host=pulse.identity.host,
+        created_ns=pulse.identity.created_ns,
+        first_step=pulse.identity.first_step,
+        num_steps=max(state.num_steps, 0),
+        last_ns=max(state.beat_ns, state.tick_ns, state.ended_ns),
+        ended=ended_word(state.ended),
+        activity=activity_word(state.activity) or "unknown",
+        activity_since_ns=state.since_ns,
+        step=state.step,
+        whole=stretch_of(rows) if len(rows) else None,
+        stretches=stretches(rows, _NUM_STRETCHES) if with_course else (),
+        curve=_curve(rows) if with_course else (),
+        longest=_longest(pulse.steps) if with_course else (),
+        first_memory_bytes=_first(_first_sample(pulse), first_memory.tolist(), memory.tolist()),
+        last_memory_bytes=int(memory[-1]) if len(memory) else None,
+    )
+
+
+def ended_word(ended: int) -> str | None:
+    """Return how the training ended, in a word; ``None`` if it has not, or nobody knows."""
+    return next((word for value, word in _ENDS.items() if value == ended), None)
+
+
+def _first_sample(pulse: Pulse) -> list[int]:
+    """Return the first sample's memory, unless it has been overwritten."""
+    kept = pulse.state.num_samples == len(pulse.samples)
+    return [int(value) for value in pulse.samples.memory_bytes[:1] if value != UNKNOWN] if kept else []
+
+
+def _first(*lists: Sequence[_T]) -> _T | None:
+    return next((one[0] for one in lists if len(one)), None)
+
+
+def _curve(rows: PulseSummaries) -> tuple[CurvePoint, ...]:
+    return tuple(
+        CurvePoint(one.start_ns, one.first_step, one.num_steps, one.median_ns, one.longest_ns)
+        for one in stretches(rows, _MOST_POINTS)
+    )
+
+
+def _longest(steps: PulseSteps) -> tuple[LongStep, ...]:
+    chosen = select(steps, np.argsort(-steps.length_ns, kind="stable")[:_MOST_LONG_STEPS])
+    columns = (chosen.number, chosen.start_ns, chosen.length_ns, chosen.flags)
+    return tuple(
+        LongStep(number, start_ns, length_ns, tuple(word for flag, word in _FLAGS.items() if flags & flag))
+        for number, start_ns, length_ns, flags in zip(*(column.tolist() for column in columns), strict=True)
+    )

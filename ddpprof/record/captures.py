@@ -1,0 +1,204 @@
+"""Captures: the ranks of a running job agree to profile the same steps, whenever ``ddpprof capture`` asks for it.
+
+    a rank that listens   is asked through its socket, and posts the request on the job's board
+    rank 0                makes the folder of the capture, and posts that it is open
+    every rank            finds that note, and signs that it is ready
+    rank 0                at the begin of step n, when all are ready: posts that the capture begins with step n + 1
+    every rank            finds that note at the begin of step n + 1, since it has the all-reduces of step n behind it,
+                          to which rank 0 has contributed after its note
+
+All but the last two happen in the thread that keeps the pulse, so that training only looks at the board while all ranks
+are about to begin.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from ddpprof import rundir
+from ddpprof.model.capture import CaptureAnswer, CaptureRequest
+from ddpprof.monitor.pulse_files import read_head
+from ddpprof.record.boards import Board
+from ddpprof.record.control import Control
+from ddpprof.record.window import Window
+
+_ANSWER_S = 60.0
+"""seconds for all ranks to be ready"""
+_LOOK_S = 0.05
+_RANKS_PER_LOOK = 500
+"""number of ranks from which on each looks at the board less often, as one store serves all"""
+_CANCELLED = -1
+_BOARD_FAILS = (OSError, RuntimeError, ValueError)
+"""errors of a board whose job is about to end"""
+_USUAL_STEPS = 200
+_RECENT_STEPS = 5
+
+
+class Captures:
+    """The captures of one rank's run. `round`, and all that answers requests, run outside the training thread."""
+
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        world_size: int,
+        listens: bool,
+        prepare: Callable[[Path, CaptureRequest], None],
+        find_board: Callable[[], Board | None],
+    ) -> None:
+        """Begin to take requests if this rank `listens`.
+
+        `prepare` makes this rank's folder of a capture. `find_board` returns the ranks' board once it is known where
+        they run.
+        """
+        self._directory, self._rank, self._world_size = directory, rank, world_size
+        self._prepare, self._find_board = prepare, find_board
+        self._board: Board | None = None
+        self._number = 1
+        """number of the current or next capture"""
+        self._is_opened = False
+        self._num_rounds, self._rounds_per_look = 0, max(1, world_size // _RANKS_PER_LOOK)
+        self._asked_since: float | None = None
+        self.request: CaptureRequest | None = None
+        """what is to begin soon; training looks at the board while this is not ``None``"""
+        self._first_step: int | None = None
+        self._over: Window | None = None
+        self._control: Control | None = None
+        if listens:
+            with suppress(OSError):  # the folder's file system has no sockets
+                self._control = Control(directory, self._handle)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the current capture."""
+        return self._directory / rundir.capture_directory(self._number)
+
+    def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+
+    def round(self) -> None:
+        """Look at the board; called again and again by the thread that keeps the pulse."""
+        if self._board is None:
+            self._board = self._find_board()
+            return
+        self._num_rounds += 1
+        if self._num_rounds % self._rounds_per_look:
+            return
+        if self._over is not None:
+            window, self._over = self._over, None
+            with suppress(*_BOARD_FAILS):
+                window.close_in_background()
+            self._board.sign(self._note("done"))
+            self._number += 1
+            self._is_opened = False
+        if self.request is None:
+            self._look_for_request(self._board)
+
+    def _note(self, name: str) -> str:
+        return f"{name}-{self._number}"
+
+    def _look_for_request(self, board: Board) -> None:
+        text = board.read(self._note("request"))
+        if text is None:
+            return
+        request = msgspec.json.decode(text, type=CaptureRequest)
+        if self._rank == 0 and not self._is_opened:
+            self._prepare(self.folder, request)
+            self._is_opened = True
+            board.post(self._note("open"), "")
+        elif self._rank != 0:
+            if board.read(self._note("open")) is None:
+                return
+            self._prepare(self.folder, request)
+        self._first_step, self._asked_since = None, time.monotonic()
+        self.request = request
+        board.sign(self._note("ready"))
+
+    def begins_with(self, step: int) -> bool:
+        """Return whether the capture begins with this step, which begins now. The training thread calls this.
+
+        On an accelerator, the device must have finished the step before.
+        """
+        board = self._board
+        assert board is not None
+        try:
+            if self._first_step is None:
+                self._first_step = self._posted_first_step(board, step)
+        except _BOARD_FAILS:
+            self.request = None
+            return False
+        if self._first_step == _CANCELLED:
+            self.request, self._first_step = None, None
+            self._number += 1
+            self._is_opened = False
+            return False
+        return self._first_step is not None and step >= self._first_step
+
+    def _posted_first_step(self, board: Board, step: int) -> int | None:
+        posted = board.read(self._note("start"))
+        if posted is not None:
+            return int(posted)
+        if self._rank != 0:
+            return None
+        if board.num_signed(self._note("ready")) >= self._world_size:
+            board.post(self._note("start"), str(step + 1))
+        elif self._asked_since is not None and time.monotonic() - self._asked_since > _ANSWER_S:
+            board.post(self._note("start"), str(_CANCELLED))
+        return None
+
+    def is_over(self, window: Window) -> None:
+        """Note that this rank has captured its steps; its files are completed outside the training thread."""
+        self._over = window  # first: a round that saw neither would find the same request again
+        self.request = None
+
+    def _handle(self, request: CaptureRequest) -> Iterator[CaptureAnswer]:
+        """Answer a request, in the thread that listens."""
+        board = self._board
+        if board is None or self.request is not None or self._over is not None:
+            yield CaptureAnswer(
+                refused="a capture is under way." if board is not None else "the job has only begun. Ask again soon."
+            )
+            return
+        number = self._number
+        try:
+            if request.slower_than is not None:
+                yield CaptureAnswer(armed=True, number=number)
+                yield from self._await_slow_down(request.slower_than)
+            board.post(f"request-{number}", msgspec.json.encode(request).decode())
+            yield from self._follow(board, number)
+        except _BOARD_FAILS as error:
+            yield CaptureAnswer(refused=f"the job ends, or its ranks cannot reach each other: {error}.")
+
+    def _await_slow_down(self, factor: float) -> Iterator[CaptureAnswer]:
+        """Wait until steps take `factor` times as long as usual. Answers each second show whether the client left."""
+        while not self._is_slower(factor):
+            time.sleep(1.0)
+            yield CaptureAnswer(armed=True)
+
+    def _is_slower(self, factor: float) -> bool:
+        lengths = read_head(self._directory, self._rank, _USUAL_STEPS).steps.length_ns
+        usual, recent = sorted(lengths[:-_RECENT_STEPS]), sorted(lengths[-_RECENT_STEPS:])
+        if len(usual) < _RECENT_STEPS:
+            return False
+        return bool(recent[len(recent) // 2] > factor * usual[len(usual) // 2])
+
+    def _follow(self, board: Board, number: int) -> Iterator[CaptureAnswer]:
+        """Tell the client when the capture begins, and when all ranks have written it."""
+        deadline = time.monotonic() + 2 * _ANSWER_S
+        while (posted := board.read(f"start-{number}")) is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if posted is None or int(posted) == _CANCELLED:
+            ready = board.num_signed(f"ready-{number}")
+            yield CaptureAnswer(refused=f"{ready} of {self._world_size} ranks answered, so that none is profiled.")
+            return
+        yield CaptureAnswer(number=number, first_step=int(posted))
+        while board.num_signed(f"done-{number}") < self._world_size:
+            time.sleep(_LOOK_S)
+        folder = self._directory / rundir.capture_directory(number)
+        yield CaptureAnswer(number=number, first_step=int(posted), folder=str(folder))

@@ -1,0 +1,193 @@
+"""A thread that keeps this rank's pulse: it copies it into the run directory, samples the machine, and finds where a
+training thread stands whose step takes far too long.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ddpprof import own_files
+from ddpprof.model import UNKNOWN
+from ddpprof.model import pulse_layout as layout
+from ddpprof.model.pulse import OVERDUE_S, Activity, PulseState, PulseSteps, overdue_after_s
+from ddpprof.model.stack import frames_of
+from ddpprof.record import machine
+from ddpprof.record.flight_recorder import all_reduces_since, last_bucket
+from ddpprof.record.memory import resident_bytes
+from ddpprof.record.pulse import PulseWriter
+
+_ROUND_S = 0.25
+_ROUNDS_PER_COPY = 4
+_ROUNDS_PER_SAMPLE = 4
+_USUAL_STEPS = 50
+_END_S = 5.0
+
+
+class PulseKeeper:
+    """The keeper of one pulse. Nothing here raises after the constructor: a problem ends the copying, not the rest."""
+
+    def __init__(
+        self,
+        pulse: PulseWriter,
+        training_thread: int,
+        bucket_numels: tuple[tuple[int, ...], ...],
+        warn: Callable[[str], None],
+    ) -> None:
+        """Create the copy in the run directory. Raises ``OSError``.
+
+        `bucket_numels`: number of elements of each bucket of each DDP module.
+        """
+        self._bucket_numels = bucket_numels
+        self._pulse = pulse
+        self._training_thread = training_thread
+        self._warn = warn
+        self._copy = own_files.overwrite(Path(pulse.identity.kept))
+        os.ftruncate(self._copy, layout.NUM_BYTES)
+        self._copied_steps = pulse.identity.first_step
+        self._copied_summaries = self._copied_span = self._copied_samples = 0
+        self._num_samples = 0
+        self._copies = True
+        self._process = os.getpid()
+        self._ending = threading.Event()
+        self.each_round: Callable[[], None] | None = None
+        """what else is to be done several times a second, in this thread"""
+        self._keep()
+        self._thread = threading.Thread(target=self._run, name="ddpprof-pulse", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        round_number = 0
+        while not self._ending.wait(_ROUND_S):
+            round_number += 1
+            if round_number % _ROUNDS_PER_SAMPLE == 0:
+                self._sample()
+            if round_number % _ROUNDS_PER_COPY == 0:
+                self._find_stack()
+                self._write("tick_ns", time.time_ns())
+                self._keep()
+            if self.each_round is not None:
+                self._do_also(self.each_round)
+
+    def _do_also(self, also: Callable[[], None]) -> None:
+        try:
+            also()
+        except Exception as error:  # the job's store may have gone, or the disk be full; the pulse goes on
+            self.each_round = None
+            if not isinstance(error, RuntimeError):
+                self._warn(f"takes no requests any more: {error}. Training goes on.")
+
+    def close(self) -> None:
+        """Copy what there is, and end."""
+        if os.getpid() != self._process:
+            return
+        self._ending.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_END_S)
+        self._keep()
+        os.close(self._copy)
+
+    def _write(self, name: str, value: int) -> None:
+        at = layout.state_offset(name)
+        self._pulse.memory[at : at + 8] = value.to_bytes(8, "little", signed=True)
+
+    def _state(self) -> PulseState:
+        return layout.decode_state(self._pulse.memory[layout.STATE_AT : layout.STATE_AT + layout.STATE.size])
+
+    def _sample(self) -> None:
+        memory_bytes = resident_bytes()
+        self._pulse.memory_bytes = UNKNOWN if memory_bytes is None else memory_bytes
+        at = layout.SAMPLES_AT + self._num_samples % layout.NUM_SAMPLES_KEPT * layout.SAMPLE.size
+        row = (
+            time.time_ns(),
+            self._pulse.memory_bytes,
+            machine.throttled_ns(),
+            machine.queued_ns(),
+            machine.major_faults(),
+            machine.core_khz(),
+        )
+        layout.SAMPLE.pack_into(self._pulse.memory, at, *row)
+        self._num_samples += 1
+        self._write("num_samples", self._num_samples)
+
+    def _find_stack(self) -> None:
+        """Write where the training thread stands, if its step is overdue."""
+        state = self._state()
+        if not self._is_overdue(state):
+            if state.stack_ns != UNKNOWN:
+                for name in ("stack_ns", "module", "bucket"):
+                    self._write(name, UNKNOWN)
+            return
+        if state.activity == Activity.BACKWARD and state.stack_ns == UNKNOWN:
+            self._find_bucket(state)
+        frame = sys._current_frames().get(self._training_thread)
+        if frame is None:
+            return
+        kept: list[str] = []
+        for line in map(str, frames_of(traceback.walk_stack(frame))):  # innermost first, as long as they fit
+            if sum(len(one.encode(errors="replace")) + 1 for one in [*kept, line]) >= layout.STACK_BYTES:
+                break
+            kept.append(line)
+        text = "\n".join(reversed(kept)).encode(errors="replace") + b"\0"
+        self._pulse.memory[layout.STACK_AT : layout.STACK_AT + len(text)] = text
+        self._write("stack_ns", time.time_ns())
+
+    def _find_bucket(self, state: PulseState) -> None:
+        """Write which bucket was launched last in the current backward pass, as torch's flight recorder knows."""
+        found = last_bucket(all_reduces_since(state.since_ns), self._bucket_numels)
+        if found is not None:
+            for name, value in zip(("module", "bucket", "bucket_ns"), found, strict=True):
+                self._write(name, value)
+
+    def _is_overdue(self, state: PulseState) -> bool:
+        took_s = (time.time_ns() - state.step_since_ns) / 1e9
+        if took_s < OVERDUE_S:
+            return False
+        content = self._pulse.memory[layout.STEPS_AT : layout.SUMMARIES_AT]
+        steps = layout.in_order(layout.decode_rows(PulseSteps, content), self._pulse.identity, state)
+        usual = steps.length_ns[-_USUAL_STEPS:]
+        return not len(usual) or took_s >= overdue_after_s(float(np.median(usual)) / 1e9)
+
+    def _keep(self) -> None:
+        """Copy what has changed since the last time."""
+        if not self._copies:
+            return
+        try:
+            self._copy_changes()
+        except OSError as error:
+            self._copies = False
+            self._warn(f"no longer copies what ranks do into the run directory: {error.strerror}. Training goes on.")
+
+    def _copy_changes(self) -> None:
+        memory, state = self._pulse.memory, self._state()
+        changed = [
+            *_ring_spans(self._copied_steps, state.num_steps, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size),
+            *_ring_spans(
+                self._copied_samples, state.num_samples, layout.NUM_SAMPLES_KEPT, layout.SAMPLES_AT, layout.SAMPLE.size
+            ),
+        ]
+        if (state.num_summaries, state.steps_per_summary) != (self._copied_summaries, self._copied_span):
+            first = self._copied_summaries if state.steps_per_summary == self._copied_span else 0
+            size = layout.SUMMARY.size
+            changed.append((layout.SUMMARIES_AT + first * size, layout.SUMMARIES_AT + state.num_summaries * size))
+        changed.append((0, layout.STEPS_AT))  # the state comes last, since it says which rows are valid
+        for begin, end in changed:
+            os.pwrite(self._copy, memory[begin:end], begin)
+        self._copied_steps, self._copied_samples = state.num_steps, state.num_samples
+        self._copied_summaries, self._copied_span = state.num_summaries, state.steps_per_summary
+
+
+def _ring_spans(copied: int, num_rows: int, kept: int, at: int, size: int) -> list[tuple[int, int]]:
+    """Return the spans of bytes of the rows from `copied` to `num_rows` of a ring."""
+    first = max(copied, num_rows - kept)
+    begin, count = first % kept, num_rows - first
+    until_end = min(count, kept - begin)
+    spans = ((begin, begin + until_end), (0, count - until_end))
+    return [(at + first_row * size, at + last_row * size) for first_row, last_row in spans if last_row > first_row]

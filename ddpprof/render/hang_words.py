@@ -1,0 +1,151 @@
+"""The verdict on a job that hangs or has failed, in words."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+
+from ddpprof.layout import clean
+from ddpprof.model.hang import Fault, Verdict
+
+_MOST_NAMES = 6
+_MOST_RANKS = 8
+_WHAT = {
+    Fault.DIED: "rank {rank} has died",
+    Fault.ENDED_EARLY: "rank {rank} has no more batches and has left the training loop",
+    Fault.FEWER_PASSES: "rank {rank} has skipped a backward pass that the others take part in",
+    Fault.MISSING_COLLECTIVE: "rank {rank} has not called a collective that the others have called",
+    Fault.OTHER_COLLECTIVE: "rank {rank} calls a collective that the others do not call",
+    Fault.OWN_CODE: "rank {rank} is still in the script's own code",
+    Fault.LOCK: "rank {rank} waits for a lock, a queue or another process",
+    Fault.LOADER: "rank {rank} waits for its DataLoader",
+    Fault.STORAGE: "rank {rank} waits for its disk",
+    Fault.STOPPED: "rank {rank} is stopped by a signal",
+    Fault.TRACED: "rank {rank} is held by a debugger",
+    Fault.INTERPRETER_HELD: "rank {rank} is in code that holds Python's interpreter lock",
+    Fault.LINK: "all ranks wait for each other at the same place, and nothing arrives",
+    Fault.UNKNOWN: "no rank left a pulse that tells why",
+}
+_DO = {
+    Fault.ENDED_EARLY: "Give every rank the same number of batches: DistributedSampler(drop_last=True) or "
+    "DataLoader(drop_last=True); or train inside `with model.join():`.",
+    Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
+    "the loop that depends on the rank or its batch.",
+    Fault.MISSING_COLLECTIVE: "Look at what that rank did instead: it may have died, or taken another branch.",
+    Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch.",
+    Fault.OWN_CODE: "Look at that line: the other ranks wait until it is done.",
+    Fault.LOCK: "Look for who holds the lock or should fill the queue; other ranks must not be needed for that.",
+    Fault.LOADER: "Look at its workers (`py-spy dump --pid PID`) and at the storage they read; DataLoader(timeout=…) "
+    "turns a stuck worker into an error.",
+    Fault.STORAGE: "Look at the file system that it uses; only saving on every rank, or on none, keeps them together.",
+    Fault.STOPPED: "Let it go on: kill -CONT {pid}",
+    Fault.TRACED: "Let it go on, or detach the debugger.",
+    Fault.INTERPRETER_HELD: "See where: py-spy dump --native --pid {pid}. Code in C that takes long should release the "
+    "lock.",
+    Fault.LINK: "Look at the network between the hosts: a link that is down, a firewall, a full send queue (ss -ti).",
+}
+_OF_UNREDUCED = (
+    "These parameters took no part in the loss on that rank: use them in every forward, or pass "
+    "find_unused_parameters=True to DistributedDataParallel."
+)
+_ADVICE_ON_ERRORS = (
+    (re.compile(r"Expected to have finished reduction"), _OF_UNREDUCED),
+    (re.compile(r"verify_params|_verify_param_shape|params.*(?:size|shape).*(?:mismatch|appears not to match)"),
+     "The ranks have built different models: build the same one from the same arguments on every rank."),
+    (re.compile(r"out of memory|OutOfMemory"), "Its memory was full: a smaller batch, or accumulation of gradients."),
+)  # fmt: skip
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Return the verdict as sentences: what and where, who waits for what, and what to do."""
+    lines = [_first_line(verdict), *_where(verdict), *_waiting(verdict)]
+    advice = _advice(verdict)
+    return [*lines, *([advice] if advice else [])]
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """Return the verdict as one line for logs, with ``key=value`` pairs."""
+    pairs = {
+        "fault": verdict.fault,
+        "rank": verdict.rank,
+        "host": verdict.host,
+        "pid": verdict.pid,
+        "step": verdict.step,
+        "activity": verdict.activity,
+        "bucket": verdict.bucket,
+        "parameters": ",".join(verdict.parameters[:_MOST_NAMES]) or None,
+        "place": verdict.place,
+        "waiting": ",".join(map(str, verdict.waiting[:_MOST_RANKS])) or None,
+    }
+    words = (f"{key}={_quoted(clean(str(value)))}" for key, value in pairs.items() if value is not None)
+    return f"ddpprof_verdict {' '.join(words)}"
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if re.search(r"[\s\"=]", text) else text
+
+
+def _first_line(verdict: Verdict) -> str:
+    what = _WHAT[verdict.fault].format(rank=verdict.rank)
+    if verdict.fault is Fault.DIED:
+        what += _how_it_died(verdict)
+    elif verdict.detail is not None:
+        what += f"; {clean(verdict.detail)}"
+    at = f" at step {verdict.step:,}" if verdict.step is not None else ""
+    begin = "The job failed" if verdict.has_failed else "The job hangs"
+    return f"{begin}{at}: {what}{'' if what.endswith('…') else '.'}"
+
+
+def _how_it_died(verdict: Verdict) -> str:
+    if verdict.detail is not None:
+        return f": {clean(verdict.detail, most=300).rstrip('.')}"
+    code = verdict.exit_code
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        killer = "; the out-of-memory killer ends processes like this (see dmesg)" if -code == signal.SIGKILL else ""
+        return f" of {name}{killer}"
+    return f" with exit code {code}" if code is not None else " without a message"
+
+
+def _where(verdict: Verdict) -> Iterator[str]:
+    if verdict.rank is None:
+        return
+    process = f", process {verdict.pid}" if verdict.pid is not None and not verdict.has_failed else ""
+    place = f", at {clean(verdict.place)}" if verdict.place is not None else ""
+    doing = f", in {verdict.activity}" if verdict.activity not in (None, "other") else ""
+    yield f"Rank {verdict.rank}: host {clean(verdict.host or '?')}{process}{doing}{place}."
+
+
+def _waiting(verdict: Verdict) -> Iterator[str]:
+    if verdict.waiting and not verdict.has_failed:
+        since = ""
+        if verdict.since_unix_ns is not None and verdict.at_unix_ns is not None:
+            clock = time.strftime("%H:%M:%S", time.localtime(verdict.since_unix_ns / 1e9))
+            since = f" for {max(0, verdict.at_unix_ns - verdict.since_unix_ns) / 1e9:.0f} s, since {clock}"
+        at = f", at {clean(verdict.waiting_at)}" if verdict.waiting_at is not None else ""
+        yield f"{_ranks(verdict.waiting)} {'has' if len(verdict.waiting) == 1 else 'have'} waited{since}{at}."
+    if verdict.parameters:
+        bucket = f"bucket {verdict.bucket} of {clean(verdict.module or '?')}: " if verdict.bucket is not None else ""
+        missing = "Without gradient: " if verdict.has_failed else "They wait for "
+        yield f"{missing}{bucket}{_listed(verdict.parameters)}."
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST_RANKS]))
+    more = f" and {len(ranks) - _MOST_RANKS} more" if len(ranks) > _MOST_RANKS else ""
+    return f"Rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(clean(name) for name in names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+
+
+def _advice(verdict: Verdict) -> str | None:
+    if verdict.fault is Fault.DIED:
+        detail = verdict.detail or ""
+        return next((advice for pattern, advice in _ADVICE_ON_ERRORS if pattern.search(detail)), None)
+    advice = _DO.get(verdict.fault)
+    return None if advice is None else advice.format(pid=verdict.pid)

@@ -1,0 +1,212 @@
+"""The whole run: how long steps were over time, which were the longest, and how each rank stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ddpprof.layout import (
+    ABSENT,
+    MAX_RANKS,
+    Line,
+    Section,
+    Table,
+    clean,
+    columns,
+    count,
+    cut_off,
+    duration,
+    ms,
+    notes,
+    percent,
+    table_of,
+)
+from ddpprof.measures.statistics.medians import mean_known, median_known
+from ddpprof.model.whole_run import LongStep, RankWholeRun, Stretch
+from ddpprof.render.hang_words import verdict_lines
+from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
+from ddpprof.report import Report
+from ddpprof.report.whole_run import WholeRun
+
+_WORTH_A_ROW = 0.02
+"""least difference of ranks' own times, as a share of the step, for them to be called different"""
+_ENDS = {
+    "finished": "finished",
+    "failed": "failed",
+    "interrupted": "interrupted",
+    "unwatched": "ddpprof stopped noting",
+}
+_SPECIAL = {
+    "recorded": "ddpprof recorded it",
+    "saved": "saved a file",
+    "evaluated": "evaluated",
+    "began an epoch": "began an epoch",
+}
+_SMALL_GROWTH = 0.02
+_MOST_SLOWDOWNS = 10
+
+
+def whole_run_line(report: Report) -> Iterator[Section]:
+    """Say in one line how the whole run went, for the first screen."""
+    run, steps = report.whole_run, _steps(report)
+    if run is None or steps is None:
+        return
+    step = _at_first_and_last(run) or f"step {ms(steps.median_ns)} ms"
+    whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
+    slower = [f"{count(len(run.slowdowns), 'slow-down')}: --section whole-run"] if run.slowdowns else []
+    yield Line("; ".join((whole, step, *_growth(run), *slower)))
+
+
+def _at_first_and_last(run: WholeRun) -> str:
+    parts = run.shown.stretches if run.shown is not None else ()
+    if len(parts) < 2:
+        return ""
+    return f"step {ms(parts[0].median_ns)} ms at first, {ms(parts[-1].median_ns)} at last"
+
+
+def _growth(run: WholeRun) -> list[str]:
+    """Say how much memory the processes gained, if it is more than a little."""
+    grown = [
+        (one.last_memory_bytes - one.first_memory_bytes, one.first_memory_bytes)
+        for one in run.ranks
+        if one.first_memory_bytes and one.last_memory_bytes is not None
+    ]
+    if not grown:
+        return []
+    gained, first = max(grown)
+    return [f"memory of a process grew by {gained / 1e6:.0f} MB"] if gained > _SMALL_GROWTH * first else []
+
+
+def _steps(report: Report) -> Stretch | None:
+    return report.whole_run.steps if report.whole_run is not None else None
+
+
+def whole_run_tables(report: Report) -> Iterable[Section]:
+    """Return the tables of the whole run; none if no rank left a pulse."""
+    run = report.whole_run
+    if run is None:
+        return
+    steps = _steps(report)
+    if steps is None:
+        yield Line(f"No step was noted in {duration(run.duration_ns)}.")
+    else:
+        yield Line(
+            f"{count(run.num_steps, 'step')} in {duration(run.duration_ns)}, noted from step {run.first_step} on. "
+            f"Median {ms(steps.median_ns)} ms, longest {ms(steps.longest_ns)} ms."
+        )
+        yield Line(_shares(run.ranks))
+        yield from _events(run)
+    if run.shown is not None:
+        yield _stretch_table(run.shown, on_accelerator=bool(report.times))
+        yield _longest_table(run.shown)
+    yield _rank_table(run)
+
+
+def _events(run: WholeRun) -> Iterator[Section]:
+    """Say what slowed the training down, what held it up, and what only paused it."""
+    for one in run.slowdowns[:_MOST_SLOWDOWNS]:
+        yield Line(f"Slow-down: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
+    if len(run.slowdowns) > _MOST_SLOWDOWNS:
+        yield Line(f"{len(run.slowdowns) - _MOST_SLOWDOWNS} more slow-downs are in the JSON report.")
+    if run.hang is not None:
+        yield Line(" ".join(verdict_lines(run.hang)), is_warning=True)
+    for pause in run.pauses:
+        yield Line(f"Not slow-downs: {pause_sentence(pause)}.")
+
+
+def _shares(ranks: Sequence[RankWholeRun]) -> str:
+    """Say what the steps consist of, on average over the ranks."""
+    known = [one.whole for one in ranks if one.whole is not None]
+    step_ns = mean_known(one.mean_ns for one in known)
+    parts = {
+        "data": mean_known(one.data_ns for one in known),
+        "forward": mean_known(one.forward_ns for one in known),
+        "backward without waiting": mean_known(one.backward_ns - (one.wait_ns or 0) for one in known),
+        "optimizer": mean_known(one.optimizer_ns for one in known),
+        "waiting for other ranks": mean_known(one.wait_ns for one in known),
+    }
+    shown = [f"{name} {percent(ns / step_ns if step_ns else None)}" for name, ns in parts.items() if ns is not None]
+    return f"A step on average: {', '.join(shown)}; the rest is the script's own."
+
+
+def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
+    first_ns = one.stretches[0].start_ns if one.stretches else 0
+    return table_of(
+        f"Steps over time, rank {one.rank}",
+        one.stretches,
+        {
+            "after": lambda part: duration(part.start_ns - first_ns),
+            "steps": lambda part: f"{part.first_step}-{part.first_step + part.num_steps - 1}",
+            "median ms": lambda part: ms(part.median_ns),
+            "longest ms": lambda part: ms(part.longest_ns),
+            "data ms": lambda part: ms(part.data_ns),
+            "forward ms": lambda part: ms(part.forward_ns),
+            "backward ms": lambda part: ms(part.backward_ns),
+            "optimizer ms": lambda part: ms(part.optimizer_ns),
+            "waiting ms": lambda part: ms(part.wait_ns),
+        },
+        note=notes(
+            "median: without steps in which something special happened; parts are means; backward: with waiting",
+            "all times are the host's, which launches the device's work" if on_accelerator else "",
+        ),
+    )
+
+
+def _longest_table(one: RankWholeRun) -> Table:
+    first_ns = one.stretches[0].start_ns if one.stretches else 0
+    return table_of(
+        f"Longest of the last steps, rank {one.rank}",
+        one.longest,
+        {
+            "step": lambda step: str(step.step),
+            "after": lambda step: duration(step.start_ns - first_ns),
+            "ms": lambda step: ms(step.length_ns),
+            "special": _special,
+        },
+        words=("special",),
+    )
+
+
+def _special(step: LongStep) -> str:
+    return ", ".join(_SPECIAL.get(word, clean(word)) for word in step.why) or ABSENT
+
+
+def _rank_table(run: WholeRun) -> Table:
+    """Return how each rank stands; of many ranks, those that did not finish and the slowest come first."""
+    ranks = list(run.ranks)
+    if len(ranks) > MAX_RANKS:
+        ranks.sort(key=lambda one: (one.ended == "finished", -(one.whole.own_ns if one.whole else 0), one.rank))
+    rows = tuple(_rank_row(one) for one in ranks[:MAX_RANKS])
+    names = ("rank", "host", "steps", "step ms", "own ms", "data ms", "waiting ms", "MB first", "MB last", "state")
+    return Table(
+        "Ranks in the whole run",
+        columns(*names, words=("host", "state")),
+        rows,
+        notes(_own_times(run.ranks), cut_off(len(run.ranks))),
+    )
+
+
+def _rank_row(one: RankWholeRun) -> tuple[str, ...]:
+    whole = one.whole
+    times = (whole.mean_ns, whole.own_ns, whole.data_ns, whole.wait_ns) if whole is not None else (None,) * 4
+    memory = (ABSENT if num is None else f"{num / 1e6:.0f}" for num in (one.first_memory_bytes, one.last_memory_bytes))
+    return (str(one.rank), clean(one.host, most=40), str(one.num_steps), *map(ms, times), *memory, _stands(one))
+
+
+def _stands(one: RankWholeRun) -> str:
+    """Say how a rank ended or, if it noted no end, where it was last seen."""
+    if one.ended is not None:
+        return _ENDS.get(one.ended, clean(one.ended))
+    since = duration(one.last_ns - one.activity_since_ns)
+    return f"no end noted: in step {one.step}, {clean(one.activity)} for {since} when last seen"
+
+
+def _own_times(ranks: Sequence[RankWholeRun]) -> str:
+    """Say whether the ranks' own times differ."""
+    own = {one.rank: one.whole.own_ns for one in ranks if one.whole is not None and one.whole.wait_ns is not None}
+    if len(own) < 2:
+        return "own: the step without its waiting for other ranks"
+    slowest, usual_ns = max(own, key=lambda rank: own[rank]), median_known(own.values()) or 0
+    if own[slowest] - usual_ns < _WORTH_A_ROW * usual_ns:
+        return "own: the step without its waiting for other ranks, about the same on all ranks"
+    beyond = ms(own[slowest] - usual_ns)
+    return f"own: the step without its waiting for other ranks; rank {slowest} is {beyond} ms above the median"

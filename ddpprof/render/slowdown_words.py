@@ -1,0 +1,103 @@
+"""Slow-downs and pauses in sentences."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart, StepSlowdown
+
+_NS_PER_S = 1e9
+_MOST_RANKS = 8
+
+_DOES = {
+    StepPart.DATA: "in waiting for batches",
+    StepPart.FORWARD: "in forward",
+    StepPart.BACKWARD: "in backward",
+    StepPart.OPTIMIZER: "in the optimizer",
+    StepPart.OTHER: "in the script's own code",
+}
+
+_PAUSES = {
+    PauseKind.SAVE: "checkpoints",
+    PauseKind.EVALUATION: "evaluation",
+    PauseKind.RECORDING: "recording by ddpprof",
+    PauseKind.EPOCH: "new epochs",
+}
+
+
+def slowdown_sentence(slowdown: StepSlowdown, world_size: int) -> str:
+    """Return a slow-down in one sentence, with times of this machine's time zone."""
+    return f"{_when(slowdown)} {_how_much(slowdown)}: {_why(slowdown, world_size)}"
+
+
+def _when(slowdown: StepSlowdown) -> str:
+    about = "about " if slowdown.is_coarse else ""
+    if slowdown.last_step is None:
+        return f"since {about}step {slowdown.first_step:,}{_clock(slowdown.began_ns)} steps take"
+    return (
+        f"from {about}step {slowdown.first_step:,}{_clock(slowdown.began_ns)} to {slowdown.last_step:,}"
+        f"{_clock(slowdown.ended_ns)} steps took"
+    )
+
+
+def _clock(at_ns: int | None) -> str:
+    if at_ns is None:
+        return ""
+    return f" ({datetime.fromtimestamp(at_ns / _NS_PER_S).astimezone():%H:%M:%S})"
+
+
+def _how_much(slowdown: StepSlowdown) -> str:
+    before, after = _length(slowdown.before_ns), _length(slowdown.after_ns)
+    return (
+        f"{slowdown.growth:.0%} longer, {before[0]} → {after[0]} {after[1]}"
+        if before[1] == after[1]
+        else (f"{slowdown.growth:.0%} longer, {' '.join(before)} → {' '.join(after)}")
+    )
+
+
+def _length(ns: int) -> tuple[str, str]:
+    """Return a duration with three digits, and its unit."""
+    value, unit = (ns / 1e6, "ms") if ns < _NS_PER_S else (ns / _NS_PER_S, "s")
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}", unit
+
+
+def _why(slowdown: StepSlowdown, world_size: int) -> str:
+    ranks, part = slowdown.ranks, slowdown.part
+    who = ranks_in_words(ranks, world_size)
+    verb = "needs" if len(ranks) == 1 or who == _EVERY_RANK else "need"
+    where = f" {_DOES[part]}" if part is not None else ""
+    late = ""
+    if slowdown.first_gradient_later_ns is not None:
+        gradient = "its first gradient comes" if len(ranks) == 1 else "their first gradients come"
+        late = f", and {gradient} {' '.join(_length(slowdown.first_gradient_later_ns))} later"
+    return {
+        SlowdownCause.OWN_TIME: f"{who} {verb} longer{where}{late}",
+        SlowdownCause.DATA: f"{who} {'waits' if verb == 'needs' else 'wait'} longer for batches",
+        SlowdownCause.LINK: "all-reduces take longer, and no rank does by itself",
+        SlowdownCause.EVERYBODY: f"{who} {verb} longer{where}",
+        SlowdownCause.PROCESSOR: f"{who} {verb} a processor and none is free",
+        SlowdownCause.THROTTLED: f"the control group's limit keeps {who} from running",
+        SlowdownCause.CLOCK: f"the cores of {who} run at a lower clock rate",
+        SlowdownCause.PAGING: f"memory of {who} is read back from a disk",
+        SlowdownCause.UNKNOWN: "the cause is not known",
+    }[slowdown.cause]
+
+
+_EVERY_RANK = "every rank"
+
+
+def ranks_in_words(ranks: tuple[int, ...], world_size: int) -> str:
+    """Return ranks by their numbers, or as every rank if all of several are meant."""
+    if len(ranks) == world_size and world_size > 1:
+        return _EVERY_RANK
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - _MOST_RANKS} more" if len(ranks) > _MOST_RANKS else ""
+    return f"ranks {', '.join(map(str, ranks[:_MOST_RANKS]))}{more}"
+
+
+def pause_sentence(pause: Pause) -> str:
+    """Return in one sentence what pauses of one kind took."""
+    steps = "step" if pause.num_steps == 1 else "steps"
+    took_s = pause.extra_ns / _NS_PER_S
+    return f"{_PAUSES[pause.kind]} took {took_s:.1f} s in {pause.num_steps:,} {steps}"

@@ -1,0 +1,182 @@
+"""The live view of a job: ranks sorted by what the user asks for, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ddpprof.layout import ABSENT, clean, count, duration
+from ddpprof.monitor.overview import Overview, StepTimes
+from ddpprof.monitor.rank_now import RankNow, Standing
+
+_GLYPHS, _ASCII_GLYPHS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
+_LEAST_ROWS = 3
+_MOST_LINES = 4
+"""most lines about slow-downs, and about pulses that cannot be read"""
+_STYLES = {Standing.NO_SIGN: "bold red", Standing.GONE: "bold red", Standing.FAILED: "bold red", Standing.WAITS: "cyan"}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order of ranks, and the key that chooses it."""
+
+    key: str
+    name: str
+    of: Callable[[RankNow], int | None]
+    """value by which ranks are sorted, the largest first"""
+    troubled_first: bool = True
+
+
+_ORDERS = (
+    Order("o", "own time", lambda one: one.own_ns),
+    Order("r", "rank", lambda one: -one.rank, troubled_first=False),
+    Order("w", "waiting", lambda one: one.wait_ns),
+    Order("d", "data", lambda one: one.data_ns),
+)
+ORDERS: Mapping[str, Order] = {order.key: order for order in _ORDERS}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is shown beside the overview, and how."""
+
+    order: Order = ORDERS["o"]
+    slowdowns: Sequence[str] = ()
+    most_rows: int = 40
+    keys: str = ""
+    """line about keys; empty if there are none"""
+
+
+def top_view(overview: Overview, shown: Shown, console: Console) -> RenderableType:
+    """Return the whole view. Its height is at most that of the console if there are few ranks or `most_rows` fits."""
+    before = [_job_line(overview), *_step_lines(overview.times, console)]
+    after = [
+        *(Text(line, style="bold yellow") for line in overview.waiting),
+        *_some(shown.slowdowns, "slow-downs", "magenta"),
+        *_some(overview.missing, "pulses", "yellow"),
+        *([Text(shown.keys, style="dim")] if shown.keys else []),
+    ]
+    rows = in_order(overview.ranks, shown.order)
+    kept = rows[: shown.most_rows]
+    rest = [Text(_rest(rows[len(kept) :]), style="dim")] if len(kept) < len(rows) else []
+    return Group(*before, Text(), _table(kept, overview), *rest, *([Text()] if after else []), *after)
+
+
+def rows_that_fit(overview: Overview, shown: Shown, console: Console) -> int:
+    """Return for how many ranks there is room on the console, with the lines around them."""
+    around = top_view(overview, Shown(shown.order, shown.slowdowns, 1, shown.keys), console)
+    height = len(console.render_lines(around)) - 1
+    return max(_LEAST_ROWS, console.height - height - 1)
+
+
+def in_order(ranks: Sequence[RankNow], order: Order) -> list[RankNow]:
+    """Return the ranks in that order; those in trouble come first, since they would be overlooked among a thousand."""
+
+    def key(one: RankNow) -> tuple[bool, float, int]:
+        value, troubled = order.of(one), one.standing in _TROUBLED and order.troubled_first
+        return (not troubled, float("inf") if value is None else -value, one.rank)
+
+    return sorted(ranks, key=key)
+
+
+_TROUBLED = (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
+
+
+def one_line(overview: Overview) -> str:
+    """Return the overview in one line, for a log."""
+    parts = [f"step {overview.num_steps:,}", _rate(overview.steps_per_s)]
+    if (times := overview.times) is not None:
+        parts.append(f"step median {_ms(times.median_ns)}, p99 {_ms(times.p99_ns)} ms")
+    slowest = in_order(overview.ranks, ORDERS["o"])[0]
+    if slowest.own_ns is not None and len(overview.ranks) > 1:
+        parts.append(f"largest own time {_ms(max(one.own_ns or 0 for one in overview.ranks))} ms")
+    for standing in Standing:
+        ranks = [one for one in overview.ranks if one.standing is standing]
+        if ranks and standing not in (Standing.TRAINING, Standing.WAITS):
+            named = ", ".join(str(one.rank) for one in ranks[:_MOST_LINES])
+            more = f" and {len(ranks) - _MOST_LINES} more" if len(ranks) > _MOST_LINES else ""
+            parts.append(f"{standing}: rank {named}{more}")
+    return clean(" · ".join([*filter(None, parts), *overview.waiting]), most=400)
+
+
+def _job_line(overview: Overview) -> Text:
+    hosts = sorted({one.host for one in overview.ranks})
+    seen = len(overview.ranks)
+    ranks = count(seen, "rank") if seen == overview.world_size else f"{seen} of {overview.world_size} ranks"
+    on = f"on {clean(hosts[0], most=40)}" if len(hosts) == 1 else f"on {len(hosts)} hosts"
+    running = f"{'ran' if overview.is_over else 'running'} {duration(overview.running_ns)}"
+    parts = [clean(overview.run, most=60), f"{ranks} {on}", f"step {overview.num_steps:,}"]
+    return Text(" · ".join([*parts, *filter(None, [_rate(overview.steps_per_s)]), running]), style="bold")
+
+
+def _rate(steps_per_s: float | None) -> str:
+    return "" if steps_per_s is None else f"{steps_per_s:.3g} steps/s"
+
+
+def _step_lines(times: StepTimes | None, console: Console) -> list[Text]:
+    if times is None:
+        return [Text("no step has ended yet")]
+    of = f"last {count(times.num_steps, 'step')} of rank {times.rank}"
+    words = f"step {_ms(times.median_ns)} ms (p90 {_ms(times.p90_ns)}, p99 {_ms(times.p99_ns)}), {of}"
+    known = [value for value in times.spark_ns if value is not None]
+    glyphs = _GLYPHS if console.encoding.startswith("utf") else _ASCII_GLYPHS
+    drawn = _spark(times.spark_ns, max(known, default=0), glyphs)
+    return [Text(words), Text(drawn, style="green").append(f" {duration(times.span_ns)}, up to {_ms(max(known))} ms")]
+
+
+def _spark(values: Sequence[int | None], longest: int, glyphs: str) -> str:
+    """Return one character per value, on a scale from 0 to the longest."""
+    last = len(glyphs) - 1
+    return "".join(" " if value is None else glyphs[round(value * last / (longest or 1))] for value in values)
+
+
+def _table(ranks: Sequence[RankNow], overview: Overview) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    several = len({one.host for one in overview.ranks}) > 1
+    for name in ("rank", *(["host"] if several else []), "step", "activity", *_NUMBERS, "state"):
+        is_text = name in ("host", "activity", "state")
+        table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=True)
+    for one in ranks:
+        cells = [str(one.rank), *([clean(one.host, most=20)] if several else []), f"{one.step}"]
+        cells += [_activity(one), *(cell(one) for cell in _NUMBERS.values())]
+        state = Text(_state(one), style=_STYLES.get(one.standing, ""))
+        table.add_row(*map(Text, cells), state)
+    return table
+
+
+def _ms(ns: int | None) -> str:
+    return ABSENT if ns is None else f"{ns / 1e6:,.1f}"
+
+
+_NUMBERS: Mapping[str, Callable[[RankNow], str]] = {
+    "step ms": lambda one: _ms(one.step_ns),
+    "own ms": lambda one: _ms(one.own_ns),
+    "data ms": lambda one: _ms(one.data_ns),
+    "wait ms": lambda one: _ms(one.wait_ns),
+    "MB": lambda one: ABSENT if one.memory_bytes is None else f"{one.memory_bytes / 1e6:.0f}",
+}
+
+
+def _activity(one: RankNow) -> str:
+    return ABSENT if one.standing is Standing.ENDED else f"{one.activity} {duration(one.activity_age_ns)}"
+
+
+def _state(one: RankNow) -> str:
+    if one.standing is Standing.NO_SIGN:
+        return f"no sign for {duration(one.sign_age_ns)}"
+    return str(one.standing)
+
+
+def _rest(ranks: Sequence[RankNow]) -> str:
+    own = sorted(one.own_ns for one in ranks if one.own_ns is not None)
+    span = f": own {_ms(own[0])} - {_ms(own[-1])} ms" if own else ""
+    return f"… and {len(ranks)} more rank{'s' if len(ranks) > 1 else ''}{span}"
+
+
+def _some(lines: Sequence[str], what: str, style: str) -> list[Text]:
+    shown = [Text(clean(line, most=300), style=style) for line in lines[:_MOST_LINES]]
+    return [*shown, *([Text(f"{len(lines) - _MOST_LINES} more {what}")] if len(lines) > _MOST_LINES else [])]

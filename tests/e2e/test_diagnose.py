@@ -1,0 +1,101 @@
+"""Jobs that hang or fail: the launcher says why, and so does `ddpprof diagnose`, while they hang and afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import jsonschema
+import pytest
+from jobs import DDPPROF, Run, fingerprint, script
+from processes import started, wait_until
+from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training, pulses
+
+FAULTS = Path(__file__).parents[2] / "analyses" / "fault_injection" / "train.py"
+
+pytestmark = [pytest.mark.e2e, NEEDS_SHARED_MEMORY]
+
+
+def line_of(fault: str) -> int:
+    lines = FAULTS.read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# FAULT {fault}"))
+
+
+def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp_path: Path) -> None:
+    faulty = [str(FAULTS), "--fault", "barrier", "--rank", "1"]
+    done = ddpprof("watch", "--out", "run", "--kill-after", "2", *TWO, *faulty)
+    assert done.returncode != 0
+    hint, *said = (line.removeprefix("ddpprof: ") for line in done.stderr.splitlines() if line.startswith("ddpprof: "))
+    assert hint == "the run is in run. See its ranks while they train: ddpprof top run"
+    assert said[0] == "The job hangs at step 60: rank 1 calls a collective that the others do not call."
+    assert f"{FAULTS}:{line_of('barrier')} in barrier" in said[1]
+    assert said[2].startswith("Rank 0 has waited for ")
+    assert said[3] == "They wait for bucket 0 of Branching: last.bias, last.weight, branch.bias, branch.weight."
+    assert said[5] == "ends the job, which still hangs 2 s later (--kill-after)"
+    assert said[6] == "the run is in run. See it with: ddpprof report run; why it hung: ddpprof diagnose run"
+    afterwards = ddpprof("diagnose", "run").stdout.splitlines()
+    assert afterwards[:2] == ["The job has ended. While it hung, ddpprof found:", said[0]]
+    verdict = json.loads((tmp_path / "run" / "hang.json").read_text())
+    assert (verdict["fault"], verdict["rank"], verdict["bucket"]) == ("other-collective", 1, 0)
+    (schema,) = (json.loads(ddpprof("schema", "verdict").stdout),)
+    jsonschema.validate(verdict, schema)
+
+
+@pytest.mark.slow
+def test_diagnose_looks_at_a_hanging_job_from_outside_and_at_one_that_goes_on(ddpprof: Run, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    long = script("long_training.py", "--steps", "100000")
+    with started(*DDPPROF, "watch", "--quiet", "--out", "run", *TWO, *long, cwd=tmp_path) as job:
+        wait_until(lambda: is_training(run, 20), "the training to begin")
+        well = ddpprof("diagnose", "run")
+        assert (well.returncode, well.stdout) == (0, "")
+        assert well.stderr.startswith("ddpprof: the job trains, at step ")
+        stopped = pulses(run)[0].identity.pid
+        os.kill(stopped, signal.SIGSTOP)
+        wait_until(lambda: ddpprof("diagnose", "run").returncode == 1, "the step to be overdue")
+        verdict = json.loads(ddpprof("diagnose", "run", "--format", "json").stdout)
+        assert (verdict["fault"], verdict["rank"], verdict["pid"]) == ("stopped", 0, stopped)
+        assert verdict["waiting"] == [1]
+        assert ddpprof("diagnose", "run", "--format", "line").stdout.startswith("ddpprof_verdict fault=stopped rank=0 ")
+        os.kill(stopped, signal.SIGCONT)
+        wait_until(lambda: ddpprof("diagnose", "run").returncode == 0, "the job to go on")
+        os.kill(job.pid, signal.SIGTERM)
+        job.communicate(timeout=90)
+
+
+@pytest.mark.slow
+def test_a_job_that_failed_is_explained_afterwards(ddpprof: Run) -> None:
+    failed = ddpprof("watch", "--out", "run", *TWO, str(FAULTS), "--fault", "error", "--rank", "1")
+    assert failed.returncode != 0
+    assert "ddpprof: The job failed at step 60: rank 1 has died: ValueError: the batch is empty." in failed.stderr
+    said = ddpprof("diagnose", "run")
+    assert said.returncode == 1
+    first, where = said.stdout.splitlines()[:2]
+    assert first == "The job failed at step 60: rank 1 has died: ValueError: the batch is empty."
+    assert where.endswith(f"at {FAULTS}:{line_of('error')} in error.")
+
+
+@pytest.mark.slow
+def test_parameters_without_gradient_are_named(ddpprof: Run) -> None:
+    ddpprof("watch", "--quiet", "--out", "run", *TWO, str(FAULTS), "--fault", "unused", "--rank", "0")
+    said = ddpprof("diagnose", "run").stdout
+    assert "rank 0 has died: RuntimeError: Expected to have finished reduction" in said
+    assert "Without gradient: branch.weight, branch.bias." in said
+
+
+@pytest.mark.slow
+def test_a_job_that_ended_well(ddpprof: Run, tmp_path: Path) -> None:
+    fingerprint(ddpprof("watch", "--quiet", "--out", "run", *TWO, *script("torchrun_plain.py")))
+    well = ddpprof("diagnose", "run")
+    assert (well.returncode, well.stdout) == (0, "")
+    assert well.stderr == "ddpprof: the training has ended well. See the whole run with: ddpprof report run\n"
+    over = ddpprof("capture", "run")
+    assert (over.returncode, over.stdout) == (2, "")
+    assert over.stderr == "ddpprof: the job in run is over. See its whole run with: ddpprof report run\n"
+    (tmp_path / "run" / "rank-0.pulse").unlink()
+    (tmp_path / "run" / "rank-1.pulse").unlink()
+    unknown = ddpprof("diagnose", "run")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "has no pulse of any rank" in unknown.stderr

@@ -1,0 +1,81 @@
+"""Whole runs watched: training is unchanged, and each rank leaves its pulse, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from jobs import DDPPROF, Run, fingerprint, script, without_torch_aborting
+from processes import started, wait_until
+from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training, pulses
+
+from ddpprof.model.pulse import Ended
+from ddpprof.monitor.pulse_files import ranks_with_pulse
+
+pytestmark = [pytest.mark.e2e, NEEDS_SHARED_MEMORY]
+
+
+def left_in_memory(run: Path) -> list[Path]:
+    return [Path(pulse.identity.shared) for pulse in pulses(run) if Path(pulse.identity.shared).exists()]
+
+
+def test_watching_changes_nothing_and_tells_of_every_step(torchrun: Run, ddpprof: Run, tmp_path: Path) -> None:
+    plain = without_torch_aborting(lambda: torchrun(*script("torchrun_plain.py")))
+    watched = ddpprof("watch", "--out", "run", *TWO, *script("torchrun_plain.py"))
+    assert fingerprint(watched) == fingerprint(plain)
+    assert "See it with: ddpprof report run" in watched.stderr
+    assert [pulse.state.ended for pulse in pulses(tmp_path / "run")] == [Ended.FINISHED] * 2
+    for pulse in pulses(tmp_path / "run"):
+        assert pulse.steps.number.tolist() == list(range(3, 30))
+        assert (pulse.steps.length_ns > 0).all()
+        assert (pulse.steps.wait_ns[1:] >= 0).all()
+        parts = (pulse.steps.data_ns, pulse.steps.forward_ns, pulse.steps.backward_ns, pulse.steps.optimizer_ns)
+        assert all((part > 0).all() for part in parts)
+        assert (sum(parts) <= pulse.steps.length_ns).all()
+    assert left_in_memory(tmp_path / "run") == []
+
+
+@pytest.mark.slow
+def test_a_traced_job_is_watched_to_its_end(ddpprof: Run, tmp_path: Path) -> None:
+    traced = ddpprof("trace", "--quiet", "--no-profiler", "--out", "run", *TWO, *script("torchrun_plain.py"))
+    fingerprint(traced)
+    assert [pulse.state.num_steps for pulse in pulses(tmp_path / "run")] == [30, 30]
+    unwatched = ddpprof("trace", "--quiet", "--no-pulse", "--out", "other", *TWO, *script("torchrun_plain.py"))
+    fingerprint(unwatched)
+    assert ranks_with_pulse(tmp_path / "other") == []
+
+
+@pytest.mark.slow
+def test_a_watched_block(torchrun: Run, tmp_path: Path) -> None:
+    text = Path(*script("torchrun_plain.py")).read_text(encoding="utf-8")
+    begin, end = "import torch\n", "    main()\n"
+    assert text.count(begin) == text.count(end) == 1
+    inside = "    with ddpprof.watch('run'):\n        main()\n"
+    (tmp_path / "train.py").write_text(text.replace(begin, f"import ddpprof\n{begin}").replace(end, inside))
+    done = torchrun("train.py")
+    fingerprint(done)
+    assert "ddpprof" not in done.stderr
+    assert [pulse.state.num_steps for pulse in pulses(tmp_path / "run")] == [30, 30]
+
+
+@pytest.mark.parametrize("whom", ["rank", "everybody"])
+@pytest.mark.slow
+def test_pulses_survive_a_kill(whom: str, ddpprof: Run, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(*DDPPROF, "watch", "--out", "run", *TWO, *script("long_training.py"), cwd=tmp_path) as job:
+        wait_until(lambda: is_training(run, 20), "the training to begin")
+        ranks = [pulse.identity.pid for pulse in pulses(run)]
+        for process in ranks[1:] if whom == "rank" else [job.pid, *ranks]:
+            os.kill(process, signal.SIGKILL)
+        job.communicate(timeout=60)
+    before = [pulse.state.num_steps for pulse in pulses(run)]
+    assert all(num_steps >= 20 for num_steps in before)
+    assert pulses(run)[1].state.ended == Ended.NOT_YET
+    if whom == "rank":
+        assert left_in_memory(run) == [], "the launcher brings them into the run directory"
+    else:
+        fingerprint(ddpprof("watch", "--quiet", "--out", "next", *TWO, *script("torchrun_plain.py")))
+        assert left_in_memory(run) == [], "the next job does"
+    assert [pulse.state.num_steps for pulse in pulses(run)] == before

@@ -1,0 +1,127 @@
+"""When is a job looked at, and which pauses are on purpose?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hung_ranks import NOW_NS, USER, S, died, process, rank, steps, waiting
+
+from ddpprof.diagnosis import hang_detector
+from ddpprof.diagnosis.evidence import RankEvidence
+from ddpprof.diagnosis.hang_detector import HangDetector, allowed_s
+from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
+from ddpprof.model.stack import Frame
+from ddpprof.monitor.pulse_files import PulseHead
+
+PDB = Frame("/usr/lib/python3.11/pdb.py", 1, "interaction")
+
+
+class Job:
+    """Stands for a run directory: its ranks, and the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ranks: RankEvidence, of: PulseSteps | None = None) -> None:
+        self.now_ns = NOW_NS
+        self.ranks = list(ranks)
+        self.steps = of or steps()
+        monkeypatch.setattr(hang_detector, "ranks_with_pulse", lambda _: range(len(self.ranks)))
+        monkeypatch.setattr(hang_detector, "read_head", self.head)
+        self.detector = HangDetector(Path("run"), lambda: self.now_ns)
+
+    def head(self, _directory: Path, number: int, _num_steps: int) -> PulseHead:
+        one = self.ranks[number]
+        return PulseHead(one.identity, one.state, None, self.steps)
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "allowed"),
+    [(0.01, 5), (0.5, 5), (0.6, 6), (30, 300), (None, 600)],
+)
+def test_ten_times_the_usual_step_and_at_least_five_seconds(usual_s: float | None, allowed: float) -> None:
+    assert allowed_s(usual_s) == allowed
+
+
+@pytest.mark.parametrize(("waited_s", "is_overdue"), [(4.9, False), (5.1, True)])
+def test_a_step_is_overdue(waited_s: float, is_overdue: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, rank(0, since_s=20), rank(1, since_s=waited_s))
+    assert (job.detector.look() is not None) is is_overdue
+
+
+def test_the_first_steps_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Job(monkeypatch, rank(0, since_s=60), of=steps(2)).detector.look() is None
+
+
+def test_steps_with_checkpoints_are_not_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary, saving = steps(20), steps(30, length_ns=30 * S, flags=StepFlag.SAVED)
+    mixed = PulseSteps(
+        *(
+            hang_detector.np.concatenate([getattr(ordinary, name), getattr(saving, name)])
+            for name in PulseSteps.__slots__
+        )
+    )
+    assert Job(monkeypatch, rank(0, since_s=6), of=mixed).detector.look() is not None
+
+
+def test_a_job_that_has_ended_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Job(monkeypatch, rank(0, since_s=60, ended=Ended.FINISHED)).detector.look() is None
+    assert Job(monkeypatch, rank(0, since_s=60, ended=Ended.UNWATCHED), rank(1, since_s=60)).detector.look() is None
+
+
+def test_a_machine_that_slept_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, rank(0, since_s=0), rank(1, since_s=0))
+    job.now_ns += 3600 * S
+    assert job.detector.look(late_s=3599) is None
+    for _ in range(4):
+        job.now_ns += S
+        assert job.detector.look() is None
+    job.now_ns += 2 * S
+    assert job.detector.look() is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "until_s"),
+    [
+        pytest.param(rank(0, USER), 0, id="sleeps"),
+        pytest.param(rank(0, USER, activity=Activity.SAVE), 600, id="saves"),
+        pytest.param(rank(0, USER, activity=Activity.EVALUATION), 600, id="evaluates"),
+        pytest.param(rank(0, USER, activity=Activity.DATA), 0, id="waits-for-data"),
+        pytest.param(rank(0, USER, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH), 120, id="first-batch"),
+        pytest.param(replace(rank(0, USER), computes=True), 120, id="computes"),
+        pytest.param(died(rank(0, activity=Activity.SAVE)), 0, id="dead"),
+        pytest.param(replace(rank(0, activity=Activity.SAVE), process=process("T")), 0, id="stopped"),
+        pytest.param(rank(0, activity=Activity.SAVE, tick_ns=0), 600, id="saves-in-c"),
+        pytest.param(rank(0, activity=Activity.EVALUATION, tick_ns=0), 0, id="silent"),
+    ],
+)
+def test_what_jobs_pause_for(one: RankEvidence, until_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    detector = Job(monkeypatch).detector
+    assert detector.is_on_purpose([waiting(1), one], until_s + 1) is False
+    if until_s:
+        assert detector.is_on_purpose([waiting(1), one], until_s - 1) is True
+
+
+def test_a_job_that_somebody_debugs_pauses_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+    for _ in range(3):
+        assert job.detector.is_on_purpose([waiting(1), rank(0, USER, PDB)], 1e6)
+        job.now_ns += 3600 * S
+
+
+def test_workers_that_read_the_first_batch_are_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+    loading = rank(0, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH)
+    for number in range(3):
+        worker = process(moved_bytes=number)
+        assert job.detector.is_on_purpose([replace(loading, workers=(worker,))], 100)
+        job.now_ns += 40 * S
+
+
+def test_a_rank_that_saves_and_does_nothing_does_not_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+    saving = rank(0, activity=Activity.SAVE)
+    assert job.detector.is_on_purpose([saving], 10)
+    job.now_ns += 61 * S
+    assert not job.detector.is_on_purpose([saving], 71)
+    busy = replace(saving, process=process(moved_bytes=1000))
+    assert job.detector.is_on_purpose([busy], 71)

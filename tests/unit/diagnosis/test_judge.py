@@ -1,0 +1,146 @@
+"""From the evidence of all ranks to one verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hung_ranks import ENGINE, NOW_NS, USER, S, died, distributed, process, rank, waiting
+from msgspec.structs import replace as replace_struct
+
+from ddpprof.diagnosis.evidence import RankEvidence
+from ddpprof.diagnosis.judge import judge
+from ddpprof.model.hang import Fault
+from ddpprof.model.pulse import Activity, Ended, StepFlag
+from ddpprof.model.stack import Frame
+
+LIBRARY = Frame("/usr/lib/python3.11/queue.py", 180, "get")
+
+
+@pytest.mark.parametrize(
+    ("other", "fault"),
+    [
+        pytest.param(rank(1, USER, num_passes=10), Fault.OWN_CODE, id="sleeps-in-the-script"),
+        pytest.param(rank(1, USER, LIBRARY, num_passes=10), Fault.LOCK, id="waits-for-a-queue"),
+        pytest.param(
+            replace(rank(1, USER, num_passes=10), process=process(waits_in="futex_wait_queue")),
+            Fault.LOCK,
+            id="waits-for-a-lock",
+        ),
+        pytest.param(rank(1, USER, activity=Activity.DATA, num_passes=10), Fault.LOADER, id="waits-for-a-batch"),
+        pytest.param(rank(1, USER, activity=Activity.SAVE, num_passes=10), Fault.STORAGE, id="saves"),
+        pytest.param(
+            rank(1, USER, distributed("barrier"), num_passes=10), Fault.OTHER_COLLECTIVE, id="is-at-a-barrier"
+        ),
+        pytest.param(
+            rank(1, USER, distributed("barrier"), num_passes=10, flags=StepFlag.RAN_OUT),
+            Fault.ENDED_EARLY,
+            id="is-at-a-barrier-behind-the-loop",
+        ),
+        pytest.param(
+            rank(1, USER, num_passes=10, flags=StepFlag.RAN_OUT | StepFlag.BEGAN_EPOCH), Fault.OWN_CODE, id="next-epoch"
+        ),
+        pytest.param(rank(1, num_passes=10, ended=Ended.FINISHED), Fault.ENDED_EARLY, id="has-finished"),
+        pytest.param(replace(rank(1, num_passes=10), process=process("T")), Fault.STOPPED, id="is-stopped-by-a-signal"),
+        pytest.param(replace(rank(1, num_passes=10), process=process("t")), Fault.TRACED, id="is-held-by-a-debugger"),
+        pytest.param(rank(1, num_passes=10, tick_ns=NOW_NS - 5 * S), Fault.INTERPRETER_HELD, id="does-not-give-a-sign"),
+        pytest.param(
+            replace(rank(1, num_passes=10, tick_ns=NOW_NS - 5 * S), process=process("D")),
+            Fault.STORAGE,
+            id="waits-for-a-disk",
+        ),
+        pytest.param(
+            rank(1, activity=Activity.SAVE, num_passes=10, tick_ns=NOW_NS - 5 * S), Fault.STORAGE, id="saves-in-c"
+        ),
+        pytest.param(
+            rank(1, USER, ENGINE, Frame("/home/me/model.py", 3, "backward"), activity=Activity.BACKWARD, num_passes=11),
+            Fault.OWN_CODE,
+            id="is-in-a-backward-of-its-own",
+        ),
+        pytest.param(waiting(1, passes=10), Fault.FEWER_PASSES, id="waits-in-an-earlier-pass"),
+    ],
+)
+def test_the_rank_that_does_not_wait_is_to_blame(other: RankEvidence, fault: Fault) -> None:
+    verdict = judge([waiting(0), other])
+    assert (verdict.fault, verdict.rank) == (fault, 1)
+    assert verdict.waiting == (0,)
+    assert verdict.since_unix_ns == NOW_NS - 8 * S
+
+
+def test_the_waiting_ranks_miss_the_first_bucket_of_a_pass_that_another_has_not_begun() -> None:
+    verdict = judge([waiting(0, bucket=1), rank(1, USER, num_passes=10, module=0, bucket=1)])
+    assert (verdict.module, verdict.bucket, verdict.parameters) == ("Net", 0, ("third",))
+
+
+def test_the_waiting_ranks_miss_the_next_bucket_of_a_pass_that_another_is_in() -> None:
+    behind = rank(1, USER, activity=Activity.BACKWARD, num_passes=11, module=0, bucket=0)
+    verdict = judge([waiting(0, bucket=1), behind])
+    assert (verdict.bucket, verdict.parameters) == (1, ("second", "first"))
+
+
+def test_a_rank_that_has_launched_all_is_not_missed_in_any_bucket() -> None:
+    ahead = rank(1, USER, activity=Activity.OTHER, num_passes=11, module=0, bucket=1)
+    verdict = judge([waiting(0, bucket=1), ahead])
+    assert (verdict.rank, verdict.bucket, verdict.parameters) == (1, None, ())
+
+
+def test_all_wait_at_the_same_place() -> None:
+    verdict = judge([waiting(0), waiting(1)])
+    assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.LINK, None, (0, 1))
+    assert (verdict.bucket, verdict.parameters) == (1, ("second", "first"))
+
+
+def test_the_collective_of_the_script_is_to_blame_among_waiting_ranks() -> None:
+    verdict = judge([waiting(0), waiting(1), rank(2, USER, distributed("all_reduce"), num_passes=10)])
+    assert (verdict.fault, verdict.rank, verdict.place) == (Fault.OTHER_COLLECTIVE, 2, "/home/me/train.py:20 in train")
+
+
+def test_the_collective_of_the_minority_is_to_blame() -> None:
+    elsewhere = Frame("/home/me/train.py", 33, "evaluate")
+    at_barrier = [rank(number, USER, distributed("barrier"), num_passes=10) for number in (0, 2)]
+    verdict = judge([*at_barrier, rank(1, elsewhere, distributed("all_gather"), num_passes=10)])
+    assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 1)
+
+
+def test_a_stopped_rank_is_worse_than_one_that_waits_for_data() -> None:
+    verdict = judge([rank(0, USER, activity=Activity.DATA), replace(rank(1), process=process("T"))])
+    assert (verdict.fault, verdict.rank) == (Fault.STOPPED, 1)
+
+
+def test_the_first_death_is_the_cause_and_lost_connections_are_not() -> None:
+    lost = died(waiting(0), "failed: RuntimeError: Connection closed by peer [127.0.0.1]:4")
+    own = died(rank(1), "failed: ValueError: the batch is empty")
+    verdict = judge([lost, own])
+    assert (verdict.fault, verdict.rank, verdict.detail) == (Fault.DIED, 1, "ValueError: the batch is empty")
+
+
+def test_a_killed_rank_is_named_by_its_exit_code() -> None:
+    lost = died(waiting(0), "failed: RuntimeError: Connection closed by peer [127.0.0.1]:4", -15)
+    verdict = judge([lost, died(rank(1), exit_code=-9)])
+    assert (verdict.fault, verdict.rank, verdict.exit_code, verdict.detail) == (Fault.DIED, 1, -9, None)
+
+
+def test_parameters_without_gradient_are_named() -> None:
+    failed = died(rank(1), "failed: RuntimeError: Expected to have finished reduction in …", unused=("branch.weight",))
+    assert judge([waiting(0), failed]).parameters == ("branch.weight",)
+
+
+@pytest.mark.parametrize("innocent", ["op.preamble.length <= op.nbytes. 1048576 vs 12", "Connection closed by peer"])
+def test_a_collective_of_another_size_is_to_blame_whoever_noticed(innocent: str) -> None:
+    elsewhere = rank(1, activity=Activity.OTHER, num_passes=10)
+    blamed = died(elsewhere, "failed: RuntimeError: op.preamble.length <= op.nbytes. 12 vs 4")
+    verdict = judge([died(waiting(0), f"failed: RuntimeError: {innocent}"), blamed])
+    assert (verdict.fault, verdict.rank, verdict.has_failed) == (Fault.OTHER_COLLECTIVE, 1, True)
+
+
+def test_a_process_that_gloo_aborted_is_not_to_blame_for_the_collective_of_another() -> None:
+    """It was in DDP's broadcast of buffers when it got a message of another size."""
+    aborted = died(rank(1, activity=Activity.FORWARD, num_passes=10), exit_code=-6)
+    lost = died(rank(0, activity=Activity.OTHER, num_passes=10), "failed: RuntimeError: Connection closed by peer")
+    verdict = judge([replace(lost, record=replace_struct(lost.record, ended_in="broadcast")), aborted])
+    assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 0)
+    assert judge([lost, died(rank(1, activity=Activity.OTHER, num_passes=10), exit_code=-6)]).rank == 1
+
+
+def test_nothing_is_known_without_pulses() -> None:
+    assert judge([]).fault is Fault.UNKNOWN

@@ -1,0 +1,53 @@
+"""Where a training thread stands, by its stack."""
+
+from __future__ import annotations
+
+import pytest
+from hung_ranks import ENGINE, USER, distributed
+
+from ddpprof.diagnosis.places import is_at_a_lock, is_debugged, is_in_engine
+from ddpprof.model.stack import Frame, collective_of, place_of_user, read_stack
+
+THREADING = Frame("/usr/lib/python3.11/threading.py", 300, "wait")
+
+
+def test_a_stack_is_read_as_it_is_written() -> None:
+    text = "/a b/train.py:12 in <module>\nnonsense\n/a b/c:d.py:3 in f"
+    assert read_stack(text) == (Frame("/a b/train.py", 12, "<module>"), Frame("/a b/c:d.py", 3, "f"))
+    assert read_stack(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "is_of_user"),
+    [
+        ("/home/me/train.py", True),
+        ("/opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", False),
+        ("/usr/lib/python3/dist-packages/numpy/core.py", False),
+        ("/usr/lib/python3.12/threading.py", False),
+        ("<frozen runpy>", False),
+        ("<stdin>", True),
+    ],
+)
+def test_what_the_user_wrote(file: str, is_of_user: bool) -> None:
+    assert Frame(file, 1, "f").is_of_user is is_of_user
+
+
+def test_the_innermost_line_of_the_user() -> None:
+    inner = Frame("/home/me/model.py", 7, "forward")
+    assert place_of_user([USER, ENGINE, inner, THREADING]) == inner
+    assert place_of_user([ENGINE]) is None
+
+
+def test_the_outermost_collective_is_named() -> None:
+    inside = [distributed(function) for function in ("wrapper", "all_gather_object", "all_gather")]
+    assert collective_of([USER, *inside]) == "all_gather_object"
+    assert collective_of([USER, Frame("/home/me/barrier.py", 1, "barrier")]) is None
+
+
+def test_locks_debuggers_and_the_engine() -> None:
+    assert is_at_a_lock([USER, THREADING])
+    assert not is_at_a_lock([THREADING, USER])
+    assert is_debugged([USER, Frame("/usr/lib/python3.11/pdb.py", 1, "interaction"), THREADING])
+    assert not is_debugged([USER])
+    assert is_in_engine([USER, ENGINE])
+    assert not is_in_engine([ENGINE, USER])

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddpprof.monitor.level_shifts import OF_SUMMARIES, LevelShift, LevelShifts
+
+MS = 1_000_000
+
+
+def found(lengths_ms: list[float], usual: list[bool] | None = None, fed: int = 1000) -> list[LevelShift]:
+    detector = LevelShifts()
+    lengths = np.round(np.array(lengths_ms) * MS).astype(np.int64)
+    is_usual = np.ones(len(lengths), bool) if usual is None else np.array(usual)
+    for begin in range(0, len(lengths), fed):
+        part = slice(begin, begin + fed)
+        detector.feed(np.arange(len(lengths))[part], lengths[part], is_usual[part])
+    return detector.shifts
+
+
+def test_equal_steps_are_no_slow_down() -> None:
+    assert found([60.0] * 1000) == []
+
+
+def test_a_slow_down_has_first_step_and_size() -> None:
+    (shift,) = found([60.0] * 300 + [66.0] * 30)
+    assert (shift.first_step, shift.last_step) == (300, None)
+    assert (shift.before_ns, shift.after_ns) == (60 * MS, 66 * MS)
+
+
+def test_a_slow_down_ends() -> None:
+    (shift,) = found([60.0] * 300 + [72.0] * 100 + [60.0] * 100)
+    assert abs(shift.first_step - 300) <= 1
+    assert shift.last_step is not None
+    assert abs(shift.last_step - 399) <= 1
+    assert (shift.before_ns, shift.after_ns) == (60 * MS, 72 * MS)
+
+
+@pytest.mark.parametrize("num_slow", [pytest.param(19, id="not-yet"), pytest.param(24, id="found")])
+def test_it_takes_a_few_steps_until_one_is_found(num_slow: int) -> None:
+    assert len(found([60.0] * 300 + [66.0] * num_slow)) == (num_slow == 24)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param([60.0] * 300 + [600.0] + [60.0] * 300, id="one-long-step"),
+        pytest.param([60.0] * 300 + [90.0] * 15 + [60.0] * 300, id="a-burst"),
+        pytest.param(([60.0] * 40 + [90.0] * 8) * 20, id="bursts"),
+        pytest.param([60.0, 75.0] * 500, id="every-second-step"),
+        pytest.param([60.0 * 1.00003**step for step in range(3000)], id="a-drift"),
+        pytest.param([60.0] * 300 + [62.0] * 300, id="too-small"),
+        pytest.param([60.0] * 300 + [45.0] * 80 + [60.0] * 200, id="faster-for-a-time"),
+        pytest.param([200.0] * 5 + [60.0] * 300, id="long-first-steps"),
+    ],
+)
+def test_what_is_no_slow_down(lengths: list[float]) -> None:
+    assert found(lengths) == []
+
+
+def test_steps_with_a_known_reason_are_left_out() -> None:
+    lengths = [60.0] * 300 + [90.0] * 60 + [60.0] * 100
+    assert len(found(lengths)) == 1
+    assert found(lengths, [not 300 <= step < 360 for step in range(460)]) == []
+
+
+def test_single_flagged_steps_do_not_hide_a_slow_down() -> None:
+    lengths = [200.0 if step % 10 == 0 else 60.0 if step < 300 else 66.0 for step in range(330)]
+    (shift,) = found(lengths, [step % 10 != 0 for step in range(330)])
+    assert (shift.before_ns, shift.after_ns) == (60 * MS, 66 * MS)
+
+
+def test_a_worse_slow_down_within_one_is_another() -> None:
+    shifts = found([60.0] * 300 + [72.0] * 100 + [90.0] * 100 + [60.0] * 100)
+    assert [(shift.before_ns, shift.after_ns) for shift in shifts] == [(60 * MS, 72 * MS), (60 * MS, 90 * MS)]
+    assert shifts[0].last_step is not None
+    assert shifts[1].first_step == shifts[0].last_step + 1
+    assert shifts[1].last_step is not None
+
+
+def test_a_noisy_time_makes_nothing_deaf_afterwards() -> None:
+    draw = np.random.default_rng(0)
+    noisy = [60.0 * float(factor) for factor in draw.choice([1.0, 1.2, 1.5], 400)]
+    quiet = [60.0] * 700
+    assert len([one for one in found([*[60.0] * 200, *noisy, *quiet, *[66.0] * 30]) if one.first_step > 1200]) == 1
+
+
+def test_an_unfound_slow_down_is_no_noise() -> None:
+    bursts = ([60.0] * 60 + [72.0] * 15) * 6
+    (shift,) = found([60.0] * 100 + bursts + [60.0] * 60 + [67.0] * 30)
+    assert abs(shift.first_step - 610) <= 1
+
+
+@pytest.mark.parametrize("fed", [1, 7, 64, 5000])
+def test_it_does_not_matter_how_many_steps_come_at_once(fed: int) -> None:
+    draw = np.random.default_rng(1)
+    lengths = [float(ms) for ms in 60 * np.exp(draw.normal(0, 0.03, 900)) * np.where(np.arange(900) // 150 % 2, 1.2, 1)]
+    assert found(lengths, fed=fed) == found(lengths, fed=900)
+    assert len(found(lengths)) == 3
+
+
+def test_three_summaries_are_enough() -> None:
+    detector = LevelShifts(OF_SUMMARIES)
+    lengths = np.array([60] * 20 + [72] * 3 + [60] * 5) * MS
+    detector.feed(np.arange(28) * 100, lengths, np.ones(28, bool))
+    ((first, last),) = [(shift.first_step, shift.last_step) for shift in detector.shifts]
+    assert first == 2000
+    assert last == 2299

@@ -1,0 +1,173 @@
+"""Metrics of a running job: what they say, and that the official parsers of Prometheus and OTLP read them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import threading
+import time
+import urllib.request
+from argparse import ArgumentTypeError
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from pulse_files import MadeStep, write_pulse
+
+from ddpprof.cli.metrics_out import MetricsTarget, check, metrics_target, publish
+from ddpprof.errors import DdpprofError
+from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.pulse import Activity, Ended
+from ddpprof.monitor.hangs import write_verdict
+from ddpprof.monitor.metrics import MOST_RANKS, Metric, read_metrics
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run.json").write_text(json.dumps({"format": 1, "run_id": "run"}))
+    now = time.time_ns()
+    usual, slow = MadeStep(ms=10, data_ms=1, wait_ms=4), MadeStep(ms=20, data_ms=1, wait_ms=4)
+    write_pulse(tmp_path, 0, [usual] * 90 + [slow] * 10, first_step=0, tick_ns=now, step_since_ns=now)
+    write_pulse(tmp_path, 1, [MadeStep(ms=10, wait_ms=None)] * 100, first_step=0, activity=Activity.SAVE)
+    return tmp_path
+
+
+def named(run: Path, name: str) -> Metric:
+    (found,) = (metric for metric in read_metrics(run) if metric.name == name)
+    return found
+
+
+def test_what_each_rank_does(run: Path) -> None:
+    assert named(run, "steps").values == (({"rank": "0"}, 100.0), ({"rank": "1"}, 100.0))
+    assert named(run, "up").values == (({"rank": "0"}, 1.0), ({"rank": "1"}, 0.0))
+    assert named(run, "activity").values[1] == ({"rank": "1"}, float(Activity.SAVE))
+    assert 0 <= named(run, "step_age_seconds").values[0][1] < 60
+
+
+def of_rank(metric: Metric, rank: int, label: str) -> dict[str, float]:
+    return {labels[label]: value for labels, value in metric.values if labels["rank"] == str(rank)}
+
+
+def test_the_last_steps(run: Path) -> None:
+    assert of_rank(named(run, "step_seconds"), 0, "quantile") == {"0.5": 0.01, "0.9": 0.02, "0.99": 0.02}
+    parts = of_rank(named(run, "step_part_seconds"), 0, "part")
+    assert (parts["data"], parts["wait"]) == (0.001, 0.004)
+    assert parts["own"] == pytest.approx((54 * 6 + 10 * 16) / 64 / 1000)
+    assert "wait" not in of_rank(named(run, "step_part_seconds"), 1, "part")
+
+
+def test_a_hang_is_told_until_the_job_goes_on(run: Path) -> None:
+    assert named(run, "hang").values == (({}, 0.0),)
+    write_verdict(run, Verdict(Fault.LINK))
+    assert named(run, "hang").values == (({}, 1.0),)
+    write_verdict(run, Verdict(Fault.LINK, resumed_unix_ns=5))
+    assert named(run, "hang").values == (({}, 0.0),)
+
+
+def test_the_number_of_series_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    for rank in range(MOST_RANKS + 3):
+        write_pulse(tmp_path, rank, [MadeStep()], ended=Ended.FINISHED)
+    assert len(named(tmp_path, "up").values) == MOST_RANKS
+    assert {value for _, value in named(tmp_path, "up").values} == {0.0}
+
+
+def test_a_job_that_has_not_begun_has_none(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("9464", MetricsTarget("127.0.0.1", 9464)),
+        ("0.0.0.0:9464", MetricsTarget("0.0.0.0", 9464)),
+        ("[::1]:9464", MetricsTarget("::1", 9464)),
+        ("otlp:http://127.0.0.1:4318", MetricsTarget(collector="http://127.0.0.1:4318")),
+    ],
+)
+def test_targets(text: str, target: MetricsTarget) -> None:
+    assert metrics_target(text) == target
+
+
+@pytest.mark.parametrize("text", ["", "x", "99999", "a b:1", "otlp:", "otlp:ftp://x"])
+def test_what_is_no_target(text: str) -> None:
+    with pytest.raises(ArgumentTypeError):
+        metrics_target(text)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def test_prometheus_reads_them(run: Path, port: int) -> None:
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+    from prometheus_client.parser import text_string_to_metric_families
+
+    end = publish(MetricsTarget("127.0.0.1", port), run)
+    try:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+        )
+        as_open_metrics = urllib.request.urlopen(asked).read().decode()
+    finally:
+        end()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert ("ddpprof_steps_total", {"rank": "1"}, 100.0) in [(one.name, one.labels, one.value) for one in samples]
+    assert {one.name for one in samples} == {
+        sample.name for family in open_metrics(as_open_metrics) for sample in family.samples
+    }
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_a_taken_port_is_refused_before_the_job(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(DdpprofError, match="cannot serve metrics at"):
+        check(MetricsTarget("127.0.0.1", port))
+    check(MetricsTarget("127.0.0.1", port))
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Stands for an OpenTelemetry collector: it keeps what it gets."""
+
+    def do_POST(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        unzipped = gzip.decompress(content) if self.headers.get("Content-Encoding") == "gzip" else content
+        self.server.got.append((self.path, unzipped))  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[HTTPServer]:
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    server.got = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_collector_reads_them(run: Path, collector: HTTPServer) -> None:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    end = publish(MetricsTarget(collector=f"http://127.0.0.1:{collector.server_port}"), run)
+    end()  # sends what there is
+    path, content = collector.got[-1]  # type: ignore[attr-defined]
+    assert path == "/v1/metrics"
+    sent = ExportMetricsServiceRequest.FromString(content)
+    (resource,) = sent.resource_metrics
+    metrics = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+    assert metrics["ddpprof.steps"].sum.is_monotonic
+    assert [point.as_double for point in metrics["ddpprof.steps"].sum.data_points] == [100.0, 100.0]
+    assert (metrics["ddpprof.step.part"].unit, metrics["ddpprof.up"].unit) == ("s", "1")
+    assert {attribute.value.string_value for attribute in resource.resource.attributes} >= {"ddpprof"}

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pulses import pulse_of, steps_of, summaries_of
+
+from ddpprof.model.pulse import Pulse, select
+from ddpprof.model.slowdown import SlowdownCause, StepPart
+from ddpprof.monitor.past_slowdowns import slowdowns_of_run
+
+WAITS = {"backward": 42.0, "wait": 22.0}
+SLOW = {"forward": 32.0}
+
+
+def run(num_steps: int, *slow: range) -> dict[int, Pulse]:
+    """Return pulses as they are after a run in which rank 1 was slower in some steps."""
+    pulses = {}
+    for rank, row in enumerate((WAITS, SLOW)):
+        rows: list[dict[str, float]] = [{}] * num_steps
+        for span in slow:
+            rows[span.start : span.stop] = [row] * len(span)
+        steps = steps_of(rows)
+        pulses[rank] = pulse_of(select(steps, slice(-2048, None)), rank, summaries=summaries_of(steps))
+    return pulses
+
+
+def test_an_early_slow_down_is_known_from_summaries() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(2000, 2600))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (2000, 2599, True)
+    assert (slow.cause, slow.ranks, slow.part) == (SlowdownCause.OWN_TIME, (1,), StepPart.FORWARD)
+    assert round(slow.growth, 3) == 0.2
+
+
+def test_a_late_slow_down_is_known_to_the_step() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(5000, 5100))).slowdowns
+    assert abs(slow.first_step - 5000) <= 1
+    assert not slow.is_coarse
+
+
+def test_one_that_lasts_to_the_end_began_before_the_last_rows() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(3000, 6000))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (3000, None, True)
+
+
+def test_both_are_there_in_order() -> None:
+    slowdowns = slowdowns_of_run(run(6000, range(2000, 2600), range(5000, 5100))).slowdowns
+    assert [slow.is_coarse for slow in slowdowns] == [True, False]
+
+
+def test_a_run_without_pulses_has_none() -> None:
+    assert slowdowns_of_run({}).slowdowns == ()

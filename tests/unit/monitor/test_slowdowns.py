@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pulses import BEGIN_NS, MS, pulse_of, steps_of, with_noise
+
+from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag, select
+from ddpprof.model.slowdown import SlowdownCause, StepPart
+from ddpprof.monitor.slowdowns import SlowdownWatch
+
+WAITS = {"backward": 42.0, "wait": 22.0}
+SLOW = {"forward": 32.0}
+
+
+def job(num_normal: int, num_slow: int, num_after: int = 0) -> tuple[PulseSteps, PulseSteps]:
+    """Return the steps of two ranks, of which rank 1 is slower for a time."""
+    return tuple(
+        steps_of(with_noise([{}] * num_normal + [slow] * num_slow + [{}] * num_after)) for slow in (WAITS, SLOW)
+    )  # type: ignore[return-value]
+
+
+def pulses(steps: tuple[PulseSteps, PulseSteps], until: int) -> dict[int, Pulse]:
+    return {rank: pulse_of(select(one, slice(max(0, until - 2048), until)), rank) for rank, one in enumerate(steps)}
+
+
+def test_a_slow_rank_is_found_while_it_is_slow() -> None:
+    steps = job(300, 30)
+    watch = SlowdownWatch()
+    for until in range(10, 331, 10):
+        watch.update(pulses(steps, until))
+    (slow,) = watch.slowdowns
+    assert abs(slow.first_step - 300) <= 1
+    assert (slow.last_step, slow.cause, slow.ranks, slow.part) == (None, SlowdownCause.OWN_TIME, (1,), StepPart.FORWARD)
+    assert abs(slow.growth - 0.2) < 0.01
+    assert slow.began_ns is not None
+    assert abs(slow.began_ns - BEGIN_NS - 300 * 60.5 * MS) < 200 * MS
+
+
+def test_a_slow_down_that_is_over_stays_as_it_is() -> None:
+    steps = job(300, 100, 2500)
+    watch = SlowdownWatch()
+    watch.update(pulses(steps, 500))
+    (known,) = watch.slowdowns
+    assert known.last_step is not None
+    assert known.ended_ns is not None
+    for until in range(510, 2900, 100):
+        watch.update(pulses(steps, until))
+    assert watch.slowdowns == [known]
+
+
+def test_the_normal_steps_may_have_left_the_ring() -> None:
+    steps = job(300, 2600)
+    watch = SlowdownWatch()
+    for until in range(100, 2900, 100):
+        watch.update(pulses(steps, until))
+    (slow,) = watch.slowdowns
+    assert (slow.cause, slow.ranks) == (SlowdownCause.OWN_TIME, (1,))
+    assert slow.began_ns is not None
+
+
+def test_ranks_that_are_behind_are_waited_for() -> None:
+    fast, slow = job(300, 40)
+    watch = SlowdownWatch()
+    watch.update({0: pulse_of(fast, 0), 1: pulse_of(select(slow, slice(0, 310)), 1)})
+    assert watch.slowdowns == []
+    watch.update({0: pulse_of(fast, 0), 1: pulse_of(slow, 1)})
+    assert len(watch.slowdowns) == 1
+
+
+def test_checkpoints_of_one_rank_are_no_slow_down() -> None:
+    saves = [{"other": 400.0, "flags": StepFlag.SAVED} if step % 3 == 0 else {} for step in range(600)]
+    waits = [{"backward": 429.0, "wait": 409.0} if step % 3 == 0 else {} for step in range(600)]
+    watch = SlowdownWatch()
+    watch.update({0: pulse_of(steps_of(saves), 0), 1: pulse_of(steps_of(waits), 1)})
+    assert watch.slowdowns == []
+
+
+def test_no_ranks_no_slow_downs() -> None:
+    watch = SlowdownWatch()
+    watch.update({})
+    watch.update({0: pulse_of(steps_of([]))})
+    assert watch.slowdowns == []

@@ -1,0 +1,67 @@
+"""A pulse in few numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pulse_files import BEGIN_NS, MS, SECOND, MadeStep, write_pulse
+
+from ddpprof.model.pulse import Activity, Ended, StepFlag
+from ddpprof.model.whole_run import RankWholeRun
+from ddpprof.monitor.pulse_files import read_pulse
+from ddpprof.monitor.whole_run import whole_run
+
+
+def made(folder: Path, steps: list[MadeStep], **changes: int) -> RankWholeRun:
+    write_pulse(folder, 1, steps, memory_bytes=(400, 450, 500), **changes)
+    return whole_run(1, read_pulse(folder, 1))
+
+
+def test_a_training_in_numbers(tmp_path: Path) -> None:
+    one = made(tmp_path, [MadeStep(ms=100)] * 50, ended=Ended.FINISHED, ended_ns=BEGIN_NS + 6 * SECOND)
+    assert (one.rank, one.host, one.first_step, one.num_steps) == (1, "node-a", 3, 53)
+    assert (one.ended, one.last_ns) == ("finished", BEGIN_NS + 6 * SECOND)
+    assert (one.first_memory_bytes, one.last_memory_bytes) == (400, 500)
+    assert one.whole is not None
+    assert (one.whole.num_steps, one.whole.median_ns) == (50, 100 * MS)
+    assert [part.num_steps for part in one.stretches] == [5] * 10
+    assert len(one.curve) == 50
+
+
+def test_the_longest_steps_say_what_was_special(tmp_path: Path) -> None:
+    saved = MadeStep(ms=900, flags=int(StepFlag.SAVED | StepFlag.BEGAN_EPOCH))
+    one = made(tmp_path, [MadeStep(ms=100), saved, MadeStep(ms=300), MadeStep(ms=100)])
+    assert [(step.step, step.length_ns, step.why) for step in one.longest[:2]] == [
+        (4, 900 * MS, ("saved", "began an epoch")),
+        (5, 300 * MS, ()),
+    ]
+
+
+def test_a_rank_without_an_end_was_last_seen_doing_something(tmp_path: Path) -> None:
+    one = made(
+        tmp_path, [MadeStep()], activity=Activity.BACKWARD, since_ns=BEGIN_NS + SECOND, tick_ns=BEGIN_NS + 9 * SECOND
+    )
+    assert (one.ended, one.activity, one.step) == (None, "backward", 4)
+    assert one.last_ns - one.activity_since_ns == 8 * SECOND
+
+
+@pytest.mark.parametrize("value", [99, -1, 2**62])
+def test_numbers_of_no_activity_and_no_end_are_unknown(tmp_path: Path, value: int) -> None:
+    one = made(tmp_path, [MadeStep()], activity=value, ended=value)
+    assert (one.activity, one.ended) == ("unknown", None)
+
+
+def test_the_first_sample_is_unknown_once_it_is_overwritten(tmp_path: Path) -> None:
+    """Then the first summary tells the memory, and without one the oldest sample that is kept."""
+    write_pulse(tmp_path, 0, [MadeStep()] * 2, memory_bytes=(7,) * 1024, num_samples=2000)
+    assert whole_run(0, read_pulse(tmp_path, 0)).first_memory_bytes == 7
+    write_pulse(tmp_path, 0, [MadeStep(ms=1)] * 4000, memory_bytes=(7,) * 1024, num_samples=2000)
+    assert whole_run(0, read_pulse(tmp_path, 0)).first_memory_bytes == 400 * 10**6
+
+
+def test_without_its_course_only_what_ranks_are_compared_by_is_kept(tmp_path: Path) -> None:
+    write_pulse(tmp_path, 0, [MadeStep()] * 20)
+    one = whole_run(0, read_pulse(tmp_path, 0), with_course=False)
+    assert (one.stretches, one.curve, one.longest) == ((), (), ())
+    assert one.whole is not None

@@ -1,0 +1,237 @@
+"""How ranks agree on a capture, and who may ask for one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch.distributed as dist
+
+from ddpprof.errors import DdpprofError
+from ddpprof.model.capture import CaptureAnswer, CaptureRequest
+from ddpprof.monitor.requests import ask
+from ddpprof.own_files import short_path
+from ddpprof.record import boards, captures
+from ddpprof.record.boards import Board, FolderBoard, Neighbours, StoreBoard
+from ddpprof.record.captures import Captures
+from ddpprof.record.control import Control
+from ddpprof.rundir import CONTROL_SOCKET
+
+REQUEST = CaptureRequest(steps=2)
+
+
+class Over:
+    """Stands for the window of a capture that is over."""
+
+    def close_in_background(self) -> None:
+        pass
+
+
+def folder_board(directory: Path, rank: int) -> Board:
+    return FolderBoard(directory, rank)
+
+
+@pytest.fixture
+def store_board() -> Callable[[Path, int], Board]:
+    store = dist.HashStore()
+    return lambda _directory, _rank: StoreBoard(store, "ddpprof/0")
+
+
+@pytest.fixture(params=["folder", "store"])
+def board(request: pytest.FixtureRequest, store_board: Callable[[Path, int], Board]) -> Callable[[Path, int], Board]:
+    return folder_board if request.param == "folder" else store_board
+
+
+def test_a_board_keeps_notes_and_lists(board: Callable[[Path, int], Board], tmp_path: Path) -> None:
+    zero, one = board(tmp_path, 0), board(tmp_path, 1)
+    assert (zero.read("start-1"), zero.num_signed("ready-1")) == (None, 0)
+    one.post("start-1", "7")
+    zero.sign("ready-1")
+    one.sign("ready-1")
+    one.sign("ready-10")
+    assert (zero.read("start-1"), zero.num_signed("ready-1")) == ("7", 2)
+
+
+@pytest.fixture
+def ranks(board: Callable[[Path, int], Board], tmp_path: Path) -> list[Captures]:
+    """Two ranks that have found their board."""
+    made = [
+        Captures(tmp_path, rank, 2, False, lambda *_: None, lambda rank=rank: board(tmp_path, rank)) for rank in (0, 1)
+    ]
+    for one in made:
+        one.round()
+    return made
+
+
+def asked(ranks: list[Captures], number: int = 1) -> None:
+    found = ranks[0]._board
+    assert found is not None
+    found.post(f"request-{number}", msgspec.json.encode(REQUEST).decode())
+
+
+def test_all_begin_with_the_step_after_the_one_in_which_all_were_ready(ranks: list[Captures]) -> None:
+    asked(ranks)
+    zero, one = ranks
+    one.round()
+    assert one.request is None, "rank 0 has not made the folder"
+    zero.round()
+    assert not zero.begins_with(10), "rank 1 is not ready"
+    one.round()
+    assert one.request == REQUEST
+    assert not one.begins_with(11)
+    assert not zero.begins_with(11)
+    assert one.begins_with(12)
+    assert zero.begins_with(12)
+
+
+def test_a_rank_that_is_a_step_behind_begins_with_the_same_step(ranks: list[Captures]) -> None:
+    asked(ranks)
+    zero, one = ranks
+    for rank in (zero, one):
+        rank.round()
+    assert not zero.begins_with(20)
+    assert [one.begins_with(step) for step in (20, 21)] == [False, True]
+    assert zero.begins_with(21)
+
+
+def test_there_may_be_any_number(ranks: list[Captures]) -> None:
+    for number in (1, 2, 3):
+        asked(ranks, number)
+        for rank in ranks:
+            rank.round()
+        for rank in ranks:
+            rank.begins_with(10 * number)
+        for rank in ranks:
+            assert rank.begins_with(10 * number + 1)
+            assert rank.folder.name == f"capture-{number}"
+            rank.is_over(Over())  # type: ignore[arg-type]
+            rank.round()
+            assert rank.request is None
+
+
+def test_nobody_begins_if_a_rank_does_not_answer(ranks: list[Captures], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked(ranks)
+    zero, one = ranks
+    zero.round()
+    monkeypatch.setattr(captures, "_ANSWER_S", -1.0)
+    assert not zero.begins_with(10)
+    assert not zero.begins_with(11)
+    assert zero.request is None
+    one.round()
+    assert not one.begins_with(12)
+    assert one.request is None
+
+
+def test_neighbours_see_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = dist.HashStore(), tmp_path / "other"
+    other.mkdir()
+    zero = Neighbours(tmp_path, store, "p", 2)
+    assert zero.are_all() is None
+    apart = Neighbours(other, store, "p", 2)
+    monkeypatch.setattr(boards.time, "monotonic", lambda: 1e12)
+    assert (zero.are_all(), apart.are_all()) == (False, False)
+    store = dist.HashStore()
+    together = [Neighbours(tmp_path, store, "p", 2) for _ in range(2)]
+    assert [one.are_all() for one in together] == [True, True]
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Iterator[list[CaptureRequest]]:
+    """A job that answers every request, in a folder whose path is too long for a socket."""
+    got: list[CaptureRequest] = []
+    directory = tmp_path / ("long" * 30)
+    directory.mkdir()
+
+    def handle(request: CaptureRequest) -> Iterator[CaptureAnswer]:
+        got.append(request)
+        yield CaptureAnswer(number=1, first_step=7)
+        yield CaptureAnswer(number=1, first_step=7, folder="capture-1")
+
+    listening = Control(directory, handle)
+    yield got
+    listening.close()
+    assert not (directory / CONTROL_SOCKET).exists()
+
+
+def folder_of(tmp_path: Path) -> Path:
+    return tmp_path / ("long" * 30)
+
+
+def test_a_request_is_answered(control: list[CaptureRequest], tmp_path: Path) -> None:
+    for _ in range(2):
+        answers = list(ask(folder_of(tmp_path), REQUEST))
+        assert [answer.folder for answer in answers] == [None, "capture-1"]
+    assert control == [REQUEST, REQUEST]
+
+
+def test_only_the_user_of_the_job_may_ask(
+    control: list[CaptureRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder_of(tmp_path) / CONTROL_SOCKET
+    assert path.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr("ddpprof.record.control.os.geteuid", lambda: 12345)
+    with pytest.raises(DdpprofError, match="the job belongs to another user"):
+        list(ask(folder_of(tmp_path), REQUEST))
+    assert control == []
+
+
+@pytest.mark.parametrize("sent", [b"nonsense\n", b'{"steps": 0}\n', b'{"steps": 5000}\n', b"\xff\n", b"x" * 9000])
+def test_what_is_no_request_is_refused_and_the_next_one_answered(
+    sent: bytes, control: list[CaptureRequest], tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as client, short_path(folder_of(tmp_path) / CONTROL_SOCKET) as path:
+        client.connect(path)
+        client.sendall(sent)
+        answer = msgspec.json.decode(client.makefile("rb").readline(), type=CaptureAnswer)
+    assert answer.refused is not None
+    assert answer.refused.startswith("the job does not understand the request")
+    assert len(list(ask(folder_of(tmp_path), REQUEST))) == 2
+    assert control == [REQUEST]
+
+
+def test_a_client_that_says_nothing_does_not_keep_others_from_asking(
+    control: list[CaptureRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpprof.record.control._PATIENCE_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as silent, short_path(folder_of(tmp_path) / CONTROL_SOCKET) as path:
+        silent.connect(path)
+        assert len(list(ask(folder_of(tmp_path), REQUEST))) == 2
+
+
+def test_others_are_refused_while_a_request_is_answered(tmp_path: Path) -> None:
+    goes_on = threading.Event()
+
+    def handle(_request: CaptureRequest) -> Iterator[CaptureAnswer]:
+        yield CaptureAnswer(armed=True)
+        goes_on.wait(10)
+        yield CaptureAnswer(folder="capture-1")
+
+    listening = Control(tmp_path, handle)
+    first = ask(tmp_path, REQUEST)
+    assert next(first).armed
+    with pytest.raises(DdpprofError, match="answering another request"):
+        list(ask(tmp_path, REQUEST))
+    goes_on.set()
+    assert [answer.folder for answer in first] == ["capture-1"]
+    listening.close()
+
+
+def test_a_job_that_is_gone_takes_no_requests(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_SOCKET).touch()
+    with pytest.raises(DdpprofError, match="no job takes requests"):
+        list(ask(tmp_path, REQUEST))
+
+
+def test_the_thread_that_listens_ends(tmp_path: Path) -> None:
+    def handle(_request: CaptureRequest) -> Iterator[CaptureAnswer]:
+        yield from ()
+
+    listening: Any = Control(tmp_path, handle)
+    listening.close()
+    listening._thread.join(5)
+    assert not listening._thread.is_alive()

@@ -1,0 +1,100 @@
+"""The verdict on a job that hangs or has failed, in words and as a line for logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from ddpprof.model.hang import Fault, Verdict
+from ddpprof.render.hang_words import verdict_line, verdict_lines
+
+S = 1_000_000_000
+HANGING = Verdict(
+    Fault.OTHER_COLLECTIVE,
+    rank=1,
+    host="node1",
+    pid=77,
+    step=1200,
+    activity="other",
+    place="/a b/train.py:12 in main",
+    module="Net",
+    bucket=3,
+    parameters=tuple(f"layer.{number}.weight" for number in range(8)),
+    waiting=(0, 2),
+    waiting_at="/a b/train.py:20 in main",
+    since_unix_ns=100 * S,
+    at_unix_ns=112 * S,
+)
+
+
+def test_a_job_that_hangs() -> None:
+    first, where, waiting, missing, advice = verdict_lines(HANGING)
+    assert first == "The job hangs at step 1,200: rank 1 calls a collective that the others do not call."
+    assert where == "Rank 1: host node1, process 77, at /a b/train.py:12 in main."
+    assert waiting.startswith("Ranks 0, 2 have waited for 12 s, since ")
+    assert waiting.endswith(", at /a b/train.py:20 in main.")
+    assert missing == (
+        "They wait for bucket 3 of Net: layer.0.weight, layer.1.weight, layer.2.weight, layer.3.weight, "
+        "layer.4.weight, layer.5.weight and 2 more."
+    )
+    assert advice.startswith("Call it on every rank")
+
+
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.UNKNOWN])
+def test_every_fault_has_a_sentence_and_names_its_rank(fault: Fault) -> None:
+    first, *_ = verdict_lines(replace(HANGING, fault=fault, detail=None))
+    assert ("rank 1" in first) is (fault is not Fault.LINK)
+    assert "{" not in " ".join(verdict_lines(replace(HANGING, fault=fault)))
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({"detail": "ValueError: no batch."}, "rank 1 has died: ValueError: no batch."),
+        (
+            {"exit_code": -9},
+            "rank 1 has died of SIGKILL; the out-of-memory killer ends processes like this (see dmesg).",
+        ),
+        ({"exit_code": -11}, "rank 1 has died of SIGSEGV."),
+        ({"exit_code": -99}, "rank 1 has died of signal 99."),
+        ({"exit_code": 3}, "rank 1 has died with exit code 3."),
+        ({"detail": "x" * 301}, f"rank 1 has died: {'x' * 299}…"),
+        ({}, "rank 1 has died without a message."),
+    ],
+)
+def test_how_a_rank_died(known: dict[str, object], expected: str) -> None:
+    died = replace(HANGING, fault=Fault.DIED, has_failed=True, **known)
+    assert verdict_lines(died)[0] == f"The job failed at step 1,200: {expected}"
+
+
+def test_parameters_without_gradient() -> None:
+    detail = "RuntimeError: Expected to have finished reduction in the prior iteration"
+    died = replace(
+        HANGING, fault=Fault.DIED, has_failed=True, detail=detail, bucket=None, module=None, parameters=("branch.bias",)
+    )
+    *_, missing, advice = verdict_lines(died)
+    assert missing == "Without gradient: branch.bias."
+    assert "find_unused_parameters=True" in advice
+
+
+def test_text_of_the_job_cannot_reach_the_terminal_unfiltered() -> None:
+    hostile = replace(HANGING, host="\x1b[31mred", place="\x1b]0;title\x07", parameters=("a\x1b[2Jb",))
+    assert "\x1b" not in "".join([*verdict_lines(hostile), verdict_line(hostile)])
+
+
+def test_a_line_for_logs() -> None:
+    line = verdict_line(replace(HANGING, parameters=("a.weight", "b.weight")))
+    assert line == (
+        "ddpprof_verdict fault=other-collective rank=1 host=node1 pid=77 step=1200 activity=other bucket=3 "
+        'parameters=a.weight,b.weight place="/a b/train.py:12 in main" waiting=0,2'
+    )
+
+
+def test_the_documentation_has_every_fault_with_its_sentence() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "hangs.md").read_text(encoding="utf-8")
+    for fault in Fault:
+        sentence = verdict_lines(Verdict(fault, rank=1))[0]
+        said = sentence.removeprefix("The job hangs: ").removesuffix(".").removesuffix(" without a message")
+        assert f"| `{fault}` | {said}" in page

@@ -1,0 +1,180 @@
+"""The whole run in words, tables and the page's chart."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pages import data_of
+from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
+from reports import HOSTILE, report
+
+from ddpprof.layout import Line, Table
+from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.pulse import Activity, Ended
+from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepSlowdown
+from ddpprof.model.whole_run import RankWholeRun
+from ddpprof.monitor.pulse_files import read_pulse
+from ddpprof.monitor.whole_run import whole_run
+from ddpprof.render.html.report_page import report_page
+from ddpprof.render.html.whole_run_chart import whole_run_chart
+from ddpprof.render.json import read_report, render_json
+from ddpprof.render.sections import sections
+from ddpprof.render.sections.first_screen import first_screen
+from ddpprof.render.sections.verdict import verdict
+from ddpprof.report import Report
+from ddpprof.report.whole_run import summarise_whole_run
+
+
+def ranks(folder: Path, **second: int) -> tuple[RankWholeRun, ...]:
+    """Two ranks; the steps are 100 ms long and, from the 100th on, 150 ms."""
+    steps = [*[MadeStep()] * 100, *[MadeStep(ms=150, wait_ms=70)] * 100]
+    memory = (400 * 10**6, 500 * 10**6)
+    write_pulse(folder, 0, steps, memory_bytes=memory, ended=Ended.FINISHED, ended_ns=BEGIN_NS + 25 * SECOND)
+    slower = [MadeStep(wait_ms=10), *[MadeStep(wait_ms=10)] * 99, *[MadeStep(ms=150, wait_ms=60)] * 100]
+    write_pulse(folder, 1, slower, **second)
+    return tuple(whole_run(rank, read_pulse(folder, rank), with_course=rank == 0) for rank in (0, 1))
+
+
+SLOWER = StepSlowdown(
+    first_step=120,
+    last_step=None,
+    before_ns=100_000_000,
+    after_ns=150_000_000,
+    num_steps=30,
+    began_ns=BEGIN_NS + 12 * SECOND,
+    ended_ns=None,
+    cause=SlowdownCause.LINK,
+    ranks=(),
+)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Report:
+    last = {"activity": Activity.BACKWARD, "since_ns": BEGIN_NS + 25 * SECOND, "tick_ns": BEGIN_NS + 37 * SECOND}
+    return report(whole_run=summarise_whole_run(ranks(tmp_path, **last)))
+
+
+def tables(of: Report) -> dict[str, Table]:
+    return {one.title: one for one in sections(of, only="whole-run") if isinstance(one, Table)}
+
+
+def lines(of: Report) -> list[str]:
+    return [one.text for one in sections(of, only="whole-run") if isinstance(one, Line)]
+
+
+def test_the_whole_run_in_two_sentences(whole: Report) -> None:
+    how_long, what_of = lines(whole)
+    assert how_long == "203 steps in 37 s, noted from step 3 on. Median 100.00 ms, longest 150.00 ms."
+    assert what_of == (
+        "A step on average: data 8%, forward 16%, backward without waiting 8%, optimizer 4%, "
+        "waiting for other ranks 32%; the rest is the script's own."
+    )
+
+
+def test_steps_over_time(whole: Report) -> None:
+    rows = tables(whole)["Steps over time, rank 0"].rows
+    assert [row[:4] for row in rows] == [
+        *((f"{2 * part:.1f} s", f"{20 * part + 3}-{20 * part + 22}", "100.00", "100.00") for part in range(5)),
+        ("10 s", "103-122", "150.00", "150.00"),
+        ("13 s", "123-142", "150.00", "150.00"),
+        ("16 s", "143-162", "150.00", "150.00"),
+        ("19 s", "163-182", "150.00", "150.00"),
+        ("22 s", "183-202", "150.00", "150.00"),
+    ]
+
+
+def test_how_ranks_stand_and_differ(whole: Report) -> None:
+    table = tables(whole)["Ranks in the whole run"]
+    assert table.rows == (
+        ("0", "node-a", "203", "125.00", "80.00", "10.00", "45.00", "400", "500", "finished"),
+        ("1", "node-a", "203", "125.00", "90.00", "10.00", "35.00", "400", "400",
+         "no end noted: in step 203, backward for 12 s when last seen"),
+    )  # fmt: skip
+    assert table.note == "own: the step without its waiting for other ranks; rank 1 is 5.00 ms above the median"
+
+
+def test_the_first_screen_has_one_line(whole: Report) -> None:
+    said = [one.text for one in first_screen(whole, ["run"]) if isinstance(one, Line) and "Whole run" in one.text]
+    assert said == [
+        "Whole run: 203 steps, 37 s; step 100.00 ms at first, 150.00 at last; memory of a process grew by 100 MB"
+    ]
+    assert not any("Whole run" in one.text for one in first_screen(report(), ["run"]) if isinstance(one, Line))
+
+
+def test_many_ranks_show_the_slowest_and_those_without_an_end(whole: Report) -> None:
+    assert whole.whole_run is not None
+    finished, unfinished = whole.whole_run.ranks
+    fleet = (*(replace(finished, rank=rank) for rank in range(40)), replace(unfinished, rank=40))
+    table = tables(report(whole_run=summarise_whole_run(fleet)))["Ranks in the whole run"]
+    assert [row[0] for row in table.rows] == ["40", *map(str, range(15))]
+    assert "25 more ranks are in the JSON report" in table.note
+
+
+def test_a_run_without_recorded_steps_has_a_verdict(whole: Report) -> None:
+    bare = replace(whole, ranks=(), usual_steps=())
+    said = "A step takes 100.00 ms. The steps were only watched: profiled ones would show where the time goes."
+    assert verdict(bare).text == said
+
+
+def test_ranks_that_noted_no_step(tmp_path: Path) -> None:
+    write_pulse(tmp_path, 0, [])
+    nothing = report(whole_run=summarise_whole_run([whole_run(0, read_pulse(tmp_path, 0))], None, None))
+    assert lines(nothing) == ["No step was noted in 0.0 s."]
+    assert tables(nothing)["Ranks in the whole run"].rows[0][3:7] == ("-",) * 4
+    assert list(whole_run_chart(nothing)) == []
+
+
+def test_a_chart_of_the_length_of_steps_with_marks(whole: Report) -> None:
+    assert whole.whole_run is not None
+    marked = replace(whole.whole_run, slowdowns=(SLOWER,))
+    (chart,) = whole_run_chart(replace(whole, whole_run=marked))
+    longest, median = chart.traces
+    assert (longest["name"], median["name"], len(median["x"])) == ("longest", "median", 200)
+    assert (median["y"][0], median["y"][-1]) == (100.0, 150.0)
+    assert [(shape["x0"], shape["x1"]) for shape in chart.layout["shapes"]] == [(0.2, 0.2)]
+    assert chart.layout["annotations"][0]["text"] == "+50%"
+    (plain,) = whole_run_chart(whole)
+    assert "shapes" not in plain.layout
+
+
+def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
+    assert whole.whole_run is not None
+    hang = Verdict(Fault.LINK, step=7)
+    found = replace(whole.whole_run, slowdowns=(SLOWER,), pauses=(Pause(PauseKind.SAVE, 3, 5 * SECOND),), hang=hang)
+    said = lines(report(whole_run=found))
+    assert any(line.startswith("Slow-down: since step 120 (") and "100 → 150 ms" in line for line in said)
+    assert any(line.startswith("The job hangs at step 7: all ranks wait for each other") for line in said)
+    assert "Not slow-downs: checkpoints took 5.0 s in 3 steps." in said
+
+
+def test_the_page_has_it(whole: Report) -> None:
+    page = report_page(whole)
+    assert 'id="whole-run"' in page
+    assert "Length of steps over time" in page
+    assert data_of(page, "report-data")["whole_run"]["num_steps"] == 203
+
+
+def test_the_json_report_keeps_it_and_old_ones_lack_it(whole: Report, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(render_json(whole))
+    assert read_report(path) == whole
+    content = json.loads(path.read_text())
+    del content["whole_run"]
+    path.write_text(json.dumps(content))
+    old = read_report(path)
+    assert old is not None
+    assert old.whole_run is None
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, id=kind) for kind, name in HOSTILE.items() if kind != "undecodable"]
+)
+def test_names_are_only_names(whole: Report, name: str) -> None:
+    assert whole.whole_run is not None
+    hostile = replace(whole.whole_run.ranks[1], host=name, activity=name, ended=None)
+    hang = Verdict(Fault.OWN_CODE, rank=0, host=name, place=name, parameters=(name,), since_unix_ns=BEGIN_NS)
+    page = report_page(report(whole_run=replace(whole.whole_run, ranks=(whole.whole_run.ranks[0], hostile), hang=hang)))
+    assert "<script>alert" not in page

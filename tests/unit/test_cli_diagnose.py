@@ -1,0 +1,75 @@
+"""`ddpprof diagnose` and `ddpprof capture` where nothing runs any more, or nothing ever ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pulse_files import MadeStep, write_pulse
+
+from ddpprof.cli import main
+from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.pulse import Ended
+from ddpprof.monitor.hangs import write_verdict
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run.json").write_text("{}")
+    return tmp_path
+
+
+def end(run: Path, *ends: Ended) -> None:
+    for rank, ended in enumerate(ends):
+        write_pulse(run, rank, [MadeStep()] * 10, ended=ended)
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        pytest.param((Ended.FINISHED, Ended.FINISHED), "the training has ended well", id="well"),
+        pytest.param((Ended.FINISHED, Ended.INTERRUPTED), "the training was interrupted", id="interrupted"),
+        pytest.param(
+            (Ended.UNWATCHED, Ended.FINISHED),
+            "ddpprof stopped watching, while the training went on",
+            id="unwatched",
+        ),
+    ],
+)
+def test_a_job_that_has_ended(
+    ends: tuple[Ended, ...], says: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end(run, *ends)
+    assert main(["diagnose", str(run)]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"ddpprof: {says}. See the whole run with: ddpprof report {run}\n")
+
+
+def test_a_job_that_hung_and_was_ended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, Ended.FAILED, Ended.FAILED)
+    write_verdict(run, Verdict(Fault.LINK, step=12))
+    assert main(["diagnose", str(run)]) == 1
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "The job has ended. While it hung, ddpprof found:"
+    assert second.startswith("The job hangs at step 12: ")
+    assert main(["diagnose", str(run), "--format", "line"]) == 1
+    assert capsys.readouterr().out.startswith("ddpprof_verdict fault=link ")
+
+
+def test_a_job_that_is_over_captures_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, Ended.FINISHED, Ended.FAILED)
+    assert main(["capture", str(run)]) == 2
+    over = f"ddpprof: the job in {run} is over. See its whole run with: ddpprof report {run}\n"
+    assert capsys.readouterr().err == over
+    end(run, Ended.FINISHED, Ended.NOT_YET)
+    assert main(["capture", str(run)]) == 2
+    assert f"ddpprof: no job takes requests in {run}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["diagnose", "capture"])
+def test_what_is_no_run(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    absent = tmp_path / "absent"
+    assert main([command, str(absent)]) == 2
+    assert capsys.readouterr().err == (
+        f"ddpprof: {absent} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.\n"
+    )

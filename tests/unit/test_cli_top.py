@@ -1,0 +1,64 @@
+"""`ddpprof top` without a job: what it prints for runs that have ended, and for paths that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fleets import SAMPLE
+from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
+from shared import TRACES
+
+from ddpprof.cli import main
+from ddpprof.model.pulse import Ended
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Path:
+    for rank in (0, 1):
+        end = {"ended": Ended.FINISHED, "ended_ns": BEGIN_NS + 2 * SECOND}
+        write_pulse(tmp_path / "run", rank, [MadeStep()] * 10, **end)
+    return tmp_path / "run"
+
+
+def test_one_view_of_an_ended_run_names_the_report(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", str(ended), "--once"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "run · 2 ranks on node-a · step 13 · 5 steps/s · ran 2.0 s"
+    assert [line.split()[-1] for line in lines[5:7]] == ["ended", "ended"]
+    assert lines[-1] == f"All ranks have ended. See the whole run with: ddpprof report {ended}"
+
+
+def test_lines_for_a_log_end_with_the_job(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", str(ended), "--every", "60"]) == 0
+    line, *_, last = capsys.readouterr().out.splitlines()
+    assert line[8:].startswith(" step 13 · 5 steps/s · step median 100.0, p99 100.0 ms · largest own time 80.0 ms")
+    assert line.endswith(" · ended: rank 0, 1")
+    assert last == f"All ranks have ended. See the whole run with: ddpprof report {ended}"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        pytest.param(Path("no/such/run"), "ddpprof: no/such/run does not exist. Record a run with: ", id="absent"),
+        pytest.param(
+            TRACES, "is not a run: it has no run.json. Give the --out of ddpprof watch or trace.", id="traces"
+        ),
+        pytest.param(SAMPLE, "has no pulse. ", id="an-older-run"),
+    ],
+)
+def test_what_has_no_pulse_gets_one_line(path: Path, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_name_cannot_change_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end = {"ended": Ended.FINISHED, "ended_ns": BEGIN_NS + SECOND}
+    write_pulse(tmp_path, 0, [MadeStep()] * 3, host="\x1b[31mred\x1b]0;title\x07", **end)
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "red" in shown
+    assert not {"\x1b", "\x07"} & set(shown)
