@@ -79,7 +79,7 @@ def test_nobody_takes_requests(ddpprof: Run, tmp_path: Path) -> None:
     fingerprint(ddpprof("watch", "--quiet", "--out", "run", *TWO, *script("torchrun_plain.py")))
     refused = ddpprof("capture", "run")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("ddpprof: no job takes requests in run.")
+    assert refused.stderr.startswith("ddpprof: the job in run is over.")
     assert ddpprof("capture", "nothing").stderr == "ddpprof: nothing is not a run: it has no run.json.\n"
 
 

@@ -18,7 +18,7 @@ from shared import JOBS
 
 pytestmark = pytest.mark.slow
 Report = Callable[[str], dict[str, Any]]
-OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
 FALSE_OF_ALL = {"same-samples", "set-epoch-never-called", "reduces-every-pass", "copies-differ", "same-checkpoint"}
 
