@@ -13,17 +13,20 @@ from ddpprof.cli.saying import say
 if TYPE_CHECKING:
     from ddpprof.files import Location
     from ddpprof.pipeline.analysis import Analysis
+    from ddpprof.record.launch import JobEnd
 
 
-def after_trace(out: Path, inside: bool, name: str, interrupted: bool) -> None:
+def after_trace(out: Path, inside: bool, name: str, end: JobEnd) -> None:
     """Print the report, or why there is none. `inside`: this process is a rank itself; `name`: what to call the job."""
     from ddpprof import rundir
 
-    if has_run_to_tell_of(out, inside, name, rundir.ranks_in):
-        _print_run(out, summary_only=interrupted)
+    if has_run_to_tell_of(out, inside, name, end, rundir.ranks_in):
+        _print_run(out, summary_only=end.signal is not None)
 
 
-def has_run_to_tell_of(out: Path, inside: bool, name: str, ranks_in: Callable[[Location], list[int]]) -> bool:
+def has_run_to_tell_of(
+    out: Path, inside: bool, name: str, end: JobEnd, ranks_in: Callable[[Location], list[int]]
+) -> bool:
     """Return whether this process is to tell of the run; if not, say where it is, or why there is none.
 
     `ranks_in`: returns the ranks that left what the command records.
@@ -37,7 +40,7 @@ def has_run_to_tell_of(out: Path, inside: bool, name: str, ranks_in: Callable[[L
         return False
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
     if not any(ranks_in(path) for path in attempts.values()):
-        say(nothing_recorded([out], name), file=sys.stderr)
+        say(nothing_recorded([out], name, failed=end.signal is None and end.exit_code != 0), file=sys.stderr)
         return False
     return True
 
@@ -75,11 +78,13 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
         say(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
 
 
-def nothing_recorded(attempted: Sequence[Path], name: str) -> str:
+def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False) -> str:
     """Say why there is nothing in run directories, which the first forward of a DDP module creates."""
     from ddpprof import rundir
 
-    if any(map(rundir.is_run, attempted)):
+    if failed:
+        why = "the job failed before it had trained as many steps as are skipped initially (--skip-first)"
+    elif any(map(rundir.is_run, attempted)):
         why = "no DistributedDataParallel module finished more steps than are skipped initially (--skip-first)"
     else:
         why = (

@@ -32,7 +32,7 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("text", "json", "line"),
         default="text",
-        help="text for people, json for programs, or one line for logs (%(default)s)",
+        help="text for people, json for programs (null if the job is well), or one line for logs (%(default)s)",
     )
     parser.epilog = "The exit code is 0 if the job is well, and 1 if it hangs or has failed."
     parser.set_defaults(run=run_diagnose)
@@ -40,22 +40,27 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
 
 def run_diagnose(options: argparse.Namespace) -> int:
     from ddpprof import rundir
-    from ddpprof.monitor.pulse_files import ranks_with_pulse
 
     run: Path = options.run_directory
     if not rundir.is_run(run) and run.is_dir():
         return _judge_dumps(run, options.format)
     directory = last_attempt_of(run)
-    if not ranks_with_pulse(directory):
+    if not rundir.pulses_in(directory):
         raise DdpprofError(f"{run} has no pulse of any rank. Record one with: ddpprof watch --out {run} train.py")
     verdict, words = _examine(directory, run)
     if verdict is None:
-        say(f"ddpprof: {words}", file=sys.stderr)
-        return _WELL
+        return _say_well(words, options.format)
     if words and options.format == "text":
         say(words)
     _print(verdict, options.format)
     return _NOT_WELL
+
+
+def _say_well(words: str, form: str) -> int:
+    say(f"ddpprof: {words}", file=sys.stderr)
+    if form == "json":
+        say("null")
+    return _WELL
 
 
 def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
@@ -115,12 +120,14 @@ def _judge_dumps(folder: Path, form: str) -> int:
 
     dumps = dumps_in(folder)
     if not dumps:
-        raise DdpprofError(f"{folder} is neither a run nor a folder with dumps of torch's flight recorder.")
+        raise DdpprofError(
+            f"{folder} is neither a run nor a folder with dumps of torch's flight recorder. "
+            "Record a run with: ddpprof watch train.py"
+        )
     verdict = judge_dumps({rank: read_dump(path) for rank, path in dumps.items()})
     if verdict is None:
         ranks = f"{len(dumps)} rank{'s' if len(dumps) > 1 else ''}"
-        say(f"ddpprof: {ranks} called the same collectives: the dumps blame nobody.", file=sys.stderr)
-        return _WELL
+        return _say_well(f"{ranks} called the same collectives: the dumps blame nobody.", form)
     _print(verdict, form)
     return _NOT_WELL
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ddpprof.record.launch import JobEnd
     from ddpprof.record.settings import Settings
 
+_NOT_TO_REPEAT = ("--out", "--repeat", "--metrics", "--kill-after")
+"""options with a value that say nothing of what is recorded"""
+
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
@@ -127,7 +130,7 @@ def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: s
         out=Path(options.out or default_out(words)),
         words=tuple(words),
         is_wrapped=is_wrapped,
-        recorded_with=(*_without(own, ("--out", "--repeat"), ("--force",)), *command),
+        recorded_with=(*_without(own, _NOT_TO_REPEAT, ("--force",)), *command),
     )
 
 
@@ -143,13 +146,13 @@ def _without(own: Sequence[str], with_value: Sequence[str], flags: Sequence[str]
 
 
 def run_recorded(
-    job: JobCommand, out: Path, settings: Settings, verb: str, afterwards: Callable[[bool, bool], None]
+    job: JobCommand, out: Path, settings: Settings, verb: str, afterwards: Callable[[bool, JobEnd], None]
 ) -> JobEnd:
     """Run the job with these settings. If it does not run for lack of a launcher, say so.
 
     `settings`: what to record; the command and the place are added here.
     `afterwards`: called when the job has ended, unless the user wants no words: inside a launcher's job or not, and
-    whether a signal ended it.
+    how the job ended.
     """
     from ddpprof.monitor.pulse_files import gather_left
     from ddpprof.record import launch
@@ -201,7 +204,7 @@ def run_recorded(
     elif not options.quiet:
         sys.stdout.flush()
         try:
-            afterwards(inside, outcome.signal is not None)
+            afterwards(inside, outcome)
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the job's exit code is what counts)
             say(f"ddpprof: no report: {error}. The run is in {out}.", file=sys.stderr)
     if outcome.signal is not None:

@@ -160,12 +160,13 @@ class HangLook:
         """Note that a job that hung has ended the step."""
         from msgspec import structs
 
+        from ddpprof import rundir
         from ddpprof.monitor.hangs import write_verdict
-        from ddpprof.monitor.pulse_files import ranks_with_pulse, read_head
+        from ddpprof.monitor.pulse_files import read_head
 
         if self._verdict is None or self._hangs_at is None:
             return
-        heads = [read_head(directory, rank, 1) for rank in ranks_with_pulse(directory)]
+        heads = [read_head(directory, rank, 1) for rank in rundir.pulses_in(directory)]
         if all(head.state.step <= self._hangs_at for head in heads):
             return  # it has not gone on: its ranks have ended
         with suppress(OSError):

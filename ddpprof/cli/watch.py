@@ -6,9 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpprof.cli.job import add_job_options, add_out_options, parse_job, run_recorded
 from ddpprof.cli.saying import say
+
+if TYPE_CHECKING:
+    from ddpprof.record.launch import JobEnd
 
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
@@ -25,19 +29,19 @@ def run_watch(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         job.out,
         Settings.to_watch(str(job.out)),
         "watch",
-        lambda inside, interrupted: _after(job.out, inside, interrupted, job.name),
+        lambda inside, end: _after(job.out, inside, end, job.name),
     ).exit_code
 
 
-def _after(out: Path, inside: bool, interrupted: bool, name: str) -> None:
+def _after(out: Path, inside: bool, end: JobEnd, name: str) -> None:
     """Say how the job failed, if it did, and what to do with the run. `inside`: this process is a rank itself."""
     from ddpprof import rundir
     from ddpprof.cli.after_trace import has_run_to_tell_of
     from ddpprof.cli.diagnose import explain_end, hung_at_last
 
-    if not has_run_to_tell_of(out, inside, name, rundir.pulses_in):
+    if not has_run_to_tell_of(out, inside, name, end, rundir.pulses_in):
         return
-    for line in () if interrupted else explain_end(rundir.last_attempt(out)):
+    for line in () if end.signal is not None else explain_end(rundir.last_attempt(out)):
         say(f"ddpprof: {line}", file=sys.stderr)
     why = f"; why it hung: ddpprof diagnose {out}" if hung_at_last(rundir.last_attempt(out)) is not None else ""
     say(f"\nddpprof: the run is in {out}. See it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)

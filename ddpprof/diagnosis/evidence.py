@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpprof import rundir
 from ddpprof.diagnosis.processes import Process, look_at, workers_of
 from ddpprof.errors import DdpprofError
 from ddpprof.load.exits import load_exits
@@ -14,7 +15,7 @@ from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import ProcessExit, Record
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
-from ddpprof.monitor.pulse_files import boot_id, ranks_with_pulse, read_head
+from ddpprof.monitor.pulse_files import boot_id, read_head
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2
@@ -73,7 +74,7 @@ def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
 
     Raises ``OSError`` if there is no such directory.
     """
-    before = {rank: _processor_time(directory, rank) for rank in ranks_with_pulse(directory)}
+    before = {rank: _processor_time(directory, rank) for rank in rundir.pulses_in(directory)}
     exits = load_exits(directory)
     time.sleep(_LOOK_AGAIN_S)
     found = (_of_rank(directory, rank, exits, earlier, records) for rank, earlier in before.items())

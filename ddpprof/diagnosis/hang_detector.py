@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ddpprof import rundir
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.model.pulse import Activity, Ended, StepFlag, overdue_after_s
-from ddpprof.monitor.pulse_files import PulseHead, ranks_with_pulse, read_head
+from ddpprof.monitor.pulse_files import PulseHead, read_head
 
 _FEW_STEPS = 5
 _FIRST_STEPS_S = 600.0
@@ -91,7 +92,7 @@ class HangDetector:
 
     def _heads(self) -> list[PulseHead]:
         try:
-            return [read_head(self._directory, rank, _STEPS) for rank in ranks_with_pulse(self._directory)]
+            return [read_head(self._directory, rank, _STEPS) for rank in rundir.pulses_in(self._directory)]
         except (OSError, ValueError):  # the run has not begun, or a rank just begins
             return []
 

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+VERDICT_FORMAT = 1
+
 
 class Fault(StrEnum):
     """A kind of fault that can hold a job up."""
@@ -76,3 +78,5 @@ class Verdict(Struct, frozen=True):
     """time of the verdict"""
     resumed_unix_ns: int | None = None
     """time at which the job went on"""
+    format: int = VERDICT_FORMAT
+    """number of this layout"""

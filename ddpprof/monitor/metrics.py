@@ -19,7 +19,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.model import UNKNOWN
 from ddpprof.model.pulse import Activity, Ended
 from ddpprof.monitor.hangs import read_verdict
-from ddpprof.monitor.pulse_files import PulseHead, ranks_with_pulse, read_head
+from ddpprof.monitor.pulse_files import PulseHead, read_head
 
 MOST_RANKS = 64
 _STEPS = 64
@@ -69,7 +69,7 @@ _ACTIVITIES = ", ".join(f"{activity.value} {activity.name.lower()}" for activity
 
 
 def _heads(directory: Path) -> Iterator[PulseHead]:
-    for rank in ranks_with_pulse(directory)[:MOST_RANKS]:
+    for rank in rundir.pulses_in(directory)[:MOST_RANKS]:
         with suppress(OSError, DdpprofError):
             yield read_head(directory, rank, _STEPS)
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ddpprof import rundir
 from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.model.pulse import Pulse, PulseSummaries, select
 from ddpprof.monitor.history import history, usual_length_ns
-from ddpprof.monitor.pulse_files import PulseHead, ranks_with_pulse, read_head, read_pulse
+from ddpprof.monitor.pulse_files import PulseHead, read_head, read_pulse
 from ddpprof.monitor.rank_now import RankNow, last_ns, rank_now
 from ddpprof.monitor.waiting import waiting_lines
 from ddpprof.rundir import attempts_in, is_run, repeated_runs_in
@@ -71,7 +72,7 @@ def find_pulses(path: Path) -> Path:
     if runs := repeated_runs_in(path):
         path = Path(str(runs[max(runs)]))
     folders = [path, *(Path(str(folder)) for folder in attempts_in(path).values())]
-    with_pulses = [folder for folder in folders if ranks_with_pulse(folder)]
+    with_pulses = [folder for folder in folders if rundir.pulses_in(folder)]
     if not with_pulses and not is_run(path):
         raise NotARun(f"{path} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.")
     if not with_pulses:
@@ -85,7 +86,7 @@ def find_pulses(path: Path) -> Path:
 def look_at(directory: Path, now_ns: int) -> Overview:
     """Return what the ranks with a pulse in this folder do. Raises `DdpprofError` if no pulse can be read."""
     heads, missing = {}, []
-    for rank in ranks_with_pulse(directory):
+    for rank in rundir.pulses_in(directory):
         try:
             heads[rank] = read_head(directory, rank, _STEPS_OF_A_RANK)
         except DdpprofError as error:

@@ -130,7 +130,7 @@ def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps
 def read_pulses(directory: Path) -> dict[int, Pulse]:
     """Return the pulses of all ranks that can be read, up to `MOST_COMPARED` of them."""
     found = {}
-    for rank in ranks_with_pulse(directory)[:MOST_COMPARED]:
+    for rank in rundir.pulses_in(directory)[:MOST_COMPARED]:
         with suppress(OSError, DdpprofError):
             found[rank] = read_pulse(directory, rank)
     return found
@@ -175,11 +175,6 @@ def _open_shared(copy: int) -> int | None:
         return shared
     os.close(shared)
     return None
-
-
-def ranks_with_pulse(directory: Path) -> list[int]:
-    """Return the ranks of a run that have a pulse, in order."""
-    return rundir.pulses_in(directory)
 
 
 def gather_left() -> None:

@@ -13,7 +13,7 @@ from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model.capture import CaptureAnswer, CaptureRequest
 from ddpprof.model.pulse import Ended
-from ddpprof.monitor.pulse_files import is_gone, ranks_with_pulse, read_head
+from ddpprof.monitor.pulse_files import is_gone, read_head
 
 
 def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
@@ -56,7 +56,7 @@ def _connect(directory: Path) -> socket.socket:
 def _is_over(directory: Path) -> bool:
     """Return whether no rank of the job trains any more, as far as their pulses tell."""
     try:
-        heads = [read_head(directory, rank, 1) for rank in ranks_with_pulse(directory)]
+        heads = [read_head(directory, rank, 1) for rank in rundir.pulses_in(directory)]
     except (OSError, DdpprofError):
         return False
     return bool(heads) and all(head.state.ended != Ended.NOT_YET or is_gone(head.identity) for head in heads)

@@ -55,6 +55,7 @@ parts.py            A part of the run: the files of one host's own ranks, if hos
 pulse.py            The pulse of this rank: notes of what it does, in memory that outlives it
 pulse_keeper.py     A thread that copies the pulse into the run directory, and samples the machine
 replicas.py         Do all ranks have the same model?
+same_model.py       Do all ranks construct DDP with the same model and the same arguments?
 rpc.py              Calls through ``torch.distributed.rpc`` in the current step
 trace_file.py       One rank's trace on its way into the run directory, written during training
 """

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ddpprof.errors import CannotRecord
+from ddpprof.record.same_model import Comparison, comparing
 
 if TYPE_CHECKING:
     from ddpprof.record.session import Session
@@ -62,6 +63,10 @@ def install(distributed: ModuleType) -> None:
         raise CannotRecord(f"this torch's DistributedDataParallel has no {absent[0]}")
     for name, wrapper in wrappers.items():
         _wrap(ddp, name, wrapper)
+    for name, wrapper in comparing(Comparison()).items():
+        owner = ddp if hasattr(ddp, name) else distributed
+        if hasattr(owner, name):
+            _wrap(owner, name, wrapper)
     single_process = sys.modules.get("torch.nn.parallel.data_parallel")
     if single_process is not None:
         tell_forward = _untraced_telling(lambda session, model: session.data_parallel_forward_begins(model))

@@ -110,8 +110,9 @@ class PulseWriter:
             came = end_ns + min(stats, default=0)
             first_ns = min(first_ns, came) if first_ns else came
             self._looks_every = max(1, len(stats) // _GRADIENTS_PER_LOOK)
-        if begin_ns <= last_ns <= self._since_ns:
-            waited = self._since_ns - last_ns
+        if begin_ns <= last_ns:
+            # The process may have lost its processor between torch's note of the forward's end and ours.
+            waited = max(0, self._since_ns - last_ns)
             self._wait_ns = waited if self._wait_ns == UNKNOWN else self._wait_ns + waited
             self._first_gradient_ns = max(0, first_ns - begin_ns)
 

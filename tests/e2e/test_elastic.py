@@ -16,8 +16,8 @@ from jobs import DDPPROF, QUICK, TORCHRUN, Run, environment, script
 from processes import is_gone
 
 from ddpprof.model.pulse import Ended
-from ddpprof.monitor.pulse_files import ranks_with_pulse, read_pulse
-from ddpprof.rundir import attempts_in
+from ddpprof.monitor.pulse_files import read_pulse
+from ddpprof.rundir import attempts_in, pulses_in
 
 Report = Callable[[str], dict[str, Any]]
 
@@ -167,7 +167,7 @@ def test_ten_kills_in_a_row_lose_no_pulse(tmp_path: Path, ddpprof: Run) -> None:
     assert sorted(attempts) == list(range(11))
     for number, directory in attempts.items():
         assert isinstance(directory, Path)
-        pulses = [read_pulse(directory, rank) for rank in ranks_with_pulse(directory)]
+        pulses = [read_pulse(directory, rank) for rank in pulses_in(directory)]
         assert len(pulses) == 2
         assert pulses[1].state.num_steps == (24 if number == 10 else 21)
         assert (pulses[1].state.ended == Ended.FINISHED) is (number == 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,3 +45,26 @@ def test_ctrl_c_and_a_good_end_are_no_failures(ddpprof: Run, report: Report) -> 
     stopped = ddpprof("trace", "--stop-after", "--force", *options, *script("failing.py", "--how", "not"))
     assert stopped.returncode == 0, stopped.stderr
     assert report("run")["failure"] is None
+
+
+TWO_MODELS = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+DistributedDataParallel(torch.nn.Linear(4, 3 + dist.get_rank()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["trace", "watch"])
+def test_different_models_are_told_apart_by_name(command: str, ddpprof: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TWO_MODELS)
+    done = ddpprof(command, "--out", "run", "--nproc-per-node=2", "--standalone", "train.py")
+    assert done.returncode == 1
+    assert (
+        "ddpprof: rank 1: its model is not the same as on rank 0: weight is 4×4 here and 3×4 there; bias is 4 here and "
+        "3 there.\n"
+    ) in done.stderr
+    assert "ddpprof: nothing was recorded: the job failed before" in done.stderr

@@ -12,7 +12,7 @@ from processes import started, wait_until
 from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training, pulses
 
 from ddpprof.model.pulse import Ended
-from ddpprof.monitor.pulse_files import ranks_with_pulse
+from ddpprof.rundir import pulses_in
 
 pytestmark = [pytest.mark.e2e, NEEDS_SHARED_MEMORY]
 
@@ -44,7 +44,7 @@ def test_a_traced_job_is_watched_to_its_end(ddpprof: Run, tmp_path: Path) -> Non
     assert [pulse.state.num_steps for pulse in pulses(tmp_path / "run")] == [30, 30]
     unwatched = ddpprof("trace", "--quiet", "--no-pulse", "--out", "other", *TWO, *script("torchrun_plain.py"))
     fingerprint(unwatched)
-    assert ranks_with_pulse(tmp_path / "other") == []
+    assert pulses_in(tmp_path / "other") == []
 
 
 @pytest.mark.slow

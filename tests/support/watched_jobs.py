@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from ddpprof.model.pulse import Pulse
-from ddpprof.monitor.pulse_files import SHARED_FOLDER, ranks_with_pulse, read_pulse
+from ddpprof.monitor.pulse_files import SHARED_FOLDER, read_pulse
+from ddpprof.rundir import pulses_in
 
 NEEDS_SHARED_MEMORY = pytest.mark.skipif(not SHARED_FOLDER.is_dir(), reason=f"this system has no {SHARED_FOLDER}")
 TWO = ("--nproc-per-node", "2")
 
 
 def pulses(run: Path) -> list[Pulse]:
-    return [read_pulse(run, rank) for rank in ranks_with_pulse(run)]
+    return [read_pulse(run, rank) for rank in pulses_in(run)]
 
 
 def is_training(run: Path, num_steps: int) -> bool:

@@ -52,7 +52,8 @@ def test_torchruns_options_are_passed_on_as_given(arguments: str, torchrun: list
 def test_a_job_without_ddp_is_told_from_one_that_was_too_short(tmp_path: Path) -> None:
     assert "no DistributedDataParallel module was trained in train.py." in nothing_recorded([tmp_path], "train.py")
     (tmp_path / RUN_FILE).write_text("{}")
-    assert "more steps than are skipped initially (--skip-first)." in nothing_recorded([tmp_path], "train.py")
+    assert "module finished more steps than are skipped" in nothing_recorded([tmp_path], "train.py")
+    assert "nothing was recorded: the job failed before" in nothing_recorded([tmp_path], "train.py", failed=True)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hung_ranks import NOW_NS, USER, S, died, process, rank, steps, waiting
 
+from ddpprof import rundir
 from ddpprof.diagnosis import hang_detector
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.hang_detector import HangDetector, allowed_s
@@ -25,7 +26,7 @@ class Job:
         self.now_ns = NOW_NS
         self.ranks = list(ranks)
         self.steps = of or steps()
-        monkeypatch.setattr(hang_detector, "ranks_with_pulse", lambda _: range(len(self.ranks)))
+        monkeypatch.setattr(rundir, "pulses_in", lambda _: range(len(self.ranks)))
         monkeypatch.setattr(hang_detector, "read_head", self.head)
         self.detector = HangDetector(Path("run"), lambda: self.now_ns)
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, Pulse, PulseIdentity, StepFlag
 from ddpprof.monitor import pulse_files
-from ddpprof.monitor.pulse_files import gather_left, ranks_with_pulse, read_head, read_pulse
+from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
 from ddpprof.record.flight_recorder import AllReduce
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
@@ -225,7 +226,7 @@ def test_the_copy_equals_the_memory(pulse: PulseWriter, clock: Clock, tmp_path: 
 def test_the_memory_is_read_while_the_rank_lives(pulse: PulseWriter, tmp_path: Path) -> None:
     keeper = keep(pulse)
     pulse.step_ends(1)
-    assert ranks_with_pulse(tmp_path) == [0]
+    assert rundir.pulses_in(tmp_path) == [0]
     assert read_pulse(tmp_path, 0).state.num_steps == 1
     assert read_head(tmp_path, 0, 10).steps.number.tolist() == [0]
     keeper.close()

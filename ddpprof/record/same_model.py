@@ -1,0 +1,168 @@
+"""Do all ranks construct DDP with the same model and the same arguments?
+
+Rank 0 describes its model in the job's own store just before DDP compares the ranks' parameters. A rank on which that
+comparison fails, or which will reduce other buckets, prints what is different, by name. DDP's error has only a number.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+_MOST_SAID = 5
+_MOST_PARAMETERS = 20_000
+"""A model of more parameters is not described: that could take megabytes of the store."""
+_OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffers", "broadcast_buffers")
+"""DDP's attributes that decide which collectives a step has, as far as this torch has them"""
+
+
+class Replica(Struct, frozen=True):
+    """The model and the arguments that one rank gives to DDP."""
+
+    parameters: dict[str, tuple[tuple[int, ...], str]]
+    """name → shape and dtype of each parameter that needs a gradient, in the model's order"""
+    arguments: dict[str, bool | int]
+
+
+class Comparison:
+    """The comparison of this rank's DDP modules with rank 0's, one module after the other."""
+
+    def __init__(self) -> None:
+        self._num_modules = 0
+        self._ddp: weakref.ref[Any] | None = None
+
+    def before_constructing(self, ddp: Any) -> None:
+        """Note which module DDP constructs; rank 0 describes it to the others."""
+        import torch.distributed as dist
+
+        self._ddp = None
+        if not dist.is_available() or not dist.is_initialized():
+            return
+        self._ddp = weakref.ref(ddp)
+        self._num_modules += 1
+        if _store_rank(ddp) == 0:
+            with suppress(RuntimeError):  # a store that keeps nothing, as that of MPI
+                self._store().set(self._key(ddp), msgspec.json.encode(_describe(ddp)))
+
+    def explain_failure(self) -> None:
+        """Print in what this rank's model differs from that of rank 0, after DDP's comparison has failed."""
+        ddp, first = self._pair()
+        if first is not None:
+            found = list(differing_parameters(_describe(ddp), first))
+            if found:
+                _say(f"its model is not the same as on rank 0: {_listed(found)}.")
+
+    def compare_arguments(self) -> None:
+        """Warn if this rank will not reduce the same buckets as rank 0."""
+        ddp, first = self._pair()
+        found = list(differing_arguments(_describe(ddp), first)) if first is not None else []
+        if found:
+            _say(f"DDP has other arguments than on rank 0, which can hang the training: {_listed(found)}.")
+
+    def _pair(self) -> tuple[Any, Replica | None]:
+        """Return this rank's module, and what rank 0 has said of its own if this is another rank."""
+        ddp = self._ddp() if self._ddp is not None else None
+        if ddp is None or _store_rank(ddp) in (0, None):
+            return ddp, None
+        with suppress(RuntimeError, msgspec.DecodeError):
+            if self._store().check([self._key(ddp)]):
+                return ddp, msgspec.json.decode(self._store().get(self._key(ddp)), type=Replica)
+        return ddp, None
+
+    def _key(self, ddp: Any) -> str:
+        return f"ddpprof/model/{getattr(ddp.process_group, 'group_name', '')}/{self._num_modules}"
+
+    @staticmethod
+    def _store() -> Any:
+        import torch.distributed as dist
+
+        return dist.distributed_c10d._get_default_store()
+
+
+def comparing(comparison: Comparison) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Return wrappers of functions that DDP calls while it is constructed, by their names."""
+
+    def build(original: Callable[..., Any]) -> Callable[..., Any]:
+        def builds(self: Any, *args: Any, **kwargs: Any) -> Any:
+            comparison.before_constructing(self)
+            return original(self, *args, **kwargs)
+
+        return builds
+
+    def verify(original: Callable[..., Any]) -> Callable[..., Any]:
+        def verifies(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = original(*args, **kwargs)
+            except RuntimeError:
+                comparison.explain_failure()
+                raise
+            comparison.compare_arguments()
+            return result
+
+        return verifies
+
+    return {"_build_params_for_reducer": build, "_verify_param_shape_across_processes": verify}
+
+
+def differing_parameters(mine: Replica, first: Replica) -> Iterator[str]:
+    """Give in words what is different in this rank's parameters from those of rank 0."""
+    for name, (shape, dtype) in mine.parameters.items():
+        if name not in first.parameters:
+            yield f"{name} exists only here"
+            continue
+        other_shape, other_dtype = first.parameters[name]
+        if shape != other_shape:
+            yield f"{name} is {_shape(shape)} here and {_shape(other_shape)} there"
+        elif dtype != other_dtype:
+            yield f"{name} is {dtype} here and {other_dtype} there"
+    yield from (f"{name} is missing here" for name in first.parameters if name not in mine.parameters)
+    if mine.parameters.keys() == first.parameters.keys():
+        pairs = zip(mine.parameters, first.parameters, strict=True)
+        yield from (f"{name} stands here where {other} stands there" for name, other in pairs if name != other)
+
+
+def differing_arguments(mine: Replica, first: Replica) -> Iterator[str]:
+    """Give in words which arguments of DDP differ from those of rank 0."""
+    for name, value in mine.arguments.items():
+        other = first.arguments.get(name, value)
+        if value != other:
+            yield f"{name} is {value} here and {other} there"
+
+
+def _describe(ddp: Any) -> Replica:
+    parameters = [(name, one) for name, one in ddp.module.named_parameters() if one.requires_grad]
+    return Replica(
+        {name: (tuple(one.shape), str(one.dtype).removeprefix("torch.")) for name, one in parameters}
+        if len(parameters) <= _MOST_PARAMETERS
+        else {},
+        {name: getattr(ddp, name) for name in _OF_BUCKETS if isinstance(getattr(ddp, name, None), int)},
+    )
+
+
+def _store_rank(ddp: Any) -> int | None:
+    """Return this rank's number in the process group of a module; ``None`` if the group has none."""
+    with suppress(RuntimeError, AttributeError):
+        return int(ddp.process_group.rank())
+    return None
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "a number"
+
+
+def _listed(found: list[str]) -> str:
+    more = f"; and {len(found) - _MOST_SAID} more" if len(found) > _MOST_SAID else ""
+    return "; ".join(found[:_MOST_SAID]) + more
+
+
+def _say(text: str) -> None:
+    import torch.distributed as dist
+
+    with suppress(OSError, ValueError):  # stderr may be closed, or its disk full
+        sys.stderr.write(f"ddpprof: rank {dist.get_rank()}: {text}\n")
