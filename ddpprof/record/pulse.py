@@ -48,8 +48,9 @@ class PulseWriter:
         self._flags = 0
         self._wait_ns = self._first_gradient_ns = UNKNOWN
         self._num_passes = 0
-        self._forwards: list[tuple[Any, int]] = []
-        """reducers of the modules whose gradients the next backward pass reduces, and the ends of their forwards"""
+        self._forwards: list[tuple[Any, int, int]] = []
+        """reducers of the modules whose gradients the next backward pass reduces; their times count from a moment
+        between these two"""
         self._looks_every = 1
         self._cpu_ns = time.thread_time_ns()
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
@@ -82,7 +83,7 @@ class PulseWriter:
         """
         self.begins(_OTHER)
         if synchronises:
-            self._forwards.append((reducer, end_ns))
+            self._forwards.append((reducer, end_ns, self._since_ns))
 
     def backward_begins(self) -> None:
         self.begins(_BACKWARD)
@@ -101,18 +102,18 @@ class PulseWriter:
         forwards, self._forwards = self._forwards, []
         if not forwards or self._num_passes % self._looks_every:
             return
-        first_ns = last_ns = 0
-        for reducer, end_ns in forwards:
+        first_ns = last_ns = latest_ns = 0
+        for reducer, end_ns, noted_ns in forwards:
             if reducer is None:
                 return
             stats = reducer.get_backward_stats()
             last_ns = max(last_ns, end_ns + max(stats, default=0))
+            latest_ns = max(latest_ns, noted_ns + max(stats, default=0))
             came = end_ns + min(stats, default=0)
             first_ns = min(first_ns, came) if first_ns else came
             self._looks_every = max(1, len(stats) // _GRADIENTS_PER_LOOK)
-        if begin_ns <= last_ns:
-            # The process may have lost its processor between torch's note of the forward's end and ours.
-            waited = max(0, self._since_ns - last_ns)
+        if begin_ns <= latest_ns and last_ns <= self._since_ns:
+            waited = self._since_ns - max(begin_ns, last_ns)
             self._wait_ns = waited if self._wait_ns == UNKNOWN else self._wait_ns + waited
             self._first_gradient_ns = max(0, first_ns - begin_ns)
 

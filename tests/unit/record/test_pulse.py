@@ -150,6 +150,18 @@ def test_waiting_that_is_not_known(
     assert decoded(pulse).state.num_passes == num_passes
 
 
+def test_times_count_from_a_moment_before_the_backward_pass(pulse: PulseWriter, clock: Clock) -> None:
+    """The process lost its processor for 20 ns before torch noted the moment from which gradients' times count."""
+    end_ns = clock.now_ns
+    clock.now_ns += 20
+    pulse.forward_ends(Reducer(3, 5), end_ns, synchronises=True)
+    pulse.backward_begins()
+    clock.now_ns += 10
+    pulse.backward_ends()
+    pulse.step_ends(1)
+    assert decoded(pulse).steps.wait_ns.tolist() == [10]
+
+
 def test_very_many_gradients_are_looked_at_in_some_steps(pulse: PulseWriter, clock: Clock) -> None:
     for number in range(1, 7):
         backward(pulse, clock, Reducer(*[5] * 1200), 30)
