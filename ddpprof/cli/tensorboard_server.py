@@ -28,7 +28,7 @@ _OFTEN_S = 0.2
 _GRACE_S = 5.0
 """seconds to wait for TensorBoard's last output"""
 _PATIENCE_S = 60.0
-"""seconds to wait for the plugin to begin reading; it looks for new directories every 10 s"""
+"""seconds in which the plugin may answer nothing, or read nothing; it looks for new directories every 10 s"""
 
 
 class Server:
@@ -82,14 +82,21 @@ class Server:
 
     def wait_for_plugin(self, runs: Iterable[str]) -> bool:
         """Wait until the profiler plugin has read these runs; return ``False`` if it does not read one."""
-        wanted, deadline = set(runs), time.monotonic() + _PATIENCE_S
+        wanted, idle_since = set(runs), time.monotonic()
         while True:
             answer = self._get("data/plugin/pytorch_profiler/runs")
-            if answer is None or (not answer["loading"] and time.monotonic() > deadline):
-                return False
-            if wanted <= set(answer["runs"]) and not answer["loading"]:
+            is_loading = answer is not None and answer["loading"]
+            if answer is not None and not is_loading and wanted <= set(answer["runs"]):
                 return True
+            if is_loading:
+                idle_since = time.monotonic()
+            elif time.monotonic() > idle_since + _PATIENCE_S:
+                return False
             self._pause()
+
+    def failures(self) -> list[str]:
+        """Return the lines in which TensorBoard or the plugin has told of a failure."""
+        return [line for line in self._said if "Failed to " in line]
 
     def wait(self) -> None:
         """Wait for ever. Raises `DdpprofError` if TensorBoard ends by itself."""

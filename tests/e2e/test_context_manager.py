@@ -110,11 +110,14 @@ def test_the_run_is_laid_out_as_a_traced_one(write: Write, tmp_path: Path, torch
     names = {path.name for path in (tmp_path / "traced").iterdir()} - {"tensorboard"}
     assert names == {
         "run.json",
+        "board",
         "exits.jsonl",
+        "slowdowns.json",
         *(f"rank-{rank}.{what}" for rank in (0, 1) for what in ("facts.json", "steps.jsonl", "trace.json.gz")),
-        *(f"rank-{rank}.last_step" for rank in (0, 1)),
+        *(f"rank-{rank}.{what}" for rank in (0, 1) for what in ("last_step", "pulse")),
     }
-    assert {path.name for path in (tmp_path / "run").iterdir()} == names - {"exits.jsonl"}  # of who started the ranks
+    of_who_started_them = {"exits.jsonl", "slowdowns.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == names - of_who_started_them
     for name in ("run.json", "rank-0.facts.json", "rank-1.facts.json"):
         ours, traced = (json.loads((tmp_path / run / name).read_text()) for run in ("run", "traced"))
         assert ours.keys() == traced.keys()

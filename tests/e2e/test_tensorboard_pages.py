@@ -72,6 +72,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "queue.py").write_text("raise ImportError('a file of the user, where they stand')")
     nccl = [NCCL] if NCCL.exists() else []
     with serving(folder, GLOO_2.name, GLOO_4.name, hostile_run(folder), *nccl) as server:
+        assert "the profiler plugin has not read all traces" not in server.errors()
         yield server
 
 
