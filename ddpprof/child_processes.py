@@ -78,10 +78,14 @@ def end_with_parent() -> None:
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], begin: Callable[[], None] = end_with_parent, **options: Any
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    begin: Callable[[], None] | None = end_with_parent,
+    **options: Any,
 ) -> Process:
     """Start a process that ends with this one. `begin` runs in it first; `options` are those of ``subprocess.Popen``.
 
+    In a process with threads, `begin` must be ``None``, and the process ends by itself.
     Raises ``OSError``.
     """
     return subprocess.Popen(command, env=environment, preexec_fn=begin, **options)  # noqa: PLW1509 (no threads here)

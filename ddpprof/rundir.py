@@ -12,6 +12,7 @@
     tensorboard/           TensorBoard's view of the run, one folder per TensorBoard run; made from the files above
     slowdowns.json         slow-downs of the whole run so far, as found by whoever watched it
     hang.json              the last verdict of ``ddpprof diagnose`` on a job that hung, or of whoever watched it
+    hang-stacks.txt        where all threads of the ranks stood while it hung, if that was asked for
     control.sock           socket on which the running job takes requests of ``ddpprof capture``
     board/                 notes by which the ranks agree on a capture
     capture-1/             a run of the steps that ``ddpprof capture`` asked for
@@ -55,8 +56,9 @@ _ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
 
 CONTROL_SOCKET = "control.sock"
 HANG_FILE = "hang.json"
+HANG_STACKS_FILE = "hang-stacks.txt"
 SLOWDOWNS_FILE = "slowdowns.json"
-_OF_RUN = (RUN_FILE, EXITS_FILE, CONTROL_SOCKET, HANG_FILE, SLOWDOWNS_FILE)
+_OF_RUN = (RUN_FILE, EXITS_FILE, CONTROL_SOCKET, HANG_FILE, HANG_STACKS_FILE, SLOWDOWNS_FILE)
 BOARD_DIRECTORY = "board"
 _NOTE = re.compile(r"^(?:request|open|start)-\d+$|^(?:ready|done)-\d+\.\d+$")
 _CAPTURE = re.compile(r"^capture-([1-9]\d{0,5})$")

@@ -40,7 +40,7 @@ def has_run_to_tell_of(
         return False
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
     if not any(ranks_in(path) for path in attempts.values()):
-        say(nothing_recorded([out], name, failed=end.signal is None and end.exit_code != 0), file=sys.stderr)
+        say(nothing_recorded([out], name, failed=end.exit_code != 0 and not end.was_stopped), file=sys.stderr)
         return False
     return True
 

@@ -34,12 +34,19 @@ def add_diagnose_options(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="text for people, json for programs (null if the job is well), or one line for logs (%(default)s)",
     )
+    parser.add_argument(
+        "--dump-stacks",
+        action="store_true",
+        help="also print where every thread of the ranks on this machine stands, as py-spy reads it",
+    )
     parser.epilog = "The exit code is 0 if the job is well, and 1 if it hangs or has failed."
     parser.set_defaults(run=run_diagnose)
 
 
 def run_diagnose(options: argparse.Namespace) -> int:
     from ddpprof import rundir
+    from ddpprof.diagnosis.evidence import gather
+    from ddpprof.diagnosis.stacks import dump_stacks
 
     run: Path = options.run_directory
     if not rundir.is_run(run) and run.is_dir():
@@ -47,7 +54,12 @@ def run_diagnose(options: argparse.Namespace) -> int:
     directory = last_attempt_of(run)
     if not rundir.pulses_in(directory):
         raise DdpprofError(f"{run} has no pulse of any rank. Record one with: ddpprof watch --out {run} train.py")
+    if options.dump_stacks and options.format != "text":
+        raise DdpprofError(f"--dump-stacks prints text: leave out --format {options.format}")
+    stacks = dump_stacks(gather(directory, records=False)) if options.dump_stacks else None
     verdict, words = _examine(directory, run)
+    if stacks is not None:
+        say(stacks)
     if verdict is None:
         return _say_well(words, options.format)
     if words and options.format == "text":

@@ -59,6 +59,12 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         help="end a job that hangs, S seconds after ddpprof has said why (default: never)",
     )
     add(
+        "--dump-stacks",
+        action="store_true",
+        help="if the job hangs, write where every thread of its ranks stands, as py-spy reads it, to "
+        "DIR/hang-stacks.txt",
+    )
+    add(
         "--metrics",
         type=metrics_target,
         metavar="ADDRESS",
@@ -130,7 +136,7 @@ def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: s
         out=Path(options.out or default_out(words)),
         words=tuple(words),
         is_wrapped=is_wrapped,
-        recorded_with=(*_without(own, _NOT_TO_REPEAT, ("--force",)), *command),
+        recorded_with=(*_without(own, _NOT_TO_REPEAT, ("--force", "--dump-stacks")), *command),
     )
 
 
@@ -173,10 +179,10 @@ def run_recorded(
     if launch.is_first_rank(os.environ) if inside else not _is_further_node(options.torchrun):
         settings = launch.clear_out(settings, inside)
     command = words if job.is_wrapped else launch.script_command(words, options.module, options.torchrun)
-    watch = RunWatch(out, options.quiet, options.kill_after, names_top=verb == "watch")
+    watch = RunWatch(out, options.quiet, options.kill_after, options.dump_stacks, names_top=verb == "watch")
     speaks = settings.pulse and (not inside or launch.is_first_rank(os.environ))
-    if speaks and options.metrics is not None:
-        check(options.metrics)
+    if speaks:
+        _check_packages(options)
     ends: list[Callable[[], None]] = [watch.end]
 
     def job_runs() -> None:
@@ -210,6 +216,16 @@ def run_recorded(
     if outcome.signal is not None:
         _die_of(outcome.signal)
     return outcome
+
+
+def _check_packages(options: argparse.Namespace) -> None:
+    """Look for what these options need, before the job runs. Raises `DdpprofError`."""
+    from ddpprof.diagnosis.stacks import find_py_spy
+
+    if options.metrics is not None:
+        check(options.metrics)
+    if options.dump_stacks:
+        find_py_spy()
 
 
 def _note_exit(outcome: JobEnd, settings: Settings, inside: bool) -> None:

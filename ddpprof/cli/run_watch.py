@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from ddpprof.diagnosis.hang_detector import Overdue
     from ddpprof.model.hang import Verdict
     from ddpprof.model.pulse import Pulse
+    from ddpprof.model.slowdown import StepSlowdown
 
 _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
 """most of a core that each kind of looking may take, on average"""
 _MOST_SAID = 20
 """number of slow-downs of which the launcher speaks; all are in the report"""
-
 _WORTH_SAYING = 0.10
 """growth of a step from which on the launcher speaks of it"""
+_LASTING_S = 20.0
+"""seconds for which steps are slow before the launcher speaks of it"""
 
 Say = Callable[[str], None]
 
@@ -45,14 +47,16 @@ class Look(Protocol):
 class RunWatch:
     """Looks at one run until it is ended."""
 
-    def __init__(self, out: Path, is_quiet: bool, kill_after_s: float | None, names_top: bool = False) -> None:
+    def __init__(
+        self, out: Path, is_quiet: bool, kill_after_s: float | None, dumps_stacks: bool = False, names_top: bool = False
+    ) -> None:
         """`names_top`: name the command that shows the ranks, once it can."""
         self._out = out
         self._names_top = names_top
         self._is_quiet = is_quiet
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpprof-watch", daemon=True)
-        self._looks: tuple[Look, ...] = (HangLook(self._say, kill_after_s), SlowdownLook(self._say))
+        self._looks: tuple[Look, ...] = (HangLook(self._say, kill_after_s, dumps_stacks), SlowdownLook(self._say))
 
     def start(self) -> None:
         self._thread.start()
@@ -115,8 +119,8 @@ class HangLook:
 
     every_s = 1.0
 
-    def __init__(self, say: Say, kill_after_s: float | None) -> None:
-        self._say = say
+    def __init__(self, say: Say, kill_after_s: float | None, dumps_stacks: bool) -> None:
+        self._say, self._dumps_stacks = say, dumps_stacks
         self._kill_after_s = kill_after_s
         self._directory: Path | None = None
         self._verdict: Verdict | None = None
@@ -155,6 +159,21 @@ class HangLook:
             write_verdict(directory, verdict)
         for line in verdict_lines(verdict):
             self._say(line)
+        if self._dumps_stacks:
+            self._dump_stacks(directory)
+
+    def _dump_stacks(self, directory: Path) -> None:
+        from ddpprof import own_files, rundir
+        from ddpprof.diagnosis.evidence import gather
+        from ddpprof.diagnosis.stacks import dump_stacks
+
+        path = directory / rundir.HANG_STACKS_FILE
+        try:
+            own_files.write_whole(path, dump_stacks(gather(directory, records=False)).encode())
+        except OSError as error:
+            self._say(f"cannot write {path}: {error.strerror}")
+        else:
+            self._say(f"Where all threads stand: {path}")
 
     def _goes_on(self, directory: Path) -> None:
         """Note that a job that hung has ended the step."""
@@ -183,8 +202,8 @@ class SlowdownLook:
     def __init__(self, say: Say) -> None:
         self._say = say
         self._directory: Path | None = None
-        self._num_begun = self._num_ended = 0
-        """number of slow-downs when the begin of the last one, and its end, was said"""
+        self._told: dict[int, StepSlowdown] = {}
+        """slow-downs of which it has spoken, as they were then, by their place in the list"""
 
     def at(self, directory: Path, _late_s: float) -> None:
         from ddpprof.monitor.pulse_files import read_pulses
@@ -192,13 +211,13 @@ class SlowdownLook:
 
         if self._directory != directory:
             self._directory, self._watch = directory, SlowdownWatch()
-            self._num_begun = self._num_ended = 0
+            self._told = {}
         pulses = read_pulses(directory)
         before = tuple(self._watch.slowdowns)
         self._watch.update(pulses)
         if tuple(self._watch.slowdowns) != before:
             self._write(directory, pulses)
-            self._tell(len(pulses))
+        self._tell(len(pulses))
 
     def last_time(self, directory: Path) -> None:
         """Look at the last steps, and keep what all pauses took."""
@@ -222,12 +241,21 @@ class SlowdownLook:
         from ddpprof.render.slowdown_words import slowdown_sentence
 
         found = self._watch.slowdowns
-        for one in found[self._num_begun : _MOST_SAID]:
-            if one.growth >= _WORTH_SAYING:
-                self._say(slowdown_sentence(one, world_size))
-        self._num_begun = len(found)
-        last = found[-1]
-        if last.last_step is not None and self._num_ended < len(found) <= _MOST_SAID:
-            self._num_ended = len(found)
-            if last.growth >= _WORTH_SAYING:
-                self._say(f"from step {last.last_step + 1:,} on, steps are as before")
+        for number, one in enumerate(found):
+            told = self._told.get(number)
+            if told is None:
+                if one.growth >= _WORTH_SAYING and _has_lasted(one) and len(self._told) < _MOST_SAID:
+                    self._say(slowdown_sentence(one, world_size))
+                    self._told[number] = one
+            elif told.last_step is None and one.last_step is not None:
+                self._told[number] = one
+                if number == len(found) - 1:
+                    self._say(f"from step {one.last_step + 1:,} on, steps are as before")
+
+
+def _has_lasted(slowdown: StepSlowdown) -> bool:
+    """Return whether a slow-down is, or was, longer than what other work on a machine does to a step now and then."""
+    if slowdown.began_ns is None:
+        return True
+    end_ns = time.time_ns() if slowdown.ended_ns is None else slowdown.ended_ns
+    return end_ns - slowdown.began_ns >= _LASTING_S * 1e9

@@ -5,6 +5,7 @@ processes.py      what the system tells of a rank's process
 places.py         where a training thread stands, from its stack
 evidence.py       everything that is known of each rank
 position.py       what a rank does, as far as other ranks are concerned: it waits for them, or they wait for it
+stacks.py         where all threads of the ranks stand, as py-spy reads it
 flight_dumps.py   dumps of torch's flight recorder: who called fewer collectives, or others
 judge.py          from the evidence to a verdict
 diagnose.py       the verdict on the run in a directory

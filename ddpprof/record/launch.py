@@ -49,6 +49,11 @@ class JobEnd:
     interrupted: bool
     """True if ddpprof was asked to end, and passed that on"""
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether somebody ended the job, so that it has neither ended well nor failed by itself."""
+        return self.interrupted or self.signal is not None
+
 
 def inside_job(environment: Mapping[str, str]) -> bool:
     """Return whether this is one of the processes, one per rank, that torchrun, Slurm or MPI has started."""

@@ -25,7 +25,7 @@ def line_of(fault: str) -> int:
 
 def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp_path: Path) -> None:
     faulty = [str(FAULTS), "--fault", "barrier", "--rank", "1"]
-    done = ddpprof("watch", "--out", "run", "--kill-after", "2", *TWO, *faulty)
+    done = ddpprof("watch", "--out", "run", "--kill-after", "2", "--dump-stacks", *TWO, *faulty)
     assert done.returncode != 0
     hint, *said = (line.removeprefix("ddpprof: ") for line in done.stderr.splitlines() if line.startswith("ddpprof: "))
     assert hint == "the run is in run. See its ranks while they train: ddpprof top run"
@@ -33,8 +33,12 @@ def test_a_hang_is_explained_while_it_lasts_and_ended_if_asked(ddpprof: Run, tmp
     assert f"{FAULTS}:{line_of('barrier')} in barrier" in said[1]
     assert said[2].startswith("Rank 0 has waited for ")
     assert said[3] == "They wait for bucket 0 of Branching: last.bias, last.weight, branch.bias, branch.weight."
-    assert said[5] == "ends the job, which still hangs 2 s later (--kill-after)"
-    assert said[6] == "the run is in run. See it with: ddpprof report run; why it hung: ddpprof diagnose run"
+    assert said[5] == "Where all threads stand: run/hang-stacks.txt"
+    assert said[6] == "ends the job, which still hangs 2 s later (--kill-after)"
+    stacks = (tmp_path / "run" / "hang-stacks.txt").read_text()
+    assert "Rank 0, process " in stacks
+    assert f"barrier ({FAULTS}:{line_of('barrier')})" in stacks[stacks.index("Rank 1, process ") :]
+    assert said[7] == "the run is in run. See it with: ddpprof report run; why it hung: ddpprof diagnose run"
     afterwards = ddpprof("diagnose", "run").stdout.splitlines()
     assert afterwards[:2] == ["The job has ended. While it hung, ddpprof found:", said[0]]
     verdict = json.loads((tmp_path / "run" / "hang.json").read_text())
@@ -52,9 +56,13 @@ def test_diagnose_looks_at_a_hanging_job_from_outside_and_at_one_that_goes_on(dd
         well = ddpprof("diagnose", "run")
         assert (well.returncode, well.stdout) == (0, "")
         assert well.stderr.startswith("ddpprof: the job trains, at step ")
+        assert ddpprof("diagnose", "run", "--format", "json").stdout == "null\n"
         stopped = pulses(run)[0].identity.pid
         os.kill(stopped, signal.SIGSTOP)
         wait_until(lambda: ddpprof("diagnose", "run").returncode == 1, "the step to be overdue")
+        asked = ddpprof("diagnose", "run", "--dump-stacks").stdout
+        assert f"Rank 0, process {stopped}:" in asked
+        assert "long_training.py:" in asked
         verdict = json.loads(ddpprof("diagnose", "run", "--format", "json").stdout)
         assert (verdict["fault"], verdict["rank"], verdict["pid"]) == ("stopped", 0, stopped)
         assert verdict["waiting"] == [1]

@@ -1,0 +1,79 @@
+"""What the launcher says of slow-downs while the job runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpprof.cli.run_watch import SlowdownLook
+from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
+from ddpprof.monitor import pulse_files, slowdowns
+
+S = 10**9
+RISE = "since step 100 steps take 50% longer, 10.0 → 15.0 ms: all-reduces take longer, and no rank does by itself"
+
+
+def slow(began_s: float, ended_s: float | None = None, after_ns: int = 15_000_000) -> StepSlowdown:
+    return StepSlowdown(
+        first_step=100, last_step=None if ended_s is None else 199, before_ns=10_000_000, after_ns=after_ns,
+        num_steps=100, began_ns=int(began_s * S), ended_ns=None if ended_s is None else int(ended_s * S),
+        cause=SlowdownCause.LINK, ranks=(),
+    )  # fmt: skip
+
+
+class Watched:
+    """A job whose slow-downs are known at each moment."""
+
+    def __init__(self) -> None:
+        self.slowdowns: list[StepSlowdown] = []
+
+    def update(self, _pulses: object) -> None:
+        pass
+
+
+class Launcher:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.said: list[str] = []
+        self.job = Watched()
+        self._monkeypatch, self._folder = monkeypatch, tmp_path
+        self._look = SlowdownLook(self.said.append)
+        monkeypatch.setattr(pulse_files, "read_pulses", lambda _: {})
+        monkeypatch.setattr(slowdowns, "SlowdownWatch", lambda: self.job)
+
+    def looks(self, at_s: float, *found: StepSlowdown) -> list[str]:
+        """Return what it says when it looks at this time, and these slow-downs are known."""
+        self.job.slowdowns = list(found)
+        self._monkeypatch.setattr(time, "time_ns", lambda: int(at_s * S))
+        self.said.clear()
+        self._look.at(self._folder, 0.0)
+        return [line.replace(f" ({time.strftime('%H:%M:%S', time.localtime(1000))})", "") for line in self.said]
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launcher:
+    return Launcher(monkeypatch, tmp_path)
+
+
+def test_a_slow_down_is_told_once_it_has_lasted_and_when_it_is_over(launcher: Launcher) -> None:
+    assert launcher.looks(1010, slow(1000)) == []
+    assert launcher.looks(1021, slow(1000)) == [RISE]
+    assert launcher.looks(1023, slow(1000)) == []
+    assert launcher.looks(1090, slow(1000, ended_s=1088)) == ["from step 200 on, steps are as before"]
+    assert launcher.looks(1092, slow(1000, ended_s=1088)) == []
+
+
+def test_a_short_or_a_small_one_is_not_told(launcher: Launcher) -> None:
+    assert launcher.looks(1012, slow(1000)) == []
+    assert launcher.looks(1060, slow(1000, ended_s=1015)) == []
+    assert launcher.looks(1120, slow(1000, ended_s=1015), slow(1070, after_ns=10_900_000)) == []
+
+
+def test_the_end_is_not_told_if_another_one_follows(launcher: Launcher) -> None:
+    assert launcher.looks(1021, slow(1000)) == [RISE]
+    assert launcher.looks(1090, slow(1000, ended_s=1088), slow(1088, after_ns=20_000_000)) == []
+
+
+def test_there_is_an_end_to_what_it_says(launcher: Launcher) -> None:
+    assert len(launcher.looks(9000, *[slow(1000, ended_s=1030)] * 50)) == 20
