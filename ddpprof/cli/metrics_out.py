@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ddpprof.errors import DdpprofError
 
 if TYPE_CHECKING:
-    from ddpprof.monitor.metrics import Metric
+    from ddpprof.monitor.metrics import Metric, MetricKind
 
 _LISTEN = re.compile(r"(?:(?P<host>[\w.-]+|\[[\da-fA-F:]+\]):)?(?P<port>\d{1,5})")
 _OTLP = "otlp:"
@@ -103,8 +103,8 @@ def prometheus_families(metrics: Iterable[Metric]) -> Iterator[Any]:
 
     for metric in metrics:
         labels = tuple(metric.values[0][0]) if metric.values else ()
-        of_kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
-        family = of_kind(f"ddpprof_{metric.name}", metric.documentation, labels=labels)
+        of_kind = CounterMetricFamily if metric.kind.is_counter else GaugeMetricFamily
+        family = of_kind(f"ddpprof_{metric.kind.name}", metric.kind.documentation, labels=labels)
         for values, number in metric.values:
             family.add_metric(tuple(values.values()), number)
         yield family
@@ -117,6 +117,8 @@ def _send(collector: str, read: Callable[[], list[Metric]]) -> Callable[[], None
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
+
+    from ddpprof.monitor.metrics import METRICS
 
     exporter = OTLPMetricExporter(endpoint=f"{collector.rstrip('/')}/v1/metrics", timeout=5)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=_EVERY_MS)
@@ -132,28 +134,20 @@ def _send(collector: str, read: Callable[[], list[Metric]]) -> Callable[[], None
             read_at, latest = time.monotonic(), read()
         return latest
 
-    def observing(name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observing(kind: MetricKind) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_options: CallbackOptions) -> Iterable[Observation]:
-            metric = next((one for one in now() if one.name == name), None)
+            metric = next((one for one in now() if one.kind is kind), None)
             for labels, value in metric.values if metric is not None else ():
                 yield Observation(value, dict(labels))
 
         return observe
 
-    for name, unit, is_counter in _INSTRUMENTS:
-        make = meter.create_observable_counter if is_counter else meter.create_observable_gauge
-        plain = name.removesuffix("_seconds").replace("_", ".")
-        make(f"ddpprof.{plain}", callbacks=[observing(name)], unit=unit)
+    for kind in METRICS:
+        make = meter.create_observable_counter if kind.is_counter else meter.create_observable_gauge
+        make(opentelemetry_name(kind), callbacks=[observing(kind)], unit=kind.unit, description=kind.documentation)
     return provider.shutdown
 
 
-_INSTRUMENTS = (
-    ("steps", "{step}", True),
-    ("step_seconds", "s", False),
-    ("step_part_seconds", "s", False),
-    ("step_age_seconds", "s", False),
-    ("up", "1", False),
-    ("activity", "1", False),
-    ("hang", "1", False),
-)
-"""name in `Metric`, unit by UCUM as OpenTelemetry wants it, and whether it only grows"""
+def opentelemetry_name(kind: MetricKind) -> str:
+    """Return the name by OpenTelemetry's conventions: with dots, and without the unit."""
+    return f"ddpprof.{kind.name.removesuffix('_seconds').replace('_', '.')}"

@@ -29,15 +29,44 @@ _SILENT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class MetricKind:
+    """What one metric is, whatever its values."""
+
     name: str
     """name without the prefix ``ddpprof_``, and for a counter without ``_total``"""
     documentation: str
     unit: str
-    """``seconds``, ``bytes``, or empty for a number"""
-    is_counter: bool
-    values: tuple[tuple[Mapping[str, str], float], ...]
-    """labels and value of each sample"""
+    """unit by UCUM, as OpenTelemetry wants it; ``"1"`` for a number"""
+    is_counter: bool = False
+    """whether it only grows"""
+
+
+STEPS = MetricKind("steps", "Training steps that the rank has finished", "{step}", is_counter=True)
+STEP_SECONDS = MetricKind("step_seconds", f"Length of the last {_STEPS} steps, by quantile", "s")
+STEP_PART_SECONDS = MetricKind(
+    "step_part_seconds",
+    f"Mean of the parts of the last {_STEPS} steps: own is a step without its waiting for other ranks",
+    "s",
+)
+STEP_AGE_SECONDS = MetricKind("step_age_seconds", "Time since the rank finished its last step", "s")
+UP = MetricKind("up", "1 while the rank trains and gives signs of life, else 0", "1")
+ACTIVITY = MetricKind(
+    "activity",
+    f"What the rank does: {', '.join(f'{activity.value} {activity.name.lower()}' for activity in Activity)}",
+    "1",
+)
+HANG = MetricKind("hang", "1 while the job hangs, by the last verdict of who watches it, else 0", "1")
+METRICS = (STEPS, STEP_SECONDS, STEP_PART_SECONDS, STEP_AGE_SECONDS, UP, ACTIVITY, HANG)
+
+
+Values = tuple[tuple[Mapping[str, str], float], ...]
+"""labels and value of each sample"""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    kind: MetricKind
+    values: Values
 
 
 def read_metrics(out: Path) -> list[Metric]:
@@ -49,23 +78,14 @@ def read_metrics(out: Path) -> list[Metric]:
     if not heads:
         return []
     return [
-        _each(heads, "steps", "Training steps that the rank has finished", "", lambda head: head.state.num_steps, True),
-        _quantiles(heads),
-        _parts(heads),
-        _each(heads, "step_age_seconds", "Time since the rank finished its last step", "seconds", _step_age_s),
-        _each(heads, "up", "1 while the rank trains and gives signs of life, else 0", "", _is_up),
-        _each(heads, "activity", f"What the rank does: {_ACTIVITIES}", "", lambda head: head.state.activity),
-        Metric(
-            "hang",
-            "1 while the job hangs, by the last verdict of who watches it, else 0",
-            "",
-            False,
-            (({}, _hangs(directory)),),
-        ),
+        _each(STEPS, heads, lambda head: head.state.num_steps),
+        Metric(STEP_SECONDS, _quantiles(heads)),
+        Metric(STEP_PART_SECONDS, _parts(heads)),
+        _each(STEP_AGE_SECONDS, heads, _step_age_s),
+        _each(UP, heads, _is_up),
+        _each(ACTIVITY, heads, lambda head: head.state.activity),
+        Metric(HANG, (({}, _hangs(directory)),)),
     ]
-
-
-_ACTIVITIES = ", ".join(f"{activity.value} {activity.name.lower()}" for activity in Activity)
 
 
 def _heads(directory: Path) -> Iterator[PulseHead]:
@@ -74,24 +94,16 @@ def _heads(directory: Path) -> Iterator[PulseHead]:
             yield read_head(directory, rank, _STEPS)
 
 
-def _each(
-    heads: Sequence[PulseHead],
-    name: str,
-    documentation: str,
-    unit: str,
-    value: Callable[[PulseHead], float],
-    is_counter: bool = False,
-) -> Metric:
+def _each(kind: MetricKind, heads: Sequence[PulseHead], value: Callable[[PulseHead], float]) -> Metric:
     """Return a metric with one value for each rank."""
-    values = tuple((_of(head), float(value(head))) for head in heads)
-    return Metric(name, documentation, unit, is_counter, values)
+    return Metric(kind, tuple((_of(head), float(value(head))) for head in heads))
 
 
 def _of(head: PulseHead, **more: str) -> dict[str, str]:
     return {"rank": str(head.identity.rank), **more}
 
 
-def _quantiles(heads: Sequence[PulseHead]) -> Metric:
+def _quantiles(heads: Sequence[PulseHead]) -> Values:
     values = []
     for head in heads:
         lengths = head.steps.length_ns
@@ -101,10 +113,10 @@ def _quantiles(heads: Sequence[PulseHead]) -> Metric:
                 (_of(head, quantile=f"{quantile:g}"), float(value))
                 for quantile, value in zip(_QUANTILES, found, strict=True)
             ]
-    return Metric("step_seconds", f"Length of the last {_STEPS} steps, by quantile", "seconds", False, tuple(values))
+    return tuple(values)
 
 
-def _parts(heads: Sequence[PulseHead]) -> Metric:
+def _parts(heads: Sequence[PulseHead]) -> Values:
     values = []
     for head in heads:
         for part in _PARTS:
@@ -112,8 +124,7 @@ def _parts(heads: Sequence[PulseHead]) -> Metric:
             known = column[column != UNKNOWN]
             if len(known):
                 values.append((_of(head, part=part), float(known.mean()) / 1e9))
-    about = f"Mean of the parts of the last {_STEPS} steps: own is a step without its waiting for other ranks"
-    return Metric("step_part_seconds", about, "seconds", False, tuple(values))
+    return tuple(values)
 
 
 def _step_age_s(head: PulseHead) -> float:

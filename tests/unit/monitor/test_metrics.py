@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def named(run: Path, name: str) -> Metric:
-    (found,) = (metric for metric in read_metrics(run) if metric.name == name)
+    (found,) = (metric for metric in read_metrics(run) if metric.kind.name == name)
     return found
 
 
