@@ -29,6 +29,8 @@ _WORTH_SAYING = 0.10
 """growth of a step from which on the launcher speaks of it"""
 _LASTING_S = 20.0
 """seconds for which steps are slow before the launcher speaks of it"""
+_LAUNCHER_S = 30.0
+"""seconds in which a launcher, once a rank has died, ends the others or starts all ranks anew"""
 
 Say = Callable[[str], None]
 
@@ -152,7 +154,7 @@ class HangLook:
         from ddpprof.render.hang_words import verdict_lines
 
         verdict = diagnose_overdue(directory, overdue, self._detector)
-        if verdict is None:
+        if verdict is None or (verdict.has_failed and overdue.waited_s < _LAUNCHER_S):
             return
         self._hangs_at, self._verdict, self._judged_at = overdue.step, verdict, time.monotonic()
         with suppress(OSError):

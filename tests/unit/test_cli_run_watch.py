@@ -1,4 +1,4 @@
-"""What the launcher says of slow-downs while the job runs."""
+"""What the launcher says of hangs and slow-downs while the job runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.cli.run_watch import SlowdownLook
+from ddpprof.cli.run_watch import HangLook, SlowdownLook
+from ddpprof.diagnosis import diagnose, hang_detector
+from ddpprof.diagnosis.hang_detector import Overdue
+from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
 from ddpprof.monitor import pulse_files, slowdowns
 
@@ -77,3 +80,38 @@ def test_the_end_is_not_told_if_another_one_follows(launcher: Launcher) -> None:
 
 def test_there_is_an_end_to_what_it_says(launcher: Launcher) -> None:
     assert len(launcher.looks(9000, *[slow(1000, ended_s=1030)] * 50)) == 20
+
+
+class Detector:
+    """Looks at a job whose step 20 is overdue for so long."""
+
+    waited_s = 0.0
+
+    def look(self, _late_s: float) -> Overdue:
+        return Overdue(20, self.waited_s, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "silent_at_s", "told_at_s"),
+    [
+        pytest.param(Verdict(Fault.LOADER, rank=1), [], 6, id="hangs"),
+        pytest.param(Verdict(Fault.DIED, rank=1, has_failed=True), [6, 29], 31, id="launcher-may-start-it-anew"),
+    ],
+)
+def test_when_a_verdict_is_told(
+    verdict: Verdict, silent_at_s: list[float], told_at_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    detector = Detector()
+    monkeypatch.setattr(hang_detector, "HangDetector", lambda _: detector)
+    monkeypatch.setattr(diagnose, "diagnose_overdue", lambda *_: verdict)
+    look = HangLook(said.append, None, dumps_stacks=False)
+    for detector.waited_s in silent_at_s:
+        look.at(tmp_path, 0.0)
+        assert said == []
+    detector.waited_s = told_at_s
+    look.at(tmp_path, 0.0)
+    num_said = len(said)
+    assert said[0].startswith("The job ")
+    look.at(tmp_path, 0.0)
+    assert len(said) == num_said, "once"
