@@ -81,8 +81,11 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     from ddpprof.diagnosis.evidence import gather
     from ddpprof.diagnosis.hang_detector import HangDetector
     from ddpprof.diagnosis.judge import judge
+    from ddpprof.model.pulse import OVERDUE_S, Ended
 
     evidence = gather(directory)
+    if not evidence:
+        raise DdpprofError(f"no pulse in {directory} can be read: its disk was full, or another ddpprof wrote it.")
     if any(one.is_dead for one in evidence):
         hang = hung_at_last(directory)
         return hang or judge(evidence), "" if hang is None else "The job has ended. While it hung, ddpprof found:"
@@ -92,6 +95,12 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     overdue = detector.look()
     step = max(one.state.step for one in evidence)
     if overdue is None:
+        unwatched = [one.rank for one in evidence if one.state.ended == Ended.UNWATCHED]
+        if unwatched:
+            return None, f"ddpprof stopped watching rank {unwatched[0]}, so it cannot tell whether the job hangs."
+        waited_s = min((one.now_ns - one.state.step_since_ns) / 1e9 for one in evidence if not one.has_ended)
+        if waited_s > OVERDUE_S:
+            return None, f"the job has been at step {step:,} for {waited_s:.0f} s, which is not called a hang yet."
         return None, f"the job trains, at step {step:,}. See its ranks with: ddpprof top {run}"
     verdict = diagnose_overdue(directory, overdue, detector)
     return verdict, f"the job pauses on purpose at step {step:,}: it saves, evaluates or computes."

@@ -190,14 +190,15 @@ def run_recorded(
         if options.metrics is not None:
             try:
                 ends.append(publish(options.metrics, out))
-            except OSError as error:  # the job runs already
+            except Exception as error:  # noqa: BLE001 (the job runs already, and must go on)
                 say(f"ddpprof: no metrics: {error}", file=sys.stderr)
 
     try:
         outcome = launch.run_job(command, settings, explain_rank=not inside, when_started=job_runs if speaks else None)
     finally:
         for end in ends:
-            end()
+            with suppress(Exception):  # the job's exit code is what counts
+                end()
     gather_left()
     _note_exit(outcome, settings, inside)
     if outcome.needs_rank:

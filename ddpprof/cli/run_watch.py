@@ -135,6 +135,7 @@ class HangLook:
 
         if self._directory != directory:
             self._directory, self._detector = directory, HangDetector(directory)
+            self._verdict = self._hangs_at = None
         overdue = self._detector.look(late_s)
         if overdue is None:
             self._goes_on(directory)
@@ -177,19 +178,28 @@ class HangLook:
         else:
             self._say(f"Where all threads stand: {path}")
 
+    @staticmethod
+    def _has_passed(directory: Path, step: int) -> bool:
+        from ddpprof import rundir
+        from ddpprof.errors import DdpprofError
+        from ddpprof.monitor.pulse_files import read_head
+
+        for rank in rundir.pulses_in(directory):
+            with suppress(OSError, DdpprofError):
+                if read_head(directory, rank, 1).state.step > step:
+                    return True
+        return False
+
     def _goes_on(self, directory: Path) -> None:
         """Note that a job that hung has ended the step."""
         from msgspec import structs
 
-        from ddpprof import rundir
         from ddpprof.monitor.hangs import write_verdict
-        from ddpprof.monitor.pulse_files import read_head
 
         if self._verdict is None or self._hangs_at is None:
             return
-        heads = [read_head(directory, rank, 1) for rank in rundir.pulses_in(directory)]
-        if all(head.state.step <= self._hangs_at for head in heads):
-            return  # it has not gone on: its ranks have ended
+        if not self._has_passed(directory, self._hangs_at):
+            return  # its ranks have ended
         with suppress(OSError):
             write_verdict(directory, structs.replace(self._verdict, resumed_unix_ns=time.time_ns()))
         self._say(f"the job goes on: step {self._hangs_at} is over")

@@ -41,7 +41,7 @@ def _after(out: Path, inside: bool, end: JobEnd, name: str) -> None:
 
     if not has_run_to_tell_of(out, inside, name, end, rundir.pulses_in):
         return
-    for line in () if end.was_stopped else explain_end(rundir.last_attempt(out)):
+    for line in () if end.was_stopped or end.exit_code == 0 else explain_end(rundir.last_attempt(out)):
         say(f"ddpprof: {line}", file=sys.stderr)
     why = f"; why it hung: ddpprof diagnose {out}" if hung_at_last(rundir.last_attempt(out)) is not None else ""
     say(f"\nddpprof: the run is in {out}. See it with: ddpprof report {out}{why}", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import ProcessExit, Record
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
-from ddpprof.monitor.pulse_files import boot_id, read_head
+from ddpprof.monitor.pulse_files import machine_id, read_head
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2
@@ -57,8 +57,10 @@ class RankEvidence:
     @property
     def is_dead(self) -> bool:
         """Whether its process ended without finishing the training."""
-        if self.state.ended == Ended.FAILED or (self.exit is not None and self.exit.exit_code != 0):
+        if self.state.ended == Ended.FAILED:
             return True
+        if self.exit is not None:
+            return self.exit.exit_code != 0
         return not self.has_ended and self.is_here and self.process is None
 
     @property
@@ -84,7 +86,7 @@ def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
 def _processor_time(directory: Path, rank: int) -> float | None:
     with suppress(OSError, DdpprofError):
         identity = read_head(directory, rank, 0).identity
-        process = look_at(identity.pid) if identity.boot_id == boot_id() else None
+        process = look_at(identity.pid) if identity.machine_id == machine_id() else None
         return None if process is None else process.main_thread_cpu_s
     return None
 
@@ -96,7 +98,7 @@ def _of_rank(
         head = read_head(directory, rank, _STEPS)
     except (OSError, DdpprofError):
         return None
-    identity, is_here = head.identity, head.identity.boot_id == boot_id()
+    identity, is_here = head.identity, head.identity.machine_id == machine_id()
     process = look_at(identity.pid) if is_here else None
     used_s = process.main_thread_cpu_s - earlier if process is not None and earlier is not None else 0.0
     return RankEvidence(
@@ -109,14 +111,25 @@ def _of_rank(
         process=process,
         workers=tuple(workers_of(identity.pid)) if process is not None else (),
         computes=process is not None and (process.state == "R" or used_s > _COMPUTES * _LOOK_AGAIN_S),
-        exit=next((one for one in exits if _is_of(one, identity) and not one.is_job), None),
+        exit=_exit_of(identity, exits),
         now_ns=time.time_ns(),
     )
 
 
+def _exit_of(identity: PulseIdentity, exits: tuple[ProcessExit, ...]) -> ProcessExit | None:
+    """Return how the rank's process ended, as its launcher saw it. If the job ended well, then so did the rank."""
+    own = (one for one in exits if not one.is_job and _is_of(one, identity))
+    of_job = (one for one in exits if one.is_job and one.exit_code == 0 and _is_later(one, identity))
+    return next(own, None) or next(of_job, None)
+
+
+def _is_later(seen: ProcessExit, identity: PulseIdentity) -> bool:
+    return seen.unix_ns is None or seen.unix_ns >= identity.created_ns
+
+
 def _is_of(seen: ProcessExit, identity: PulseIdentity) -> bool:
     """Return whether it is the end of this rank, and not of one of the same number in an earlier attempt."""
-    if seen.unix_ns is not None and seen.unix_ns < identity.created_ns:
+    if not _is_later(seen, identity):
         return False
     return seen.rank == identity.rank or (seen.host, seen.pid) == (identity.host, identity.pid)
 

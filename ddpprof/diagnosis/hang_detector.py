@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 from ddpprof import rundir
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence
+from ddpprof.errors import DdpprofError
 from ddpprof.model.pulse import Activity, Ended, StepFlag, overdue_after_s
 from ddpprof.monitor.pulse_files import PulseHead, read_head
 
@@ -91,10 +93,12 @@ class HangDetector:
         return (now - self._moved[one.rank][1]) / 1e9
 
     def _heads(self) -> list[PulseHead]:
-        try:
-            return [read_head(self._directory, rank, _STEPS) for rank in rundir.pulses_in(self._directory)]
-        except (OSError, ValueError):  # the run has not begun, or a rank just begins
-            return []
+        heads = []
+        with suppress(OSError):  # the run has not begun
+            for rank in rundir.pulses_in(self._directory):
+                with suppress(OSError, DdpprofError):  # the rank just begins
+                    heads.append(read_head(self._directory, rank, _STEPS))
+        return heads
 
 
 def _usual_s(head: PulseHead) -> float | None:

@@ -64,8 +64,8 @@ class PulseIdentity(msgspec.Struct, frozen=True):
     rank: int
     world_size: int
     host: str
-    boot_id: str
-    """the system's id of its boot, by which a reader knows whether it is on the same machine"""
+    machine_id: str
+    """id by which a reader knows whether the process is on the same machine, and in the same container"""
     pid: int
     created_ns: int
     shared: str

@@ -29,10 +29,11 @@ MOST_COMPARED = 64
 
 
 @cache
-def boot_id() -> str:
-    """Return the id of the machine's boot; empty where the system has none."""
+def machine_id() -> str:
+    """Return an id of where process numbers mean the same: a machine's boot, or a container on it."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
 
@@ -98,7 +99,7 @@ def is_gone(identity: PulseIdentity) -> bool | None:
 
 def _is_in_this_memory(identity: PulseIdentity) -> bool:
     """Return whether the rank's pulse is, or was, in the memory of this machine."""
-    return identity.boot_id == boot_id() and Path(identity.shared).parent == SHARED_FOLDER
+    return identity.machine_id == machine_id() and Path(identity.shared).parent == SHARED_FOLDER
 
 
 def _last_memory_bytes(file: int, state: PulseState) -> int | None:

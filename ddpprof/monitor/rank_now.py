@@ -12,7 +12,7 @@ import numpy as np
 
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, activity_word, select
 from ddpprof.model.tables import UNKNOWN, Int64Column
-from ddpprof.monitor.pulse_files import PulseHead, boot_id, is_gone
+from ddpprof.monitor.pulse_files import PulseHead, is_gone, machine_id
 
 NO_SIGN_NS = 5 * 10**9
 """age of the last sign of ddpprof's thread in a process from which on the process is said not to run"""
@@ -122,7 +122,7 @@ def _standing(head: PulseHead, now_ns: int) -> Standing:
     silent_ns = now_ns - _sign_ns(head)
     if silent_ns > _LATE_SIGN_NS and is_gone(head.identity):
         return Standing.GONE
-    most_ns = NO_SIGN_NS if head.identity.boot_id == boot_id() else NO_SIGN_FAR_NS
+    most_ns = NO_SIGN_NS if head.identity.machine_id == machine_id() else NO_SIGN_FAR_NS
     if silent_ns > most_ns:
         return Standing.NO_SIGN
     return Standing.WAITS if _waits(head, _usual(head.steps), now_ns) else Standing.TRAINING

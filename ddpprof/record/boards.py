@@ -14,7 +14,7 @@ from typing import Protocol
 from torch.distributed import Store
 
 from ddpprof import own_files
-from ddpprof.monitor.pulse_files import boot_id
+from ddpprof.monitor.pulse_files import machine_id
 from ddpprof.rundir import BOARD_DIRECTORY
 
 _PATIENCE_S = 10.0
@@ -91,7 +91,7 @@ class Neighbours:
         """Say where this rank is. Every rank calls this at the same step. Raises ``OSError``."""
         self._store, self._world_size = store, world_size
         folder = directory.stat()  # containers of one machine may have folders of the same name
-        self._key = f"{prefix}/on-{boot_id()}-{folder.st_dev}-{folder.st_ino}"
+        self._key = f"{prefix}/on-{machine_id()}-{folder.st_dev}-{folder.st_ino}"
         self._deadline = time.monotonic() + _PATIENCE_S
         self._num_here = store.add(self._key, 1)
 

@@ -29,6 +29,8 @@ from ddpprof.record.window import Window
 
 _ANSWER_S = 60.0
 """seconds for all ranks to be ready"""
+_WRITE_S = 3600.0
+"""seconds for all ranks to train the steps and write them"""
 _LOOK_S = 0.05
 _RANKS_PER_LOOK = 500
 """number of ranks from which on each looks at the board less often, as one store serves all"""
@@ -134,9 +136,10 @@ class Captures:
             self.request = None
             return False
         if self._first_step == _CANCELLED:
-            self.request, self._first_step = None, None
+            self._first_step = None
             self._number += 1
             self._is_opened = False
+            self.request = None  # last: until then, a round does not look for the next one
             return False
         return self._first_step is not None and step >= self._first_step
 
@@ -198,7 +201,11 @@ class Captures:
             yield CaptureAnswer(refused=f"{ready} of {self._world_size} ranks answered, so that none is profiled.")
             return
         yield CaptureAnswer(number=number, first_step=int(posted))
-        while board.num_signed(f"done-{number}") < self._world_size:
+        deadline = time.monotonic() + _WRITE_S
+        while (done := board.num_signed(f"done-{number}")) < self._world_size:
+            if time.monotonic() > deadline:
+                yield CaptureAnswer(refused=f"{done} of {self._world_size} ranks have written their steps in time.")
+                return
             time.sleep(_LOOK_S)
         folder = self._directory / rundir.capture_directory(number)
         yield CaptureAnswer(number=number, first_step=int(posted), folder=str(folder))

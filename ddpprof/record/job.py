@@ -17,7 +17,7 @@ from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model import Record
 from ddpprof.model.pulse import PulseIdentity
-from ddpprof.monitor.pulse_files import boot_id, shared_path
+from ddpprof.monitor.pulse_files import machine_id, shared_path
 from ddpprof.own_files import make_named_folder
 from ddpprof.record import output
 from ddpprof.record.agreement import Agreement
@@ -170,7 +170,7 @@ class JobRank:
             rank=self.rank,
             world_size=self.world_size,
             host=socket.gethostname(),
-            boot_id=boot_id(),
+            machine_id=machine_id(),
             pid=self._process,
             created_ns=time.time_ns(),
             shared=str(shared_path(self.rank)),

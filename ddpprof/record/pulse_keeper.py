@@ -91,6 +91,8 @@ class PulseKeeper:
         self._ending.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_S)
+            if self._thread.is_alive():  # a disk that does not answer holds it; the file is still in its hands
+                return
         self._keep()
         os.close(self._copy)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -31,52 +32,52 @@ class Replica(Struct, frozen=True):
 
 
 class Comparison:
-    """The comparison of this rank's DDP modules with rank 0's, one module after the other."""
+    """The comparison of this rank's DDP modules with those of rank 0 of their process groups."""
 
     def __init__(self) -> None:
-        self._num_modules = 0
         self._ddp: weakref.ref[Any] | None = None
+        self._num_compared: Counter[str] = Counter()
+        """number of modules so far, by the name of their process group"""
 
-    def before_constructing(self, ddp: Any) -> None:
-        """Note which module DDP constructs; rank 0 describes it to the others."""
-        import torch.distributed as dist
-
-        self._ddp = None
-        if not dist.is_available() or not dist.is_initialized():
-            return
+    def constructs(self, ddp: Any) -> None:
+        """Note which module DDP constructs."""
         self._ddp = weakref.ref(ddp)
-        self._num_modules += 1
-        if _store_rank(ddp) == 0:
-            with suppress(RuntimeError):  # a store that keeps nothing, as that of MPI
+
+    def before_comparing(self) -> None:
+        """Describe rank 0's module to the others. All ranks of its group come here together."""
+        ddp = self._module()
+        if ddp is not None:
+            self._num_compared[ddp.process_group.group_name] += 1
+            if ddp.process_group.rank() == 0:
                 self._store().set(self._key(ddp), msgspec.json.encode(_describe(ddp)))
 
     def explain_failure(self) -> None:
         """Print in what this rank's model differs from that of rank 0, after DDP's comparison has failed."""
-        ddp, first = self._pair()
-        if first is not None:
-            found = list(differing_parameters(_describe(ddp), first))
-            if found:
-                _say(f"its model is not the same as on rank 0: {_listed(found)}.")
+        ddp, first = self._module(), self._of_rank_0()
+        found = list(differing_parameters(_describe(ddp), first)) if first is not None else []
+        if found:
+            _say(ddp, "its model is not the same as on", f": {_listed(found)}.")
 
     def compare_arguments(self) -> None:
         """Warn if this rank will not reduce the same buckets as rank 0."""
-        ddp, first = self._pair()
+        ddp, first = self._module(), self._of_rank_0()
         found = list(differing_arguments(_describe(ddp), first)) if first is not None else []
         if found:
-            _say(f"DDP has other arguments than on rank 0, which can hang the training: {_listed(found)}.")
+            _say(ddp, "DDP has other arguments than on", f", which can hang the training: {_listed(found)}.")
 
-    def _pair(self) -> tuple[Any, Replica | None]:
-        """Return this rank's module, and what rank 0 has said of its own if this is another rank."""
-        ddp = self._ddp() if self._ddp is not None else None
-        if ddp is None or _store_rank(ddp) in (0, None):
-            return ddp, None
-        with suppress(RuntimeError, msgspec.DecodeError):
-            if self._store().check([self._key(ddp)]):
-                return ddp, msgspec.json.decode(self._store().get(self._key(ddp)), type=Replica)
-        return ddp, None
+    def _module(self) -> Any:
+        return self._ddp() if self._ddp is not None else None
+
+    def _of_rank_0(self) -> Replica | None:
+        """Return what rank 0 has said of its module, if this is another rank."""
+        ddp = self._module()
+        if ddp is None or ddp.process_group.rank() == 0 or not self._store().check([self._key(ddp)]):
+            return None
+        return msgspec.json.decode(self._store().get(self._key(ddp)), type=Replica)
 
     def _key(self, ddp: Any) -> str:
-        return f"ddpprof/model/{getattr(ddp.process_group, 'group_name', '')}/{self._num_modules}"
+        group = ddp.process_group.group_name
+        return f"ddpprof/model/{group}/{self._num_compared[group]}"
 
     @staticmethod
     def _store() -> Any:
@@ -90,19 +91,24 @@ def comparing(comparison: Comparison) -> dict[str, Callable[[Callable[..., Any]]
 
     def build(original: Callable[..., Any]) -> Callable[..., Any]:
         def builds(self: Any, *args: Any, **kwargs: Any) -> Any:
-            comparison.before_constructing(self)
+            comparison.constructs(self)
             return original(self, *args, **kwargs)
 
         return builds
 
     def verify(original: Callable[..., Any]) -> Callable[..., Any]:
         def verifies(*args: Any, **kwargs: Any) -> Any:
+            # Whatever goes wrong here, as in a store that keeps nothing, the training goes on without the comparison.
+            with suppress(Exception):
+                comparison.before_comparing()
             try:
                 result = original(*args, **kwargs)
             except RuntimeError:
-                comparison.explain_failure()
+                with suppress(Exception):
+                    comparison.explain_failure()
                 raise
-            comparison.compare_arguments()
+            with suppress(Exception):
+                comparison.compare_arguments()
             return result
 
         return verifies
@@ -112,16 +118,18 @@ def comparing(comparison: Comparison) -> dict[str, Callable[[Callable[..., Any]]
 
 def differing_parameters(mine: Replica, first: Replica) -> Iterator[str]:
     """Give in words what is different in this rank's parameters from those of rank 0."""
+    if not mine.parameters or not first.parameters:
+        return
     for name, (shape, dtype) in mine.parameters.items():
         if name not in first.parameters:
-            yield f"{name} exists only here"
+            yield f"{name} is trained only here"
             continue
         other_shape, other_dtype = first.parameters[name]
         if shape != other_shape:
             yield f"{name} is {_shape(shape)} here and {_shape(other_shape)} there"
         elif dtype != other_dtype:
             yield f"{name} is {dtype} here and {other_dtype} there"
-    yield from (f"{name} is missing here" for name in first.parameters if name not in mine.parameters)
+    yield from (f"{name} is not trained here" for name in first.parameters if name not in mine.parameters)
     if mine.parameters.keys() == first.parameters.keys():
         pairs = zip(mine.parameters, first.parameters, strict=True)
         yield from (f"{name} stands here where {other} stands there" for name, other in pairs if name != other)
@@ -136,20 +144,16 @@ def differing_arguments(mine: Replica, first: Replica) -> Iterator[str]:
 
 
 def _describe(ddp: Any) -> Replica:
+    ignored = getattr(ddp, "parameters_to_ignore", ())
     parameters = [(name, one) for name, one in ddp.module.named_parameters() if one.requires_grad]
     return Replica(
-        {name: (tuple(one.shape), str(one.dtype).removeprefix("torch.")) for name, one in parameters}
-        if len(parameters) <= _MOST_PARAMETERS
-        else {},
+        {
+            name: (tuple(one.shape), str(one.dtype).removeprefix("torch."))
+            for name, one in (parameters if len(parameters) <= _MOST_PARAMETERS else ())
+            if name not in ignored
+        },
         {name: getattr(ddp, name) for name in _OF_BUCKETS if isinstance(getattr(ddp, name, None), int)},
     )
-
-
-def _store_rank(ddp: Any) -> int | None:
-    """Return this rank's number in the process group of a module; ``None`` if the group has none."""
-    with suppress(RuntimeError, AttributeError):
-        return int(ddp.process_group.rank())
-    return None
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -161,8 +165,8 @@ def _listed(found: list[str]) -> str:
     return "; ".join(found[:_MOST_SAID]) + more
 
 
-def _say(text: str) -> None:
+def _say(ddp: Any, begin: str, end: str) -> None:
     import torch.distributed as dist
 
-    with suppress(OSError, ValueError):  # stderr may be closed, or its disk full
-        sys.stderr.write(f"ddpprof: rank {dist.get_rank()}: {text}\n")
+    first = dist.get_global_rank(ddp.process_group, 0)
+    sys.stderr.write(f"ddpprof: rank {dist.get_rank()}: {begin} rank {first}{end}\n")

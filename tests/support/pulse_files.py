@@ -65,7 +65,7 @@ def pulse_bytes(
         rank=rank,
         world_size=world_size,
         host=host,
-        boot_id="of another machine",
+        machine_id="of another machine",
         pid=4242 + rank,
         created_ns=BEGIN_NS,
         shared=f"/dev/shm/ddpprof-pulse-made-by-hand-{rank}",

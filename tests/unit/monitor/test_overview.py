@@ -54,7 +54,7 @@ def test_how_a_rank_stands(tmp_path: Path, state: dict[str, int], late_ns: int, 
 def test_a_dead_rank_of_this_machine_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody holds a lock on its pulse in memory, which does not even exist any more."""
     for module in ("pulse_files", "rank_now"):
-        monkeypatch.setattr(f"ddpprof.monitor.{module}.boot_id", lambda: "of another machine")
+        monkeypatch.setattr(f"ddpprof.monitor.{module}.machine_id", lambda: "of another machine")
     assert one_rank(tmp_path, TEN_STEPS_NS + 2 * SECOND).standing is Standing.TRAINING
     assert one_rank(tmp_path, TEN_STEPS_NS + 3 * SECOND).standing is Standing.GONE
 

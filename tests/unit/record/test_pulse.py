@@ -36,7 +36,7 @@ def identity(directory: Path, first_step: int = 0) -> PulseIdentity:
         rank=0,
         world_size=1,
         host="host",
-        boot_id=pulse_files.boot_id(),
+        machine_id=pulse_files.machine_id(),
         pid=os.getpid(),
         created_ns=time.time_ns(),
         shared=str(pulse_files.shared_path(0)),
@@ -248,7 +248,7 @@ def test_the_copy_is_read_on_another_machine(
     pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = keep(pulse)
-    monkeypatch.setattr(pulse_files, "boot_id", lambda: "another")
+    monkeypatch.setattr(pulse_files, "machine_id", lambda: "another")
     pulse.step_ends(1)
     assert read_pulse(tmp_path, 0).state.num_steps == 0
     keeper.close()

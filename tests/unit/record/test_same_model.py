@@ -24,8 +24,9 @@ HALF = ((2,), "float16")
         pytest.param({"a": LARGE}, {"a": SMALL}, ["a is 3×2 here and 2 there"], id="shape"),
         pytest.param({"a": NUMBER}, {"a": SMALL}, ["a is a number here and 2 there"], id="no-dimension"),
         pytest.param({"a": HALF}, {"a": SMALL}, ["a is float16 here and float32 there"], id="dtype"),
-        pytest.param({"a": SMALL, "b": SMALL}, {"a": SMALL}, ["b exists only here"], id="more"),
-        pytest.param({}, {"a": SMALL}, ["a is missing here"], id="fewer"),
+        pytest.param({"a": SMALL, "b": SMALL}, {"a": SMALL}, ["b is trained only here"], id="more"),
+        pytest.param({"a": SMALL}, {"a": SMALL, "b": SMALL}, ["b is not trained here"], id="fewer"),
+        pytest.param({}, {"a": SMALL}, [], id="too-many-to-describe"),
         pytest.param(
             {"b": SMALL, "a": SMALL},
             {"a": SMALL, "b": SMALL},
@@ -76,13 +77,16 @@ def test_a_rank_compares_itself_with_rank_0(
 ) -> None:
     ddp = DistributedDataParallel(nn.Linear(3, 2))
     of_rank_0, of_rank_1 = Comparison(), Comparison()
-    of_rank_0.before_constructing(ddp)
+    of_rank_0.constructs(ddp)
+    of_rank_0.before_comparing()
     of_rank_0.compare_arguments()
     of_rank_0.explain_failure()
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_global_rank", lambda _group, rank: rank)
     other = OnRank1(ddp, nn.Linear(3, 4))
-    of_rank_1.before_constructing(other)
+    of_rank_1.constructs(other)
+    of_rank_1.before_comparing()
     of_rank_1.explain_failure()
     of_rank_1.compare_arguments()
     assert capsys.readouterr().err == (
@@ -96,7 +100,9 @@ def test_a_rank_compares_itself_with_rank_0(
 def test_without_a_word_of_rank_0_nothing_is_said(group: dist.Store, capsys: pytest.CaptureFixture[str]) -> None:
     ddp = DistributedDataParallel(nn.Linear(3, 2))
     comparison = Comparison()
-    comparison.before_constructing(OnRank1(ddp, torch.nn.Linear(1, 1)))
+    other = OnRank1(ddp, torch.nn.Linear(1, 1))
+    comparison.constructs(other)
+    comparison.before_comparing()
     comparison.explain_failure()
     comparison.compare_arguments()
     assert capsys.readouterr().err == ""
