@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -115,3 +116,18 @@ def test_when_a_verdict_is_told(
     assert said[0].startswith("The job ")
     look.at(tmp_path, 0.0)
     assert len(said) == num_said, "once"
+
+
+def test_the_same_hang_of_the_next_attempt_is_told_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+    detector = Detector()
+    detector.waited_s = 6
+    monkeypatch.setattr(hang_detector, "HangDetector", lambda _: detector)
+    monkeypatch.setattr(diagnose, "diagnose_overdue", lambda *_: Verdict(Fault.LOADER, rank=1))
+    look = HangLook(said.append, 0.0, dumps_stacks=False)
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a job that has only begun to hang is not ended"))
+    for attempt in ("attempt-0", "attempt-1"):
+        (tmp_path / attempt).mkdir()
+        look.at(tmp_path / attempt, 0.0)
+        assert (tmp_path / attempt / "hang.json").exists()
+    assert len([line for line in said if line.startswith("The job hangs")]) == 2

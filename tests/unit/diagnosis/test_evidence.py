@@ -32,6 +32,18 @@ def test_an_end_that_was_seen(tmp_path: Path) -> None:
     assert found.is_dead
 
 
+def test_a_rank_that_said_nothing_has_not_died_in_a_job_that_ended_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one does that ends by ``os._exit(0)``."""
+    monkeypatch.setattr(evidence, "machine_id", lambda: "of another machine")  # that of pulses made by hand
+    monkeypatch.setattr(evidence, "look_at", lambda _: None)
+    assert of_one_rank(tmp_path).is_dead
+    (tmp_path / "exits.jsonl").write_text(json.dumps({"is_job": True, "exit_code": 0, "unix_ns": BEGIN_NS + SECOND}))
+    (found,) = gather(tmp_path)
+    assert not found.is_dead
+
+
 def test_the_end_of_an_earlier_attempt_is_not_that_of_this_one(tmp_path: Path) -> None:
     found = of_one_rank(tmp_path, exit_code=-9, unix_ns=BEGIN_NS - 3600 * SECOND)
     assert found.exit is None

@@ -12,6 +12,7 @@ from ddpprof import rundir
 from ddpprof.diagnosis import hang_detector
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.hang_detector import HangDetector, allowed_s
+from ddpprof.errors import DdpprofError
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
 from ddpprof.model.stack import Frame
 from ddpprof.monitor.pulse_files import PulseHead
@@ -126,3 +127,18 @@ def test_a_rank_that_saves_and_does_nothing_does_not_save(monkeypatch: pytest.Mo
     assert not job.detector.is_on_purpose([saving], 71)
     busy = replace(saving, process=process(moved_bytes=1000))
     assert job.detector.is_on_purpose([busy], 71)
+
+
+def test_a_rank_that_only_begins_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pulse has no content yet."""
+    job = Job(monkeypatch, rank(0, since_s=20), rank(1, since_s=20))
+
+    def head(directory: Path, number: int, num_steps: int) -> PulseHead:
+        if number == 1:
+            raise DdpprofError("rank-1.pulse cannot be read: it is cut off.")
+        return job.head(directory, number, num_steps)
+
+    monkeypatch.setattr(hang_detector, "read_head", head)
+    overdue = job.detector.look()
+    assert overdue is not None
+    assert overdue.waited_s == 20
