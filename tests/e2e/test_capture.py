@@ -80,7 +80,9 @@ def test_nobody_takes_requests(ddpprof: Run, tmp_path: Path) -> None:
     refused = ddpprof("capture", "run")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("ddpprof: the job in run is over.")
-    assert ddpprof("capture", "nothing").stderr == "ddpprof: nothing is not a run: it has no run.json.\n"
+    assert ddpprof("capture", "nothing").stderr == (
+        "ddpprof: nothing is not a run: it has no run.json. Give the --out of ddpprof watch or trace.\n"
+    )
 
 
 @pytest.mark.slow
