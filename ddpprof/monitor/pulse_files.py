@@ -194,8 +194,12 @@ def _gather(shared: Path) -> None:
             return
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while the rank lives
         content = os.pread(file, layout.NUM_BYTES, 0)
-        with suppress(NotAPulseError, OSError):
+        try:
             _keep(content)
+        except NotAPulseError:
+            return  # of another ddpprof, which brings it home itself
+        except OSError:
+            pass  # its run directory is gone
         own_files.remove_file(shared)
     finally:
         os.close(file)

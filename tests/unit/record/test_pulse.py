@@ -343,6 +343,17 @@ def test_a_killed_rank_leaves_its_pulse(tmp_path: Path) -> None:
     assert read_pulse(tmp_path, 0).state.num_steps == 1
 
 
+@needs_memory
+def test_a_pulse_of_another_version_is_left_to_it(tmp_path: Path) -> None:
+    left = pulse_files.shared_path(0)
+    left.write_bytes(b"a layout of the future")
+    try:
+        gather_left()
+        assert left.exists()
+    finally:
+        left.unlink()
+
+
 def test_an_overdue_backward_pass_has_a_bucket(
     pulse: PulseWriter, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
