@@ -180,15 +180,9 @@ class HangLook:
 
     @staticmethod
     def _has_passed(directory: Path, step: int) -> bool:
-        from ddpprof import rundir
-        from ddpprof.errors import DdpprofError
-        from ddpprof.monitor.pulse_files import read_head
+        from ddpprof.monitor.pulse_files import read_heads
 
-        for rank in rundir.pulses_in(directory):
-            with suppress(OSError, DdpprofError):
-                if read_head(directory, rank, 1).state.step > step:
-                    return True
-        return False
+        return any(head.state.step > step for head in read_heads(directory, 1))
 
     def _goes_on(self, directory: Path) -> None:
         """Note that a job that hung has ended the step."""

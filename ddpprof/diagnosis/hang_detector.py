@@ -14,12 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ddpprof import rundir
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence
-from ddpprof.errors import DdpprofError
 from ddpprof.model.pulse import Activity, Ended, StepFlag, overdue_after_s
-from ddpprof.monitor.pulse_files import PulseHead, read_head
+from ddpprof.monitor.pulse_files import PulseHead, read_heads
 
 _FEW_STEPS = 5
 _FIRST_STEPS_S = 600.0
@@ -93,12 +91,9 @@ class HangDetector:
         return (now - self._moved[one.rank][1]) / 1e9
 
     def _heads(self) -> list[PulseHead]:
-        heads = []
         with suppress(OSError):  # the run has not begun
-            for rank in rundir.pulses_in(self._directory):
-                with suppress(OSError, DdpprofError):  # the rank just begins
-                    heads.append(read_head(self._directory, rank, _STEPS))
-        return heads
+            return list(read_heads(self._directory, _STEPS))
+        return []
 
 
 def _usual_s(head: PulseHead) -> float | None:

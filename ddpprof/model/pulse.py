@@ -17,7 +17,7 @@ from ddpprof.model.tables import UNKNOWN, Int64Column
 
 
 class Activity(IntEnum):
-    """What the training thread of a rank does."""
+    """An activity of a rank's training thread."""
 
     OTHER = 0
     """the script's own code between all others"""
@@ -34,7 +34,7 @@ class Activity(IntEnum):
 
 
 class StepFlag(IntFlag):
-    """What makes a step longer than others, without being a slow-down."""
+    """A reason why a step may take longer than others, without being a slow-down."""
 
     RECORDED = 1
     """ddpprof profiled the step, or recorded it otherwise"""
@@ -58,7 +58,7 @@ class Ended(IntEnum):
 
 
 class PulseIdentity(msgspec.Struct, frozen=True):
-    """Whose pulse it is."""
+    """The rank, and the process, to which a pulse belongs."""
 
     run_id: str
     rank: int
@@ -80,7 +80,7 @@ class PulseIdentity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PulseState:
-    """What a rank is doing. Times are ns since 1970. The order of the fields is that of the file."""
+    """The state of a rank at one moment. Times are ns since 1970. The order of the fields is that of the file."""
 
     beat_ns: int
     """time of the last event of the training thread"""

@@ -1,4 +1,4 @@
-"""Whose time is a slow-down, and of what?
+"""Which ranks cause a slow-down, and what takes their time?
 
     own time    = length of the step - waiting for all-reduces
     guilty      the rank whose own time, or a part of it, grew most, if by at least half of what the step grew by,

@@ -7,19 +7,18 @@ part or quantile of a step, and no more than `MOST_RANKS` ranks are told apart, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from ddpprof import rundir
-from ddpprof.errors import DdpprofError
 from ddpprof.model import UNKNOWN
 from ddpprof.model.pulse import Activity, Ended
 from ddpprof.monitor.hangs import read_verdict
-from ddpprof.monitor.pulse_files import PulseHead, read_head
+from ddpprof.monitor.pulse_files import PulseHead, read_heads
 
 MOST_RANKS = 64
 _STEPS = 64
@@ -74,7 +73,7 @@ def read_metrics(out: Path) -> list[Metric]:
     if not rundir.is_run(out):
         return []
     directory = rundir.last_attempt(out)
-    heads = list(_heads(directory))
+    heads = list(islice(read_heads(directory, _STEPS), MOST_RANKS))
     if not heads:
         return []
     return [
@@ -86,12 +85,6 @@ def read_metrics(out: Path) -> list[Metric]:
         _each(ACTIVITY, heads, lambda head: head.state.activity),
         Metric(HANG, (({}, _hangs(directory)),)),
     ]
-
-
-def _heads(directory: Path) -> Iterator[PulseHead]:
-    for rank in rundir.pulses_in(directory)[:MOST_RANKS]:
-        with suppress(OSError, DdpprofError):
-            yield read_head(directory, rank, _STEPS)
 
 
 def _each(kind: MetricKind, heads: Sequence[PulseHead], value: Callable[[PulseHead], float]) -> Metric:

@@ -128,6 +128,16 @@ def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps
     return select(steps, steps.number == expected)
 
 
+def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:
+    """Give the state and the last steps of each rank whose pulse can be read, which one that just begins cannot.
+
+    Raises ``OSError`` if there is no such directory.
+    """
+    for rank in rundir.pulses_in(directory):
+        with suppress(OSError, DdpprofError):
+            yield read_head(directory, rank, num_steps)
+
+
 def read_pulses(directory: Path) -> dict[int, Pulse]:
     """Return the pulses of all ranks that can be read, up to `MOST_COMPARED` of them."""
     found = {}

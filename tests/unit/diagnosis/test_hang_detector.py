@@ -15,6 +15,7 @@ from ddpprof.diagnosis.hang_detector import HangDetector, allowed_s
 from ddpprof.errors import DdpprofError
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
 from ddpprof.model.stack import Frame
+from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import PulseHead
 
 PDB = Frame("/usr/lib/python3.11/pdb.py", 1, "interaction")
@@ -28,7 +29,7 @@ class Job:
         self.ranks = list(ranks)
         self.steps = of or steps()
         monkeypatch.setattr(rundir, "pulses_in", lambda _: range(len(self.ranks)))
-        monkeypatch.setattr(hang_detector, "read_head", self.head)
+        monkeypatch.setattr(pulse_files, "read_head", self.head)
         self.detector = HangDetector(Path("run"), lambda: self.now_ns)
 
     def head(self, _directory: Path, number: int, _num_steps: int) -> PulseHead:
@@ -138,7 +139,7 @@ def test_a_rank_that_only_begins_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
             raise DdpprofError("rank-1.pulse cannot be read: it is cut off.")
         return job.head(directory, number, num_steps)
 
-    monkeypatch.setattr(hang_detector, "read_head", head)
+    monkeypatch.setattr(pulse_files, "read_head", head)
     overdue = job.detector.look()
     assert overdue is not None
     assert overdue.waited_s == 20
