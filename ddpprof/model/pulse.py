@@ -115,6 +115,11 @@ class PulseState:
     flags: int
     """`StepFlag` of the current step so far"""
 
+    @property
+    def last_ns(self) -> int:
+        """Return the time of the last sign of the rank."""
+        return max(self.beat_ns, self.tick_ns, self.ended_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class PulseSteps:

@@ -15,7 +15,7 @@ from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.model.pulse import Pulse, PulseSummaries, select
 from ddpprof.monitor.history import history, usual_length_ns
 from ddpprof.monitor.pulse_files import PulseHead, read_head, read_pulse
-from ddpprof.monitor.rank_now import RankNow, last_ns, rank_now
+from ddpprof.monitor.rank_now import RankNow, rank_now
 from ddpprof.monitor.waiting import waiting_lines
 from ddpprof.rundir import attempts_in, is_run, repeated_runs_in
 
@@ -112,7 +112,7 @@ def overview_of(
     """Return the overview of these ranks. `pulse`: that of the lowest, for the last minutes."""
     ranks = tuple(rank_now(rank, head, now_ns) for rank, head in sorted(heads.items()))
     over = all(one.standing.is_over for one in ranks)
-    end_ns = max(map(last_ns, heads.values())) if over else now_ns
+    end_ns = max(head.state.last_ns for head in heads.values()) if over else now_ns
     first = heads[min(heads)].identity
     begin_ns = min(head.identity.created_ns for head in heads.values())
     rows = history(pulse) if pulse is not None else None

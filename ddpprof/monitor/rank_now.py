@@ -73,16 +73,11 @@ class RankNow:
     stack: str | None
 
 
-def last_ns(head: PulseHead) -> int:
-    """Return the time of the last sign of a rank."""
-    return max(head.state.beat_ns, head.state.tick_ns, head.state.ended_ns)
-
-
 def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
     state, usual = head.state, _usual(head.steps)
     waits = usual.wait_ns[usual.wait_ns != UNKNOWN]
     standing = _standing(head, now_ns)
-    until_ns = last_ns(head) if standing.is_over else now_ns
+    until_ns = head.state.last_ns if standing.is_over else now_ns
     return RankNow(
         rank=rank,
         host=head.identity.host,
@@ -112,7 +107,7 @@ def _median(values: Int64Column) -> int | None:
 
 
 def _sign_ns(head: PulseHead) -> int:
-    return max(last_ns(head), head.identity.created_ns)
+    return max(head.state.last_ns, head.identity.created_ns)
 
 
 def _standing(head: PulseHead, now_ns: int) -> Standing:
