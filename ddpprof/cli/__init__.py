@@ -41,16 +41,21 @@ import signal
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from typing import TYPE_CHECKING
 
 from ddpprof.cli.saying import say
 from ddpprof.errors import DdpprofError
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+_CLEAN_UP_S = 0.01
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 2 for a mistake that the user can fix."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack the bars
+    _prepare_process()
     try:
         from ddpprof.cli.commands import COMMANDS, parsers  # inside the try, which catches Ctrl-C
 
@@ -84,3 +89,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         say("ddpprof: cannot write the output: no space left.", file=sys.stderr)
         return 2
+
+
+def _prepare_process() -> None:
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack the bars
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _interrupt_again
+
+
+def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
+    """Repeat a Ctrl-C that came where Python drops exceptions, as in an import's clean-up, once that is over."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+    import threading
+    from _thread import interrupt_main
+
+    threading.Timer(_CLEAN_UP_S, interrupt_main).start()

@@ -98,7 +98,7 @@ def _lost_a_peer(evidence: RankEvidence) -> bool:
 
 def _ended_at(evidence: RankEvidence) -> int:
     """Return when a rank ended, or last did something."""
-    return evidence.state.ended_ns if evidence.state.ended_ns != UNKNOWN else evidence.state.beat_ns
+    return evidence.state.ended_ns if evidence.state.ended_ns != UNKNOWN else evidence.state.since_ns
 
 
 def _odd_one(positions: Sequence[Position]) -> Position | None:

@@ -21,32 +21,44 @@ _NUM_BYTES = 16 << 20
 _IN_A_ROW = 20
 """number of all-reduces in a row on a GPU; a single one takes as long as its launch"""
 _NCCL_TESTS = "all_reduce_perf"
+_TURNS = 2
 
 
 def check_netbench(context: Context) -> Iterator[CheckResult]:
-    """Compare `ddpprof netbench` with nccl-tests, or with a loop of all-reduces if those are not installed."""
-    setup = context.setup
-    bench = context.folder / "bench.json"
-    options = [f"--nproc-per-node={setup.num_ranks}", f"--backend={setup.backend}", f"--sizes={_NUM_BYTES}"]
-    run_command(context, python_command(["-m", "ddpprof", "netbench", *options, f"--out={bench}"]), 90)
-    (entry,) = json.loads(bench.read_text(encoding="utf-8"))["sizes"]
-    found = _busbw(entry["num_bytes"], median(entry["longest_ns"]), setup.num_ranks)
-    tests = shutil.which(_NCCL_TESTS)
-    if tests is not None and setup.backend == "nccl":
-        words = [tests, f"-b{_NUM_BYTES}", f"-e{_NUM_BYTES}", f"-g{setup.num_ranks}"]
-        own, by = _of_nccl_tests(run_command(context, words, 90)), _NCCL_TESTS
-    else:
-        in_a_row = 1 if setup.device == "cpu" else _IN_A_ROW
-        words = [*setup.options, f"--num-bytes={_NUM_BYTES}", f"--in-a-row={in_a_row}"]
-        told = run_script(context, "all_reduces.py", *words).told
-        own, by = _busbw(told["num_bytes"], told["median_ns"], setup.num_ranks), "a loop"
+    """Compare `ddpprof netbench` with nccl-tests, or with a loop of all-reduces if those are not installed.
+
+    They run in turns, and the fastest result of each counts, since other work on the machine only slows them down.
+    """
+    tests = shutil.which(_NCCL_TESTS) if context.setup.backend == "nccl" else None
+    turns = [(_by_netbench(context), _by_others(context, tests)) for _ in range(_TURNS)]
+    found, own = (max(results) for results in zip(*turns, strict=True))
     yield judge(
         "netbench",
         abs(found / own - 1) <= _WITHIN,
-        f"{own:.2f} GB/s on the bus according to {by}, within {_WITHIN:.0%}",
+        f"{own:.2f} GB/s on the bus according to {_NCCL_TESTS if tests else 'a loop'}, within {_WITHIN:.0%}",
         f"{found:.2f} GB/s",
         "`ddpprof netbench`, on which predictions rest, does not measure the network's real speed.",
     )
+
+
+def _by_netbench(context: Context) -> float:
+    """Return the bus bandwidth in GB/s, as are those below."""
+    setup, bench = context.setup, context.folder / "bench.json"
+    options = [f"--nproc-per-node={setup.num_ranks}", f"--backend={setup.backend}", f"--sizes={_NUM_BYTES}"]
+    run_command(context, python_command(["-m", "ddpprof", "netbench", *options, f"--out={bench}"]), 90)
+    (entry,) = json.loads(bench.read_text(encoding="utf-8"))["sizes"]
+    return _busbw(entry["num_bytes"], median(entry["longest_ns"]), setup.num_ranks)
+
+
+def _by_others(context: Context, tests: str | None) -> float:
+    setup = context.setup
+    if tests is not None:
+        words = [tests, f"-b{_NUM_BYTES}", f"-e{_NUM_BYTES}", f"-g{setup.num_ranks}"]
+        return _of_nccl_tests(run_command(context, words, 90))
+    in_a_row = 1 if setup.device == "cpu" else _IN_A_ROW
+    words = [*setup.options, f"--num-bytes={_NUM_BYTES}", f"--in-a-row={in_a_row}"]
+    told = run_script(context, "all_reduces.py", *words).told
+    return _busbw(told["num_bytes"], told["median_ns"], setup.num_ranks)
 
 
 def _busbw(num_bytes: int, ns: float, num_ranks: int) -> float:

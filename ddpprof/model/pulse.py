@@ -82,12 +82,10 @@ class PulseIdentity(msgspec.Struct, frozen=True):
 class PulseState:
     """The state of a rank at one moment. Times are ns since 1970. The order of the fields is that of the file."""
 
-    beat_ns: int
-    """time of the last event of the training thread"""
     activity: int
     """an `Activity`"""
     since_ns: int
-    """begin of the activity"""
+    """begin of the activity, which is the last event of the training thread"""
     step: int
     """number of the current step"""
     step_since_ns: int
@@ -118,7 +116,7 @@ class PulseState:
     @property
     def last_ns(self) -> int:
         """Return the time of the last sign of the rank."""
-        return max(self.beat_ns, self.tick_ns, self.ended_ns)
+        return max(self.since_ns, self.tick_ns, self.ended_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +137,6 @@ class PulseSteps:
     """from a backward pass's last gradient to the end of the pass; `UNKNOWN` where gradients were not looked at"""
     first_gradient_ns: Int64Column
     """from the begin of the last backward pass to its first gradient; `UNKNOWN` where `wait_ns` is"""
-    cpu_ns: Int64Column
-    """processor time of the training thread"""
     flags: Int64Column
     """`StepFlag`"""
 
@@ -170,7 +166,6 @@ class PulseSummaries:
     backward_ns: Int64Column
     optimizer_ns: Int64Column
     wait_ns: Int64Column
-    cpu_ns: Int64Column
     memory_bytes: Int64Column
     """memory of the process at the last sample"""
     num_flagged: Int64Column
@@ -195,6 +190,8 @@ class PulseSamples:
     """number of page faults that were read from a disk"""
     core_khz: Int64Column
     """clock rate of the cores, on average"""
+    cpu_ns: Int64Column
+    """processor time of the training thread"""
 
     def __len__(self) -> int:
         return len(self.at_ns)
@@ -229,7 +226,7 @@ def joined(one: PulseSummaries) -> PulseSummaries:
         known = (getattr(first, name) != UNKNOWN) & (getattr(second, name) != UNKNOWN)
         return np.where(known, values // np.maximum(num_steps, 1), UNKNOWN)
 
-    means = ("median_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "wait_ns", "cpu_ns")
+    means = ("median_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "wait_ns")
     return PulseSummaries(
         **{name: mean(name) for name in means},
         first_step=first.first_step,
@@ -256,7 +253,6 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
         int(steps.length_ns.max()),
         *(int(column.mean()) for column in (steps.data_ns, steps.forward_ns, steps.backward_ns, steps.optimizer_ns)),
         int(waits.mean()) if len(waits) else UNKNOWN,
-        int(steps.cpu_ns.mean()),
         memory_bytes,
         int((steps.flags != 0).sum()),
     )

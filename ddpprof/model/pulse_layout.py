@@ -23,7 +23,7 @@ from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseState, 
 from ddpprof.model.tables import UNKNOWN
 
 MAGIC = b"ddpprofp"
-FORMAT = 1
+FORMAT = 2
 NUM_STEPS_KEPT = 2048
 NUM_SUMMARIES_KEPT = 4096
 NUM_SAMPLES_KEPT = 1024
@@ -55,9 +55,9 @@ SAMPLES_AT = SUMMARIES_AT + NUM_SUMMARIES_KEPT * SUMMARY.size
 NUM_BYTES = SAMPLES_AT + NUM_SAMPLES_KEPT * SAMPLE.size
 
 
-def state_offset(name: str) -> int:
-    """Return the position of a field of `PulseState` in the file."""
-    return STATE_AT + 8 * [field.name for field in fields(PulseState)].index(name)
+def state_word(name: str) -> int:
+    """Return the position of a field of `PulseState` in the file, in words of 8 bytes."""
+    return STATE_AT // 8 + [field.name for field in fields(PulseState)].index(name)
 
 
 class NotAPulseError(ValueError):
@@ -134,6 +134,15 @@ def rows_of(ring: PulseSteps, first: int, until: int) -> PulseSteps:
     numbers = np.arange(first, max(until, first), dtype=np.int64)[-NUM_STEPS_KEPT:]
     steps = select(ring, numbers % NUM_STEPS_KEPT)
     return select(steps, steps.number == numbers)
+
+
+def ring_spans(first: int, until: int, kept: int, at: int, size: int) -> list[tuple[int, int]]:
+    """Return the spans of bytes of the rows from `first` up to, and without, `until` of a ring of `kept` rows."""
+    first = max(first, until - kept)
+    begin, count = first % kept, until - first
+    until_end = min(count, kept - begin)
+    spans = ((begin, begin + until_end), (0, count - until_end))
+    return [(at + first_row * size, at + last_row * size) for first_row, last_row in spans if last_row > first_row]
 
 
 def _summaries(content: bytes, state: PulseState) -> PulseSummaries:

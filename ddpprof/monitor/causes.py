@@ -39,8 +39,8 @@ class Portrait:
     parts: Mapping[StepPart, float]
     """the rank's own time"""
     wait_ns: float | None
-    cpu_ns: float | None
     first_gradient_ns: float | None = None
+    cpu_ns: float | None = None
     throttled_ns: float | None = None
     queued_ns: float | None = None
     major_faults: float | None = None
@@ -108,7 +108,6 @@ def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples | None = 
         length_ns=float(np.median(length)),
         parts=parts,
         wait_ns=wait,
-        cpu_ns=_median(steps.cpu_ns),
         first_gradient_ns=_median(steps.first_gradient_ns) if isinstance(steps, PulseSteps) else None,
         **_from_system(steps, samples),
     )
@@ -120,24 +119,27 @@ def _median(column: Int64Column) -> float | None:
 
 
 def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples | None) -> dict[str, float | None]:
-    """Return what the system counted from the first of the steps to the last, per step.
+    """Return what the system counted in these steps, per step, as far as there are samples around them.
 
-    Samples are seconds apart; between two of them all sums grow evenly.
+    Samples are a second apart; between two of them all sums grow evenly.
     """
     if samples is None or len(samples) < 2:
         return {}
-    last = steps.start_ns[-1] + steps.length_ns[-1] if isinstance(steps, PulseSteps) else steps.end_ns[-1]
-    begin, end = int(steps.start_ns[0]), min(int(last), int(samples.at_ns[-1]))
-    if begin < samples.at_ns[0] or end <= begin:
+    begins, ends = steps.start_ns, steps.start_ns + steps.length_ns if isinstance(steps, PulseSteps) else steps.end_ns
+    sampled = (begins >= samples.at_ns[0]) & (ends <= samples.at_ns[-1])
+    begins, ends = begins[sampled], ends[sampled]
+    num_steps = len(begins) if isinstance(steps, PulseSteps) else int(steps.num_steps[sampled].sum())
+    if not num_steps:
         return {}
-    length = steps.length_ns if isinstance(steps, PulseSteps) else steps.median_ns
-    num_steps = (end - begin) / max(float(np.median(length)), 1.0)
     found: dict[str, float | None] = {}
-    for name in ("throttled_ns", "queued_ns", "major_faults"):
+    for name in ("throttled_ns", "queued_ns", "major_faults", "cpu_ns"):
         column = getattr(samples, name)
         if not (column == UNKNOWN).any():
-            found[name] = float(np.diff(np.interp((begin, end), samples.at_ns, column))[0]) / num_steps
-    rates = samples.core_khz[(samples.at_ns >= begin) & (samples.at_ns <= end) & (samples.core_khz != UNKNOWN)]
+            counted = np.interp(ends, samples.at_ns, column) - np.interp(begins, samples.at_ns, column)
+            found[name] = float(counted.sum()) / num_steps
+    step_at = np.searchsorted(begins, samples.at_ns, side="right") - 1
+    in_steps = (step_at >= 0) & (samples.at_ns <= ends[step_at]) & (samples.core_khz != UNKNOWN)
+    rates = samples.core_khz[in_steps]
     return {**found, "core_khz": float(np.median(rates)) if len(rates) else None}
 
 

@@ -53,7 +53,6 @@ def rows_of_single_steps(steps: PulseSteps) -> PulseSummaries:
         backward_ns=steps.backward_ns,
         optimizer_ns=steps.optimizer_ns,
         wait_ns=steps.wait_ns,
-        cpu_ns=steps.cpu_ns,
         memory_bytes=np.full(len(steps), UNKNOWN),
         num_flagged=(steps.flags != 0).astype(np.int64),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -216,12 +217,16 @@ def _gather(shared: Path) -> None:
 
 
 def _keep(content: bytes) -> None:
-    """Replace the copy in the run directory, unless it has become that of another recording."""
+    """Replace the copy in the run directory, and the rank's last step, unless they have become another recording's."""
     head = content[: layout.HEAD_BYTES]
-    kept = Path(layout.decode_identity(head).kept)
+    identity, state = layout.decode_identity(head), layout.decode_state(content[layout.STATE_AT :])
+    kept = Path(identity.kept)
     copy = os.open(kept, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if os.pread(copy, layout.HEAD_BYTES, 0) == head:
             os.pwrite(copy, content, 0)
+            last_step = own_files.overwrite(kept.with_name(rundir.last_step_file(identity.rank)))
+            os.pwrite(last_step, struct.pack(rundir.LAST_STEP, state.num_steps, state.step_since_ns), 0)
+            os.close(last_step)
     finally:
         os.close(copy)

@@ -7,6 +7,8 @@ inject/          the folder that `launch` puts on PYTHONPATH; its sitecustomize.
 injected.py      entry point for that sitecustomize
 profile.py       `with ddpprof.profile(…)` in user code
 patches.py       the methods of torch that are wrapped
+optimizer_hooks.py  hooks around `Optimizer.step`, which may be compiled
+watching.py      the events of each step after the recorded ones
 ddp_variants.py  DDP with other arguments, or without its work, for trials
 
 recording.py     one recording: its steps, its files and its end; session.py: the events of torch that it is made of

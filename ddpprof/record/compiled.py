@@ -1,38 +1,21 @@
-"""Modules that torch.compile must not compile."""
+"""ddpprof's own code in torch.compile: it runs uncompiled, except `optimizer_hooks`."""
 
 from __future__ import annotations
 
-_MODULES = (
-    "session",
-    "baseline",
-    "notes",
-    "modules",
-    "environment",
-    "feeding",
-    "framework",
-    "last_step",
-    "samples",
-    "buckets",
-    "steps",
-    "window",
-    "profiler",
-    "data_parallel",
-    "memory",
-    "rpc",
-    "live",
-    "device",
-    "graphs",
-    "accumulated",
-    "bounds",
-    "hang_signals",
-    "trace_file",
-)
-"""modules used in the forward and at ends of steps; `patches` is not included because it handles this itself"""
+import functools
+import pkgutil
+
+import ddpprof.record
+
+_OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
+_COMPILED = "optimizer_hooks"
 
 
+@functools.cache
 def keep_out_of_compiled_graphs() -> None:
-    """Tell torch.compile to run these modules uncompiled."""
+    """Tell torch.compile to leave ddpprof's code in training alone, but not the functions of others that it calls."""
     import torch._dynamo.trace_rules as rules
 
-    for name in _MODULES:
-        rules.add(f"ddpprof.record.{name}")
+    own = (module.name for module in pkgutil.iter_modules(ddpprof.record.__path__) if module.name != _COMPILED)
+    for name in (*(f"ddpprof.record.{name}" for name in own), *_OTHER_PACKAGES):
+        rules.add(name)

@@ -1,4 +1,4 @@
-"""How far did this rank come? A number in a file that is rewritten after every step, also after the recorded ones.
+"""How far did this rank come? A number in a file that is rewritten after every step, or every second by `PulseKeeper`.
 
 The operating system has it at once, so it outlives a process that is killed. The file is not mapped into memory:
 truncating it would end the training with SIGBUS.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from pathlib import Path
 
 from ddpprof import own_files
@@ -21,9 +20,9 @@ class LastStep:
     def __init__(self, path: Path) -> None:
         self._file = own_files.overwrite(path)
 
-    def ends(self, num_steps: int) -> None:
-        """Note that a step has ended, and that there are now `num_steps`."""
-        os.pwrite(self._file, struct.pack(LAST_STEP, num_steps, time.time_ns()), 0)
+    def is_over(self, num_steps: int, ended_ns: int) -> None:
+        """Note that there are now `num_steps`, of which the last ended at `ended_ns`."""
+        os.pwrite(self._file, struct.pack(LAST_STEP, num_steps, ended_ns), 0)
 
     def close(self) -> None:
         os.close(self._file)

@@ -1,8 +1,8 @@
 """The methods of torch that ddpprof wraps. Each wrapper calls the original exactly once and returns its result.
 
 The one exception is saving in steps whose result is discarded (``--baseline-steps``, trials).
-Without an active session a wrapper costs one comparison, and after the last recorded step a few calls. `remove`
-restores the originals.
+Rare events reach the active session, and those of every step its `StepEvents`. Without an active session a wrapper
+costs one comparison. `remove` restores the originals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpprof.errors import CannotRecord
 from ddpprof.record.same_model import Comparison, comparing
@@ -20,7 +20,31 @@ from ddpprof.record.same_model import Comparison, comparing
 if TYPE_CHECKING:
     from ddpprof.record.session import Session
 
+
+class StepEvents(Protocol):
+    """What happens in every step. Methods that are given an original call it once."""
+
+    def ddp_forward_begins(self, ddp: Any) -> None: ...
+
+    def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, /, *inputs: Any, **kwargs: Any) -> Any: ...
+
+    def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any: ...
+
+    def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any) -> Any: ...
+
+    def backward_begins(self, tensors: Any) -> None: ...
+
+    def backward_is_over(self) -> None: ...
+
+    def optimizer_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None: ...
+
+    def optimizer_ends(self, optimizer: Any) -> None: ...
+
+    def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any: ...
+
+
 _active: Session | None = None
+_events: StepEvents | None = None
 _waiting: Callable[[], None] | None = None
 _originals: list[tuple[Any, str, Any]] = []
 
@@ -29,13 +53,23 @@ _Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def activate(session: Session | None) -> None:
-    """Send events to `session` from now on, or to nobody."""
-    global _active
-    _active = session
+    """Send all events to `session` from now on, or to nobody."""
+    global _active, _events
+    _active = _events = session
+
+
+def send_step_events_to(events: StepEvents | None) -> None:
+    """Send the events of every step to `events` from now on; ``None``: to the active session."""
+    global _events
+    _events = _active if events is None else events
 
 
 def active() -> Session | None:
     return _active
+
+
+def step_events() -> StepEvents | None:
+    return _events
 
 
 def wait_for_ddp(begin: Callable[[], None]) -> None:
@@ -50,12 +84,12 @@ def install(distributed: ModuleType) -> None:
         return
     _forget_in_forked_children()
     ddp = distributed.DistributedDataParallel
-    wrappers = {
+    wrappers: dict[str, _Wrapper] = {
         "_ddp_init_helper": _beginning_first,
-        "forward": _untraced_telling(lambda session, ddp: session.ddp_forward_begins(ddp)),
-        "_pre_forward": _untraced_asking(lambda session, /, *call, **named: session.ddp_pre_forward(*call, **named)),
-        "_post_forward": _untraced_asking(lambda session, *call: session.ddp_post_forward(*call)),
-        "_sync_buffers": _untraced_asking(lambda session, *call: session.ddp_sync_buffers(*call)),
+        "forward": _forward,
+        "_pre_forward": _pre_forward,
+        "_post_forward": _post_forward,
+        "_sync_buffers": _sync_buffers,
         "register_comm_hook": _register_comm_hook,
     }
     absent = [name for name in wrappers if not hasattr(ddp, name)]
@@ -69,7 +103,7 @@ def install(distributed: ModuleType) -> None:
             _wrap(owner, name, wrapper)
     single_process = sys.modules.get("torch.nn.parallel.data_parallel")
     if single_process is not None:
-        tell_forward = _untraced_telling(lambda session, model: session.data_parallel_forward_begins(model))
+        tell_forward = _telling(lambda session, model: session.data_parallel_forward_begins(model))
         _wrap(single_process.DataParallel, "__init__", _beginning_first)
         _wrap(single_process.DataParallel, "forward", tell_forward)
 
@@ -92,7 +126,7 @@ def install_around_training() -> None:
     if any(owner is DataLoader for owner, _, _ in _originals):
         return
     _wrap(DataLoader, "__iter__", _telling(lambda session, loader: session.loader_begins(loader)))
-    _wrap(_BaseDataLoaderIter, "__next__", _asking(lambda session, *call: session.loader_fetches(*call)))
+    _wrap(_BaseDataLoaderIter, "__next__", _next)
     _wrap(DistributedSampler, "set_epoch", _telling(lambda session, sampler: session.sets_epoch(sampler)))
     _wrap(GradScaler, "step", _asking(_scaler_step))
     # The session makes room when the user starts a profiler of their own.
@@ -125,13 +159,6 @@ def _wrap(owner: Any, name: str, make: _Wrapper) -> None:
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Exclude `function` from torch.compile, but not the functions that it calls."""
-    from torch._compile import _disable_dynamo
-
-    return _disable_dynamo(function, recursive=False)
-
-
 def _telling(tell: Callable[[Session, Any], None]) -> _Wrapper:
     """Wrap a method: before each call, `tell` the active session about the object."""
 
@@ -162,19 +189,48 @@ def _asking(call: Callable[..., Any]) -> _Wrapper:
     return wrapper
 
 
-def _untraced_telling(tell: Callable[[Session, Any], None]) -> _Wrapper:
-    """Do as `_telling`, and exclude what is told, and the wrapper, from torch.compile."""
+def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        events = _events
+        if events is not None:
+            events.ddp_forward_begins(self)
+        return original(self, *inputs, **kwargs)
 
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-        from torch._compile import _disable_dynamo
-
-        return _untraced(_telling(_disable_dynamo(tell))(original))
-
-    return wrapper
+    return forward
 
 
-def _untraced_asking(call: Callable[..., Any]) -> _Wrapper:
-    return lambda original: _untraced(_asking(call)(original))
+def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        events = _events
+        if events is None:
+            return original(self, *inputs, **kwargs)
+        return events.ddp_pre_forward(original, self, *inputs, **kwargs)
+
+    return pre_forward
+
+
+def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def post_forward(self: Any, output: Any) -> Any:
+        events = _events
+        return original(self, output) if events is None else events.ddp_post_forward(original, self, output)
+
+    return post_forward
+
+
+def _sync_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def sync_buffers(self: Any) -> Any:
+        events = _events
+        return original(self) if events is None else events.ddp_sync_buffers(original, self)
+
+    return sync_buffers
+
+
+def _next(original: Callable[..., Any]) -> Callable[..., Any]:
+    def next_batch(self: Any) -> Any:
+        events = _events
+        return original(self) if events is None else events.loader_fetches(original, self)
+
+    return next_batch
 
 
 def _beginning_first(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,16 +280,16 @@ def _invoke_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        session = _active
-        if session is None:
+        events = _events
+        if events is None:
             return original(tensors, *args, **kwargs)
         tensors = tuple(tensors) if isinstance(tensors, Iterator) else tensors  # both need to see them
-        session.backward_begins(tensors)
+        events.backward_begins(tensors)
         result = original(tensors, *args, **kwargs)
-        session.backward_is_over()
+        events.backward_is_over()
         return result
 
-    return _untraced(backward)
+    return backward
 
 
 def _scaler_step(
@@ -257,25 +313,3 @@ def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
                 session.graphs.capture_ends()
 
     return capture_end
-
-
-def hook_optimizers() -> list[Any]:
-    """Tell the active session before and after every ``Optimizer.step``. Returns handles with ``remove()``.
-
-    A compiled optimizer step would trace the hooks, so they are empty for the compiler.
-    """
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    def before(_optimizer: Any, args: Any, kwargs: Any) -> Any:
-        session = _active
-        if session is None or torch.compiler.is_compiling():
-            return None
-        return session.optimizer_begins(args, kwargs)
-
-    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        session = _active
-        if session is not None and not torch.compiler.is_compiling():
-            session.optimizer_ends(optimizer)
-
-    return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]

@@ -21,6 +21,7 @@ from ddpprof.model.pulse import OVERDUE_S, Activity, PulseState, PulseSteps, ove
 from ddpprof.model.stack import frames_of
 from ddpprof.record import machine
 from ddpprof.record.flight_recorder import all_reduces_since, last_bucket
+from ddpprof.record.last_step import LastStep
 from ddpprof.record.memory import resident_bytes
 from ddpprof.record.pulse import PulseWriter
 
@@ -37,6 +38,7 @@ class PulseKeeper:
     def __init__(
         self,
         pulse: PulseWriter,
+        last_step: LastStep,
         training_thread: int,
         bucket_numels: tuple[tuple[int, ...], ...],
         warn: Callable[[str], None],
@@ -46,8 +48,9 @@ class PulseKeeper:
         `bucket_numels`: number of elements of each bucket of each DDP module.
         """
         self._bucket_numels = bucket_numels
-        self._pulse = pulse
+        self._pulse, self._last_step = pulse, last_step
         self._training_thread = training_thread
+        self._training_clock = time.pthread_getcpuclockid(training_thread)  # only now is that thread sure to exist
         self._warn = warn
         self._copy = own_files.overwrite(Path(pulse.identity.kept))
         os.ftruncate(self._copy, layout.NUM_BYTES)
@@ -97,8 +100,7 @@ class PulseKeeper:
         os.close(self._copy)
 
     def _write(self, name: str, value: int) -> None:
-        at = layout.state_offset(name)
-        self._pulse.memory[at : at + 8] = value.to_bytes(8, "little", signed=True)
+        self._pulse.words[layout.state_word(name)] = value
 
     def _state(self) -> PulseState:
         return layout.decode_state(self._pulse.memory[layout.STATE_AT : layout.STATE_AT + layout.STATE.size])
@@ -114,10 +116,17 @@ class PulseKeeper:
             machine.queued_ns(),
             machine.major_faults(),
             machine.core_khz(),
+            self._training_cpu_ns(),
         )
         layout.SAMPLE.pack_into(self._pulse.memory, at, *row)
         self._num_samples += 1
         self._write("num_samples", self._num_samples)
+
+    def _training_cpu_ns(self) -> int:
+        try:
+            return time.clock_gettime_ns(self._training_clock)
+        except OSError:  # it has ended
+            return UNKNOWN
 
     def _find_stack(self) -> None:
         """Write where the training thread stands, if its step is overdue."""
@@ -170,8 +179,10 @@ class PulseKeeper:
     def _copy_changes(self) -> None:
         memory, state = self._pulse.memory, self._state()
         changed = [
-            *_ring_spans(self._copied_steps, state.num_steps, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size),
-            *_ring_spans(
+            *layout.ring_spans(
+                self._copied_steps, state.num_steps, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size
+            ),
+            *layout.ring_spans(
                 self._copied_samples, state.num_samples, layout.NUM_SAMPLES_KEPT, layout.SAMPLES_AT, layout.SAMPLE.size
             ),
         ]
@@ -184,12 +195,4 @@ class PulseKeeper:
             os.pwrite(self._copy, memory[begin:end], begin)
         self._copied_steps, self._copied_samples = state.num_steps, state.num_samples
         self._copied_summaries, self._copied_span = state.num_summaries, state.steps_per_summary
-
-
-def _ring_spans(copied: int, num_rows: int, kept: int, at: int, size: int) -> list[tuple[int, int]]:
-    """Return the spans of bytes of the rows from `copied` to `num_rows` of a ring."""
-    first = max(copied, num_rows - kept)
-    begin, count = first % kept, num_rows - first
-    until_end = min(count, kept - begin)
-    spans = ((begin, begin + until_end), (0, count - until_end))
-    return [(at + first_row * size, at + last_row * size) for first_row, last_row in spans if last_row > first_row]
+        self._last_step.is_over(state.num_steps, state.step_since_ns)

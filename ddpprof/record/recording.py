@@ -26,7 +26,6 @@ from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
 from ddpprof.record.boards import Board
 from ddpprof.record.captures import Captures
-from ddpprof.record.compiled import keep_out_of_compiled_graphs
 from ddpprof.record.device import PATIENCE_S
 from ddpprof.record.end_words import EndPlace
 from ddpprof.record.graphs import Graphs
@@ -38,6 +37,7 @@ from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
 from ddpprof.record.settings import Settings
 from ddpprof.record.steps import StepDetector
+from ddpprof.record.watching import WatchedSteps
 from ddpprof.record.window import Window
 from ddpprof.step_options import options_for
 
@@ -99,7 +99,6 @@ class Recording:
         self._begin_training(self._job.attach)
 
     def _begin_training(self, attach: Callable[[], None]) -> None:
-        keep_out_of_compiled_graphs()
         self._training_thread = threading.get_ident()
         attach()
         if self._live is not None:
@@ -116,11 +115,30 @@ class Recording:
             self._step_is_over = False
             self._end_step()
 
-    def _count_step_that_ends(self, has_ended: bool) -> None:
+    def _count_step(self) -> None:
         """Count a step after the recorded ones, when only the progress of the training counts."""
-        if has_ended and self._job.attached:
+        if self._job.attached:
             self._window.count_step()
-            self._look_for_capture()
+            if self._captures is not None and self._captures.request is not None:
+                self._look_for_capture()
+
+    def _choose_step_events(self) -> None:
+        """Choose who handles the events of every step from now on: this recording, or less code once it is over."""
+        if patches.active() is not self:
+            return
+        patches.send_step_events_to(
+            WatchedSteps(
+                pulse=self.pulse,
+                finder=self._finder,
+                training_thread=self._training_thread,
+                count_step=self._count_step,
+                note_unreduced=self._note_unreduced,
+                runs_out=self._notes.feeding.runs_out,
+                give_up=self.give_up,
+            )
+            if self._is_over and not self._window.stopping
+            else None
+        )
 
     def _end_step(self) -> None:
         if self.graphs.captured:
@@ -134,6 +152,7 @@ class Recording:
             self._open_files()
         self._window.begin_step()
         self._look_for_capture()
+        self._choose_step_events()
         if self._window.stopping and threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
 
@@ -148,12 +167,23 @@ class Recording:
         if self._settings.pulse and not self._settings.trial and self._keeper is None:
             self._begin_pulse()
 
+    @harmless
+    def _note_unreduced(self, ddp: DistributedDataParallel, complaint: str) -> None:
+        if "Expected to have finished reduction" not in complaint:
+            return
+        if self._window.mode is StepMode.DONE:
+            self._notes.reopen()
+        self._notes.module(ddp).note_unreduced(complaint)
+        self._open_files()
+
     def _begin_pulse(self) -> None:
         assert self._job.files is not None
         gather_left()
         try:
             pulse = PulseWriter(self._job.identity(self._notes.device.type, self._window.step))
-            self._keeper = PulseKeeper(pulse, self._training_thread, self._notes.bucket_numels(), self._warn)
+            self._keeper = PulseKeeper(
+                pulse, self._job.files.last_step, self._training_thread, self._notes.bucket_numels(), self._warn
+            )
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             self._warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
@@ -204,6 +234,7 @@ class Recording:
         window.begin()
         self._main_window, self._window = self._window, window
         window.begin_step()
+        self._choose_step_events()
 
     def _end_pulse(self, ended: Ended) -> None:
         keeper, pulse, self._keeper, self.pulse, self._window.pulse = self._keeper, self.pulse, None, None, None
@@ -277,6 +308,7 @@ class Recording:
         self._window.mode = StepMode.DONE
         if not (self._settings.trial or self._baseline.has_begun):  # otherwise nothing may be saved until the end
             self._stop_listening()
+        self._choose_step_events()
         if self._between_backward_passes():
             self._notes.begin_step(StepMode.DONE)
 

@@ -24,6 +24,8 @@ from ddpprof.model.pulse import Activity, StepFlag
 from ddpprof.record import patches
 from ddpprof.record.buckets import ReducerTimer, timed_hook
 from ddpprof.record.closures import with_noted_closure
+from ddpprof.record.compiled import keep_out_of_compiled_graphs
+from ddpprof.record.optimizer_hooks import hook_optimizers
 from ddpprof.record.recording import Recording, harmless
 
 
@@ -32,9 +34,10 @@ class Session(Recording):
 
     def begin(self) -> None:
         """Start listening."""
+        keep_out_of_compiled_graphs()
         self._notes.environment.look_who_calls()
         patches.install_around_training()
-        self._handles = patches.hook_optimizers()
+        self._handles = hook_optimizers()
         patches.activate(self)
 
     @harmless
@@ -48,10 +51,6 @@ class Session(Recording):
                 pulse.flag(StepFlag.EVALUATED)
                 pulse.begins(Activity.EVALUATION)
             return
-        if self._is_over:
-            self._count_step_that_ends(self._finder.forward_begins(id(ddp), ddp.require_backward_grad_sync))
-            self._forward_of_pulse()
-            return
         if not self._job.attached:
             self._attach(ddp)
         if self._job.alone:
@@ -61,9 +60,6 @@ class Session(Recording):
         self._end_step_that_is_over()
         if self._finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
             self._end_step()
-        self._forward_of_pulse()
-
-    def _forward_of_pulse(self) -> None:
         if self.pulse is not None:
             self.pulse.begins(Activity.FORWARD)
 
@@ -75,7 +71,8 @@ class Session(Recording):
         if not torch.is_grad_enabled() or (dist.is_available() and dist.is_initialized()):
             return
         if self._is_over:
-            self._count_step_that_ends(self._finder.forward_begins(id(model), synchronises=True))
+            if self._finder.forward_begins(id(model), synchronises=True):
+                self._count_step()
             return
         if not self._job.attached:
             if self._settings.baseline_steps or self._settings.alone_steps:
@@ -91,14 +88,12 @@ class Session(Recording):
         start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
         if self._window.mode in (StepMode.BASELINE, StepMode.ALONE):
             self._note(self._baseline.forward_begins, ddp)
-        if not self._is_over:
-            fed = [*inputs, *kwargs.values()]
-            self._note(self._notes.feeding.forward_begins, fed, torch.is_grad_enabled(), self._notes.recording)
+        fed = [*inputs, *kwargs.values()]
+        self._note(self._notes.feeding.forward_begins, fed, torch.is_grad_enabled(), self._notes.recording)
         try:
             result = original(ddp, *inputs, **kwargs)
         except RuntimeError as error:
-            if "Expected to have finished reduction" in str(error):
-                self._note_unreduced(ddp, str(error))
+            self._note_unreduced(ddp, str(error))
             raise
         if self._notes.recording:
             self._note(self._notes.pre_forward_is_over, ddp, start, had_rebuilt)
@@ -108,8 +103,7 @@ class Session(Recording):
         inner_end = time.time_ns()
         result = original(ddp, output)
         if self.pulse is not None:
-            synchronises = torch.is_grad_enabled() and ddp.require_backward_grad_sync
-            self.pulse.forward_ends(ddp.reducer if ddp.device_type == "cpu" else None, inner_end, synchronises)
+            self.pulse.forward_ends(ddp, inner_end)
         self._note(self._notes.forward_is_over, ddp, inner_end)
         self._note(self._baseline.forward_is_over, ddp)
         return result
@@ -147,9 +141,6 @@ class Session(Recording):
     def optimizer_ends(self, optimizer: Any) -> None:
         if self.pulse is not None:
             self.pulse.begins(Activity.OTHER)
-        if self._is_over:
-            self._count_step_that_ends(self._finder.optimizer_stepped(id(optimizer)))
-            return
         self.num_optimizer_steps += 1
         if self._notes.recording:
             self._notes.optimizer_ends()
@@ -160,10 +151,10 @@ class Session(Recording):
         """Note that a `GradScaler` skipped the optimizer's step because gradients overflowed; a training step ends."""
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner
-        if self._is_over:
-            self._count_step_that_ends(self._finder.optimizer_stepped(id(optimizer)))
-            return
-        self._optimizer_is_done(optimizer)
+        if not self._is_over:
+            self._optimizer_is_done(optimizer)
+        elif self._finder.optimizer_stepped(id(optimizer)):
+            self._count_step()
 
     def _optimizer_is_done(self, optimizer: Any) -> None:
         if self._job.attached and self._finder.optimizer_stepped(id(optimizer)):
@@ -175,7 +166,7 @@ class Session(Recording):
     @harmless
     def backward_begins(self, tensors: Any) -> None:
         """Handle a backward pass, unless it is inside another, as in reentrant checkpointing."""
-        if (self._is_over and self.pulse is None) or not self._between_backward_passes():
+        if not self._between_backward_passes():
             return
         if self.pulse is not None:
             self.pulse.backward_begins()
@@ -195,15 +186,12 @@ class Session(Recording):
 
     def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
         training_waits = threading.get_ident() == self._training_thread
-        was_over = self._is_over
-        if training_waits and not was_over:
+        if training_waits:
             self._end_step_that_is_over()
         pulse = self.pulse if training_waits else None
         if pulse is not None:
             pulse.begins(Activity.DATA)
         try:
-            if was_over:
-                return self._looks_for_its_end(original, iterator)
             return self._fetches_noted(original, iterator, training_waits)
         except StopIteration:
             if pulse is not None:
@@ -222,14 +210,6 @@ class Session(Recording):
         finally:
             waited_ns = time.time_ns() - began if training_waits else 0
             self._note(self._notes.feeding.fetches, iterator, batch, waited_ns, self._notes.recording)
-
-    def _looks_for_its_end(self, original: Callable[..., Any], iterator: Any) -> Any:
-        """Fetch a batch after the recorded steps, when only the number of epochs counts."""
-        try:
-            return original(iterator)
-        except StopIteration:
-            self._note(self._notes.feeding.runs_out, iterator)
-            raise
 
     def loader_begins(self, loader: Any) -> None:
         if self.pulse is not None and threading.get_ident() == self._training_thread:
@@ -282,15 +262,8 @@ class Session(Recording):
         """Handle a step that the user marks as ended."""
         self._end_step_that_is_over()
         if self._finder.step_marked():
-            self._end_step()
+            self._count_step() if self._is_over else self._end_step()
 
     @harmless
     def _note(self, note: Callable[..., None], *what: Any) -> None:
         note(*what)
-
-    @harmless
-    def _note_unreduced(self, ddp: DistributedDataParallel, complaint: str) -> None:
-        if self._window.mode is StepMode.DONE:
-            self._notes.reopen()
-        self._notes.module(ddp).note_unreduced(complaint)
-        self._open_files()

@@ -103,12 +103,12 @@ class Window:
         """Count a step that has ended."""
         self.profiler.clear_away()
         self.step += 1
-        if self._job.files is not None:
-            self._job.files.last_step.ends(self.step)
         if self.pulse is not None:
             if self.mode not in _UNRECORDED:
                 self.pulse.flag(StepFlag.RECORDED)
             self.pulse.step_ends(self.step)
+        elif self._job.files is not None:
+            self._job.files.last_step.is_over(self.step, time.time_ns())
 
     @property
     def num_skipped(self) -> int:

@@ -55,7 +55,7 @@ def steps(num_steps: int = 10, length_ns: int = S // 10, flags: int = 0) -> Puls
 def rank(number: int, *stack: Frame, since_s: float = 10, **state: int) -> RankEvidence:
     """Return a living rank on this machine that stands at `stack` since `since_s`; its process sleeps."""
     since = NOW_NS - int(since_s * S)
-    times = {"beat_ns": since, "since_ns": since, "step_since_ns": since, "tick_ns": NOW_NS}
+    times = {"since_ns": since, "step_since_ns": since, "tick_ns": NOW_NS}
     state = {"step": 10, "num_steps": 10, **state}
     identity = PulseIdentity(
         run_id="run",

@@ -79,7 +79,6 @@ def pulse_bytes(
     summaries = _summaries(rows)
     now = dataclasses.replace(
         layout.empty_state(),
-        beat_ns=end_ns,
         since_ns=end_ns,
         step=first_step + len(steps),
         step_since_ns=end_ns,
@@ -125,7 +124,6 @@ def step_rows(steps: Sequence[MadeStep], first_step: int = 0) -> PulseSteps:
         evaluation_ns=np.zeros(len(steps), np.int64),
         wait_ns=column("wait_ms"),
         first_gradient_ns=np.full(len(steps), 5 * MS),
-        cpu_ns=lengths,
         flags=np.array([one.flags for one in steps], np.int64),
     )
 
@@ -141,7 +139,7 @@ def _samples(memory_bytes: Sequence[int]) -> PulseSamples:
     count = len(memory_bytes)
     unknown = np.full(count, UNKNOWN)
     at = BEGIN_NS + 5 * SECOND * np.arange(count, dtype=np.int64)
-    return PulseSamples(at, np.array(memory_bytes, np.int64), unknown, unknown, unknown, unknown)
+    return PulseSamples(at, np.array(memory_bytes, np.int64), unknown, unknown, unknown, unknown, unknown)
 
 
 def state_of(path: Path) -> PulseState:

@@ -47,7 +47,7 @@ class Job:
     def nothing(self, *_: object) -> None:
         pass
 
-    ends = write_facts = write = wait = nothing
+    is_over = write_facts = write = wait = nothing
 
 
 class Notes:

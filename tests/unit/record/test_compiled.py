@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from types import CodeType
 
-from ddpprof.record import compiled
+import torch._dynamo.trace_rules as rules
+
+from ddpprof.record import optimizer_hooks, patches, watching
+from ddpprof.record.compiled import keep_out_of_compiled_graphs
 
 
-def test_every_module_that_is_left_alone_exists() -> None:
-    for name in compiled._MODULES:
-        import_module(f"ddpprof.record.{name}")
+def test_only_hooks_that_a_compiled_optimizer_contains_are_compiled() -> None:
+    keep_out_of_compiled_graphs()
+    codes: tuple[CodeType, ...] = (patches._forward.__code__, watching.WatchedSteps.ddp_pre_forward.__code__)
+    assert all(rules.check(code) for code in codes)
+    assert not rules.check(optimizer_hooks.hook_optimizers.__code__)

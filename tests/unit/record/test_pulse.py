@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +25,10 @@ from ddpprof.model.pulse import Activity, Ended, Pulse, PulseIdentity, StepFlag
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
 from ddpprof.record.flight_recorder import AllReduce
+from ddpprof.record.last_step import LastStep
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
+from ddpprof.rundir import LAST_STEP, last_step_file
 
 needs_memory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 pytestmark = needs_memory
@@ -54,9 +58,6 @@ class Clock:
     def time_ns(self) -> int:
         return self.now_ns
 
-    def thread_time_ns(self) -> int:
-        return self.now_ns // 2
-
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -73,7 +74,9 @@ def pulse(tmp_path: Path) -> Iterator[PulseWriter]:
 
 
 def keep(pulse: PulseWriter, said: list[str] | None = None) -> PulseKeeper:
-    return PulseKeeper(pulse, threading.get_ident(), ((8, 4), (8,)), (said if said is not None else []).append)
+    last_step = LastStep(Path(pulse.identity.kept).with_name(last_step_file(0)))
+    warn = (said if said is not None else []).append
+    return PulseKeeper(pulse, last_step, threading.get_ident(), ((8, 4), (8,)), warn)
 
 
 def do(pulse: PulseWriter, clock: Clock, activity: Activity, ns: int) -> None:
@@ -96,12 +99,19 @@ class Reducer:
         return list(self.came_ns)
 
 
+def forward_ends(pulse: PulseWriter, reducer: Reducer | None, end_ns: int, synchronises: bool = True) -> None:
+    """End a forward of a DDP module, on an accelerator if there is no `reducer`."""
+    device = "cpu" if reducer else "cuda"
+    module = SimpleNamespace(reducer=reducer, device_type=device, require_backward_grad_sync=synchronises)
+    pulse.forward_ends(module, end_ns)  # type: ignore[arg-type]
+
+
 def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
     pulse = PulseWriter(identity(tmp_path))
     do(pulse, clock, Activity.DATA, 100)
     pulse.begins(Activity.FORWARD)
     clock.now_ns += 200
-    pulse.forward_ends(Reducer(55, 85), clock.now_ns, synchronises=True)
+    forward_ends(pulse, Reducer(55, 85), clock.now_ns)
     clock.now_ns += 5
     pulse.backward_begins()
     clock.now_ns += 480
@@ -119,7 +129,7 @@ def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
 
 
 def backward(pulse: PulseWriter, clock: Clock, reducer: Reducer | None, ns: int, synchronises: bool = True) -> None:
-    pulse.forward_ends(reducer, clock.now_ns, synchronises)
+    forward_ends(pulse, reducer, clock.now_ns, synchronises)
     pulse.backward_begins()
     clock.now_ns += ns
     pulse.backward_ends()
@@ -154,7 +164,7 @@ def test_times_count_from_a_moment_before_the_backward_pass(pulse: PulseWriter, 
     """The process lost its processor for 20 ns before torch noted the moment from which gradients' times count."""
     end_ns = clock.now_ns
     clock.now_ns += 20
-    pulse.forward_ends(Reducer(3, 5), end_ns, synchronises=True)
+    forward_ends(pulse, Reducer(3, 5), end_ns)
     pulse.backward_begins()
     clock.now_ns += 10
     pulse.backward_ends()
@@ -171,7 +181,7 @@ def test_very_many_gradients_are_looked_at_in_some_steps(pulse: PulseWriter, clo
 
 def test_the_state_tells_what_happens_now(pulse: PulseWriter, clock: Clock) -> None:
     pulse.step_ends(1)
-    pulse.forward_ends(None, clock.now_ns, synchronises=True)
+    forward_ends(pulse, None, clock.now_ns)
     clock.now_ns = 5_000_000
     pulse.backward_begins()
     state = decoded(pulse).state
@@ -203,6 +213,8 @@ def test_summaries_cover_all_steps(pulse: PulseWriter, clock: Clock) -> None:
 def test_full_summaries_become_half_as_many(monkeypatch: pytest.MonkeyPatch, pulse: PulseWriter, clock: Clock) -> None:
     monkeypatch.setattr(layout, "NUM_SUMMARIES_KEPT", 4)
     monkeypatch.setattr(layout, "SAMPLES_AT", layout.SUMMARIES_AT + 4 * layout.SUMMARY.size)
+    samples = layout.NUM_SAMPLES_KEPT * layout.SAMPLE.size
+    monkeypatch.setattr(layout, "NUM_BYTES", layout.SAMPLES_AT + samples)
     for number in range(1, 701):
         clock.now_ns += 10
         pulse.step_ends(number)
@@ -341,6 +353,8 @@ def test_a_killed_rank_leaves_its_pulse(tmp_path: Path) -> None:
     gather_left()
     assert not shared.exists()
     assert read_pulse(tmp_path, 0).state.num_steps == 1
+    last_step = struct.unpack(LAST_STEP, (tmp_path / last_step_file(0)).read_bytes())
+    assert last_step == (1, read_pulse(tmp_path, 0).state.step_since_ns)
 
 
 @needs_memory

@@ -24,7 +24,7 @@ class Files:
     def last_step(self) -> Files:
         return self
 
-    def ends(self, num_steps: int) -> None:
+    def is_over(self, num_steps: int, _ended_ns: int) -> None:
         assert num_steps > 0
 
     def append_step(self, step: RecordedStep) -> None:

@@ -1,0 +1,31 @@
+"""Hooks around every ``Optimizer.step``. They alone may be compiled, since a compiled step contains them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ddpprof.record import patches
+
+
+def hook_optimizers() -> list[Any]:
+    """Tell of every ``Optimizer.step`` before and after it. Returns handles with ``remove()``.
+
+    To the compiler the hooks are empty.
+    """
+
+    def before(_optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        events = patches.step_events()
+        return None if events is None else events.optimizer_begins(args, kwargs)
+
+    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            events = patches.step_events()
+            if events is not None:
+                events.optimizer_ends(optimizer)
+
+    return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]

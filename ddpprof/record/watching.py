@@ -1,0 +1,113 @@
+"""The events of each step after the recorded ones. Only the pulse and the number of steps go on, at little cost.
+
+They come from `patches`. Code that runs once in a step is never warm, so that every call in here counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpprof.model.pulse import Activity, StepFlag
+from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.steps import StepDetector
+
+_OTHER, _DATA, _FORWARD = int(Activity.OTHER), int(Activity.DATA), int(Activity.FORWARD)
+_OPTIMIZER, _EVALUATION = int(Activity.OPTIMIZER), int(Activity.EVALUATION)
+_TASK_OF_BACKWARD = torch._C._current_graph_task_id
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedSteps:
+    """The `StepEvents` of steps that are not recorded."""
+
+    pulse: PulseWriter | None
+    finder: StepDetector
+    training_thread: int
+    count_step: Callable[[], None]
+    note_unreduced: Callable[[DistributedDataParallel, str], None]
+    """called with DDP's complaint of missing gradients"""
+    runs_out: Callable[[Any], None]
+    """called with the iterator of a loader at its end"""
+    give_up: Callable[[Exception], None]
+
+    def ddp_forward_begins(self, ddp: DistributedDataParallel) -> None:
+        pulse = self.pulse
+        try:
+            if not torch.is_grad_enabled():
+                if pulse is not None:
+                    pulse.flag(StepFlag.EVALUATED)
+                    pulse.begins(_EVALUATION)
+                return
+            if self.finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
+                self.count_step()
+            if pulse is not None:
+                pulse.begins(_FORWARD)
+        except Exception as error:
+            self.give_up(error)
+
+    def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, /, *inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return original(ddp, *inputs, **kwargs)
+        except RuntimeError as error:
+            self.note_unreduced(ddp, str(error))
+            raise
+
+    def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
+        inner_end_ns = time.time_ns()
+        result = original(ddp, output)
+        if self.pulse is not None:
+            self.pulse.forward_ends(ddp, inner_end_ns)
+        return result
+
+    def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any) -> Any:
+        return original(ddp)
+
+    def _is_between_backward_passes(self) -> bool:
+        return _TASK_OF_BACKWARD() == -1 and get_ident() == self.training_thread
+
+    def backward_begins(self, _tensors: Any) -> None:
+        """Handle a backward pass, unless it is inside another, as in reentrant checkpointing."""
+        if self.pulse is not None and self._is_between_backward_passes():
+            self.pulse.backward_begins()
+
+    def backward_is_over(self) -> None:
+        if self.pulse is not None and self._is_between_backward_passes():
+            try:
+                self.pulse.backward_ends()
+            except Exception as error:
+                self.give_up(error)
+
+    def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:
+        if self.pulse is not None:
+            self.pulse.begins(_OPTIMIZER)
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        try:
+            if self.finder.optimizer_stepped(id(optimizer)):
+                self.count_step()
+            elif self.pulse is not None:
+                self.pulse.begins(_OTHER)
+        except Exception as error:
+            self.give_up(error)
+
+    def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
+        pulse = self.pulse if get_ident() == self.training_thread else None
+        if pulse is not None:
+            pulse.begins(_DATA)
+        try:
+            return original(iterator)
+        except StopIteration:
+            if pulse is not None:
+                pulse.flag(StepFlag.RAN_OUT)
+            self.runs_out(iterator)
+            raise
+        finally:
+            if pulse is not None:
+                pulse.begins(_OTHER)
