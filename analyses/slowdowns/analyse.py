@@ -61,8 +61,8 @@ def _steps(kept: Any, rank: int) -> PulseSteps:
 
 
 def _samples(kept: Any, rank: int) -> PulseSamples:
-    at, memory, throttled, queued, faults = kept[f"{rank}.samples"].T
-    return PulseSamples(at, memory, throttled, queued, faults, np.full(len(at), UNKNOWN))
+    at, memory, throttled, queued, faults, cpu = kept[f"{rank}.samples"].T
+    return PulseSamples(at, memory, throttled, queued, faults, core_khz=np.full(len(at), UNKNOWN), cpu_ns=cpu)
 
 
 def replayed(ranks: dict[int, tuple[PulseSteps, PulseSamples]]) -> list[tuple[int, StepSlowdown]]:

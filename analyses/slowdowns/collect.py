@@ -42,8 +42,8 @@ COLUMNS = (
     "optimizer_ns",
     "wait_ns",
     "first_gradient_ns",
-    "cpu_ns",
 )
+SAMPLED = ("at_ns", "memory_bytes", "throttled_ns", "queued_ns", "major_faults", "cpu_ns")
 UNIT_NS, NOT_KNOWN = 10_000, 65_535
 """times are kept in units of 10 µs, with 16 bits"""
 SLEEPS = ("data", "forward", "backward", "optimizer", "other")
@@ -155,10 +155,7 @@ def keep(job: str, run: Path, plants: list[dict[str, Any]]) -> None:
             kept[f"{rank}.{name}"] = np.where(
                 values < 0, NOT_KNOWN, np.minimum(values // UNIT_NS, NOT_KNOWN - 1)
             ).astype(np.uint16)
-        samples = pulse.samples
-        kept[f"{rank}.samples"] = np.column_stack(
-            [samples.at_ns, samples.memory_bytes, samples.throttled_ns, samples.queued_ns, samples.major_faults]
-        )
+        kept[f"{rank}.samples"] = np.column_stack([getattr(pulse.samples, name) for name in SAMPLED])
     name = job.replace(" ", "_").replace(",", "")
     np.savez_compressed(HERE / RECORDINGS / f"{name}.npz", **kept)
     (HERE / RECORDINGS / f"{name}.json").write_text(

@@ -103,7 +103,7 @@ class Session(Recording):
         inner_end = time.time_ns()
         result = original(ddp, output)
         if self.pulse is not None:
-            self.pulse.forward_ends(ddp, inner_end)
+            self._note(self.pulse.forward_ends, ddp, inner_end)
         self._note(self._notes.forward_is_over, ddp, inner_end)
         self._note(self._baseline.forward_is_over, ddp)
         return result

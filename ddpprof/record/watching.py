@@ -63,7 +63,10 @@ class WatchedSteps:
         inner_end_ns = time.time_ns()
         result = original(ddp, output)
         if self.pulse is not None:
-            self.pulse.forward_ends(ddp, inner_end_ns)
+            try:
+                self.pulse.forward_ends(ddp, inner_end_ns)
+            except Exception as error:
+                self.give_up(error)
         return result
 
     def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any) -> Any:

@@ -289,3 +289,19 @@ def test_a_timeline_of_another_tool_is_refused_in_one_line(tmp_path: Path, outpu
     assert text == ""
     assert "no op, kernel or step of torch.profiler" in error
     assert error.count("\n") == 1
+
+
+def test_ctrl_c_in_a_clean_up_that_drops_exceptions_comes_again() -> None:
+    program = """
+import sys, time
+from types import SimpleNamespace
+from ddpprof import cli
+cli.main(["explain", "bucket"])
+sys.unraisablehook(SimpleNamespace(exc_type=KeyboardInterrupt))
+try:
+    time.sleep(20)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -99,3 +99,11 @@ def test_samples_that_do_not_reach_the_steps_say_nothing() -> None:
     last = portrait(select(steps, slice(50, 100)), early)
     assert last is not None
     assert last.queued_ns is None
+
+
+def test_what_the_system_counted_between_the_compared_steps_is_not_theirs() -> None:
+    steps = steps_of([{}] * 300)
+    samples = samples_of(steps, queued_ns=[1 * MS] * 100 + [30 * MS] * 100 + [1 * MS] * 100)
+    around = portrait(select(steps, steps.number // 100 != 1), samples)
+    assert around is not None
+    assert around.queued_ns == MS
