@@ -57,7 +57,9 @@ def whole_run_line(report: Report) -> Iterator[Section]:
 
 
 def _at_first_and_last(run: WholeRun) -> str:
-    parts = run.shown.stretches if run.shown is not None else ()
+    """Say how long normal steps took; recorded ones, with which most runs begin, take longer."""
+    stretches = run.shown.stretches if run.shown is not None else ()
+    parts = [one for one in stretches if one.num_flagged < one.num_steps]
     if len(parts) < 2:
         return ""
     return f"step {ms(parts[0].median_ns)} ms at first, {ms(parts[-1].median_ns)} at last"

@@ -13,7 +13,7 @@ from reports import HOSTILE, report
 
 from ddpprof.layout import Line, Table
 from ddpprof.model.hang import Fault, Verdict
-from ddpprof.model.pulse import Activity, Ended
+from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepSlowdown
 from ddpprof.model.whole_run import RankWholeRun
 from ddpprof.monitor.pulse_files import read_pulse
@@ -102,6 +102,15 @@ def test_the_first_screen_has_one_line(whole: Report) -> None:
         "Whole run: 203 steps, 37 s; step 100.00 ms at first, 150.00 at last; memory of a process grew by 100 MB"
     ]
     assert not any("Whole run" in one.text for one in first_screen(report(), ["run"]) if isinstance(one, Line))
+
+
+def test_recorded_steps_are_not_how_long_steps_took_at_first(tmp_path: Path) -> None:
+    recorded = MadeStep(ms=300, flags=int(StepFlag.RECORDED))
+    write_pulse(tmp_path, 0, [*[recorded] * 12, *[MadeStep()] * 28])
+    run = summarise_whole_run((whole_run(0, read_pulse(tmp_path, 0), with_course=True),))
+    assert run is not None
+    said = [one.text for one in first_screen(report(whole_run=run), ["run"]) if isinstance(one, Line)]
+    assert any("step 100.00 ms at first, 100.00 at last" in line for line in said), said
 
 
 def test_many_ranks_show_the_slowest_and_those_without_an_end(whole: Report) -> None:
