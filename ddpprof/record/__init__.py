@@ -7,7 +7,7 @@ inject/          the folder that `launch` puts on PYTHONPATH; its sitecustomize.
 injected.py      entry point for that sitecustomize
 profile.py       `with ddpprof.profile(…)` in user code
 patches.py       the methods of torch that are wrapped
-optimizer_hooks.py  hooks around `Optimizer.step`, which may be compiled
+optimizer_hooks.py  hooks around every ``Optimizer.step``
 watching.py      the events of each step after the recorded ones
 ddp_variants.py  DDP with other arguments, or without its work, for trials
 
@@ -41,7 +41,7 @@ boards.py           Boards on which ranks leave notes for each other, to agree o
 captures.py         Captures: the ranks of a running job agree to profile the same steps
 control.py          A socket in the run directory on which this job takes requests of its own user
 closures.py         Optimizer closures: they compute loss and gradients, which is not the optimizer's own work
-compiled.py         Modules that torch.compile must not compile
+compiled.py         ddpprof's own code in torch.compile: it runs uncompiled, except `optimizer_hooks`
 data_parallel.py    The ``nn.DataParallel`` modules of a process that trains without DDP
 device.py           Which devices does DDP train on, and when have they finished their work?
 graphs.py           CUDA graphs: no step may end during a capture
