@@ -13,6 +13,7 @@ from pulse_files import BEGIN_NS, MadeStep, write_pulse
 
 from ddpprof.load.run import load_run
 from ddpprof.model.pulse import Ended
+from ddpprof.model.pulse_layout import FORMAT, MAGIC
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.pipeline.numbers import Numbers
 from ddpprof.report import Report
@@ -57,12 +58,13 @@ def test_runs_without_pulses_have_none() -> None:
     [
         pytest.param(b"", "it is cut off", id="empty"),
         pytest.param(b"x" * 10**6, "it is not a pulse", id="another-file"),
-        pytest.param(None, "it has format 2, and this ddpprof reads format 1", id="a-newer-one"),
+        pytest.param(None, f"it has format {FORMAT + 1}, and this ddpprof reads format {FORMAT}", id="a-newer-one"),
     ],
 )
 def test_a_pulse_that_cannot_be_read_is_a_line_in_the_report(run: Path, content: bytes | None, why: str) -> None:
     path = run / "rank-1.pulse"
-    path.write_bytes(path.read_bytes().replace(b"ddpprofp\x01", b"ddpprofp\x02") if content is None else content)
+    newer = path.read_bytes().replace(MAGIC + bytes([FORMAT]), MAGIC + bytes([FORMAT + 1]))
+    path.write_bytes(newer if content is None else content)
     report = report_on(run)
     (line,) = (line for line in report.missing if "pulse" in line)
     assert line.startswith("rank 1: ")
