@@ -29,6 +29,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,11 @@ def steps_file(rank: int) -> str:
 
 def losses_file(rank: int) -> str:
     return f"rank-{rank}.losses.json"
+
+
+def write_last_step(file: int, num_steps: int, ended_ns: int) -> None:
+    """Write how many steps are over, and when the last one ended, into an open file. Raises ``OSError``."""
+    os.pwrite(file, struct.pack(LAST_STEP, num_steps, ended_ns), 0)
 
 
 def last_step_file(rank: int) -> str:

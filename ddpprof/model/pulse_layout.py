@@ -126,12 +126,7 @@ def decode_stack(state: PulseState, content: bytes) -> str | None:
 def in_order(ring: PulseSteps, identity: PulseIdentity, state: PulseState) -> PulseSteps:
     """Return the rows of the ring in the order of their steps, without those of other steps than expected."""
     first = max(identity.first_step, state.num_steps - NUM_STEPS_KEPT, 0)
-    return rows_of(ring, first, state.num_steps)
-
-
-def rows_of(ring: PulseSteps, first: int, until: int) -> PulseSteps:
-    """Return the rows of the steps from `first` up to, and without, `until`, as far as the ring still has them."""
-    numbers = np.arange(first, max(until, first), dtype=np.int64)[-NUM_STEPS_KEPT:]
+    numbers = np.arange(first, max(state.num_steps, first), dtype=np.int64)
     steps = select(ring, numbers % NUM_STEPS_KEPT)
     return select(steps, steps.number == numbers)
 

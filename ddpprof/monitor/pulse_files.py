@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -226,7 +225,7 @@ def _keep(content: bytes) -> None:
         if os.pread(copy, layout.HEAD_BYTES, 0) == head:
             os.pwrite(copy, content, 0)
             last_step = own_files.overwrite(kept.with_name(rundir.last_step_file(identity.rank)))
-            os.pwrite(last_step, struct.pack(rundir.LAST_STEP, state.num_steps, state.step_since_ns), 0)
+            rundir.write_last_step(last_step, state.num_steps, state.step_since_ns)
             os.close(last_step)
     finally:
         os.close(copy)

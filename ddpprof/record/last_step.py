@@ -7,11 +7,10 @@ truncating it would end the training with SIGBUS.
 from __future__ import annotations
 
 import os
-import struct
 from pathlib import Path
 
 from ddpprof import own_files
-from ddpprof.rundir import LAST_STEP
+from ddpprof.rundir import write_last_step
 
 
 class LastStep:
@@ -22,7 +21,7 @@ class LastStep:
 
     def is_over(self, num_steps: int, ended_ns: int) -> None:
         """Note that there are now `num_steps`, of which the last ended at `ended_ns`."""
-        os.pwrite(self._file, struct.pack(LAST_STEP, num_steps, ended_ns), 0)
+        write_last_step(self._file, num_steps, ended_ns)
 
     def close(self) -> None:
         os.close(self._file)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StepEvents(Protocol):
-    """What happens in every step. Methods that are given an original call it once."""
+    """A receiver of what happens in every step. A method that is given an original calls it once."""
 
     def ddp_forward_begins(self, ddp: Any) -> None: ...
 

@@ -133,7 +133,7 @@ class Recording:
                 training_thread=self._training_thread,
                 count_step=self._count_step,
                 note_unreduced=self._note_unreduced,
-                runs_out=self._notes.feeding.runs_out,
+                runs_out=self._note_end_of_loader,
                 give_up=self.give_up,
             )
             if self._is_over and not self._window.stopping
@@ -166,6 +166,10 @@ class Recording:
         self._window.write_facts(None)
         if self._settings.pulse and not self._settings.trial and self._keeper is None:
             self._begin_pulse()
+
+    @harmless
+    def _note_end_of_loader(self, iterator: Any) -> None:
+        self._notes.feeding.runs_out(iterator)
 
     @harmless
     def _note_unreduced(self, ddp: DistributedDataParallel, complaint: str) -> None:

@@ -1,92 +1,30 @@
-"""A rank's pulse: what is noted, and what outlives the rank."""
+"""A rank's pulse: what the training thread notes."""
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
-import struct
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pulse_writers import Clock, decoded, identity
 
-from ddpprof import rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import Activity, Ended, Pulse, PulseIdentity, StepFlag
-from ddpprof.monitor import pulse_files
-from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
-from ddpprof.record.flight_recorder import AllReduce
-from ddpprof.record.last_step import LastStep
+from ddpprof.model.pulse import Activity, StepFlag
+from ddpprof.monitor.pulse_files import read_head, read_pulse
 from ddpprof.record.pulse import PulseWriter
-from ddpprof.record.pulse_keeper import PulseKeeper
-from ddpprof.rundir import LAST_STEP, last_step_file
 
-needs_memory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
-pytestmark = needs_memory
-
-
-def identity(directory: Path, first_step: int = 0) -> PulseIdentity:
-    return PulseIdentity(
-        run_id="run",
-        rank=0,
-        world_size=1,
-        host="host",
-        machine_id=pulse_files.machine_id(),
-        pid=os.getpid(),
-        created_ns=time.time_ns(),
-        shared=str(pulse_files.shared_path(0)),
-        kept=str(directory / "rank-0.pulse"),
-        first_step=first_step,
-    )
-
-
-class Clock:
-    """Replacement for the module ``time`` whose clock only a test moves."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_000_000
-
-    def time_ns(self) -> int:
-        return self.now_ns
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("ddpprof.record.pulse.time", clock)
-    return clock
-
-
-@pytest.fixture
-def pulse(tmp_path: Path) -> Iterator[PulseWriter]:
-    pulse = PulseWriter(identity(tmp_path))
-    yield pulse
-    pulse.close()
-
-
-def keep(pulse: PulseWriter, said: list[str] | None = None) -> PulseKeeper:
-    last_step = LastStep(Path(pulse.identity.kept).with_name(last_step_file(0)))
-    warn = (said if said is not None else []).append
-    return PulseKeeper(pulse, last_step, threading.get_ident(), ((8, 4), (8,)), warn)
+pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 
 
 def do(pulse: PulseWriter, clock: Clock, activity: Activity, ns: int) -> None:
     pulse.begins(activity)
     clock.now_ns += ns
     pulse.begins(Activity.OTHER)
-
-
-def decoded(pulse: PulseWriter) -> Pulse:
-    return layout.decode(bytes(pulse.memory))
 
 
 class Reducer:
@@ -235,58 +173,15 @@ def test_flagged_steps_are_no_part_of_the_median(pulse: PulseWriter, clock: Cloc
     assert (summaries.median_ns.tolist(), summaries.num_flagged.tolist()) == ([10], [50])
 
 
-def test_the_copy_equals_the_memory(pulse: PulseWriter, clock: Clock, tmp_path: Path) -> None:
-    keeper = keep(pulse)
-    for number in range(1, 2 * layout.NUM_STEPS_KEPT):
-        clock.now_ns += number
-        pulse.step_ends(number)
-        if number in (1, 700, 3000):
-            keeper._keep()
-    pulse.ends_as(Ended.FINISHED)
-    keeper.close()
-    assert (tmp_path / "rank-0.pulse").read_bytes() == bytes(pulse.memory)
-
-
-def test_the_memory_is_read_while_the_rank_lives(pulse: PulseWriter, tmp_path: Path) -> None:
-    keeper = keep(pulse)
-    pulse.step_ends(1)
-    assert rundir.pulses_in(tmp_path) == [0]
-    assert read_pulse(tmp_path, 0).state.num_steps == 1
-    assert read_head(tmp_path, 0, 10).steps.number.tolist() == [0]
-    keeper.close()
-
-
-def test_the_copy_is_read_on_another_machine(
-    pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keeper = keep(pulse)
-    monkeypatch.setattr(pulse_files, "machine_id", lambda: "another")
-    pulse.step_ends(1)
-    assert read_pulse(tmp_path, 0).state.num_steps == 0
-    keeper.close()
-    assert read_pulse(tmp_path, 0).state.num_steps == 1
-
-
-@pytest.mark.parametrize("num_steps", [1, 5, 2047, 2048, 2049, 5000])
-@pytest.mark.parametrize("wanted", [1, 64, 5000])
-def test_a_head_has_the_last_steps(
-    num_steps: int, wanted: int, pulse: PulseWriter, clock: Clock, tmp_path: Path
-) -> None:
-    keeper = keep(pulse)
-    for number in range(1, num_steps + 1):
-        pulse.step_ends(number)
-    expected = list(range(max(0, num_steps - min(wanted, layout.NUM_STEPS_KEPT)), num_steps))
-    assert read_head(tmp_path, 0, wanted).steps.number.tolist() == expected
-    keeper.close()
-
-
 @pytest.mark.parametrize(
     "content",
     [
         pytest.param(b"", id="empty"),
         pytest.param(b"x" * layout.NUM_BYTES, id="something-else"),
         pytest.param(layout.HEAD.pack(layout.MAGIC, 99, 2) + b"{}" + bytes(layout.NUM_BYTES), id="newer"),
-        pytest.param(layout.HEAD.pack(layout.MAGIC, 1, 1 << 60) + b"{" + bytes(layout.NUM_BYTES), id="no-json"),
+        pytest.param(
+            layout.HEAD.pack(layout.MAGIC, layout.FORMAT, 1 << 60) + b"{" + bytes(layout.NUM_BYTES), id="no-json"
+        ),
     ],
 )
 def test_what_is_no_pulse_is_refused(content: bytes, tmp_path: Path) -> None:
@@ -306,93 +201,3 @@ def test_full_memory_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match="No space left"):
         PulseWriter(about)
     assert not list(Path(about.shared).parent.glob(f"*{Path(about.shared).name}"))
-
-
-def test_a_full_disk_ends_the_copying_with_one_line(
-    pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    keeper = keep(pulse, said)
-
-    def full(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwrite", full)
-    for _ in range(2):
-        keeper._keep()
-    assert len(said) == 1
-    assert "No space left on device" in said[0]
-    keeper.close()
-
-
-RANK = """
-import os, sys, threading, time
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from unit.record.test_pulse import identity, keep
-from ddpprof.record.pulse import PulseWriter
-pulse = PulseWriter(identity(Path({directory!r})))
-keep(pulse)
-pulse.step_ends(1)
-print(pulse.identity.shared, flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_killed_rank_leaves_its_pulse(tmp_path: Path) -> None:
-    program = RANK.format(tests=str(Path(__file__).parents[2]), directory=str(tmp_path))
-    rank = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert rank.stdout is not None
-    shared = Path(rank.stdout.readline().strip())
-    gather_left()
-    assert shared.exists()  # it lives
-    rank.send_signal(signal.SIGKILL)
-    rank.wait()
-    rank.stdout.close()
-    assert read_pulse(tmp_path, 0).state.num_steps == 1
-    gather_left()
-    assert not shared.exists()
-    assert read_pulse(tmp_path, 0).state.num_steps == 1
-    last_step = struct.unpack(LAST_STEP, (tmp_path / last_step_file(0)).read_bytes())
-    assert last_step == (1, read_pulse(tmp_path, 0).state.step_since_ns)
-
-
-@needs_memory
-def test_a_pulse_of_another_version_is_left_to_it(tmp_path: Path) -> None:
-    left = pulse_files.shared_path(0)
-    left.write_bytes(b"a layout of the future")
-    try:
-        gather_left()
-        assert left.exists()
-    finally:
-        left.unlink()
-
-
-def test_an_overdue_backward_pass_has_a_bucket(
-    pulse: PulseWriter, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
-    launched = [AllReduce(3, 8), AllReduce(4, 3), AllReduce(5, 8), AllReduce(6, 4)]
-    monkeypatch.setattr("ddpprof.record.pulse_keeper.all_reduces_since", lambda _since_ns: launched)
-    keeper = keep(pulse)
-    pulse.backward_begins()
-    keeper._find_stack()
-    state = read_pulse(tmp_path, 0).state
-    assert (state.module, state.bucket, state.bucket_ns) == (0, 1, 6)
-    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 1e9)
-    keeper._find_stack()
-    assert (read_pulse(tmp_path, 0).state.bucket, read_pulse(tmp_path, 0).stack) == (UNKNOWN, None)
-    keeper.close()
-
-
-def test_an_overdue_step_has_a_stack(pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = keep(pulse)
-    keeper._find_stack()
-    assert read_pulse(tmp_path, 0).stack is None
-    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
-    keeper._find_stack()
-    stack = read_pulse(tmp_path, 0).stack
-    assert stack is not None
-    assert f"{__file__}:" in stack
-    assert "in test_an_overdue_step_has_a_stack" in stack
-    keeper.close()

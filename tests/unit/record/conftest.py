@@ -1,0 +1,25 @@
+"""What several tests of the recorder need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pulse_writers import Clock, identity
+
+from ddpprof.record.pulse import PulseWriter
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("ddpprof.record.pulse.time", clock)
+    return clock
+
+
+@pytest.fixture
+def pulse(tmp_path: Path) -> Iterator[PulseWriter]:
+    pulse = PulseWriter(identity(tmp_path))
+    yield pulse
+    pulse.close()

@@ -1,0 +1,161 @@
+"""A rank's pulse: its copy in the run directory, what outlives the rank, and where an overdue step stands."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pulse_writers import Clock, keep
+
+from ddpprof import rundir
+from ddpprof.model import UNKNOWN
+from ddpprof.model import pulse_layout as layout
+from ddpprof.model.pulse import Ended
+from ddpprof.monitor import pulse_files
+from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
+from ddpprof.record.flight_recorder import AllReduce
+from ddpprof.record.pulse import PulseWriter
+from ddpprof.rundir import LAST_STEP, last_step_file
+
+pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
+
+
+def test_the_copy_equals_the_memory(pulse: PulseWriter, clock: Clock, tmp_path: Path) -> None:
+    keeper = keep(pulse)
+    for number in range(1, 2 * layout.NUM_STEPS_KEPT):
+        clock.now_ns += number
+        pulse.step_ends(number)
+        if number in (1, 700, 3000):
+            keeper._keep()
+    pulse.ends_as(Ended.FINISHED)
+    keeper.close()
+    assert (tmp_path / "rank-0.pulse").read_bytes() == bytes(pulse.memory)
+
+
+def test_the_memory_is_read_while_the_rank_lives(pulse: PulseWriter, tmp_path: Path) -> None:
+    keeper = keep(pulse)
+    pulse.step_ends(1)
+    assert rundir.pulses_in(tmp_path) == [0]
+    assert read_pulse(tmp_path, 0).state.num_steps == 1
+    assert read_head(tmp_path, 0, 10).steps.number.tolist() == [0]
+    keeper.close()
+
+
+def test_the_copy_is_read_on_another_machine(
+    pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = keep(pulse)
+    monkeypatch.setattr(pulse_files, "machine_id", lambda: "another")
+    pulse.step_ends(1)
+    assert read_pulse(tmp_path, 0).state.num_steps == 0
+    keeper.close()
+    assert read_pulse(tmp_path, 0).state.num_steps == 1
+
+
+@pytest.mark.parametrize("num_steps", [1, 5, 2047, 2048, 2049, 5000])
+@pytest.mark.parametrize("wanted", [1, 64, 5000])
+def test_a_head_has_the_last_steps(
+    num_steps: int, wanted: int, pulse: PulseWriter, clock: Clock, tmp_path: Path
+) -> None:
+    keeper = keep(pulse)
+    for number in range(1, num_steps + 1):
+        pulse.step_ends(number)
+    expected = list(range(max(0, num_steps - min(wanted, layout.NUM_STEPS_KEPT)), num_steps))
+    assert read_head(tmp_path, 0, wanted).steps.number.tolist() == expected
+    keeper.close()
+
+
+def test_a_full_disk_ends_the_copying_with_one_line(
+    pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    keeper = keep(pulse, said)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    for _ in range(2):
+        keeper._keep()
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+    keeper.close()
+
+
+RANK = """
+import os, sys, threading, time
+from pathlib import Path
+sys.path.insert(0, {support!r})
+from pulse_writers import identity, keep
+from ddpprof.record.pulse import PulseWriter
+pulse = PulseWriter(identity(Path({directory!r})))
+keep(pulse)
+pulse.step_ends(1)
+print(pulse.identity.shared, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_rank_leaves_its_pulse(tmp_path: Path) -> None:
+    program = RANK.format(support=str(Path(__file__).parents[2] / "support"), directory=str(tmp_path))
+    rank = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert rank.stdout is not None
+    shared = Path(rank.stdout.readline().strip())
+    gather_left()
+    assert shared.exists()  # it lives
+    rank.send_signal(signal.SIGKILL)
+    rank.wait()
+    rank.stdout.close()
+    assert read_pulse(tmp_path, 0).state.num_steps == 1
+    gather_left()
+    assert not shared.exists()
+    assert read_pulse(tmp_path, 0).state.num_steps == 1
+    last_step = struct.unpack(LAST_STEP, (tmp_path / last_step_file(0)).read_bytes())
+    assert last_step == (1, read_pulse(tmp_path, 0).state.step_since_ns)
+
+
+def test_a_pulse_of_another_version_is_left_to_it(tmp_path: Path) -> None:
+    left = pulse_files.shared_path(0)
+    left.write_bytes(b"a layout of the future")
+    try:
+        gather_left()
+        assert left.exists()
+    finally:
+        left.unlink()
+
+
+def test_an_overdue_backward_pass_has_a_bucket(
+    pulse: PulseWriter, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
+    launched = [AllReduce(3, 8), AllReduce(4, 3), AllReduce(5, 8), AllReduce(6, 4)]
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.all_reduces_since", lambda _since_ns: launched)
+    keeper = keep(pulse)
+    pulse.backward_begins()
+    keeper._find_stack()
+    state = read_pulse(tmp_path, 0).state
+    assert (state.module, state.bucket, state.bucket_ns) == (0, 1, 6)
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 1e9)
+    keeper._find_stack()
+    assert (read_pulse(tmp_path, 0).state.bucket, read_pulse(tmp_path, 0).stack) == (UNKNOWN, None)
+    keeper.close()
+
+
+def test_an_overdue_step_has_a_stack(pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = keep(pulse)
+    keeper._find_stack()
+    assert read_pulse(tmp_path, 0).stack is None
+    monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
+    keeper._find_stack()
+    stack = read_pulse(tmp_path, 0).stack
+    assert stack is not None
+    assert f"{__file__}:" in stack
+    assert "in test_an_overdue_step_has_a_stack" in stack
+    keeper.close()
