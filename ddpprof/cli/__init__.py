@@ -104,6 +104,6 @@ def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
         sys.__unraisablehook__(unraisable)
         return
     import threading
-    from _thread import interrupt_main
 
-    threading.Timer(_CLEAN_UP_S, interrupt_main).start()
+    main_thread = threading.main_thread().ident
+    threading.Timer(_CLEAN_UP_S, signal.pthread_kill, (main_thread, signal.SIGINT)).start()

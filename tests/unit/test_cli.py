@@ -299,7 +299,7 @@ from ddpprof import cli
 cli.main(["explain", "bucket"])
 sys.unraisablehook(SimpleNamespace(exc_type=KeyboardInterrupt))
 try:
-    time.sleep(20)
+    time.sleep(600)
 except KeyboardInterrupt:
     sys.exit(130)
 """
