@@ -293,9 +293,10 @@ def test_a_timeline_of_another_tool_is_refused_in_one_line(tmp_path: Path, outpu
 
 def test_ctrl_c_in_a_clean_up_that_drops_exceptions_comes_again() -> None:
     program = """
-import sys, time
+import signal, sys, time
 from types import SimpleNamespace
 from ddpprof import cli
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 cli.main(["explain", "bucket"])
 sys.unraisablehook(SimpleNamespace(exc_type=KeyboardInterrupt))
 try:
