@@ -58,7 +58,11 @@ class RunWatch:
         self._is_quiet = is_quiet
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpprof-watch", daemon=True)
-        self._looks: tuple[Look, ...] = (HangLook(self._say, kill_after_s, dumps_stacks), SlowdownLook(self._say))
+        self._looks: tuple[Look, ...] = (
+            HangLook(self._say, kill_after_s, dumps_stacks),
+            SlowdownLook(self._say),
+            LossLook(self._say),
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -257,6 +261,42 @@ class SlowdownLook:
                 self._told[number] = one
                 if number == len(found) - 1:
                     self._say(f"from step {one.last_step + 1:,} on, steps are as before")
+
+
+class LossLook:
+    """Says once that a loss is NaN or infinite, and on which rank it began."""
+
+    every_s = 2.0
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._directory: Path | None = None
+        self._has_seen = self._has_said = False
+
+    def at(self, directory: Path, _late_s: float) -> None:
+        """Look; speak at the second look at it, when other ranks have had the time to follow."""
+        if self._directory != directory:
+            self._directory, self._has_seen, self._has_said = directory, False, False
+        if not self._has_said:
+            self._tell(directory, waits=not self._has_seen)
+
+    def last_time(self, directory: Path) -> None:
+        if not self._has_said:
+            self._tell(directory, waits=False)
+
+    def _tell(self, directory: Path, waits: bool) -> None:
+        from ddpprof.findings.losses import nonfinite_finding
+        from ddpprof.monitor.pulse_files import read_heads
+        from ddpprof.monitor.whole_run import nonfinite_steps
+
+        heads = list(read_heads(directory, 0))
+        found = nonfinite_finding({one.identity.rank: nonfinite_steps(one.identity, one.state) for one in heads})
+        if found is None:
+            return
+        self._has_seen = True
+        if not waits:
+            self._has_said = True
+            self._say(f"{found.title}: {found.evidence}. {found.advice}")
 
 
 def _has_lasted(slowdown: StepSlowdown) -> bool:

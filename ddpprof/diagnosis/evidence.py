@@ -15,15 +15,12 @@ from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import ProcessExit, Record
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
-from ddpprof.monitor.pulse_files import machine_id, read_head
+from ddpprof.monitor import pulse_files
+from ddpprof.monitor.pulse_files import is_gone, is_here, read_head
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2
 """seconds between two looks at a process, which show whether it computes"""
-_SILENT_S = 4.0
-"""seconds without a sign of ddpprof's own thread, which gives one every second"""
-_SILENT_FAR_S = 15.0
-"""the same on another host, whose copy comes through a network file system"""
 _COMPUTES = 0.3
 """share of a core; a process that is ready to run computes as soon as it gets one"""
 
@@ -36,8 +33,6 @@ class RankEvidence:
     stack: tuple[Frame, ...]
     """where the training thread stands, the innermost frame last; empty if unknown"""
     record: Record | None
-    is_here: bool
-    """whether the rank runs, or ran, on this machine"""
     process: Process | None
     """its process, if that is on this machine and alive"""
     workers: tuple[Process, ...]
@@ -48,6 +43,11 @@ class RankEvidence:
     @property
     def rank(self) -> int:
         return self.identity.rank
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs, or ran, on this machine."""
+        return pulse_files.is_here(self.identity)
 
     @property
     def has_ended(self) -> bool:
@@ -66,9 +66,7 @@ class RankEvidence:
     @property
     def is_silent(self) -> bool:
         """Whether even ddpprof's own thread in the process does not run."""
-        limit_s = _SILENT_S if self.is_here else _SILENT_FAR_S
-        last = max(self.state.tick_ns, self.identity.created_ns)
-        return not self.has_ended and self.now_ns - last > limit_s * 1e9
+        return pulse_files.is_silent(self.identity, self.state, self.now_ns)
 
 
 def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
@@ -86,9 +84,14 @@ def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
 def _processor_time(directory: Path, rank: int) -> float | None:
     with suppress(OSError, DdpprofError):
         identity = read_head(directory, rank, 0).identity
-        process = look_at(identity.pid) if identity.machine_id == machine_id() else None
+        process = _process_of(identity)
         return None if process is None else process.main_thread_cpu_s
     return None
+
+
+def _process_of(identity: PulseIdentity) -> Process | None:
+    """Return the rank's living process on this machine. Another one may have got the number of a dead one."""
+    return look_at(identity.pid) if is_here(identity) and not is_gone(identity) else None
 
 
 def _of_rank(
@@ -98,8 +101,8 @@ def _of_rank(
         head = read_head(directory, rank, _STEPS)
     except (OSError, DdpprofError):
         return None
-    identity, is_here = head.identity, head.identity.machine_id == machine_id()
-    process = look_at(identity.pid) if is_here else None
+    identity = head.identity
+    process = _process_of(identity)
     used_s = process.main_thread_cpu_s - earlier if process is not None and earlier is not None else 0.0
     return RankEvidence(
         identity=identity,
@@ -107,7 +110,6 @@ def _of_rank(
         steps=head.steps,
         stack=read_stack(head.stack),
         record=_record(directory, rank) if records else None,
-        is_here=is_here,
         process=process,
         workers=tuple(workers_of(identity.pid)) if process is not None else (),
         computes=process is not None and (process.state == "R" or used_s > _COMPUTES * _LOOK_AGAIN_S),

@@ -66,6 +66,9 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     if not any(map(_met_another_size, dead)):
         return None
     in_script = [one for one in dead if _collective_of_script(one)]
+    unusual = [one for one in dead if one.evidence.record is not None and one.evidence.record.unusual_collective]
+    if not in_script and len(unusual) == 1:
+        return unusual[0]
     elsewhere = [one for one in dead if one.evidence.state.activity not in (Activity.BACKWARD, Activity.FORWARD)]
     return min(in_script or elsewhere, key=lambda one: one.progress, default=None)
 
@@ -160,7 +163,8 @@ def _detail(blamed: Position) -> str | None:
     """Return what else is known; of a dead rank, its own words."""
     record = blamed.evidence.record
     if blamed.fault is Fault.DIED and record is not None and record.ended is not None:
-        return record.ended.removeprefix("failed: ")
+        unusual = f"it called {record.unusual_collective}, as in no step before; " if record.unusual_collective else ""
+        return unusual + record.ended.removeprefix("failed: ")
     return blamed.detail
 
 

@@ -13,6 +13,7 @@ hangs.py            Rules about what will make the job hang one day
 device.py           Rules about computation slowed by communication, and an accelerator that waits for its host
 finding.py          The input and the output of a rule
 framework_words.py  Where does the user set each option?
+losses.py           A rule about losses that are NaN or infinite
 memory.py           Rules about a place that holds more memory than the others, and processes on foreign devices
 predictions.py      Predicted effects, by replay of the recorded steps, of the changes that rules advise
 ranks.py            Rules about single ranks that all others wait for
@@ -25,7 +26,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ddpprof.findings import accumulation, buckets, collectives, data, device, hangs, memory, ranks, replicas, wrapper
+from ddpprof.findings import (
+    accumulation,
+    buckets,
+    collectives,
+    data,
+    device,
+    hangs,
+    losses,
+    memory,
+    ranks,
+    replicas,
+    wrapper,
+)
 from ddpprof.findings.finding import Finding, Observed
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
@@ -95,10 +108,12 @@ RULES: tuple[Rule, ...] = (
     collectives.metrics_every_step,
     collectives.barrier_in_loop,
     collectives.optimizer_broadcasts,
+    losses.nonfinite_loss,
     replicas.copies_differ,
     data.same_samples,
     data.epoch_never_set,
     hangs.unequal_batches,
+    hangs.collective_of_some_ranks,
     hangs.long_timeout,
     data.same_checkpoint,
     data.idle_for_data,

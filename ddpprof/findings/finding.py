@@ -16,8 +16,9 @@ from ddpprof.measures.ranks.replicas import Drift
 from ddpprof.measures.ranks.same_samples import SameSamples
 from ddpprof.measures.ranks.stragglers import Straggler
 from ddpprof.measures.step.accumulation import Accumulation
-from ddpprof.model import DdpModule, Loader
+from ddpprof.model import CollectiveOfSomeRanks, DdpModule, Loader
 from ddpprof.model.backends import ON_HOST
+from ddpprof.model.whole_run import NonfiniteSteps
 
 _WORTH_SAYING = 0.01
 """least fraction of the step worth a finding"""
@@ -110,6 +111,9 @@ class Observed:
     """number of threads with which a rank computes on its host; the most of any rank"""
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     """rank → its host and the paths that it wrote"""
+    of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
+    nonfinite: Mapping[int, NonfiniteSteps | None] = field(default_factory=dict)
+    """rank → its steps whose loss was NaN or infinite; of all ranks that noted their whole training"""
     predictions: Predictions = field(default_factory=Predictions)
     beside: tuple[Finding, ...] = ()
     """what side streets find"""

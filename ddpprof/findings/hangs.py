@@ -35,6 +35,21 @@ def unequal_batches(o: Observed) -> Iterator[Finding]:
     )
 
 
+def collective_of_some_ranks(o: Observed) -> Iterator[Finding]:
+    """Report a collective that the script calls on some of the ranks only."""
+    if (o.world_size or 1) < 2:
+        return
+    for call in o.of_some_ranks:
+        yield Finding(
+            "collective-of-some-ranks",
+            f"Only some ranks call {call.name}: the job will hang when they do",
+            f"{call.place} calls it within `if {call.condition}:`, and no other line of the script does",
+            "Move it out of the condition: every rank of the group has to call a collective.",
+            None,
+            is_correctness=True,
+        )
+
+
 def long_timeout(o: Observed) -> Iterator[Finding]:
     """Report a timeout so long that a job that hangs would hold its machines for hours."""
     if (o.world_size or 1) < 2 or o.timeout_s is None or o.timeout_s < _LONG_S:

@@ -23,7 +23,7 @@ from ddpprof.monitor.past_slowdowns import slowdowns_of_run
 from ddpprof.monitor.pulse_files import MOST_COMPARED, read_pulse
 from ddpprof.monitor.slowdown_file import read_slowdowns
 from ddpprof.monitor.whole_run import whole_run
-from ddpprof.rundir import pulse_file, pulses_in
+from ddpprof.rundir import captures_in, pulse_file, pulses_in
 
 
 def load_pulses(
@@ -49,6 +49,12 @@ def load_pulses(
         except OSError as error:
             missing.append(f"rank {one.rank}: {pulse_file(one.rank)} cannot be read: {error.strerror}.")
     return tuple(found), tuple(missing)
+
+
+def load_captures(files: Sequence[RankFiles]) -> tuple[int, ...]:
+    """Return the numbers of the captures that were made while the run was recorded, in order."""
+    folders = {one.directory for one in files if one.directory is not None}
+    return tuple(sorted({number for folder in folders for number in captures_in(folder)}))
 
 
 def load_slowdowns(files: Sequence[RankFiles], left_out: Container[int] = ()) -> Slowdowns:

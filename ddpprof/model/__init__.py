@@ -29,6 +29,7 @@ from ddpprof.model.record import (
     BackwardPass,
     Batch,
     BucketTimes,
+    CollectiveOfSomeRanks,
     DataParallelModule,
     DdpModule,
     DeviceMemory,
@@ -71,6 +72,7 @@ __all__ = [
     "Batch",
     "BucketTimes",
     "CollectiveKind",
+    "CollectiveOfSomeRanks",
     "Collectives",
     "DataParallelModule",
     "DdpModule",
@@ -158,11 +160,13 @@ class Run:
     exits: tuple[ProcessExit, ...] = ()
     """ends of its processes, as far as their parents noted them"""
     pulses: tuple[RankWholeRun, ...] = ()
+    """whole training of each rank that left a pulse"""
     slowdowns: Slowdowns | None = None
     """slow-downs of the whole run, and what pauses on purpose took"""
     hang: Verdict | None = None
     """last verdict on a hang of the job"""
-    """whole training of each rank that left a pulse"""
+    captures: tuple[int, ...] = ()
+    """numbers of the captures that were made while it ran"""
 
 
 @dataclass(frozen=True, slots=True)

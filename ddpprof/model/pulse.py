@@ -112,6 +112,12 @@ class PulseState:
     """number of synchronising backward passes that this rank has begun"""
     flags: int
     """`StepFlag` of the current step so far"""
+    nonfinite_step: int
+    """number of the first step in which the loss was NaN or infinite; `UNKNOWN` if there is none.
+
+    Only losses on CPU are looked at: for one on an accelerator the training would have to wait."""
+    num_nonfinite: int
+    """number of such steps so far"""
 
     @property
     def last_ns(self) -> int:

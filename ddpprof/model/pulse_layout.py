@@ -23,7 +23,7 @@ from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseState, 
 from ddpprof.model.tables import UNKNOWN
 
 MAGIC = b"ddpprofp"
-FORMAT = 2
+FORMAT = 3
 NUM_STEPS_KEPT = 2048
 NUM_SUMMARIES_KEPT = 4096
 NUM_SAMPLES_KEPT = 1024
@@ -165,5 +165,5 @@ def encode_rows(columns: PulseSteps | PulseSummaries | PulseSamples) -> bytes:
 def empty_state() -> PulseState:
     """Return the state of a rank whose pulse begins."""
     values: dict[str, int] = dict.fromkeys((field.name for field in fields(PulseState)), 0)
-    absent = dict.fromkeys(("module", "bucket", "stack_ns", "ended_ns"), UNKNOWN)
+    absent = dict.fromkeys(("module", "bucket", "stack_ns", "ended_ns", "nonfinite_step"), UNKNOWN)
     return PulseState(**{**values, **absent, "steps_per_summary": STEPS_PER_SUMMARY})

@@ -277,6 +277,16 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """stands last, since the recorder learns it after encoding the rest"""
 
 
+class CollectiveOfSomeRanks(Struct, frozen=True):
+    """A collective that the script calls on some of the ranks only, so that the job hangs there."""
+
+    name: str
+    place: str
+    """line of the script, as ``file:line in function``"""
+    condition: str
+    """source of the condition within which it is called, such as ``"rank == 0"``"""
+
+
 class Record(Struct, frozen=True, kw_only=True):
     """Everything recorded about one rank, except steps that were skipped or only warmed up the profiler."""
 
@@ -326,7 +336,11 @@ class Record(Struct, frozen=True, kw_only=True):
     """time after which the process group gives a collective up"""
     joins: bool = False
     """True if DDP trains within ``join()``, which lets ranks have different numbers of batches"""
+    of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
+    """collectives that the training script calls on some ranks only, as far as its source leaves no doubt"""
     ended_place: str | None = None
     """line of the user's code at which an error ended the rank, as ``file:line in function``"""
     ended_in: str | None = None
     """collective of torch in which that error was raised"""
+    unusual_collective: str | None = None
+    """a collective that the last step of a rank that failed had and the steps before it did not"""

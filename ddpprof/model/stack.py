@@ -10,7 +10,7 @@ from types import FrameType
 _FRAME = re.compile(r"(.*):(\d+) in (.*)")
 _OF_LIBRARIES = re.compile(r"/site-packages/|/dist-packages/|/lib/python3(?:\.\d+)?/|<frozen |/ddpprof/record/")
 
-_COLLECTIVES = frozenset(
+COLLECTIVES_OF_ALL = frozenset(
     {
         "all_reduce",
         "all_gather",
@@ -24,17 +24,15 @@ _COLLECTIVES = frozenset(
         "gather",
         "gather_object",
         "monitored_barrier",
-        "recv",
         "reduce",
         "reduce_scatter",
         "reduce_scatter_tensor",
         "scatter",
-        "send",
-        "_sync_buffers",
-        "destroy_process_group",
         "new_group",
     }
 )
+"""functions of ``torch.distributed`` in which every rank of the group has to take part"""
+_COLLECTIVES = COLLECTIVES_OF_ALL | {"send", "recv", "_sync_buffers", "destroy_process_group"}
 _OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/")
 
 

@@ -61,6 +61,16 @@ class LongStep:
 
 
 @dataclass(frozen=True, slots=True)
+class NonfiniteSteps:
+    """The steps of a rank whose loss was NaN or infinite. Only losses in the host's memory are looked at."""
+
+    first_step: int
+    num_steps: int
+    is_first_noted: bool
+    """whether `first_step` is the first one that the rank noted, so that earlier ones may be like it"""
+
+
+@dataclass(frozen=True, slots=True)
 class RankWholeRun:
     """One rank's whole training, from the first noted step on."""
 
@@ -93,3 +103,5 @@ class RankWholeRun:
     """resident memory of the process at the first sample that is known"""
     last_memory_bytes: int | None = None
     """at the last one"""
+    nonfinite: NonfiniteSteps | None = None
+    """``None`` if no step had such a loss"""

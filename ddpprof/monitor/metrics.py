@@ -18,13 +18,12 @@ from ddpprof import rundir
 from ddpprof.model import UNKNOWN
 from ddpprof.model.pulse import Activity, Ended
 from ddpprof.monitor.hangs import read_verdict
-from ddpprof.monitor.pulse_files import PulseHead, read_heads
+from ddpprof.monitor.pulse_files import PulseHead, is_silent, read_heads
 
 MOST_RANKS = 64
 _STEPS = 64
 _QUANTILES = (0.5, 0.9, 0.99)
 _PARTS = ("data", "forward", "backward", "optimizer", "wait", "own")
-_SILENT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +124,7 @@ def _step_age_s(head: PulseHead) -> float:
 
 
 def _is_up(head: PulseHead) -> float:
-    is_silent = time.time_ns() - max(head.state.tick_ns, head.identity.created_ns) > _SILENT_S * 1e9
-    return float(head.state.ended == Ended.NOT_YET and not is_silent)
+    return float(head.state.ended == Ended.NOT_YET and not is_silent(head.identity, head.state, time.time_ns()))
 
 
 def _hangs(directory: Path) -> float:

@@ -19,11 +19,15 @@ import numpy as np
 from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps, select
+from ddpprof.model.pulse import Ended, Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps, select
 from ddpprof.model.pulse_layout import NotAPulseError
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 (memory; files in it are created exclusively, under random names)
 _PREFIX = "ddpprof-pulse-"
+SILENT_NS = 4 * 10**9
+"""age of the last sign of ddpprof's own thread, which gives one every second, from which on a process is silent"""
+SILENT_FAR_NS = 15 * 10**9
+"""the same on another machine, whose clock may differ, and whose files a shared file system may show late"""
 MOST_COMPARED = 64
 """number of ranks that are compared step by step, at most"""
 
@@ -78,6 +82,25 @@ def read_head(directory: Path, rank: int, num_steps: int) -> PulseHead:
         )
 
 
+def is_here(identity: PulseIdentity) -> bool:
+    """Return whether the rank runs, or ran, on this machine."""
+    return identity.machine_id == machine_id()
+
+
+def last_sign_ns(identity: PulseIdentity, state: PulseState) -> int:
+    """Return when ddpprof's own thread in the rank's process last ran, ns since 1970."""
+    return max(state.tick_ns, state.ended_ns, identity.created_ns)
+
+
+def is_silent(identity: PulseIdentity, state: PulseState, now_ns: int) -> bool:
+    """Return whether not even ddpprof's own thread runs, in a process that has noted no end.
+
+    The process is stopped, or something holds the interpreter's lock, or it is dead.
+    """
+    most_ns = SILENT_NS if is_here(identity) else SILENT_FAR_NS
+    return state.ended == Ended.NOT_YET and now_ns - last_sign_ns(identity, state) > most_ns
+
+
 def is_gone(identity: PulseIdentity) -> bool | None:
     """Return whether the process of a rank that has noted no end is dead; ``None`` on another machine."""
     if not _is_in_this_memory(identity):
@@ -99,7 +122,7 @@ def is_gone(identity: PulseIdentity) -> bool | None:
 
 def _is_in_this_memory(identity: PulseIdentity) -> bool:
     """Return whether the rank's pulse is, or was, in the memory of this machine."""
-    return identity.machine_id == machine_id() and Path(identity.shared).parent == SHARED_FOLDER
+    return is_here(identity) and Path(identity.shared).parent == SHARED_FOLDER
 
 
 def _last_memory_bytes(file: int, state: PulseState) -> int | None:

@@ -12,12 +12,8 @@ import numpy as np
 
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, activity_word, select
 from ddpprof.model.tables import UNKNOWN, Int64Column
-from ddpprof.monitor.pulse_files import PulseHead, is_gone, machine_id
+from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, last_sign_ns
 
-NO_SIGN_NS = 5 * 10**9
-"""age of the last sign of ddpprof's thread in a process from which on the process is said not to run"""
-NO_SIGN_FAR_NS = 15 * 10**9
-"""the same on another machine, whose clock may differ, and whose files a shared file system may show late"""
 _LATE_SIGN_NS = 2 * 10**9
 """age of a sign, which comes every second, from which on it is worth asking whether the process still exists"""
 
@@ -90,7 +86,7 @@ def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
         wait_ns=_median(waits),
         memory_bytes=head.memory_bytes,
         standing=standing,
-        sign_age_ns=max(now_ns - _sign_ns(head), 0),
+        sign_age_ns=max(now_ns - last_sign_ns(head.identity, state), 0),
         num_passes=state.num_passes,
         stack=head.stack,
     )
@@ -106,19 +102,13 @@ def _median(values: Int64Column) -> int | None:
     return int(np.median(values)) if len(values) else None
 
 
-def _sign_ns(head: PulseHead) -> int:
-    return max(head.state.last_ns, head.identity.created_ns)
-
-
 def _standing(head: PulseHead, now_ns: int) -> Standing:
     ended = next((standing for end, standing in _ENDS.items() if end == head.state.ended), None)
     if ended is not None:
         return ended
-    silent_ns = now_ns - _sign_ns(head)
-    if silent_ns > _LATE_SIGN_NS and is_gone(head.identity):
+    if now_ns - last_sign_ns(head.identity, head.state) > _LATE_SIGN_NS and is_gone(head.identity):
         return Standing.GONE
-    most_ns = NO_SIGN_NS if head.identity.machine_id == machine_id() else NO_SIGN_FAR_NS
-    if silent_ns > most_ns:
+    if is_silent(head.identity, head.state, now_ns):
         return Standing.NO_SIGN
     return Standing.WAITS if _waits(head, _usual(head.steps), now_ns) else Standing.TRAINING
 

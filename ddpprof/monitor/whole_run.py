@@ -7,9 +7,19 @@ from typing import TypeVar
 
 import numpy as np
 
-from ddpprof.model.pulse import Ended, Pulse, PulseSteps, PulseSummaries, StepFlag, activity_word, select
+from ddpprof.model.pulse import (
+    Ended,
+    Pulse,
+    PulseIdentity,
+    PulseState,
+    PulseSteps,
+    PulseSummaries,
+    StepFlag,
+    activity_word,
+    select,
+)
 from ddpprof.model.tables import UNKNOWN
-from ddpprof.model.whole_run import CurvePoint, LongStep, RankWholeRun
+from ddpprof.model.whole_run import CurvePoint, LongStep, NonfiniteSteps, RankWholeRun
 from ddpprof.monitor.history import history, stretch_of, stretches
 
 _NUM_STRETCHES = 10
@@ -53,6 +63,18 @@ def whole_run(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWhole
         longest=_longest(pulse.steps) if with_course else (),
         first_memory_bytes=_first(_first_sample(pulse), first_memory.tolist(), memory.tolist()),
         last_memory_bytes=int(memory[-1]) if len(memory) else None,
+        nonfinite=nonfinite_steps(pulse.identity, state),
+    )
+
+
+def nonfinite_steps(identity: PulseIdentity, state: PulseState) -> NonfiniteSteps | None:
+    """Return the steps whose loss was NaN or infinite; ``None`` if there are none."""
+    if state.num_nonfinite <= 0:
+        return None
+    return NonfiniteSteps(
+        first_step=state.nonfinite_step,
+        num_steps=state.num_nonfinite,
+        is_first_noted=state.nonfinite_step <= identity.first_step,
     )
 
 

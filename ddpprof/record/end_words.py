@@ -32,6 +32,8 @@ class EndPlace:
     """innermost line of the user's code, as ``file:line in function``"""
     collective: str | None = None
     """collective of torch in which it was raised"""
+    unusual: str | None = None
+    """a collective that the last step had and those before it did not, such as ``"broadcast of 5 values"``"""
 
 
 def where_it_ends(error: BaseException | None) -> EndPlace:

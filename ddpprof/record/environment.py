@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpprof.record import rank_conditions
 from ddpprof.record.framework import framework_at_work
 
 _MAX_CHECKPOINTS_KEPT = 64
@@ -53,6 +54,7 @@ class JobEnvironment:
             "framework": self._framework,
             "num_threads": torch.get_num_threads(),
             "checkpoints": tuple(self._checkpoints),
+            "of_some_ranks": rank_conditions.of_main_script(),
         }
 
 

@@ -1,12 +1,15 @@
-"""Which bucket was launched last? torch's flight recorder has noted every collective, without anybody's help.
+"""Which bucket was launched last, and did a step have a collective that no other has? torch's flight recorder has noted
+every collective, without anybody's help.
 
-It is asked once, when a step takes far too long; a dump of its 2,000 entries takes some 50 ms.
+It is asked when a step takes far too long, or when the rank fails; a dump of its 2,000 entries takes some 50 ms.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,51 +17,74 @@ import torch
 
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """functions of torch that dump it: the first where there is NCCL, the second also for gloo"""
+_ALL_REDUCE = ("all_reduce", "allreduce")
+_LEAST_STEPS = 5
+"""number of earlier steps by which a collective is known to be unusual"""
 
 
-class AllReduce(NamedTuple):
+class Collective(NamedTuple):
     created_ns: int
     """time since 1970"""
+    name: str
     numel: int
 
 
-def all_reduces_since(since_ns: int) -> tuple[AllReduce, ...]:
-    """Return the all-reduces that this process has launched since then, in order; none if torch does not tell."""
+def collectives() -> tuple[Collective, ...]:
+    """Return the collectives that this process has launched, in order; none if torch does not tell."""
     for name in _DUMPS:
         dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
         if dump is None:
             continue
         try:
             entries = json.loads(dump(True, False)).get("entries", [])
+            found = tuple(_collective(entry) for entry in entries if "time_created_ns" in entry)
         except (RuntimeError, TypeError, ValueError, AttributeError):
             continue
-        found = tuple(
-            AllReduce(int(entry["time_created_ns"]), _numel(entry))
-            for entry in entries
-            if _is_all_reduce(entry) and int(entry["time_created_ns"]) >= since_ns
-        )
         if entries:
             return found
     return ()
 
 
-def _is_all_reduce(entry: dict[str, Any]) -> bool:
-    return str(entry.get("profiling_name", "")).endswith((":all_reduce", ":allreduce")) and "time_created_ns" in entry
-
-
-def _numel(entry: dict[str, Any]) -> int:
+def _collective(entry: dict[str, Any]) -> Collective:
+    name = str(entry.get("profiling_name", "")).rpartition(":")[2]
     sizes = entry.get("input_sizes") or [[0]]
-    return math.prod(sizes[0])
+    return Collective(int(entry["time_created_ns"]), name, math.prod(sizes[0]))
 
 
-def last_bucket(launched: Sequence[AllReduce], bucket_numels: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
+def all_reduces_since(since_ns: int) -> tuple[Collective, ...]:
+    """Return the all-reduces that this process has launched since then, in order."""
+    return tuple(one for one in collectives() if one.name in _ALL_REDUCE and one.created_ns >= since_ns)
+
+
+def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int]) -> Collective | None:
+    """Return the first collective of the last step that none of the steps before it has had, or not so often.
+
+    `step_starts_ns`: when the last steps began, in order; all of them had at least one collective.
+    """
+    steps: list[Counter[tuple[str, int]]] = [Counter() for _ in step_starts_ns]
+    most: Counter[tuple[str, int]] = Counter()
+    unusual = None
+    for one in noted:
+        index = bisect_right(step_starts_ns, one.created_ns) - 1
+        if index < 0:
+            continue
+        kind = (one.name, one.numel)
+        steps[index][kind] += 1
+        if index < len(steps) - 1:
+            most[kind] = max(most[kind], steps[index][kind])
+        elif unusual is None and steps[index][kind] > most[kind]:
+            unusual = one
+    return unusual if sum(map(bool, steps[:-1])) >= _LEAST_STEPS else None
+
+
+def last_bucket(launched: Sequence[Collective], bucket_numels: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
     """Return module, index and launch, ns since 1970, of the last bucket among the all-reduces of a backward pass.
 
     Each module's reducer goes through its buckets in order. All-reduces of other sizes are not of buckets.
     """
     following = [0] * len(bucket_numels)
     found = None
-    for created_ns, numel in launched:
+    for created_ns, _, numel in launched:
         for module, numels in enumerate(bucket_numels):
             index = following[module]
             if index < len(numels) and numels[index] == numel:

@@ -12,6 +12,8 @@ import mmap
 import os
 import sys
 import time
+from dataclasses import fields
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,9 @@ from ddpprof.model.pulse_layout import state_word
 _ACTIVITY, _SINCE = state_word("activity"), state_word("since_ns")
 _STEP, _STEP_SINCE = state_word("step"), state_word("step_since_ns")
 _NUM_STEPS, _NUM_PASSES, _FLAGS = state_word("num_steps"), state_word("num_passes"), state_word("flags")
+_NONFINITE, _NUM_NONFINITE = state_word("nonfinite_step"), state_word("num_nonfinite")
 _ROWS, _ROW = layout.STEPS_AT // 8, layout.STEP.size // 8
+_START = [field.name for field in fields(PulseSteps)].index("start_ns")
 _OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
 _NUM_ACTIVITIES = len(Activity)
 _GRADIENTS_PER_LOOK = 400
@@ -54,6 +58,7 @@ class PulseWriter:
         self._flags = 0
         self._wait_ns = self._first_gradient_ns = UNKNOWN
         self._num_passes = 0
+        self._last_nonfinite = UNKNOWN
         self._forwards: list[tuple[Any, int, int]] = []
         """reducers of the modules whose gradients the next backward pass reduces; their times count from a moment
         between these two"""
@@ -94,11 +99,22 @@ class PulseWriter:
             reducer = ddp.reducer if ddp.device_type == "cpu" else None
             self._forwards.append((reducer, inner_end_ns, self._since_ns))
 
-    def backward_begins(self) -> None:
+    def backward_begins(self, loss: Any) -> None:
+        """Note the begin of a backward pass, and whether its loss is NaN or infinite."""
         self.begins(_BACKWARD)
         if self._forwards:
             self._num_passes += 1
             self.words[_NUM_PASSES] = self._num_passes
+        if _is_nonfinite(loss):
+            self._note_nonfinite(self.words[_STEP])
+
+    def _note_nonfinite(self, step: int) -> None:
+        words = self.words
+        if words[_NUM_NONFINITE] == 0:
+            words[_NONFINITE] = step
+        if self._last_nonfinite != step:
+            self._last_nonfinite = step
+            words[_NUM_NONFINITE] += 1
 
     def backward_ends(self) -> None:
         """Note the end of a backward pass: from its last gradient on, nothing was left but to wait for the reduction.
@@ -192,7 +208,24 @@ class PulseWriter:
         self._write("ended", ended)
         self._write("ended_ns", time.time_ns())
 
+    def step_starts_ns(self, most: int) -> list[int]:
+        """Return when the last steps began, up to `most` that are over and the current one, in order."""
+        num_steps = self.words[_NUM_STEPS]
+        first = max(self.identity.first_step, num_steps - min(most, layout.NUM_STEPS_KEPT))
+        over = (self.words[_ROWS + step % layout.NUM_STEPS_KEPT * _ROW + _START] for step in range(first, num_steps))
+        return [*over, self._step_start_ns]
+
     def close(self) -> None:
         """Remove the pulse from memory; its copy in the run directory stays. Nothing may be noted afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)
+
+
+def _is_nonfinite(loss: Any) -> bool:
+    """Return whether this is a loss in the memory of the host, and is NaN or infinite."""
+    if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1:
+        return False
+    try:
+        return not isfinite(loss.item())
+    except (RuntimeError, TypeError):  # it has no value, as within a transform of torch.func, or a complex one
+        return False

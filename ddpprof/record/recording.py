@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -28,6 +29,7 @@ from ddpprof.record.boards import Board
 from ddpprof.record.captures import Captures
 from ddpprof.record.device import PATIENCE_S
 from ddpprof.record.end_words import EndPlace
+from ddpprof.record.flight_recorder import collectives, unusual_collective
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
@@ -258,6 +260,9 @@ class Recording:
         `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``; `place` is where an error ended it.
         """
         self._window.end_place = place or EndPlace()
+        if ended.startswith("failed") and self.pulse is not None:
+            with suppress(Exception):  # how the rank ended is told without it
+                self._window.end_place = replace(self._window.end_place, unusual=_unusual_collective(self.pulse))
         if not self._job.in_this_process():
             return
         for handle in self._handles:
@@ -325,7 +330,14 @@ class Recording:
             self._warn(message)
 
 
+_COMPARED_STEPS = 50
 _ENDS = {"finished": Ended.FINISHED, "stopped": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
+
+
+def _unusual_collective(pulse: PulseWriter) -> str | None:
+    """Return a collective of the current step that none of the last steps had."""
+    found = unusual_collective(collectives(), pulse.step_starts_ns(_COMPARED_STEPS))
+    return None if found is None else f"{found.name} of {found.numel} value{'' if found.numel == 1 else 's'}"
 
 
 def _one_line(error: Exception) -> str:

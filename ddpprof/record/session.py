@@ -169,7 +169,7 @@ class Session(Recording):
         if not self._between_backward_passes():
             return
         if self.pulse is not None:
-            self.pulse.backward_begins()
+            self.pulse.backward_begins(tensors)
         if self._losses is not None:
             self._losses.backward_begins(tensors)
         if self._notes.recording:

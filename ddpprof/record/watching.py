@@ -75,10 +75,10 @@ class WatchedSteps:
     def _is_between_backward_passes(self) -> bool:
         return _TASK_OF_BACKWARD() == -1 and get_ident() == self.training_thread
 
-    def backward_begins(self, _tensors: Any) -> None:
+    def backward_begins(self, tensors: Any) -> None:
         """Handle a backward pass, unless it is inside another, as in reentrant checkpointing."""
         if self.pulse is not None and self._is_between_backward_passes():
-            self.pulse.backward_begins()
+            self.pulse.backward_begins(tensors)
 
     def backward_is_over(self) -> None:
         if self.pulse is not None and self._is_between_backward_passes():

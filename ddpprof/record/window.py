@@ -290,5 +290,6 @@ class Window:
         end: dict[str, object] = {}
         if ended is not None:
             end = {"ended_unix_ns": time.time_ns(), "num_steps": self.step}
-            end |= {"ended_place": self.end_place.line, "ended_in": self.end_place.collective}
+            place = self.end_place
+            end |= {"ended_place": place.line, "ended_in": place.collective, "unusual_collective": place.unusual}
         self._job.write_facts({**self._notes.facts(), **about, **end}, self.profiler.pause_ns, ended)

@@ -94,7 +94,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         usual_steps=usual,
         failure=find_failure([record.end for record in records], run.exits),
         times=times_of(job.device),
-        whole_run=summarise_whole_run(run.pulses, run.slowdowns, run.hang),
+        whole_run=summarise_whole_run(run.pulses, run.slowdowns, run.hang, run.captures),
         **beside,
     )
     passes = {one.rank: one.trace.passes for one in ranks if one.trace}

@@ -29,7 +29,7 @@ from ddpprof.measures.ranks.own_time_light import progress_of_rank
 from ddpprof.measures.ranks.replicas import is_always_reduced
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.measures.step.accumulation import Accumulation, count_micro_steps, measure_accumulation
-from ddpprof.model import DdpModule, Loader, Rank, Record, RecordedStep, Replica
+from ddpprof.model import CollectiveOfSomeRanks, DdpModule, Loader, Rank, Record, RecordedStep, Replica
 from ddpprof.model.tables import rows_of
 from ddpprof.report.ranks import baseline_steps, bucket_steps, measured_steps, rank_report, training_steps
 from ddpprof.report.side_streets import BesideDdp, measure_beside
@@ -72,6 +72,7 @@ class RecordSummary:
     """for each DDP module"""
     timeout_s: float | None = None
     joins: bool = False
+    of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ def _record_summary(record: Record) -> RecordSummary:
         gradient_use=gradient_use(record.modules),
         timeout_s=record.timeout_s,
         joins=record.joins,
+        of_some_ranks=record.of_some_ranks,
     )
 
 

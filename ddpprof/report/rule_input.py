@@ -80,6 +80,8 @@ def observe(
         framework=next((record.framework for record in records.values() if record.framework), None),
         cores_per_rank=_cores_per_rank([*records.values()], run.world_size),
         num_threads=max((record.num_threads for record in records.values() if record.num_threads), default=None),
+        of_some_ranks=next((record.of_some_ranks for record in records.values()), ()),
+        nonfinite={one.rank: one.nonfinite for one in run.pulses},
         checkpoints={rank: (record.host, record.checkpoints) for rank, record in records.items()},
     )
 

@@ -28,6 +28,8 @@ class WholeRun:
     """what checkpoints, evaluation, recording and new epochs took"""
     hang: Verdict | None = None
     """last verdict on a hang of the job"""
+    captures: tuple[int, ...] = ()
+    """numbers of the runs, such as ``capture-1``, that ``ddpprof capture`` asked for"""
 
     @property
     def shown(self) -> RankWholeRun | None:
@@ -41,7 +43,10 @@ class WholeRun:
 
 
 def summarise_whole_run(
-    ranks: Sequence[RankWholeRun], found: Slowdowns | None = None, hang: Verdict | None = None
+    ranks: Sequence[RankWholeRun],
+    found: Slowdowns | None = None,
+    hang: Verdict | None = None,
+    captures: tuple[int, ...] = (),
 ) -> WholeRun | None:
     """Return the whole training; ``None`` if no rank left a pulse."""
     if not ranks:
@@ -55,4 +60,5 @@ def summarise_whole_run(
         slowdowns=() if found is None else tuple(found.slowdowns),
         pauses=() if found is None else tuple(found.pauses),
         hang=hang,
+        captures=captures,
     )

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import signal
 import socket
+import urllib.parse
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import DDPPROF, script
 from processes import started, wait_until
 from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 pytestmark = [pytest.mark.e2e, NEEDS_SHARED_MEMORY]
+
+
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    return unused_port()
 
 
 def scrape(port: int) -> dict[tuple[str, ...], float]:
@@ -56,3 +66,55 @@ def test_a_job_is_scraped_while_it_trains(port: int, tmp_path: Path) -> None:
     assert (first["ddpprof_hang",], second["ddpprof_hang",]) == (0, 0)
     with pytest.raises(OSError, match="refused"):
         scrape(port)
+
+
+def documented(kind: str) -> str:
+    """Return the block of the documentation that configures Prometheus and begins like this."""
+    text = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
+    (block,) = re.findall(rf"```yaml\n({kind}:\n.*?)```", text, re.DOTALL)
+    return str(block)
+
+
+def ask(port: int, what: str, **parameters: str) -> Any:
+    """Ask the server for something. Raises ``OSError`` as long as it does not answer."""
+    address = f"http://127.0.0.1:{port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return json.load(answer)["data"]
+
+
+def has_scraped(port: int) -> bool:
+    try:
+        return len(ask(port, "query", query="rate(ddpprof_steps_total[1m]) > 0")["result"]) == 2
+    except OSError:
+        return False
+
+
+def dashboard_queries() -> list[str]:
+    panels = json.loads((DOCS / "grafana-dashboard.json").read_text(encoding="utf-8"))["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    return [query.replace("$job", ".*").replace("$instance", ".*") for query in queries]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+def test_a_prometheus_server_scrapes_a_job(port: int, tmp_path: Path) -> None:
+    """It runs with the configuration, the alerts and the queries of the dashboard that the documentation has."""
+    server = unused_port()
+    scrapes = documented("scrape_configs").replace("9464", str(port)).replace("5s", "1s")
+    (tmp_path / "rules.yml").write_text(documented("groups"), encoding="utf-8")
+    (tmp_path / "prometheus.yml").write_text(f"rule_files: [rules.yml]\n{scrapes}", encoding="utf-8")
+    watch = [*DDPPROF, "watch", "--quiet", "--metrics", str(port), "--out", "run", *TWO]
+    prometheus = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
+    with (
+        started(*watch, *script("long_training.py", "--steps", "100000"), cwd=tmp_path) as job,
+        started(*prometheus, f"--web.listen-address=127.0.0.1:{server}", cwd=tmp_path),
+    ):
+        wait_until(lambda: has_scraped(server), "two samples of each rank")
+        answers = {query: ask(server, "query", query=query)["result"] for query in dashboard_queries()}
+        rules = ask(server, "rules")["groups"][0]["rules"]
+        (target,) = ask(server, "targets")["activeTargets"]
+        os.kill(job.pid, signal.SIGTERM)
+        job.communicate(timeout=60)
+    assert (target["health"], target["lastError"]) == ("up", "")
+    assert {rule["name"]: rule["state"] for rule in rules} == {"TrainingHangs": "inactive", "OneRankIsSlow": "inactive"}
+    assert all(answers.values()), answers

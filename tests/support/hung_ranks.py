@@ -13,6 +13,7 @@ from ddpprof.model import DdpModule, Parameter, ProcessExit, Record
 from ddpprof.model.pulse import Activity, PulseIdentity, PulseSteps
 from ddpprof.model.pulse_layout import decode_rows, empty_state
 from ddpprof.model.stack import Frame
+from ddpprof.monitor.pulse_files import machine_id
 
 NOW_NS = 1_000_000_000_000
 S = 1_000_000_000
@@ -62,7 +63,7 @@ def rank(number: int, *stack: Frame, since_s: float = 10, **state: int) -> RankE
         rank=number,
         world_size=2,
         host="host",
-        machine_id="boot",
+        machine_id=machine_id(),
         pid=100 + number,
         created_ns=0,
         shared="",
@@ -74,7 +75,6 @@ def rank(number: int, *stack: Frame, since_s: float = 10, **state: int) -> RankE
         steps=steps(),
         stack=stack,
         record=record(number),
-        is_here=True,
         process=process(pid=100 + number),
         workers=(),
         computes=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from ddpprof import rundir
 from ddpprof.layout import (
     ABSENT,
     MAX_RANKS,
@@ -42,6 +43,8 @@ _SPECIAL = {
     "began an epoch": "began an epoch",
 }
 _SMALL_GROWTH = 0.02
+_LEAST_STEPS = 20
+"""number of steps whose median says how long steps took at some time"""
 _MOST_SLOWDOWNS = 10
 
 
@@ -60,7 +63,7 @@ def _at_first_and_last(run: WholeRun) -> str:
     """Say how long normal steps took; recorded ones, with which most runs begin, take longer."""
     stretches = run.shown.stretches if run.shown is not None else ()
     parts = [one for one in stretches if one.num_flagged < one.num_steps]
-    if len(parts) < 2:
+    if len(parts) < 2 or parts[0].num_steps < _LEAST_STEPS:
         return ""
     return f"step {ms(parts[0].median_ns)} ms at first, {ms(parts[-1].median_ns)} at last"
 
@@ -113,6 +116,12 @@ def _events(run: WholeRun) -> Iterator[Section]:
         yield Line(" ".join(verdict_lines(run.hang)), is_warning=True)
     for pause in run.pauses:
         yield Line(f"Not slow-downs: {pause_sentence(pause)}.")
+    if run.captures:
+        first, last = run.captures[0], run.captures[-1]
+        more = "" if first == last else f", up to RUN/{rundir.capture_directory(last)}"
+        yield Line(
+            f"{count(len(run.captures), 'capture')}: see ddpprof report RUN/{rundir.capture_directory(first)}{more}."
+        )
 
 
 def _shares(ranks: Sequence[RankWholeRun]) -> str:

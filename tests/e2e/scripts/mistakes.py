@@ -62,6 +62,8 @@ def main():
                 use_spare = index % 2 == 0
             elif mistake == "branch_by_rank":
                 use_spare = dist.get_rank() == 0
+            elif mistake == "bad_batch" and (epoch, index, dist.get_rank()) == (1, 4, 1):
+                x[0] = float("nan")
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x, use_spare=use_spare), y).backward()
             optimizer.step()

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from hung_ranks import process
 from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
 
 from ddpprof.diagnosis import evidence
 from ddpprof.diagnosis.evidence import RankEvidence, gather
+from ddpprof.monitor import pulse_files
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +28,11 @@ def of_one_rank(directory: Path, **seen: object) -> RankEvidence:
     return found
 
 
+def of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pulses made by hand be of this machine."""
+    monkeypatch.setattr(pulse_files, "machine_id", lambda: "of another machine")
+
+
 def test_an_end_that_was_seen(tmp_path: Path) -> None:
     found = of_one_rank(tmp_path, exit_code=-9, unix_ns=BEGIN_NS + SECOND)
     assert found.exit is not None
@@ -36,12 +43,24 @@ def test_a_rank_that_said_nothing_has_not_died_in_a_job_that_ended_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As one does that ends by ``os._exit(0)``."""
-    monkeypatch.setattr(evidence, "machine_id", lambda: "of another machine")  # that of pulses made by hand
+    of_this_machine(monkeypatch)
     monkeypatch.setattr(evidence, "look_at", lambda _: None)
     assert of_one_rank(tmp_path).is_dead
     (tmp_path / "exits.jsonl").write_text(json.dumps({"is_job": True, "exit_code": 0, "unix_ns": BEGIN_NS + SECOND}))
     (found,) = gather(tmp_path)
     assert not found.is_dead
+
+
+@pytest.mark.parametrize("is_locked", [True, False], ids=["living", "dead"])
+def test_another_process_with_the_number_of_a_dead_rank(
+    is_locked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A living rank holds a lock on its pulse in memory."""
+    of_this_machine(monkeypatch)
+    monkeypatch.setattr(evidence, "is_gone", lambda _: not is_locked)
+    monkeypatch.setattr(evidence, "look_at", lambda number: process(pid=number))
+    found = of_one_rank(tmp_path)
+    assert (found.process is not None, found.is_dead) == (is_locked, not is_locked)
 
 
 def test_the_end_of_an_earlier_attempt_is_not_that_of_this_one(tmp_path: Path) -> None:

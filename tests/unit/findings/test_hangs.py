@@ -6,7 +6,7 @@ import pytest
 from observations import loader, observed, only
 
 from ddpprof.findings import find
-from ddpprof.model import Loader
+from ddpprof.model import CollectiveOfSomeRanks, Loader
 
 Loaders = dict[int, tuple[Loader, ...]]
 
@@ -38,6 +38,14 @@ def test_unequal_batches(loaders: Loaders, changes: dict[str, object], is_found:
     if found:
         assert found[0].is_correctness
         assert found[0].evidence == "rank 1 gets 99 batches in a pass over its DataLoader, and rank 0 gets 100"
+
+
+def test_collective_of_some_ranks() -> None:
+    call = CollectiveOfSomeRanks("all_reduce", "train.py:52 in evaluate", "rank == 0")
+    finding = only(observed(of_some_ranks=(call,)))
+    assert (finding.rule, finding.is_correctness) == ("collective-of-some-ranks", True)
+    assert finding.evidence.startswith("train.py:52 in evaluate calls it within `if rank == 0:`, and no other")
+    assert find(observed(of_some_ranks=(call,), world_size=1)) == ()
 
 
 @pytest.mark.parametrize(("timeout_s", "is_found"), [(None, False), (1800.0, False), (7199.0, False), (10800.0, True)])

@@ -12,7 +12,8 @@ from ddpprof.errors import DdpprofError, NotARun
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.monitor.overview import Overview, find_pulses, look_at
-from ddpprof.monitor.rank_now import NO_SIGN_FAR_NS, RankNow, Standing
+from ddpprof.monitor.pulse_files import SILENT_FAR_NS
+from ddpprof.monitor.rank_now import RankNow, Standing
 
 TEN_STEPS_NS = BEGIN_NS + SECOND
 
@@ -38,8 +39,8 @@ def test_a_rank_has_the_medians_of_its_usual_steps(tmp_path: Path) -> None:
         pytest.param({"activity": Activity.BACKWARD}, 31 * MS, Standing.WAITS, id="longer-than-it-computes"),
         pytest.param({"activity": Activity.BACKWARD}, 30 * MS, Standing.TRAINING, id="computes-gradients"),
         pytest.param({"activity": Activity.OPTIMIZER}, 31 * MS, Standing.TRAINING, id="backward-is-over"),
-        pytest.param({}, NO_SIGN_FAR_NS, Standing.TRAINING, id="a-sign-in-time"),
-        pytest.param({}, NO_SIGN_FAR_NS + 1, Standing.NO_SIGN, id="no-sign"),
+        pytest.param({}, SILENT_FAR_NS, Standing.TRAINING, id="a-sign-in-time"),
+        pytest.param({}, SILENT_FAR_NS + 1, Standing.NO_SIGN, id="no-sign"),
         pytest.param({"ended": Ended.FINISHED}, 10**15, Standing.ENDED, id="ended"),
         pytest.param({"ended": Ended.FAILED}, 0, Standing.FAILED, id="failed"),
         pytest.param({"ended": Ended.INTERRUPTED}, 0, Standing.INTERRUPTED, id="interrupted"),
@@ -53,8 +54,7 @@ def test_how_a_rank_stands(tmp_path: Path, state: dict[str, int], late_ns: int, 
 
 def test_a_dead_rank_of_this_machine_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody holds a lock on its pulse in memory, which does not even exist any more."""
-    for module in ("pulse_files", "rank_now"):
-        monkeypatch.setattr(f"ddpprof.monitor.{module}.machine_id", lambda: "of another machine")
+    monkeypatch.setattr("ddpprof.monitor.pulse_files.machine_id", lambda: "of another machine")
     assert one_rank(tmp_path, TEN_STEPS_NS + 2 * SECOND).standing is Standing.TRAINING
     assert one_rank(tmp_path, TEN_STEPS_NS + 3 * SECOND).standing is Standing.GONE
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from pulse_writers import Clock, decoded, identity
 
 from ddpprof.errors import DdpprofError
@@ -51,7 +52,7 @@ def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
     clock.now_ns += 200
     forward_ends(pulse, Reducer(55, 85), clock.now_ns)
     clock.now_ns += 5
-    pulse.backward_begins()
+    pulse.backward_begins(())
     clock.now_ns += 480
     pulse.backward_ends()
     do(pulse, clock, Activity.OPTIMIZER, 60)
@@ -68,7 +69,7 @@ def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
 
 def backward(pulse: PulseWriter, clock: Clock, reducer: Reducer | None, ns: int, synchronises: bool = True) -> None:
     forward_ends(pulse, reducer, clock.now_ns, synchronises)
-    pulse.backward_begins()
+    pulse.backward_begins(())
     clock.now_ns += ns
     pulse.backward_ends()
 
@@ -103,11 +104,35 @@ def test_times_count_from_a_moment_before_the_backward_pass(pulse: PulseWriter, 
     end_ns = clock.now_ns
     clock.now_ns += 20
     forward_ends(pulse, Reducer(3, 5), end_ns)
-    pulse.backward_begins()
+    pulse.backward_begins(())
     clock.now_ns += 10
     pulse.backward_ends()
     pulse.step_ends(1)
     assert decoded(pulse).steps.wait_ns.tolist() == [10]
+
+
+NAN, INFINITE, FINITE = torch.tensor(float("nan")), torch.tensor([[float("inf")]]), torch.tensor(2.5)
+
+
+@pytest.mark.parametrize(
+    ("losses", "first_step", "num_steps"),
+    [
+        pytest.param([FINITE, FINITE], UNKNOWN, 0, id="finite"),
+        pytest.param([FINITE, NAN, FINITE, INFINITE], 1, 2, id="nan-and-infinite"),
+        pytest.param([torch.full((2,), float("nan")), (NAN,), (), 1.0], UNKNOWN, 0, id="not-one-tensor"),
+        pytest.param([torch.empty((), device="meta"), torch.tensor(1j)], UNKNOWN, 0, id="without-a-real-value"),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_noted(
+    losses: list[object], first_step: int, num_steps: int, pulse: PulseWriter
+) -> None:
+    for number, loss in enumerate(losses, 1):
+        pulse.backward_begins(loss)
+        pulse.backward_begins(loss)  # a second pass, as in gradient accumulation
+        pulse.backward_ends()
+        pulse.step_ends(number)
+    state = decoded(pulse).state
+    assert (state.nonfinite_step, state.num_nonfinite) == (first_step, num_steps)
 
 
 def test_very_many_gradients_are_looked_at_in_some_steps(pulse: PulseWriter, clock: Clock) -> None:
@@ -121,7 +146,7 @@ def test_the_state_tells_what_happens_now(pulse: PulseWriter, clock: Clock) -> N
     pulse.step_ends(1)
     forward_ends(pulse, None, clock.now_ns)
     clock.now_ns = 5_000_000
-    pulse.backward_begins()
+    pulse.backward_begins(())
     state = decoded(pulse).state
     assert (state.activity, state.since_ns, state.step) == (Activity.BACKWARD, 5_000_000, 1)
     assert (state.module, state.bucket, state.num_passes) == (UNKNOWN, UNKNOWN, 1)

@@ -20,7 +20,7 @@ from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
-from ddpprof.record.flight_recorder import AllReduce
+from ddpprof.record.flight_recorder import Collective
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.rundir import LAST_STEP, last_step_file
 
@@ -135,10 +135,10 @@ def test_an_overdue_backward_pass_has_a_bucket(
     pulse: PulseWriter, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
-    launched = [AllReduce(3, 8), AllReduce(4, 3), AllReduce(5, 8), AllReduce(6, 4)]
+    launched = [Collective(at, "all_reduce", numel) for at, numel in ((3, 8), (4, 3), (5, 8), (6, 4))]
     monkeypatch.setattr("ddpprof.record.pulse_keeper.all_reduces_since", lambda _since_ns: launched)
     keeper = keep(pulse)
-    pulse.backward_begins()
+    pulse.backward_begins(())
     keeper._find_stack()
     state = read_pulse(tmp_path, 0).state
     assert (state.module, state.bucket, state.bucket_ns) == (0, 1, 6)

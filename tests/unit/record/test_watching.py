@@ -29,7 +29,7 @@ class Noted:
     def forward_ends(self, _ddp: object, _inner_end_ns: int) -> None:
         raise AssertionError("no forward ends here")
 
-    def backward_begins(self) -> None:
+    def backward_begins(self, _loss: object) -> None:
         self.said.append("BACKWARD")
 
     def backward_ends(self) -> None:

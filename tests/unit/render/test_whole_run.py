@@ -106,11 +106,34 @@ def test_the_first_screen_has_one_line(whole: Report) -> None:
 
 def test_recorded_steps_are_not_how_long_steps_took_at_first(tmp_path: Path) -> None:
     recorded = MadeStep(ms=300, flags=int(StepFlag.RECORDED))
-    write_pulse(tmp_path, 0, [*[recorded] * 12, *[MadeStep()] * 28])
-    run = summarise_whole_run((whole_run(0, read_pulse(tmp_path, 0), with_course=True),))
-    assert run is not None
-    said = [one.text for one in first_screen(report(whole_run=run), ["run"]) if isinstance(one, Line)]
-    assert any("step 100.00 ms at first, 100.00 at last" in line for line in said), said
+    said = said_of_whole_run(tmp_path, [*[recorded] * 60, *[MadeStep()] * 140])
+    assert said == "Whole run: 203 steps, 32 s; step 100.00 ms at first, 100.00 at last"
+
+
+def test_few_steps_do_not_tell_how_long_they_took_at_first(tmp_path: Path) -> None:
+    said = said_of_whole_run(tmp_path, [*[MadeStep()] * 20, *[MadeStep(ms=130)] * 30])
+    assert said == "Whole run: 53 steps, 5.9 s; step 130.00 ms"
+
+
+def said_of_whole_run(folder: Path, steps: list[MadeStep]) -> str:
+    write_pulse(folder, 0, steps)
+    run = summarise_whole_run((whole_run(0, read_pulse(folder, 0), with_course=True),))
+    shown = first_screen(report(whole_run=run), ["run"])
+    (said,) = (one.text for one in shown if isinstance(one, Line) and "Whole run" in one.text)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("captures", "line"),
+    [
+        ((1,), "1 capture: see ddpprof report RUN/capture-1."),
+        ((1, 2, 4), "3 captures: see ddpprof report RUN/capture-1, up to RUN/capture-4."),
+    ],
+)
+def test_captures_are_named(captures: tuple[int, ...], line: str, whole: Report) -> None:
+    assert whole.whole_run is not None
+    assert line in lines(replace(whole, whole_run=replace(whole.whole_run, captures=captures)))
+    assert not any("capture" in one for one in lines(whole))
 
 
 def test_many_ranks_show_the_slowest_and_those_without_an_end(whole: Report) -> None:

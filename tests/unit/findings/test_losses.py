@@ -1,0 +1,65 @@
+"""A rule about losses that are NaN or infinite."""
+
+from __future__ import annotations
+
+import pytest
+from observations import observed, only
+
+from ddpprof.findings import find
+from ddpprof.model.whole_run import NonfiniteSteps
+
+Ranks = dict[int, NonfiniteSteps | None]
+
+
+def since(first_step: int, num_steps: int = 30, is_first_noted: bool = False) -> NonfiniteSteps:
+    return NonfiniteSteps(first_step, num_steps, is_first_noted)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "title", "evidence", "advice"),
+    [
+        pytest.param(
+            {0: since(1413, 29), 1: since(1412)},
+            "The loss was NaN or infinite in 30 steps, first in step 1,412 on rank 1",
+            "the other ranks followed in step 1,413, with gradients that DDP had averaged",
+            "Look at the batch of rank 1 in step 1,412",
+            id="one-rank-first",
+        ),
+        pytest.param(
+            {0: None, 1: since(7, 1), 2: since(7, 1)},
+            "The loss was NaN or infinite in one step, first in step 7 on ranks 1 and 2",
+            "the other ranks' losses stayed finite",
+            "Look at the batch of ranks 1 and 2 in step 7",
+            id="steps-that-were-skipped",
+        ),
+        pytest.param(
+            {0: since(9), 1: since(9)},
+            "The loss was NaN or infinite in 30 steps, first in step 9",
+            "it came on all ranks in the same step",
+            "lower the learning rate",
+            id="all-at-once",
+        ),
+        pytest.param(
+            {0: since(3, is_first_noted=True), 1: since(3, is_first_noted=True)},
+            "The loss was NaN or infinite in 30 steps, first in step 3",
+            "this is the first step that ddpprof watched, so it may have been so before",
+            "lower the learning rate",
+            id="from-the-begin-on",
+        ),
+        pytest.param(
+            {0: None, **{rank: since(9) for rank in range(1, 8)}},
+            "The loss was NaN or infinite in 30 steps, first in step 9 on ranks 1, 2, 3, 4 and 3 more",
+            "the other ranks' losses stayed finite",
+            "ranks 1, 2, 3, 4 and 3 more",
+            id="many",
+        ),
+    ],
+)
+def test_nonfinite_loss(ranks: Ranks, title: str, evidence: str, advice: str) -> None:
+    finding = only(observed(nonfinite=ranks))
+    assert (finding.title, finding.evidence, finding.is_correctness) == (title, evidence, True)
+    assert advice in finding.advice
+
+
+def test_finite_losses_are_no_finding() -> None:
+    assert find(observed(nonfinite={0: None, 1: None})) == ()

@@ -1,0 +1,62 @@
+"""What torch's flight recorder tells of the collectives of a step."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from ddpprof.record.flight_recorder import Collective, all_reduces_since, collectives, unusual_collective
+
+REDUCE, GATHER, BROADCAST = ("all_reduce", 100), ("all_gather", 8), ("broadcast", 5)
+STARTS_NS = [100 * step for step in range(1, 9)]
+
+
+def noted(*steps: list[tuple[str, int]], first_ns: int = 100) -> list[Collective]:
+    """Return collectives of steps that begin 100 ns apart."""
+    return [
+        Collective(first_ns + 100 * step + index, *kind)
+        for step, kinds in enumerate(steps)
+        for index, kind in enumerate(kinds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        pytest.param([REDUCE, REDUCE, GATHER], None, id="as-always"),
+        pytest.param([BROADCAST, REDUCE], BROADCAST, id="another-one"),
+        pytest.param([REDUCE, ("all_reduce", 99)], ("all_reduce", 99), id="another-size"),
+        pytest.param([REDUCE] * 4, REDUCE, id="more-often"),
+        pytest.param([], None, id="fewer"),
+    ],
+)
+def test_a_collective_that_no_step_before_had_is_unusual(
+    last: list[tuple[str, int]], expected: tuple[str, int] | None
+) -> None:
+    found = unusual_collective(noted(*[[REDUCE, GATHER, REDUCE]] * 7, last), STARTS_NS)
+    assert (None if found is None else (found.name, found.numel)) == expected
+
+
+def test_nothing_is_unusual_after_few_steps_or_before_the_first() -> None:
+    assert unusual_collective(noted(*[[REDUCE]] * 4, [BROADCAST]), STARTS_NS[:5]) is None
+    assert unusual_collective(noted([BROADCAST], *[[REDUCE]] * 8, first_ns=0), STARTS_NS) is None
+    assert unusual_collective([], STARTS_NS) is None
+
+
+def test_torch_is_asked_for_its_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries: list[dict[str, Any]] = [
+        {"profiling_name": "gloo:broadcast", "input_sizes": [[5]], "time_created_ns": 10},
+        {"profiling_name": "gloo:all_reduce", "input_sizes": [[5, 4]], "time_created_ns": 20},
+        {"profiling_name": "nccl:allreduce", "input_sizes": [], "time_created_ns": 30},
+        {"profiling_name": "without a time"},
+    ]
+    c10d = torch._C._distributed_c10d
+    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda *_: b"[]", raising=False)
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda *_: json.dumps({"entries": entries}), raising=False)
+    reduced = (Collective(20, "all_reduce", 20), Collective(30, "allreduce", 0))
+    assert collectives() == (Collective(10, "broadcast", 5), *reduced)
+    assert all_reduces_since(15) == reduced
+    assert all_reduces_since(21) == reduced[1:]
