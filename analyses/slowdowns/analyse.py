@@ -27,7 +27,6 @@ from ddpprof.monitor.slowdowns import SlowdownWatch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-JOBS = ("one_rank", "link_and_loading", "everybody", "outside")
 UNIT_NS, NOT_KNOWN = 10_000, 65_535
 FED = 5
 WITHIN, LEAST, POINTS = 30, 0.10, 3.0
@@ -156,7 +155,7 @@ def _is_right(plant: dict[str, Any], one: StepSlowdown) -> bool:
 
 
 def measure(recordings: Path) -> dict[str, Any]:
-    jobs = [told_of_plants(recordings, job) for job in JOBS if (recordings / f"{job}.npz").is_file()]
+    jobs = [told_of_plants(recordings, job.stem) for job in sorted(recordings.glob("*.npz"))]
     simulated = json.loads((recordings / "simulation.json").read_text(encoding="utf-8"))
     large = [row for job in jobs for row in job["plants"] if row["size"] >= LEAST]
     found = [row for row in large if row["found_after"] is not None]

@@ -1,6 +1,6 @@
 """Plant slow-downs in real jobs of two ranks, which have hosts of their own with a link of 700 Mbit/s.
 
-python analyses/slowdowns/collect.py                  all jobs: some ten minutes, as root
+python analyses/slowdowns/collect.py                  all jobs: some 25 minutes, as root
 python analyses/slowdowns/collect.py --only JOB       that job anew, and the others as they are
 
 A job has one plant after another, with normal steps between them. Its script learns from a file when to be slow;
@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ HERE = Path(__file__).resolve().parent
 RATE, BURST = "700mbit", "64kb"
 NUM_STEPS, USUAL_MS = 2000, 45.0
 FIRST_PLANT = 150
+NORMAL_BETWEEN = (140, 160)
 COLUMNS = (
     "length_ns",
     "data_ns",
@@ -52,19 +54,23 @@ FIRST = ("nice", "-n", "-10")
 """goes before what else the machine does at the time"""
 GROUP = Path("/sys/fs/cgroup/cpu/ddpprof-slowdowns")
 QUOTA_US, PERIOD_US = 7_000, 20_000
+ONE_RANK = tuple(("one", kind) for kind in SLEEPS)
+LINK_AND_LOADING = (("link", "link"), ("all", "data"), ("link", "link"), ("one", "data"))
+EVERYBODY = (("all", "forward"), ("all", "other"), ("all", "backward"), ("link", "link"))
+OUTSIDE = (("outside", "neighbour"), ("outside", "throttled"))
 JOBS = {
-    "one rank": (*(("one", kind) for kind in SLEEPS),) * 3,
-    "link and loading": (("link", "link"), ("all", "data"), ("link", "link"), ("one", "data")) * 3,
-    "everybody": (("all", "forward"), ("all", "other"), ("all", "backward"), ("link", "link")) * 3,
-    "outside": (("outside", "neighbour"), ("outside", "throttled"), ("outside", "neighbour")) * 2,
+    **{f"one rank {number}": ONE_RANK for number in range(1, 5)},
+    **{f"link and loading {number}": LINK_AND_LOADING for number in range(1, 4)},
+    **{f"everybody {number}": EVERYBODY for number in range(1, 4)},
+    **{f"outside {number}": OUTSIDE for number in range(1, 5)},
 }
-"""what is planted, in this order"""
+"""what is planted, in turns, until the job's steps are used up; the recorder keeps the last 2048 of them"""
 
 
 def plants_of(job: str, seed: int) -> list[dict[str, Any]]:
     """Return the plants of a job: kinds as in `JOBS`, sizes from 10 % on, ranks and lengths by chance."""
-    draw, step, plants = random.Random(seed), FIRST_PLANT, []
-    for whose, kind in JOBS[job]:
+    draw, step, plants = random.Random(seed), FIRST_PLANT, list[dict[str, Any]]()
+    for whose, kind in cycle(JOBS[job]):
         size = draw.choice((0.12, 0.15, 0.2, 0.3, 0.5))
         plant: dict[str, Any] = {"first_step": step, "num_steps": draw.randint(50, 65), "kind": kind, "size": size}
         plant["rank"] = draw.randrange(2) if whose == "one" else None
@@ -73,9 +79,10 @@ def plants_of(job: str, seed: int) -> list[dict[str, Any]]:
             plant["rate"] = f"{draw.choice((250, 300, 350))}mbit"
         if whose == "outside":
             plant["num_steps"] = 200
+        if step + plant["num_steps"] > NUM_STEPS:
+            break
         plants.append(plant)
-        step += plant["num_steps"] + draw.randint(55, 70) + (30 if whose == "outside" else 0)
-    assert step < NUM_STEPS + 60, step
+        step += plant["num_steps"] + draw.randint(*NORMAL_BETWEEN)
     return plants
 
 
@@ -156,7 +163,7 @@ def keep(job: str, run: Path, plants: list[dict[str, Any]]) -> None:
                 values < 0, NOT_KNOWN, np.minimum(values // UNIT_NS, NOT_KNOWN - 1)
             ).astype(np.uint16)
         kept[f"{rank}.samples"] = np.column_stack([getattr(pulse.samples, name) for name in SAMPLED])
-    name = job.replace(" ", "_").replace(",", "")
+    name = job.replace(" ", "_")
     np.savez_compressed(HERE / RECORDINGS / f"{name}.npz", **kept)
     (HERE / RECORDINGS / f"{name}.json").write_text(
         "[\n" + ",\n".join(json.dumps(plant) for plant in plants) + "\n]\n", encoding="utf-8"
