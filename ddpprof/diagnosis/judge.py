@@ -17,7 +17,7 @@ import numpy as np
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.position import Position, position_of
 from ddpprof.measures.ranks.failure import is_of_a_lost_peer
-from ddpprof.model import UNKNOWN, DdpModule
+from ddpprof.model import UNKNOWN, DdpModule, Record
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, activity_word
 
@@ -131,7 +131,7 @@ def _verdict(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Ver
         pid=identity.pid,
         step=state.step,
         activity=activity_word(state.activity),
-        place=blamed.place or _place_of_end(blamed),
+        place=_place(blamed, fault),
         module=None if module is None else module.name,
         bucket=bucket,
         parameters=parameters,
@@ -146,9 +146,14 @@ def _verdict(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Ver
     )
 
 
-def _place_of_end(blamed: Position) -> str | None:
+def _place(blamed: Position, fault: Fault) -> str | None:
+    """Return the line of the user's code that is to blame: where the rank stands, or where an error ended it."""
     record = blamed.evidence.record
-    return None if record is None else record.ended_place
+    if blamed.place is not None or record is None:
+        return blamed.place
+    if fault is Fault.OTHER_COLLECTIVE and record.unusual_collective is not None:
+        return record.unusual_collective.place
+    return record.ended_place
 
 
 def _unreduced(blamed: Position) -> tuple[str, ...]:
@@ -163,9 +168,16 @@ def _detail(blamed: Position) -> str | None:
     """Return what else is known; of a dead rank, its own words."""
     record = blamed.evidence.record
     if blamed.fault is Fault.DIED and record is not None and record.ended is not None:
-        unusual = f"it called {record.unusual_collective}, as in no step before; " if record.unusual_collective else ""
-        return unusual + record.ended.removeprefix("failed: ")
+        return _of_unusual_collective(record) + record.ended.removeprefix("failed: ")
     return blamed.detail
+
+
+def _of_unusual_collective(record: Record) -> str:
+    one = record.unusual_collective
+    if one is None:
+        return ""
+    values = "value" if one.num_values == 1 else "values"
+    return f"it called {one.name} of {one.num_values:,} {values}, as in no step before; "
 
 
 def _of_link(positions: Sequence[Position]) -> Verdict:

@@ -43,6 +43,7 @@ from ddpprof.model.record import (
     Replica,
     RpcCall,
     StepMode,
+    UnusualCollective,
 )
 from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.tables import (
@@ -100,6 +101,7 @@ __all__ = [
     "StepMode",
     "TimesTable",
     "Trace",
+    "UnusualCollective",
     "Work",
 ]
 

@@ -287,6 +287,15 @@ class CollectiveOfSomeRanks(Struct, frozen=True):
     """source of the condition within which it is called, such as ``"rank == 0"``"""
 
 
+class UnusualCollective(Struct, frozen=True):
+    """A collective that the last step of a rank had and the steps before it did not."""
+
+    name: str
+    num_values: int
+    place: str | None
+    """line of the user's code that called it, as ``file:line in function``"""
+
+
 class Record(Struct, frozen=True, kw_only=True):
     """Everything recorded about one rank, except steps that were skipped or only warmed up the profiler."""
 
@@ -342,5 +351,5 @@ class Record(Struct, frozen=True, kw_only=True):
     """line of the user's code at which an error ended the rank, as ``file:line in function``"""
     ended_in: str | None = None
     """collective of torch in which that error was raised"""
-    unusual_collective: str | None = None
-    """a collective that the last step of a rank that failed had and the steps before it did not"""
+    unusual_collective: UnusualCollective | None = None
+    """of a rank that failed, as far as there is one"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
+from ddpprof.model import UnusualCollective
 from ddpprof.model.stack import collective_of, frames_of, place_of_user
 
 _MOST = 200
@@ -32,8 +33,7 @@ class EndPlace:
     """innermost line of the user's code, as ``file:line in function``"""
     collective: str | None = None
     """collective of torch in which it was raised"""
-    unusual: str | None = None
-    """a collective that the last step had and those before it did not, such as ``"broadcast of 5 values"``"""
+    unusual: UnusualCollective | None = None
 
 
 def where_it_ends(error: BaseException | None) -> EndPlace:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+from ddpprof.model.stack import Frame, place_of_user
 
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """functions of torch that dump it: the first where there is NCCL, the second also for gloo"""
@@ -75,6 +78,21 @@ def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int
         elif unusual is None and steps[index][kind] > most[kind]:
             unusual = one
     return unusual if sum(map(bool, steps[:-1])) >= _LEAST_STEPS else None
+
+
+def place_of(collective: Collective) -> str | None:
+    """Return the line of the user's code that called a collective of this process, as ``file:line in function``.
+
+    Torch looks up all stacks for it, which takes a second. Only gloo's recorder is asked: with NCCL that may never end.
+    """
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
+    if dump is None:
+        return None
+    entries = pickle.loads(dump(True, True, False))["entries"]  # noqa: S301 (torch made it just now)
+    stacks = (one["frames"] for one in entries if one["time_created_ns"] == collective.created_ns)
+    stack = [Frame(one["filename"], one["line"], one["name"]) for one in next(stacks, [])]
+    place = place_of_user(stack[::-1])
+    return None if place is None else str(place)
 
 
 def last_bucket(launched: Sequence[Collective], bucket_numels: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:

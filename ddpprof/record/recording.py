@@ -19,7 +19,7 @@ from typing import Any, ParamSpec
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpprof.model import StepMode
+from ddpprof.model import StepMode, UnusualCollective
 from ddpprof.model.capture import CaptureRequest
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import gather_left
@@ -29,7 +29,7 @@ from ddpprof.record.boards import Board
 from ddpprof.record.captures import Captures
 from ddpprof.record.device import PATIENCE_S
 from ddpprof.record.end_words import EndPlace
-from ddpprof.record.flight_recorder import collectives, unusual_collective
+from ddpprof.record.flight_recorder import collectives, place_of, unusual_collective
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
@@ -334,10 +334,10 @@ _COMPARED_STEPS = 50
 _ENDS = {"finished": Ended.FINISHED, "stopped": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
 
 
-def _unusual_collective(pulse: PulseWriter) -> str | None:
+def _unusual_collective(pulse: PulseWriter) -> UnusualCollective | None:
     """Return a collective of the current step that none of the last steps had."""
     found = unusual_collective(collectives(), pulse.step_starts_ns(_COMPARED_STEPS))
-    return None if found is None else f"{found.name} of {found.numel} value{'' if found.numel == 1 else 's'}"
+    return None if found is None else UnusualCollective(found.name, found.numel, place_of(found))
 
 
 def _one_line(error: Exception) -> str:

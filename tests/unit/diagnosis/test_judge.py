@@ -10,6 +10,7 @@ from msgspec.structs import replace as replace_struct
 
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.judge import judge
+from ddpprof.model import UnusualCollective
 from ddpprof.model.hang import Fault
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.stack import Frame
@@ -144,10 +145,12 @@ def test_a_process_that_gloo_aborted_is_not_to_blame_for_the_collective_of_anoth
 
 def test_the_source_of_a_broadcast_that_went_on_is_to_blame_for_the_abort_of_another() -> None:
     lost = died(waiting(0), "failed: RuntimeError: Connection closed by peer")
-    source = replace(lost, record=replace_struct(lost.record, unusual_collective="broadcast of 5 values"))
+    own = UnusualCollective("broadcast", 5, "train.py:9 in f")
+    source = replace(lost, stack=(), record=replace_struct(lost.record, unusual_collective=own))
     aborted = died(rank(1, activity=Activity.FORWARD, num_passes=10), exit_code=-6)
     verdict = judge([source, aborted, replace(lost, identity=replace_struct(lost.identity, rank=2))])
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.OTHER_COLLECTIVE, 0, (1, 2))
+    assert verdict.place == "train.py:9 in f"
     assert verdict.detail is not None
     assert verdict.detail.startswith("it called broadcast of 5 values, as in no step before; RuntimeError: Connection")
     assert judge([lost, aborted]).rank == 1

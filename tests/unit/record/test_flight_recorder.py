@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
 import torch
 
-from ddpprof.record.flight_recorder import Collective, all_reduces_since, collectives, unusual_collective
+from ddpprof.record.flight_recorder import (
+    Collective,
+    all_reduces_since,
+    collectives,
+    place_of,
+    unusual_collective,
+)
 
 REDUCE, GATHER, BROADCAST = ("all_reduce", 100), ("all_gather", 8), ("broadcast", 5)
 STARTS_NS = [100 * step for step in range(1, 9)]
@@ -60,3 +67,18 @@ def test_torch_is_asked_for_its_collectives(monkeypatch: pytest.MonkeyPatch) -> 
     assert collectives() == (Collective(10, "broadcast", 5), *reduced)
     assert all_reduces_since(15) == reduced
     assert all_reduces_since(21) == reduced[1:]
+
+
+def test_the_line_that_called_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = {"filename": "/lib/python3.11/site-packages/torch/distributed/c10d.py", "line": 3, "name": "broadcast"}
+    mine, main = (
+        {"filename": "/home/me/train.py", "line": line, "name": name} for line, name in ((9, "f"), (20, "main"))
+    )
+    entries = [{"time_created_ns": 10, "frames": [library, mine, main]}, {"time_created_ns": 20, "frames": [library]}]
+    c10d = torch._C._distributed_c10d
+    monkeypatch.setattr(c10d, "_dump_fr_trace", lambda *_: pickle.dumps({"entries": entries}), raising=False)
+    assert place_of(Collective(10, "broadcast", 5)) == "/home/me/train.py:9 in f"
+    assert place_of(Collective(20, "broadcast", 5)) is None
+    assert place_of(Collective(30, "broadcast", 5)) is None
+    monkeypatch.delattr(c10d, "_dump_fr_trace")
+    assert place_of(Collective(10, "broadcast", 5)) is None
