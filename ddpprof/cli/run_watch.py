@@ -270,32 +270,31 @@ class LossLook:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._directory: Path | None = None
-        self._has_seen = self._has_said = False
+        self._told_of: Path | None = None
+        """the attempt of which it has spoken"""
 
     def at(self, directory: Path, _late_s: float) -> None:
-        """Look; speak at the second look at it, when other ranks have had the time to follow."""
-        if self._directory != directory:
-            self._directory, self._has_seen, self._has_said = directory, False, False
-        if not self._has_said:
-            self._tell(directory, waits=not self._has_seen)
+        """Speak of it once the other ranks have had a step in which to follow."""
+        self._look(directory, is_over=False)
 
     def last_time(self, directory: Path) -> None:
-        if not self._has_said:
-            self._tell(directory, waits=False)
+        self._look(directory, is_over=True)
 
-    def _tell(self, directory: Path, waits: bool) -> None:
+    def _look(self, directory: Path, is_over: bool) -> None:
         from ddpprof.findings.losses import nonfinite_finding
         from ddpprof.monitor.pulse_files import read_heads
         from ddpprof.monitor.whole_run import nonfinite_steps
 
-        heads = list(read_heads(directory, 0))
-        found = nonfinite_finding({one.identity.rank: nonfinite_steps(one.identity, one.state) for one in heads})
-        if found is None:
+        if self._told_of == directory:
             return
-        self._has_seen = True
-        if not waits:
-            self._has_said = True
+        heads = list(read_heads(directory, 0))
+        ranks = {one.identity.rank: nonfinite_steps(one.state) for one in heads}
+        first = min((one.first_step for one in ranks.values() if one is not None), default=None)
+        if first is None or not (is_over or all(one.state.step > first + 1 for one in heads)):
+            return
+        found = nonfinite_finding(ranks)
+        if found is not None:
+            self._told_of = directory
             self._say(f"{found.title}: {found.evidence}. {found.advice}")
 
 

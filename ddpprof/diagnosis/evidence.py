@@ -16,7 +16,7 @@ from ddpprof.model import ProcessExit, Record
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
 from ddpprof.monitor import pulse_files
-from ddpprof.monitor.pulse_files import is_gone, is_here, read_head
+from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_here, read_head
 
 _STEPS = 64
 _LOOK_AGAIN_S = 0.2
@@ -83,15 +83,17 @@ def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
 
 def _processor_time(directory: Path, rank: int) -> float | None:
     with suppress(OSError, DdpprofError):
-        identity = read_head(directory, rank, 0).identity
-        process = _process_of(identity)
+        process = _process_of(read_head(directory, rank, 0))
         return None if process is None else process.main_thread_cpu_s
     return None
 
 
-def _process_of(identity: PulseIdentity) -> Process | None:
+def _process_of(head: PulseHead) -> Process | None:
     """Return the rank's living process on this machine. Another one may have got the number of a dead one."""
-    return look_at(identity.pid) if is_here(identity) and not is_gone(identity) else None
+    identity = head.identity
+    if not is_here(identity) or (head.state.ended == Ended.NOT_YET and is_gone(identity)):
+        return None
+    return look_at(identity.pid)
 
 
 def _of_rank(
@@ -102,7 +104,7 @@ def _of_rank(
     except (OSError, DdpprofError):
         return None
     identity = head.identity
-    process = _process_of(identity)
+    process = _process_of(head)
     used_s = process.main_thread_cpu_s - earlier if process is not None and earlier is not None else 0.0
     return RankEvidence(
         identity=identity,

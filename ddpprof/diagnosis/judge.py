@@ -17,7 +17,7 @@ import numpy as np
 from ddpprof.diagnosis.evidence import RankEvidence
 from ddpprof.diagnosis.position import Position, position_of
 from ddpprof.measures.ranks.failure import is_of_a_lost_peer
-from ddpprof.model import UNKNOWN, DdpModule, Record
+from ddpprof.model import UNKNOWN, DdpModule, UnusualCollective
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, activity_word
 
@@ -66,9 +66,9 @@ def _of_another_collective(positions: Sequence[Position]) -> Position | None:
     if not any(map(_met_another_size, dead)):
         return None
     in_script = [one for one in dead if _collective_of_script(one)]
-    unusual = [one for one in dead if one.evidence.record is not None and one.evidence.record.unusual_collective]
-    if not in_script and len(unusual) == 1:
-        return unusual[0]
+    went_on = [one for one in dead if _lost_a_peer(one.evidence) and _unusual_collective(one) is not None]
+    if not in_script and len(went_on) == 1:
+        return went_on[0]
     elsewhere = [one for one in dead if one.evidence.state.activity not in (Activity.BACKWARD, Activity.FORWARD)]
     return min(in_script or elsewhere, key=lambda one: one.progress, default=None)
 
@@ -84,6 +84,12 @@ def _met_another_size(position: Position) -> bool:
 def _collective_of_script(position: Position) -> bool:
     record = position.evidence.record
     return record is not None and record.ended_in not in (None, "_sync_buffers")
+
+
+def _unusual_collective(position: Position) -> UnusualCollective | None:
+    """Return the collective of its last step that other steps did not have, and for which it did not wait."""
+    record = position.evidence.record
+    return None if record is None else record.unusual_collective
 
 
 def _guilt(position: Position) -> tuple[bool, int, tuple[int, int], int]:
@@ -138,7 +144,7 @@ def _verdict(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Ver
         waiting=tuple(one.rank for one in waiting),
         waiting_at=None if first is None else first.place,
         since_unix_ns=None if first is None else _waits_since(first),
-        detail=_detail(blamed),
+        detail=_detail(blamed, fault),
         usual_ns=_usual_ns(blamed.evidence),
         has_failed=blamed.fault is Fault.DIED,
         exit_code=None if exit_seen is None else exit_seen.exit_code,
@@ -151,9 +157,8 @@ def _place(blamed: Position, fault: Fault) -> str | None:
     record = blamed.evidence.record
     if blamed.place is not None or record is None:
         return blamed.place
-    if fault is Fault.OTHER_COLLECTIVE and record.unusual_collective is not None:
-        return record.unusual_collective.place
-    return record.ended_place
+    own = _unusual_collective(blamed) if fault is Fault.OTHER_COLLECTIVE else None
+    return record.ended_place if own is None else own.place
 
 
 def _unreduced(blamed: Position) -> tuple[str, ...]:
@@ -164,20 +169,16 @@ def _unreduced(blamed: Position) -> tuple[str, ...]:
     return tuple(name for module in record.modules for name in module.unused or ())
 
 
-def _detail(blamed: Position) -> str | None:
+def _detail(blamed: Position, fault: Fault) -> str | None:
     """Return what else is known; of a dead rank, its own words."""
     record = blamed.evidence.record
-    if blamed.fault is Fault.DIED and record is not None and record.ended is not None:
-        return _of_unusual_collective(record) + record.ended.removeprefix("failed: ")
-    return blamed.detail
-
-
-def _of_unusual_collective(record: Record) -> str:
-    one = record.unusual_collective
-    if one is None:
-        return ""
-    values = "value" if one.num_values == 1 else "values"
-    return f"it called {one.name} of {one.num_values:,} {values}, as in no step before; "
+    if blamed.fault is not Fault.DIED or record is None or record.ended is None:
+        return blamed.detail
+    said, one = record.ended.removeprefix("failed: "), record.unusual_collective
+    if fault is not Fault.OTHER_COLLECTIVE or one is None:
+        return said
+    values = "1 value" if one.num_values == 1 else f"{one.num_values:,} values"
+    return f"it called {one.name} ({values}) more often than in any of the steps before; then {said}"
 
 
 def _of_link(positions: Sequence[Position]) -> Verdict:

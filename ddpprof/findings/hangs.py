@@ -42,8 +42,8 @@ def collective_of_some_ranks(o: Observed) -> Iterator[Finding]:
     for call in o.of_some_ranks:
         yield Finding(
             "collective-of-some-ranks",
-            f"Only some ranks call {call.name}: the job will hang when they do",
-            f"{call.place} calls it within `if {call.condition}:`, and no other line of the script does",
+            f"Only some ranks call {call.name}: the job may hang there",
+            f"the script calls it only at {call.place}, inside `if {call.condition}:`",
             "Move it out of the condition: every rank of the group has to call a collective.",
             None,
             is_correctness=True,

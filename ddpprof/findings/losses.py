@@ -29,41 +29,44 @@ def nonfinite_finding(ranks: Mapping[int, NonfiniteSteps | None]) -> Finding | N
     first = sorted(rank for rank, one in found.items() if one.first_step == step)
     num_steps = max(one.num_steps for one in found.values())
     steps = "one step" if num_steps == 1 else f"{num_steps:,} steps"
-    is_on_all = len(first) == len(ranks)
+    is_known = all(found[rank].follows_finite for rank in first)
+    if not is_known or len(first) == len(ranks):
+        where, advice = "", _OF_ALL
+    else:
+        batches = "batch" if len(first) == 1 else "batches"
+        where, advice = f" on {_named(first)}", _OF_SOME.format(batches=batches, ranks=_named(first), step=f"{step:,}")
     return Finding(
         "nonfinite-loss",
-        f"The loss was NaN or infinite in {steps}, first in step {step:,}" + _on(first, len(ranks)),
-        _evidence(found, first, len(ranks)),
-        _OF_ALL if is_on_all else _OF_SOME.format(ranks=_named(first), step=f"{step:,}"),
+        f"The loss was NaN or infinite in {steps}, first in step {step:,}{where}",
+        _evidence(ranks, first, step) if is_known else _NOT_KNOWN,
+        advice,
         None,
         is_correctness=True,
     )
 
 
+_NOT_KNOWN = "the steps before were not looked at, so it may have begun earlier"
 _OF_ALL = (
-    "Look at what changed the parameters before it: lower the learning rate, or clip gradients with "
-    "clip_grad_norm_. torch.autograd.set_detect_anomaly(True) names the operation in which a NaN appears, and makes "
-    "steps slow."
+    "Look at what changed the parameters just before that step: lower the learning rate, or clip gradients with "
+    "clip_grad_norm_. torch.autograd.set_detect_anomaly(True) names the operation in which a NaN appears, but slows "
+    "every step down."
 )
 _OF_SOME = (
-    "Look at the batch of {ranks} in step {step}, and at what the loss does with it: a division by zero, the "
+    "Look at the {batches} of {ranks} in step {step}, and at what the loss does with it: a division by zero, the "
     "logarithm of zero, or an empty batch. DDP passes the NaN on to all ranks with the gradients."
 )
 
 
-def _on(first: list[int], num_ranks: int) -> str:
-    return "" if len(first) == num_ranks else f" on {_named(first)}"
-
-
-def _evidence(found: Mapping[int, NonfiniteSteps], first: list[int], num_ranks: int) -> str:
-    if found[first[0]].is_first_noted:
-        return "this is the first step that ddpprof watched, so it may have been so before"
-    if len(first) == num_ranks:
-        return "it came on all ranks in the same step" if num_ranks > 1 else "the steps before it were normal"
-    later = [one.first_step for rank, one in found.items() if rank not in first]
+def _evidence(ranks: Mapping[int, NonfiniteSteps | None], first: list[int], step: int) -> str:
+    if len(first) == len(ranks):
+        return "it appeared on all ranks in the same step" if len(ranks) > 1 else "the loss before it was finite"
+    others = [one.first_step if one is not None else None for rank, one in ranks.items() if rank not in first]
+    if all(other == step + 1 for other in others):
+        return f"the other ranks followed in step {step + 1:,}, with gradients that DDP had averaged"
+    later = sorted(other for other in others if other is not None)
     if not later:
         return "the other ranks' losses stayed finite"
-    return f"the other ranks followed in step {min(later):,}, with gradients that DDP had averaged"
+    return f"{len(later)} of the {len(others)} other ranks followed, from step {later[0]:,} on"
 
 
 def _named(ranks: list[int]) -> str:

@@ -115,9 +115,12 @@ class PulseState:
     nonfinite_step: int
     """number of the first step in which the loss was NaN or infinite; `UNKNOWN` if there is none.
 
-    Only losses on CPU are looked at: for one on an accelerator the training would have to wait."""
+    Only losses on CPU are looked at, since the training would have to wait for one on an accelerator, and not those of
+    profiled steps."""
     num_nonfinite: int
     """number of such steps so far"""
+    finite_step: int
+    """number of the last step before these whose loss was looked at and finite; `UNKNOWN` if there is none"""
 
     @property
     def last_ns(self) -> int:

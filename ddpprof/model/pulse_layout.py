@@ -165,5 +165,5 @@ def encode_rows(columns: PulseSteps | PulseSummaries | PulseSamples) -> bytes:
 def empty_state() -> PulseState:
     """Return the state of a rank whose pulse begins."""
     values: dict[str, int] = dict.fromkeys((field.name for field in fields(PulseState)), 0)
-    absent = dict.fromkeys(("module", "bucket", "stack_ns", "ended_ns", "nonfinite_step"), UNKNOWN)
+    absent = dict.fromkeys(("module", "bucket", "stack_ns", "ended_ns", "nonfinite_step", "finite_step"), UNKNOWN)
     return PulseState(**{**values, **absent, "steps_per_summary": STEPS_PER_SUMMARY})

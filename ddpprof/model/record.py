@@ -288,7 +288,10 @@ class CollectiveOfSomeRanks(Struct, frozen=True):
 
 
 class UnusualCollective(Struct, frozen=True):
-    """A collective that the last step of a rank had and the steps before it did not."""
+    """A collective that a rank called more often in its last step than in the steps before.
+
+    It is one whose sender does not wait for the others, so that the rank went on.
+    """
 
     name: str
     num_values: int

@@ -28,11 +28,10 @@ COLLECTIVES_OF_ALL = frozenset(
         "reduce_scatter",
         "reduce_scatter_tensor",
         "scatter",
-        "new_group",
     }
 )
 """functions of ``torch.distributed`` in which every rank of the group has to take part"""
-_COLLECTIVES = COLLECTIVES_OF_ALL | {"send", "recv", "_sync_buffers", "destroy_process_group"}
+_COLLECTIVES = COLLECTIVES_OF_ALL | {"send", "recv", "_sync_buffers", "destroy_process_group", "new_group"}
 _OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/")
 
 

@@ -62,12 +62,12 @@ class LongStep:
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteSteps:
-    """The steps of a rank whose loss was NaN or infinite. Only losses in the host's memory are looked at."""
+    """The steps of a rank whose loss was NaN or infinite, as far as losses were looked at."""
 
     first_step: int
     num_steps: int
-    is_first_noted: bool
-    """whether `first_step` is the first one that the rank noted, so that earlier ones may be like it"""
+    follows_finite: bool
+    """whether the loss of the step before `first_step` was seen to be finite"""
 
 
 @dataclass(frozen=True, slots=True)

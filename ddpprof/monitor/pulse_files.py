@@ -25,7 +25,7 @@ from ddpprof.model.pulse_layout import NotAPulseError
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 (memory; files in it are created exclusively, under random names)
 _PREFIX = "ddpprof-pulse-"
 SILENT_NS = 4 * 10**9
-"""age of the last sign of ddpprof's own thread, which gives one every second, from which on a process is silent"""
+"""a process is silent if its last sign is older; ddpprof's own thread in it gives one every second"""
 SILENT_FAR_NS = 15 * 10**9
 """the same on another machine, whose clock may differ, and whose files a shared file system may show late"""
 MOST_COMPARED = 64
@@ -88,12 +88,12 @@ def is_here(identity: PulseIdentity) -> bool:
 
 
 def last_sign_ns(identity: PulseIdentity, state: PulseState) -> int:
-    """Return when ddpprof's own thread in the rank's process last ran, ns since 1970."""
-    return max(state.tick_ns, state.ended_ns, identity.created_ns)
+    """Return when the training thread, or ddpprof's own thread in its process, last did something, ns since 1970."""
+    return max(state.last_ns, identity.created_ns)
 
 
 def is_silent(identity: PulseIdentity, state: PulseState, now_ns: int) -> bool:
-    """Return whether not even ddpprof's own thread runs, in a process that has noted no end.
+    """Return whether nothing runs, not even ddpprof's own thread, in a process that has noted no end.
 
     The process is stopped, or something holds the interpreter's lock, or it is dead.
     """

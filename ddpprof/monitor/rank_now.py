@@ -12,7 +12,9 @@ import numpy as np
 
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, activity_word, select
 from ddpprof.model.tables import UNKNOWN, Int64Column
+from ddpprof.model.whole_run import NonfiniteSteps
 from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, last_sign_ns
+from ddpprof.monitor.whole_run import nonfinite_steps
 
 _LATE_SIGN_NS = 2 * 10**9
 """age of a sign, which comes every second, from which on it is worth asking whether the process still exists"""
@@ -67,6 +69,8 @@ class RankNow:
     sign_age_ns: int
     num_passes: int
     stack: str | None
+    nonfinite: NonfiniteSteps | None = None
+    """its steps whose loss was NaN or infinite"""
 
 
 def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
@@ -89,6 +93,7 @@ def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
         sign_age_ns=max(now_ns - last_sign_ns(head.identity, state), 0),
         num_passes=state.num_passes,
         stack=head.stack,
+        nonfinite=nonfinite_steps(state),
     )
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from ddpprof.model.pulse import (
     Ended,
     Pulse,
-    PulseIdentity,
     PulseState,
     PulseSteps,
     PulseSummaries,
@@ -63,18 +62,18 @@ def whole_run(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWhole
         longest=_longest(pulse.steps) if with_course else (),
         first_memory_bytes=_first(_first_sample(pulse), first_memory.tolist(), memory.tolist()),
         last_memory_bytes=int(memory[-1]) if len(memory) else None,
-        nonfinite=nonfinite_steps(pulse.identity, state),
+        nonfinite=nonfinite_steps(state),
     )
 
 
-def nonfinite_steps(identity: PulseIdentity, state: PulseState) -> NonfiniteSteps | None:
+def nonfinite_steps(state: PulseState) -> NonfiniteSteps | None:
     """Return the steps whose loss was NaN or infinite; ``None`` if there are none."""
     if state.num_nonfinite <= 0:
         return None
     return NonfiniteSteps(
         first_step=state.nonfinite_step,
         num_steps=state.num_nonfinite,
-        is_first_noted=state.nonfinite_step <= identity.first_step,
+        follows_finite=UNKNOWN != state.finite_step >= state.nonfinite_step - 1,
     )
 
 

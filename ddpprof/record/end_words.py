@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from ddpprof.model import UnusualCollective
 from ddpprof.model.stack import collective_of, frames_of, place_of_user
 
 _MOST = 200
@@ -33,7 +32,6 @@ class EndPlace:
     """innermost line of the user's code, as ``file:line in function``"""
     collective: str | None = None
     """collective of torch in which it was raised"""
-    unusual: UnusualCollective | None = None
 
 
 def where_it_ends(error: BaseException | None) -> EndPlace:

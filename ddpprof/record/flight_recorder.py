@@ -1,7 +1,7 @@
-"""Which bucket was launched last, and did a step have a collective that no other has? torch's flight recorder has noted
-every collective, without anybody's help.
+"""Which bucket was launched last, and did the last step call a collective that earlier steps did not?
 
-It is asked when a step takes far too long, or when the rank fails; a dump of its 2,000 entries takes some 50 ms.
+Torch's flight recorder has noted every collective without being asked to. It is asked when a step takes far too long,
+or when the rank has failed; a dump of its 2,000 entries takes some 50 ms.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import torch
 
 from ddpprof.model.stack import Frame, place_of_user
 
-_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""functions of torch that dump it: the first where there is NCCL, the second also for gloo"""
+_OF_NCCL, _OF_GLOO = "_dump_nccl_trace_json", "_dump_fr_trace_json"
+"""functions of torch that dump it"""
+_WITHOUT_WAITING = ("broadcast", "scatter", "send")
+"""collectives whose sender goes on although nobody else takes part"""
 _ALL_REDUCE = ("all_reduce", "allreduce")
 _LEAST_STEPS = 5
 """number of earlier steps by which a collective is known to be unusual"""
@@ -32,20 +34,20 @@ class Collective(NamedTuple):
     numel: int
 
 
-def collectives() -> tuple[Collective, ...]:
-    """Return the collectives that this process has launched, in order; none if torch does not tell."""
-    for name in _DUMPS:
-        dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
-        if dump is None:
-            continue
-        try:
-            entries = json.loads(dump(True, False)).get("entries", [])
-            found = tuple(_collective(entry) for entry in entries if "time_created_ns" in entry)
-        except (RuntimeError, TypeError, ValueError, AttributeError):
-            continue
-        if entries:
-            return found
-    return ()
+def collectives_of_gloo() -> tuple[Collective, ...]:
+    """Return the collectives that this process has launched with gloo, in order; none if torch does not tell."""
+    return _dumped_by(_OF_GLOO)
+
+
+def _dumped_by(name: str) -> tuple[Collective, ...]:
+    dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
+    if dump is None:
+        return ()
+    try:
+        entries = json.loads(dump(True, False)).get("entries", [])
+        return tuple(_collective(entry) for entry in entries if "time_created_ns" in entry)
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return ()
 
 
 def _collective(entry: dict[str, Any]) -> Collective:
@@ -56,13 +58,15 @@ def _collective(entry: dict[str, Any]) -> Collective:
 
 def all_reduces_since(since_ns: int) -> tuple[Collective, ...]:
     """Return the all-reduces that this process has launched since then, in order."""
-    return tuple(one for one in collectives() if one.name in _ALL_REDUCE and one.created_ns >= since_ns)
+    noted = _dumped_by(_OF_NCCL) or _dumped_by(_OF_GLOO)
+    return tuple(one for one in noted if one.name in _ALL_REDUCE and one.created_ns >= since_ns)
 
 
 def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int]) -> Collective | None:
-    """Return the first collective of the last step that none of the steps before it has had, or not so often.
+    """Return the first collective that the last step had more often than any step before it.
 
-    `step_starts_ns`: when the last steps began, in order; all of them had at least one collective.
+    Only collectives count with which a rank goes on although no other takes part. `step_starts_ns`: when the last
+    steps began, in order; at least five of them had collectives.
     """
     steps: list[Counter[tuple[str, int]]] = [Counter() for _ in step_starts_ns]
     most: Counter[tuple[str, int]] = Counter()
@@ -75,7 +79,7 @@ def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int
         steps[index][kind] += 1
         if index < len(steps) - 1:
             most[kind] = max(most[kind], steps[index][kind])
-        elif unusual is None and steps[index][kind] > most[kind]:
+        elif unusual is None and one.name in _WITHOUT_WAITING and steps[index][kind] > most[kind]:
             unusual = one
     return unusual if sum(map(bool, steps[:-1])) >= _LEAST_STEPS else None
 
@@ -83,7 +87,7 @@ def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int
 def place_of(collective: Collective) -> str | None:
     """Return the line of the user's code that called a collective of this process, as ``file:line in function``.
 
-    Torch looks up all stacks for it, which takes a second. Only gloo's recorder is asked: with NCCL that may never end.
+    Torch looks up all stacks for it, which takes a second. With NCCL that might never end, so it is for gloo only.
     """
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
     if dump is None:

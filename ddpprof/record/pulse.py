@@ -1,9 +1,9 @@
 """The pulse of this rank: notes of what the training thread does, in memory that outlives the process.
 
-Every note is a write of words into mapped memory: no system call, no lock, and nothing that could block or raise. Code
-that runs once in a step is never warm, so that it is short, and calls few things. The memory is
-``/dev/shm``, since a mapped file on a disk would end the training with SIGBUS if somebody truncated it.
-`PulseKeeper` does all else in a thread of its own.
+Every note is a write of words into mapped memory: no system call, no lock, and nothing that could block or raise. Torch
+is asked for the value of a loss, if that is on CPU. Code that runs once in a step is never warm, so that it is short,
+and calls few things. The memory is ``/dev/shm``, since a mapped file on a disk would end the training with SIGBUS if
+somebody truncated it. `PulseKeeper` does all else in a thread of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ddpprof.model.pulse_layout import state_word
 _ACTIVITY, _SINCE = state_word("activity"), state_word("since_ns")
 _STEP, _STEP_SINCE = state_word("step"), state_word("step_since_ns")
 _NUM_STEPS, _NUM_PASSES, _FLAGS = state_word("num_steps"), state_word("num_passes"), state_word("flags")
-_NONFINITE, _NUM_NONFINITE = state_word("nonfinite_step"), state_word("num_nonfinite")
+_NONFINITE_STEP, _NUM_NONFINITE = state_word("nonfinite_step"), state_word("num_nonfinite")
 _ROWS, _ROW = layout.STEPS_AT // 8, layout.STEP.size // 8
 _START = [field.name for field in fields(PulseSteps)].index("start_ns")
 _OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
@@ -58,7 +58,8 @@ class PulseWriter:
         self._flags = 0
         self._wait_ns = self._first_gradient_ns = UNKNOWN
         self._num_passes = 0
-        self._last_nonfinite = UNKNOWN
+        self._finite_step = self._last_nonfinite = UNKNOWN
+        """numbers of the last step with a finite loss, and of the last one with another"""
         self._forwards: list[tuple[Any, int, int]] = []
         """reducers of the modules whose gradients the next backward pass reduces; their times count from a moment
         between these two"""
@@ -100,21 +101,33 @@ class PulseWriter:
             self._forwards.append((reducer, inner_end_ns, self._since_ns))
 
     def backward_begins(self, loss: Any) -> None:
-        """Note the begin of a backward pass, and whether its loss is NaN or infinite."""
+        """Note the begin of a backward pass, and whether its loss is NaN or infinite; ``None`` is not looked at."""
         self.begins(_BACKWARD)
         if self._forwards:
             self._num_passes += 1
             self.words[_NUM_PASSES] = self._num_passes
-        if _is_nonfinite(loss):
-            self._note_nonfinite(self.words[_STEP])
+        self._look_at(loss)
+
+    def _look_at(self, loss: Any) -> None:
+        """Note whether a loss is NaN or infinite, unless the training would have to wait for it."""
+        try:
+            if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1:
+                return
+            if isfinite(loss.item()):
+                self._finite_step = self.words[_STEP]
+                return
+        except Exception:
+            return
+        self._note_nonfinite(self.words[_STEP])
 
     def _note_nonfinite(self, step: int) -> None:
-        words = self.words
-        if words[_NUM_NONFINITE] == 0:
-            words[_NONFINITE] = step
-        if self._last_nonfinite != step:
-            self._last_nonfinite = step
-            words[_NUM_NONFINITE] += 1
+        if self._last_nonfinite == step:  # in another backward pass
+            return
+        self._last_nonfinite = step
+        if self.words[_NUM_NONFINITE] == 0:
+            self.words[_NONFINITE_STEP] = step
+            self._write("finite_step", self._finite_step)
+        self.words[_NUM_NONFINITE] += 1
 
     def backward_ends(self) -> None:
         """Note the end of a backward pass: from its last gradient on, nothing was left but to wait for the reduction.
@@ -219,13 +232,3 @@ class PulseWriter:
         """Remove the pulse from memory; its copy in the run directory stays. Nothing may be noted afterwards."""
         own_files.remove_file(Path(self.identity.shared))
         os.close(self._file)
-
-
-def _is_nonfinite(loss: Any) -> bool:
-    """Return whether this is a loss in the memory of the host, and is NaN or infinite."""
-    if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1:
-        return False
-    try:
-        return not isfinite(loss.item())
-    except (RuntimeError, TypeError):  # it has no value, as within a transform of torch.func, or a complex one
-        return False

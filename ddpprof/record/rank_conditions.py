@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -19,9 +18,13 @@ from pathlib import Path
 from ddpprof.model import CollectiveOfSomeRanks
 from ddpprof.model.stack import COLLECTIVES_OF_ALL
 
-_MOST_BYTES = 1_000_000
-_RANKS = frozenset({"rank", "global_rank", "local_rank"})
-_OF_RANKS = re.compile(r"rank|main_process|master", re.IGNORECASE)
+_MOST_BYTES = 100_000
+"""scripts that take less than 0.1 s to read"""
+_RANK_NAMES = frozenset({"rank", "global_rank"})
+"""names of a number that every rank has to itself; a local rank may be 0 on all of them"""
+_RANK_WORDS = re.compile(r"rank|main_process|master", re.IGNORECASE)
+_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
+_ESCAPED = b"\\'\"abfnrtvxuUN01234567\r\n"
 _NAMES = ast.Name | ast.Attribute
 _GROUP_ARGUMENTS = frozenset({"group", "process_group", "pg", None})
 """None stands for ``**kwargs``"""
@@ -31,25 +34,33 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 @cache
 def of_main_script() -> tuple[CollectiveOfSomeRanks, ...]:
-    """Return those of the script that runs; none if it cannot be read."""
+    """Return the collectives that the running script calls on some ranks only; none if it cannot be read."""
     try:
         path = Path(str(sys.modules["__main__"].__file__))
-        content = path.read_bytes()
-        if len(content) > _MOST_BYTES:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             return ()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return tuple(collectives_of_some_ranks(ast.parse(content), path.name))
-    except Exception:
+        content = path.read_bytes()
+        if not any(name.encode() in content for name in COLLECTIVES_OF_ALL):
+            return ()
+        return tuple(collectives_of_some_ranks(ast.parse(without_warnings(content)), path.name))
+    except Exception:  # whatever the script is, its training goes on
         return ()
+
+
+def without_warnings(source: bytes) -> bytes:
+    """Return the source without escapes that mean nothing, of which Python would warn for a second time.
+
+    Those warnings cannot be switched off for one thread only.
+    """
+    return _ESCAPE.sub(lambda found: found[0] if found[1] in _ESCAPED else b"\\" + found[0], source)
 
 
 def collectives_of_some_ranks(script: ast.Module, file: str) -> Iterator[CollectiveOfSomeRanks]:
     """Give the collectives of a script that only some of the ranks call."""
     names = _names_of_distributed(script)
-    every_call = (one for one in ast.walk(script) if isinstance(one, ast.Call))
-    calls = {call: name for call in every_call if (name := _collective(call, names)) is not None}
-    times = Counter(calls.values())
+    calls = (one for one in ast.walk(script) if isinstance(one, ast.Call))
+    collectives = {call: name for call in calls if (name := _collective(call, names)) is not None}
+    num_calls = Counter(collectives.values())
     for function in (one for one in ast.walk(script) if isinstance(one, _Function)):
         branches = [one for one in _own_nodes(function.body) if isinstance(one, ast.If) and _mentions_ranks(one.test)]
         if len({ast.unparse(one.test) for one in branches}) != 1:
@@ -58,8 +69,8 @@ def collectives_of_some_ranks(script: ast.Module, file: str) -> Iterator[Collect
             if not _compares_rank(branch.test) or branch.orelse or _leaves(branch.body):
                 continue
             for call in (one for one in _own_nodes(branch.body) if isinstance(one, ast.Call)):
-                name = calls.get(call)
-                if name is not None and times[name] == 1 and _is_of_default_group(call, name):
+                name = collectives.get(call)
+                if name is not None and num_calls[name] == 1 and _is_of_default_group(call, name):
                     where = "" if isinstance(function, ast.Module) else f" in {function.name}"
                     yield CollectiveOfSomeRanks(name, f"{file}:{call.lineno}{where}", ast.unparse(branch.test))
 
@@ -100,7 +111,7 @@ def _collective(call: ast.Call, names: dict[str, str]) -> str | None:
 
 def _mentions_ranks(test: ast.expr) -> bool:
     names = (one.id if isinstance(one, ast.Name) else one.attr for one in ast.walk(test) if isinstance(one, _NAMES))
-    return any(_OF_RANKS.search(name) for name in names)
+    return any(_RANK_WORDS.search(name) for name in names)
 
 
 def _compares_rank(test: ast.expr) -> bool:
@@ -111,8 +122,8 @@ def _compares_rank(test: ast.expr) -> bool:
     if not isinstance(right, ast.Constant) or type(right.value) is not int:
         return False
     if isinstance(left, ast.Call):
-        return not left.args and ast.unparse(left.func).rpartition(".")[2] == "get_rank"
-    return isinstance(left, _NAMES) and ast.unparse(left).rpartition(".")[2] in _RANKS
+        return not left.args and not left.keywords and ast.unparse(left.func).rpartition(".")[2] == "get_rank"
+    return isinstance(left, _NAMES) and ast.unparse(left).rpartition(".")[2] in _RANK_NAMES
 
 
 def _leaves(body: Sequence[ast.stmt]) -> bool:

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -29,7 +28,7 @@ from ddpprof.record.boards import Board
 from ddpprof.record.captures import Captures
 from ddpprof.record.device import PATIENCE_S
 from ddpprof.record.end_words import EndPlace
-from ddpprof.record.flight_recorder import collectives, place_of, unusual_collective
+from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusual_collective
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
@@ -260,11 +259,9 @@ class Recording:
         `ended` is ``"finished"``, ``"interrupted"`` or ``"failed: …"``; `place` is where an error ended it.
         """
         self._window.end_place = place or EndPlace()
-        if ended.startswith("failed") and self.pulse is not None:
-            with suppress(Exception):  # how the rank ended is told without it
-                self._window.end_place = replace(self._window.end_place, unusual=_unusual_collective(self.pulse))
         if not self._job.in_this_process():
             return
+        step_starts_ns = self.pulse.step_starts_ns(_COMPARED_STEPS) if self.pulse is not None else []
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -284,6 +281,15 @@ class Recording:
             self._warn_for_all(self._too_short())
         if self._losses is not None and self._job.files is not None:
             self._job.files.write_losses(self._losses.values())
+        if ended.startswith("failed: RuntimeError"):  # as errors of gloo are
+            self._add_unusual_collective(ended, step_starts_ns)
+
+    def _add_unusual_collective(self, ended: str, step_starts_ns: list[int]) -> None:
+        """Add to what is written already, since that takes a second, and a launcher may end the process meanwhile."""
+        found = unusual_collective(collectives_of_gloo(), step_starts_ns)
+        if found is not None:
+            self._window.unusual_collective = UnusualCollective(found.name, found.numel, place_of(found))
+            self._window.write_facts(ended, at_ns=self._window.ended_ns)
 
     def _too_short(self) -> str:
         num_steps, num_skipped, num_replays = self._window.step, self._window.num_skipped, self.graphs.num_replays
@@ -332,12 +338,6 @@ class Recording:
 
 _COMPARED_STEPS = 50
 _ENDS = {"finished": Ended.FINISHED, "stopped": Ended.FINISHED, "interrupted": Ended.INTERRUPTED}
-
-
-def _unusual_collective(pulse: PulseWriter) -> UnusualCollective | None:
-    """Return a collective of the current step that none of the last steps had."""
-    found = unusual_collective(collectives(), pulse.step_starts_ns(_COMPARED_STEPS))
-    return None if found is None else UnusualCollective(found.name, found.numel, place_of(found))
 
 
 def _one_line(error: Exception) -> str:

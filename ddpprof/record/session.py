@@ -169,7 +169,8 @@ class Session(Recording):
         if not self._between_backward_passes():
             return
         if self.pulse is not None:
-            self.pulse.backward_begins(tensors)
+            # A trace would show the look at the loss as the script's own.
+            self.pulse.backward_begins(None if self._window.profiler.running else tensors)
         if self._losses is not None:
             self._losses.backward_begins(tensors)
         if self._notes.recording:

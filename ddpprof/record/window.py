@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ddpprof import profiled_ranks
-from ddpprof.model import DETAILED_MODES, StepMode
+from ddpprof.model import DETAILED_MODES, StepMode, UnusualCollective
 from ddpprof.model.pulse import StepFlag
 from ddpprof.record import ddp_variants
 from ddpprof.record.bounds import Bounds
@@ -69,6 +69,9 @@ class Window:
         self.pulse: PulseWriter | None = None
         self.end_place = EndPlace()
         """where an error ended the training"""
+        self.ended_ns: int | None = None
+        """when it ended, as it was last written"""
+        self.unusual_collective: UnusualCollective | None = None
         self.stopping = False
         """True if all is recorded, and the job is to end with that"""
         self._step_start_ns = 0
@@ -284,12 +287,13 @@ class Window:
             self._notes.recording_ends(self.step)
         self._notes.release_modules()
 
-    def write_facts(self, ended: str | None) -> None:
-        """Write the rank's facts. Raises `OSError`."""
+    def write_facts(self, ended: str | None, at_ns: int | None = None) -> None:
+        """Write the rank's facts. Raises `OSError`. `at_ns`: when it ended, ns since 1970, if that is not now."""
         about = {"profiles": self._profiles, "no_trace": self._no_trace}
         end: dict[str, object] = {}
         if ended is not None:
-            end = {"ended_unix_ns": time.time_ns(), "num_steps": self.step}
-            place = self.end_place
-            end |= {"ended_place": place.line, "ended_in": place.collective, "unusual_collective": place.unusual}
+            self.ended_ns = at_ns or time.time_ns()
+            end = {"ended_unix_ns": self.ended_ns, "num_steps": self.step}
+            end |= {"ended_place": self.end_place.line, "ended_in": self.end_place.collective}
+            end |= {"unusual_collective": self.unusual_collective}
         self._job.write_facts({**self._notes.facts(), **about, **end}, self.profiler.pause_ns, ended)

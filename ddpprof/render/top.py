@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ddpprof.findings.losses import nonfinite_finding
 from ddpprof.layout import ABSENT, clean, count, duration
 from ddpprof.monitor.overview import Overview, StepTimes
 from ddpprof.monitor.rank_now import RankNow, Standing
@@ -56,6 +57,7 @@ def top_view(overview: Overview, shown: Shown, console: Console) -> RenderableTy
     before = [_job_line(overview), *_step_lines(overview.times, console)]
     after = [
         *(Text(line, style="bold yellow") for line in overview.waiting),
+        *(Text(line, style="bold red") for line in _loss_lines(overview)),
         *_some(shown.slowdowns, "slow-downs", "magenta"),
         *_some(overview.missing, "pulses", "yellow"),
         *([Text(shown.keys, style="dim")] if shown.keys else []),
@@ -100,7 +102,13 @@ def one_line(overview: Overview) -> str:
             named = ", ".join(str(one.rank) for one in ranks[:_MOST_LINES])
             more = f" and {len(ranks) - _MOST_LINES} more" if len(ranks) > _MOST_LINES else ""
             parts.append(f"{standing}: rank {named}{more}")
-    return clean(" · ".join([*filter(None, parts), *overview.waiting]), most=400)
+    return clean(" · ".join([*filter(None, parts), *overview.waiting, *_loss_lines(overview)]), most=400)
+
+
+def _loss_lines(overview: Overview) -> list[str]:
+    """Say since when, and on which rank first, the loss is NaN or infinite, if it is."""
+    found = nonfinite_finding({one.rank: one.nonfinite for one in overview.ranks})
+    return [] if found is None else [found.title]
 
 
 def _job_line(overview: Overview) -> Text:

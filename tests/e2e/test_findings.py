@@ -34,7 +34,7 @@ def test_a_mistake_is_found(mistake: str, rule: str, says: str, ddpprof: Run, re
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_a_number_is_told_at_once_and_reported(ddpprof: Run, report: Report) -> None:
+def test_a_loss_that_is_not_a_number_is_told_and_reported(ddpprof: Run, report: Report) -> None:
     title = "The loss was NaN or infinite in 16 steps, first in step 14 on rank 1"
     evidence = "the other ranks followed in step 15, with gradients that DDP had averaged"
     watched = ddpprof("watch", "--out", "run", "--nproc-per-node=2", *script("mistakes.py", "--mistake", "bad_batch"))

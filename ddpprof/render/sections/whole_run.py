@@ -44,7 +44,7 @@ _SPECIAL = {
 }
 _SMALL_GROWTH = 0.02
 _LEAST_STEPS = 20
-"""number of steps whose median says how long steps took at some time"""
+"""fewest steps from which a median is shown"""
 _MOST_SLOWDOWNS = 10
 
 
@@ -118,10 +118,9 @@ def _events(run: WholeRun) -> Iterator[Section]:
         yield Line(f"Not slow-downs: {pause_sentence(pause)}.")
     if run.captures:
         first, last = run.captures[0], run.captures[-1]
-        more = "" if first == last else f", up to RUN/{rundir.capture_directory(last)}"
-        yield Line(
-            f"{count(len(run.captures), 'capture')}: see ddpprof report RUN/{rundir.capture_directory(first)}{more}."
-        )
+        first_name, last_name = (rundir.capture_directory(number) for number in (first, last))
+        names = f"RUN/{first_name}" + ("" if first == last else f" to RUN/{last_name}")
+        yield Line(f"{count(len(run.captures), 'capture')}, {names}. See one with: ddpprof report RUN/{first_name}")
 
 
 def _shares(ranks: Sequence[RankWholeRun]) -> str:

@@ -151,9 +151,15 @@ def test_the_source_of_a_broadcast_that_went_on_is_to_blame_for_the_abort_of_ano
     verdict = judge([source, aborted, replace(lost, identity=replace_struct(lost.identity, rank=2))])
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.OTHER_COLLECTIVE, 0, (1, 2))
     assert verdict.place == "train.py:9 in f"
-    assert verdict.detail is not None
-    assert verdict.detail.startswith("it called broadcast of 5 values, as in no step before; RuntimeError: Connection")
+    assert verdict.detail == (
+        "it called broadcast (5 values) more often than in any of the steps before; "
+        "then RuntimeError: Connection closed by peer"
+    )
     assert judge([lost, aborted]).rank == 1
+    assert source.record is not None
+    own_error = replace(source, record=replace_struct(source.record, ended="failed: RuntimeError: the batch is empty"))
+    verdict = judge([own_error, waiting(1)])
+    assert (verdict.fault, verdict.detail) == (Fault.DIED, "RuntimeError: the batch is empty")
 
 
 def test_nothing_is_known_without_pulses() -> None:

@@ -44,7 +44,7 @@ def test_collective_of_some_ranks() -> None:
     call = CollectiveOfSomeRanks("all_reduce", "train.py:52 in evaluate", "rank == 0")
     finding = only(observed(of_some_ranks=(call,)))
     assert (finding.rule, finding.is_correctness) == ("collective-of-some-ranks", True)
-    assert finding.evidence.startswith("train.py:52 in evaluate calls it within `if rank == 0:`, and no other")
+    assert finding.evidence == "the script calls it only at train.py:52 in evaluate, inside `if rank == 0:`"
     assert find(observed(of_some_ranks=(call,), world_size=1)) == ()
 
 

@@ -11,8 +11,8 @@ from ddpprof.model.whole_run import NonfiniteSteps
 Ranks = dict[int, NonfiniteSteps | None]
 
 
-def since(first_step: int, num_steps: int = 30, is_first_noted: bool = False) -> NonfiniteSteps:
-    return NonfiniteSteps(first_step, num_steps, is_first_noted)
+def since(first_step: int, num_steps: int = 30, follows_finite: bool = True) -> NonfiniteSteps:
+    return NonfiniteSteps(first_step, num_steps, follows_finite)
 
 
 @pytest.mark.parametrize(
@@ -29,22 +29,36 @@ def since(first_step: int, num_steps: int = 30, is_first_noted: bool = False) ->
             {0: None, 1: since(7, 1), 2: since(7, 1)},
             "The loss was NaN or infinite in one step, first in step 7 on ranks 1 and 2",
             "the other ranks' losses stayed finite",
-            "Look at the batch of ranks 1 and 2 in step 7",
+            "Look at the batches of ranks 1 and 2 in step 7",
             id="steps-that-were-skipped",
         ),
         pytest.param(
             {0: since(9), 1: since(9)},
             "The loss was NaN or infinite in 30 steps, first in step 9",
-            "it came on all ranks in the same step",
+            "it appeared on all ranks in the same step",
             "lower the learning rate",
             id="all-at-once",
         ),
         pytest.param(
-            {0: since(3, is_first_noted=True), 1: since(3, is_first_noted=True)},
+            {0: since(4), 1: since(3, follows_finite=False)},
             "The loss was NaN or infinite in 30 steps, first in step 3",
-            "this is the first step that ddpprof watched, so it may have been so before",
+            "the steps before were not looked at, so it may have begun earlier",
             "lower the learning rate",
             id="from-the-begin-on",
+        ),
+        pytest.param(
+            {0: None, 1: since(5), 2: since(9)},
+            "The loss was NaN or infinite in 30 steps, first in step 5 on rank 1",
+            "1 of the 2 other ranks followed, from step 9 on",
+            "Look at the batch of rank 1 in step 5",
+            id="much-later-on-another",
+        ),
+        pytest.param(
+            {0: since(5, 1)},
+            "The loss was NaN or infinite in one step, first in step 5",
+            "the loss before it was finite",
+            "lower the learning rate",
+            id="one-rank-in-all",
         ),
         pytest.param(
             {0: None, **{rank: since(9) for rank in range(1, 8)}},

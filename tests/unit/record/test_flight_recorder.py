@@ -12,12 +12,12 @@ import torch
 from ddpprof.record.flight_recorder import (
     Collective,
     all_reduces_since,
-    collectives,
+    collectives_of_gloo,
     place_of,
     unusual_collective,
 )
 
-REDUCE, GATHER, BROADCAST = ("all_reduce", 100), ("all_gather", 8), ("broadcast", 5)
+REDUCE, BUFFERS, BROADCAST = ("all_reduce", 100), ("broadcast", 80), ("broadcast", 5)
 STARTS_NS = [100 * step for step in range(1, 9)]
 
 
@@ -33,17 +33,18 @@ def noted(*steps: list[tuple[str, int]], first_ns: int = 100) -> list[Collective
 @pytest.mark.parametrize(
     ("last", "expected"),
     [
-        pytest.param([REDUCE, REDUCE, GATHER], None, id="as-always"),
-        pytest.param([BROADCAST, REDUCE], BROADCAST, id="another-one"),
-        pytest.param([REDUCE, ("all_reduce", 99)], ("all_reduce", 99), id="another-size"),
-        pytest.param([REDUCE] * 4, REDUCE, id="more-often"),
+        pytest.param([BUFFERS, REDUCE, REDUCE], None, id="as-always"),
+        pytest.param([BROADCAST, BUFFERS], BROADCAST, id="another-one"),
+        pytest.param([BUFFERS, ("broadcast", 79)], ("broadcast", 79), id="another-size"),
+        pytest.param([BUFFERS, BUFFERS], BUFFERS, id="more-often"),
+        pytest.param([BUFFERS, ("all_gather", 8), *[REDUCE] * 4], None, id="what-others-are-waited-for"),
         pytest.param([], None, id="fewer"),
     ],
 )
-def test_a_collective_that_no_step_before_had_is_unusual(
+def test_a_collective_that_no_step_before_had_so_often_is_unusual(
     last: list[tuple[str, int]], expected: tuple[str, int] | None
 ) -> None:
-    found = unusual_collective(noted(*[[REDUCE, GATHER, REDUCE]] * 7, last), STARTS_NS)
+    found = unusual_collective(noted(*[[BUFFERS, REDUCE, REDUCE]] * 7, last), STARTS_NS)
     assert (None if found is None else (found.name, found.numel)) == expected
 
 
@@ -57,16 +58,19 @@ def test_torch_is_asked_for_its_collectives(monkeypatch: pytest.MonkeyPatch) -> 
     entries: list[dict[str, Any]] = [
         {"profiling_name": "gloo:broadcast", "input_sizes": [[5]], "time_created_ns": 10},
         {"profiling_name": "gloo:all_reduce", "input_sizes": [[5, 4]], "time_created_ns": 20},
-        {"profiling_name": "nccl:allreduce", "input_sizes": [], "time_created_ns": 30},
+        {"profiling_name": "gloo:allreduce", "input_sizes": [], "time_created_ns": 30},
         {"profiling_name": "without a time"},
     ]
     c10d = torch._C._distributed_c10d
     monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda *_: b"[]", raising=False)
     monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda *_: json.dumps({"entries": entries}), raising=False)
     reduced = (Collective(20, "all_reduce", 20), Collective(30, "allreduce", 0))
-    assert collectives() == (Collective(10, "broadcast", 5), *reduced)
+    assert collectives_of_gloo() == (Collective(10, "broadcast", 5), *reduced)
     assert all_reduces_since(15) == reduced
     assert all_reduces_since(21) == reduced[1:]
+    nccl = {"entries": [{"profiling_name": "nccl:all_reduce", "input_sizes": [[7]], "time_created_ns": 40}]}
+    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda *_: json.dumps(nccl), raising=False)
+    assert all_reduces_since(21) == (Collective(40, "all_reduce", 7),)
 
 
 def test_the_line_that_called_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,16 +115,18 @@ NAN, INFINITE, FINITE = torch.tensor(float("nan")), torch.tensor([[float("inf")]
 
 
 @pytest.mark.parametrize(
-    ("losses", "first_step", "num_steps"),
+    ("losses", "noted"),
     [
-        pytest.param([FINITE, FINITE], UNKNOWN, 0, id="finite"),
-        pytest.param([FINITE, NAN, FINITE, INFINITE], 1, 2, id="nan-and-infinite"),
-        pytest.param([torch.full((2,), float("nan")), (NAN,), (), 1.0], UNKNOWN, 0, id="not-one-tensor"),
-        pytest.param([torch.empty((), device="meta"), torch.tensor(1j)], UNKNOWN, 0, id="without-a-real-value"),
+        pytest.param([FINITE, FINITE], (UNKNOWN, 0, UNKNOWN), id="finite"),
+        pytest.param([FINITE, NAN, FINITE, INFINITE], (1, 2, 0), id="nan-and-infinite"),
+        pytest.param([FINITE, None, None, NAN, NAN], (3, 2, 0), id="after-steps-that-were-not-looked-at"),
+        pytest.param([NAN], (0, 1, UNKNOWN), id="from-the-begin-on"),
+        pytest.param([torch.full((2,), float("nan")), (NAN,), (), 1.0], (UNKNOWN, 0, UNKNOWN), id="not-one-tensor"),
+        pytest.param([torch.empty((), device="meta"), torch.tensor(1j)], (UNKNOWN, 0, UNKNOWN), id="no-real-value"),
     ],
 )
 def test_a_loss_that_is_not_finite_is_noted(
-    losses: list[object], first_step: int, num_steps: int, pulse: PulseWriter
+    losses: list[object], noted: tuple[int, int, int], pulse: PulseWriter
 ) -> None:
     for number, loss in enumerate(losses, 1):
         pulse.backward_begins(loss)
@@ -132,7 +134,7 @@ def test_a_loss_that_is_not_finite_is_noted(
         pulse.backward_ends()
         pulse.step_ends(number)
     state = decoded(pulse).state
-    assert (state.nonfinite_step, state.num_nonfinite) == (first_step, num_steps)
+    assert (state.nonfinite_step, state.num_nonfinite, state.finite_step) == noted
 
 
 def test_very_many_gradients_are_looked_at_in_some_steps(pulse: PulseWriter, clock: Clock) -> None:

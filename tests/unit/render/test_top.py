@@ -12,6 +12,7 @@ from reports import HOSTILE
 from rich.console import Console
 
 from ddpprof.model.pulse import Ended
+from ddpprof.model.whole_run import NonfiniteSteps
 from ddpprof.monitor.overview import Overview, look_at
 from ddpprof.monitor.rank_now import Standing
 from ddpprof.render.top import ORDERS, Shown, in_order, one_line, rows_that_fit, top_view
@@ -103,6 +104,14 @@ def test_one_line_for_a_log(four: Overview) -> None:
         "step 13 · 10 steps/s · step median 100.0, p99 100.0 ms · largest own time 80.0 ms · failed: rank 3 · "
         "rank 1 is late"
     )
+
+
+def test_a_loss_that_is_nan_is_told(four: Overview) -> None:
+    bad = replace(four.ranks[1], nonfinite=NonfiniteSteps(first_step=12, num_steps=1, follows_finite=True))
+    overview = replace(four, ranks=(four.ranks[0], bad, *four.ranks[2:]))
+    for text in (shown(overview), one_line(overview)):
+        assert "The loss was NaN or infinite in one step, first in step 12 on rank 1" in text
+    assert "NaN" not in shown(four) + one_line(four)
 
 
 def test_no_sign_says_for_how_long(four: Overview) -> None:
