@@ -7,12 +7,13 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DDPPROF, TORCHRUN, Run, environment
+from jobs import DDPPROF, TORCHRUN, Run, environment, on_ranks
 from remotes import CONVNET
 
 from ddpprof.load.run import load_run
@@ -56,6 +57,12 @@ def ddpprof(start: Run) -> Run:
 def torchrun(start: Run) -> Run:
     """Run a script on two ranks in that folder, without the command line."""
     return lambda *arguments, **options: start(*TORCHRUN, "--standalone", "--nproc-per-node=2", *arguments, **options)
+
+
+@pytest.fixture
+def two_ranks(start: Run) -> Run:
+    """Run a script on two ranks in that folder, without the command line, where any launcher would do."""
+    return lambda *arguments, **options: start(sys.executable, *on_ranks(2, *arguments), **options)
 
 
 @pytest.fixture

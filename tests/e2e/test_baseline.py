@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import QUICK, Run
+from jobs import QUICK, Run, on_ranks
 
 from ddpprof.files import location
 from ddpprof.load.run import load_run
@@ -57,8 +57,8 @@ def test_baseline_steps_do_not_communicate_and_end_the_job(
     num_micro_steps: int, ddpprof: Run, tmp_path: Path, report: Report
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    options = [*QUICK, "--baseline-steps", "2", "--nproc-per-node", "2"]
-    done = ddpprof("trace", "--out", "run", *options, "train.py", str(num_micro_steps))
+    options = [*QUICK, "--baseline-steps", "2"]
+    done = ddpprof("trace", "--out", "run", *options, *on_ranks(2, "train.py", str(num_micro_steps)))
     assert done.returncode == 0, done.stderr
     for rank in load_run(tmp_path / "run").ranks:
         assert gradient_reductions(rank) == {"profiled": [1, 1, 1], "baseline": [0, 0]}

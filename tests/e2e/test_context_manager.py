@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from accelerator import first_recorded
-from jobs import QUICK, Run
+from jobs import QUICK, Run, on_ranks
 
 Report = Callable[[str], dict[str, Any]]
 
@@ -92,8 +92,8 @@ def assert_recorded(shown: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_a_block_makes_a_run(body: str, write: Write, torchrun: Run, report: Report) -> None:
-    done = torchrun(write(body))
+def test_a_block_makes_a_run(body: str, write: Write, two_ranks: Run, report: Report) -> None:
+    done = two_ranks(write(body))
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"trained \d", done.stdout)) == ["trained 0", "trained 1"]  # torch 2.8 speaks, too
     assert "ddpprof" not in done.stdout
@@ -102,10 +102,10 @@ def test_a_block_makes_a_run(body: str, write: Write, torchrun: Run, report: Rep
 
 
 @pytest.mark.slow
-def test_the_run_is_laid_out_as_a_traced_one(write: Write, tmp_path: Path, torchrun: Run, ddpprof: Run) -> None:
-    assert torchrun(write(PLAIN)).returncode == 0
+def test_the_run_is_laid_out_as_a_traced_one(write: Write, tmp_path: Path, two_ranks: Run, ddpprof: Run) -> None:
+    assert two_ranks(write(PLAIN)).returncode == 0
     bare = write("build()\ntrain(20)\n")
-    done = ddpprof("trace", "--quiet", "--out", "traced", *QUICK, "--standalone", "--nproc-per-node=2", bare)
+    done = ddpprof("trace", "--quiet", "--out", "traced", *QUICK, *on_ranks(2, bare))
     assert done.returncode == 0, done.stderr
     at_times = {"tensorboard", "board"}  # a short training may end before its ranks have a board
     names = {path.name for path in (tmp_path / "traced").iterdir()} - at_times
@@ -127,8 +127,8 @@ def test_the_run_is_laid_out_as_a_traced_one(write: Write, tmp_path: Path, torch
     assert [Path(word).name for word in ours["command"]] == ["train.py"]
 
 
-def test_an_exception_inside_the_block_is_the_scripts(write: Write, torchrun: Run, report: Report) -> None:
-    done = torchrun(write(PLAIN + "    raise ValueError('of the script')\n"))
+def test_an_exception_inside_the_block_is_the_scripts(write: Write, two_ranks: Run, report: Report) -> None:
+    done = two_ranks(write(PLAIN + "    raise ValueError('of the script')\n"))
     assert done.returncode == 1
     assert "ValueError: of the script" in done.stderr
     assert "ddpprof/" not in done.stderr
@@ -138,7 +138,7 @@ def test_an_exception_inside_the_block_is_the_scripts(write: Write, torchrun: Ru
 
 
 @pytest.mark.slow
-def test_an_exception_in_the_middle_of_a_profiled_step(write: Write, torchrun: Run, report: Report) -> None:
+def test_an_exception_in_the_middle_of_a_profiled_step(write: Write, two_ranks: Run, report: Report) -> None:
     """The script catches it outside the block, and goes on training."""
     body = """
 build()
@@ -151,17 +151,17 @@ except ValueError:
     pass
 train(5)
 """
-    done = torchrun(write(body))
+    done = two_ranks(write(body))
     assert done.returncode == 0, done.stderr
     assert "ddpprof" not in done.stderr
     for rank in report("run")["ranks"]:
         assert [step["step"] for step in rank["steps"]] == [7, 8]
 
 
-def test_an_earlier_run_is_kept_and_training_goes_on(write: Write, tmp_path: Path, torchrun: Run) -> None:
+def test_an_earlier_run_is_kept_and_training_goes_on(write: Write, tmp_path: Path, two_ranks: Run) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
-    done = torchrun(write(PLAIN))
+    done = two_ranks(write(PLAIN))
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"trained \d", done.stdout)) == ["trained 0", "trained 1"]  # torch 2.8 speaks, too
     assert "ddpprof" not in done.stdout
@@ -175,21 +175,21 @@ def test_an_earlier_run_is_kept_and_training_goes_on(write: Write, tmp_path: Pat
 
 @pytest.mark.slow
 def test_an_earlier_run_is_replaced_where_the_user_says_so(
-    write: Write, tmp_path: Path, torchrun: Run, report: Report
+    write: Write, tmp_path: Path, two_ranks: Run, report: Report
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     (tmp_path / "run" / "rank-7.facts.json").write_text("{}")
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    done = torchrun(write(PLAIN.replace("**WINDOW", "**WINDOW, force=True")))
+    done = two_ranks(write(PLAIN.replace("**WINDOW", "**WINDOW, force=True")))
     assert done.returncode == 0, done.stderr
     assert_recorded(report("run"))
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.slow
-def test_two_blocks_make_two_runs(write: Write, torchrun: Run, report: Report) -> None:
-    done = torchrun(
+def test_two_blocks_make_two_runs(write: Write, two_ranks: Run, report: Report) -> None:
+    done = two_ranks(
         write(PLAIN + PLAIN.replace('"run"', '"again"') + PLAIN.replace('"run"', '"light", profiler=False'))
     )
     assert done.returncode == 0, done.stderr
@@ -237,9 +237,9 @@ assert not torch.autograd._profiler_enabled(), "still profiling"
         pytest.param(20, id="after-the-last-step", marks=pytest.mark.slow),
     ],
 )
-def test_a_block_that_ends_leaves_nothing_behind(num_steps: int, write: Write, torchrun: Run) -> None:
+def test_a_block_that_ends_leaves_nothing_behind(num_steps: int, write: Write, two_ranks: Run) -> None:
     more = first_recorded(2) - 2 if num_steps > 1 else 0
-    done = torchrun(write(LEFT_BEHIND), str(num_steps + more))
+    done = two_ranks(write(LEFT_BEHIND), str(num_steps + more))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained") == 2
     assert done.stderr.count("ddpprof") == (num_steps == 1), "it says that one step was too few"
@@ -262,7 +262,7 @@ def test_a_block_that_ends_leaves_nothing_behind(num_steps: int, write: Write, t
 def test_under_trace_a_block_makes_no_run_of_its_own(
     body: str, write: Write, tmp_path: Path, ddpprof: Run, report: Report
 ) -> None:
-    done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, "--standalone", "--nproc-per-node=2", write(body))
+    done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *on_ranks(2, write(body)))
     assert done.returncode == 0, done.stderr
     assert "ddpprof" not in done.stderr
     assert not (tmp_path / "inner").exists()
@@ -270,8 +270,8 @@ def test_under_trace_a_block_makes_no_run_of_its_own(
 
 
 @pytest.mark.slow
-def test_a_block_without_ddp_records_nothing(write: Write, tmp_path: Path, torchrun: Run) -> None:
-    done = torchrun(write("with ddpprof.profile('run') as prof:\n    prof.step()\n"))
+def test_a_block_without_ddp_records_nothing(write: Write, tmp_path: Path, two_ranks: Run) -> None:
+    done = two_ranks(write("with ddpprof.profile('run') as prof:\n    prof.step()\n"))
     assert done.returncode == 0, done.stderr
     assert "ddpprof" not in done.stderr
     assert not (tmp_path / "run").exists()
@@ -279,9 +279,9 @@ def test_a_block_without_ddp_records_nothing(write: Write, tmp_path: Path, torch
 
 @pytest.mark.slow
 def test_timed_steps_come_before_the_profiled_ones_and_only_their_length_is_kept(
-    write: Write, torchrun: Run, report: Report
+    write: Write, two_ranks: Run, report: Report
 ) -> None:
-    done = torchrun(write("build()\nwith ddpprof.profile('run', **WINDOW, timed_steps=3):\n    train(20)\n"))
+    done = two_ranks(write("build()\nwith ddpprof.profile('run', **WINDOW, timed_steps=3):\n    train(20)\n"))
     assert done.returncode == 0, done.stderr
     for rank in report("run")["ranks"]:
         timed = rank["light_steps"][4:]
@@ -289,8 +289,8 @@ def test_timed_steps_come_before_the_profiled_ones_and_only_their_length_is_kept
         assert [step["step"] for step in rank["steps"]] == [10, 11, 12]
 
 
-def test_the_last_steps_may_be_without_communication(torchrun: Run, write: Write, tmp_path: Path) -> None:
-    done = torchrun(
+def test_the_last_steps_may_be_without_communication(two_ranks: Run, write: Write, tmp_path: Path) -> None:
+    done = two_ranks(
         write("""
 build()
 with ddpprof.profile("run", alone_steps=2, **WINDOW):

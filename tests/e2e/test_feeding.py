@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jobs import Run, script
+from jobs import Run, on_ranks, script
 
 SLOW = pytest.mark.slow
 Report = Callable[[str], dict[str, Any]]
@@ -28,7 +28,7 @@ Report = Callable[[str], dict[str, Any]]
     ],
 )
 def test_what_is_said_of_data(feed: str, rules: set[str], ddpprof: Run, report: Report) -> None:
-    options = ["--out", "run", "--quiet", "--nproc-per-node=2", "--standalone"]
-    done = ddpprof("trace", *options, *script("feeding.py", "--feed", feed))
+    options = ["--out", "run", "--quiet"]
+    done = ddpprof("trace", *options, *on_ranks(2, *script("feeding.py", "--feed", feed)))
     assert done.returncode == 0, done.stderr
     assert {finding["rule"] for finding in report("run")["findings"] if finding["is_correctness"]} == rules

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jobs import Run, script
+from jobs import Run, on_ranks, script
 
 SLOW = pytest.mark.slow
 Report = Callable[[str], dict[str, Any]]
 
 
 def findings(mistake: str, ddpprof: Run, report: Report) -> dict[str, dict[str, Any]]:
-    options = ["--out", "run", "--quiet", "--nproc-per-node=2", "--standalone"]
-    ddpprof("trace", *options, *script("mistakes.py", "--mistake", mistake))
+    options = ["--out", "run", "--quiet"]
+    ddpprof("trace", *options, *on_ranks(2, *script("mistakes.py", "--mistake", mistake)))
     return {finding["rule"]: finding for finding in report("run")["findings"]}
 
 
@@ -37,7 +37,7 @@ def test_a_mistake_is_found(mistake: str, rule: str, says: str, ddpprof: Run, re
 def test_a_loss_that_is_not_a_number_is_told_and_reported(ddpprof: Run, report: Report) -> None:
     title = "The loss was NaN or infinite in 16 steps, first in step 14 on rank 1"
     evidence = "the other ranks followed in step 15, with gradients that DDP had averaged"
-    watched = ddpprof("watch", "--out", "run", "--nproc-per-node=2", *script("mistakes.py", "--mistake", "bad_batch"))
+    watched = ddpprof("watch", "--out", "run", *on_ranks(2, *script("mistakes.py", "--mistake", "bad_batch")))
     assert f"ddpprof: {title}: {evidence}. Look at the batch of rank 1 in step 14" in watched.stderr
     (finding,) = (one for one in report("run")["findings"] if one["rule"] == "nonfinite-loss")
     assert (finding["title"], finding["evidence"]) == (title, evidence)

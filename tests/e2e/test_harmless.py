@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import QUICK, Run
+from jobs import QUICK, Run, on_ranks
 
 Report = Callable[[str], dict[str, Any]]
 
@@ -94,8 +94,8 @@ _SLOW = dict.fromkeys(("torch.save-is-pickled", "the-working-folder-changes", "s
 def test_training_goes_on(case: str, tmp_path: Path, ddpprof: Run) -> None:
     (tmp_path / "train.py").write_text(f"{TRAINING}{CASES[case]}\nprint('trained')\ntime.sleep(0.2)\n")
     ranks = 2 if case == "a-second-module-joins-late" else 1
-    options = ["--out", "run", *QUICK, "--standalone", f"--nproc-per-node={ranks}"]
-    done = ddpprof("trace", *options, "train.py")
+    options = ["--out", "run", *QUICK]
+    done = ddpprof("trace", *options, *on_ranks(ranks, "train.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained") == ranks
     if case != "stderr-is-closed":
@@ -127,7 +127,7 @@ if own:
 time.sleep(0.2)
 """
     )
-    done = ddpprof("trace", "--out", "run", *QUICK, "--standalone", "--nproc-per-node=2", "train.py")
+    done = ddpprof("trace", "--out", "run", *QUICK, *on_ranks(2, "train.py"))
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^ddpprof: rank \d", done.stderr, re.MULTILINE) == ["ddpprof: rank 0"]
     ranks = report("run")["ranks"]
@@ -181,7 +181,7 @@ for _ in range(20):
 )
 def test_nothing_false_is_said(body: str, rule: str, tmp_path: Path, ddpprof: Run, report: Report) -> None:
     (tmp_path / "train.py").write_text(f"{TRAINING}{body}\ntime.sleep(0.2)\n")
-    done = ddpprof("trace", "--out", "run", *QUICK, "--standalone", "--nproc-per-node=2", "train.py")
+    done = ddpprof("trace", "--out", "run", *QUICK, *on_ranks(2, "train.py"))
     assert done.returncode == 0, done.stderr
     assert rule not in {finding["rule"] for finding in report("run")["findings"]}
 

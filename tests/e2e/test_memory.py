@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs import QUICK, Run
+from jobs import QUICK, Run, on_ranks
 
 MORE_BYTES = 300 * 10**6
 
@@ -30,7 +30,7 @@ dist.destroy_process_group()
 
 def test_a_rank_that_keeps_more_is_named(tmp_path: Path, ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> None:
     (tmp_path / "keeps.py").write_text(KEEPS)
-    done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, "--nproc-per-node=2", "--standalone", "keeps.py")
+    done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *on_ranks(2, "keeps.py"))
     assert done.returncode == 0, done.stderr
     shown = report("run")
     first, second = shown["memory"]

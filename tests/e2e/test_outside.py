@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jobs import QUICK, Run, script
+from jobs import QUICK, Run, on_ranks, script
 
 Row = tuple[str, str, str, int, int | None]
 MODEL_BYTES = 4 * (64 * 256 + 256 + 256 + 256 + 256 + 1)
@@ -21,7 +21,7 @@ def beside(ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> Callable[..
     """What the report knows of the collectives beside DDP when the script runs with these options."""
 
     def run(*options: str, record: tuple[str, ...] = ()) -> set[Row]:
-        job = ["--nproc-per-node=2", "--standalone", *script("extra_collectives.py", *options)]
+        job = on_ranks(2, *script("extra_collectives.py", *options))
         done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *record, *job)
         assert done.returncode == 0, done.stderr
         rows = report("run")["outside"]

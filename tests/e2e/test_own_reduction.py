@@ -13,12 +13,12 @@ LAYER_BYTES = 4 * (256 * 256 + 256)
 
 
 @pytest.fixture
-def traced(tmp_path: Path, torchrun: Run, report: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+def traced(tmp_path: Path, two_ranks: Run, report: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
     """The report of the traces that the script leaves."""
 
     def run(how: str) -> dict[str, Any]:
         (tmp_path / "traces").mkdir()
-        done = torchrun(*script("own_reduction.py", "traces", how))
+        done = two_ranks(*script("own_reduction.py", "traces", how))
         assert done.returncode == 0, done.stderr
         return report("traces")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jobs import QUICK, Run, script
+from jobs import QUICK, Run, on_ranks, script
 
 SLOW = pytest.mark.slow
 Report = Callable[[str], dict[str, Any]]
@@ -24,8 +24,8 @@ CALL_ONCE, WRAP_LATER = "Call backward() once for each forward", "DDP makes the 
     ],
 )
 def test_copies_that_differ(way: str, advice: str | None, ddpprof: Run, report: Report) -> None:
-    options = ["--out", "run", "--quiet", *QUICK, "--nproc-per-node=2", "--standalone"]
-    done = ddpprof("trace", *options, *script("two_losses.py", "--way", way))
+    options = ["--out", "run", "--quiet", *QUICK]
+    done = ddpprof("trace", *options, *on_ranks(2, *script("two_losses.py", "--way", way)))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == ("equal" if advice is None else "different")
     found = [finding for finding in report("run")["findings"] if finding["rule"] == "copies-differ"]

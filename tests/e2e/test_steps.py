@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from accelerator import first_recorded
-from jobs import Run, script
+from jobs import Run, on_ranks, script
 
 WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--no-profiler", "--steps", "100"]
 """Light recording from step 6 until the script ends."""
@@ -26,7 +26,7 @@ def trace(
     ddpprof: Run, folder: Path, job: Sequence[str | Path], window: Sequence[str] = WINDOW
 ) -> list[list[dict[str, Any]]]:
     """The recorded steps of both ranks."""
-    done = ddpprof("trace", "--quiet", "--out", "run", *window, "--nproc-per-node=2", "--standalone", *job)
+    done = ddpprof("trace", "--quiet", "--out", "run", *window, *on_ranks(2, *job))
     assert done.returncode == 0, done.stderr
     assert "ddpprof" not in done.stderr
     return [recorded(folder / "run", rank) for rank in (0, 1)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Run, script
+from jobs import Run, on_ranks, script
 
 from ddpprof.load.run import load_run
 from ddpprof.measures.collectives.match_candidates import rank_collectives
@@ -21,7 +21,7 @@ from ddpprof.measures.ranks.clock import find_common_clock
 Report = Callable[[str], dict[str, Any]]
 
 MS = 1_000_000
-WINDOW = ["--skip-first", "2", "--cost-steps", "8", "--steps", "6", "--nproc-per-node", "4", "--standalone"]
+WINDOW = ["--skip-first", "2", "--cost-steps", "8", "--steps", "6"]
 """Ten steps to judge by, four of light recording and six of the profiler's."""
 
 SLOW = pytest.mark.slow
@@ -46,7 +46,7 @@ def only_one(across: dict[str, Any]) -> dict[str, Any]:
 )
 def test_the_rank_that_sleeps(rank: int, phase: str, ddpprof: Run, report: Report) -> None:
     options = ["--slow", str(rank), "--phase", phase, "--seconds", "0.2", "--steps", "20"]
-    done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *script("straggler.py", *options))
+    done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("straggler.py", *options)))
     assert done.returncode == 0, done.stderr
     shown = report("run")
     assert shown["missing"] == []
@@ -72,7 +72,7 @@ def test_the_rank_that_sleeps(rank: int, phase: str, ddpprof: Run, report: Repor
 @pytest.mark.slow
 def test_ranks_that_are_all_equally_slow_are_no_stragglers(ddpprof: Run, report: Report) -> None:
     options = ["--slow", "0", "1", "2", "3", "--phase", "forward", "--seconds", "0.2", "--steps", "20"]
-    done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *script("straggler.py", *options))
+    done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("straggler.py", *options)))
     assert done.returncode == 0, done.stderr
     found = report("run")["across"]["stragglers"]
     assert found["num_steps"] == 10
@@ -82,7 +82,7 @@ def test_ranks_that_are_all_equally_slow_are_no_stragglers(ddpprof: Run, report:
 @pytest.mark.slow
 def test_a_rank_that_becomes_slow(ddpprof: Run, report: Report) -> None:
     options = ["--slow", "1", "--phase", "backward", "--seconds", "0.2", "--since", "9", "--steps", "20"]
-    done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *script("straggler.py", *options))
+    done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("straggler.py", *options)))
     assert done.returncode == 0, done.stderr
     one = only_one(report("run")["across"])
     assert (one["rank"], one["part"], one["since_step"], one["num_steps"]) == (1, "backward", 9, 7)
@@ -90,7 +90,7 @@ def test_a_rank_that_becomes_slow(ddpprof: Run, report: Report) -> None:
 
 @pytest.mark.slow
 def test_the_ranks_of_one_machine_share_a_clock(tmp_path: Path, ddpprof: Run) -> None:
-    done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *script("straggler.py", "--steps", "20"))
+    done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("straggler.py", "--steps", "20")))
     assert done.returncode == 0, done.stderr
     ranks = [one for rank in load_run(tmp_path / "run").ranks if (one := rank_collectives(rank)) is not None]
     matched = match_collectives(ranks)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import TORCHRUN, Run, script
+from jobs import Run, script
 
 import ddpprof.record
 from ddpprof.load.record import load_record
@@ -90,7 +90,7 @@ def test_arguments_of_ddp_are_replaced_however_the_script_gives_them(run_with: A
     assert (settings["bucket_cap_mb"], settings["gradient_as_bucket_view"]) == (3.0, True)
 
 
-def test_after_the_last_block_ddp_is_back(start: Run, tmp_path: Path) -> None:
+def test_after_the_last_block_ddp_is_back(two_ranks: Run, tmp_path: Path) -> None:
     """Two ranks on different data: their parameters are the same again only if gradients were averaged to the end."""
     train = """
 import sys, time, torch, torch.distributed as dist
@@ -114,7 +114,7 @@ dist.destroy_process_group()
     (tmp_path / "train.py").write_text(train)
     settings = Settings(str(tmp_path / "run"), profiler=False, **{**BLOCKS, "steps": 0, "block_steps": 2})
     variables = {**settings.to_environment(), "PYTHONPATH": os.pathsep.join([INJECT, os.environ.get("PYTHONPATH", "")])}
-    ended = start(*TORCHRUN, "--standalone", "--nproc-per-node=2", "train.py", **variables)
+    ended = two_ranks("train.py", **variables)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == ["averaged", "averaged"]
     record = load_record(tmp_path / "run", 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 DDPPROF = [sys.executable, "-P", "-m", "ddpprof"]
+FORKED_RANKS = Path(__file__).with_name("forked_ranks.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 QUICK = ["--skip-first", "2", "--cost-steps", "4", "--steps", "3"]
 """options for a window of ten steps, for scripts of thirty"""
@@ -25,6 +26,11 @@ def environment(**more: str) -> dict[str, str]:
 
 def script(name: str, *arguments: str) -> list[str]:
     return [str(SCRIPTS / name), *arguments]
+
+
+def on_ranks(num_ranks: int, *training: str | Path) -> list[str]:
+    """Return the script, with its arguments, that trains another on so many ranks, where any launcher would do."""
+    return [str(FORKED_RANKS), str(num_ranks), *map(str, training)]
 
 
 def without_torch_aborting(start: Callable[[], subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ python variants.py --list
 import argparse
 import contextlib
 import hashlib
+import importlib
 import os
 import socket
 import sys
@@ -303,7 +304,8 @@ def main():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        # fork: importing torch once more takes longer than the training.
+        # fork: importing torch once more, and what an optimizer imports, takes longer than the training.
+        importlib.import_module("torch._dynamo")
         mp.start_processes(start_rank, args=(port, args), nprocs=args.ranks, start_method="fork")
 
 
