@@ -20,8 +20,9 @@ RUN_TESTS := $(OUTSIDE) -m pytest -c $(CHECKOUT)/pyproject.toml --rootdir $(CHEC
 # With -k, one half of the tests may have none of that name.
 OR_NONE_CHOSEN := $(if $(PYTEST),|| test $$? = 5)
 
-# Half of what trainings take is waiting: for processes to start, and for each other.
-TWO_FILES_AT_ONCE := -n 2 --dist loadfile
+# Half of what trainings take is waiting: for processes to start, and for each other. Tests that share a fixture of
+# their module stay together.
+TWO_AT_ONCE := -n 2 --dist loadgroup
 
 # The tests of the recorder.
 RECORDING_IN_TRAINING := $(addprefix $(CHECKOUT)/tests/e2e/,test_pass_through.py test_steps.py test_numerics.py \
@@ -39,11 +40,11 @@ docs: $(DOCS)/built ## build the documentation into site/, strictly and without 
 
 test: lint docs $(TEST)/wheel ## lint, docs, then the tests that take seconds, against the built wheel
 	$(RUN_TESTS) -m "not slow" -n auto $(CHECKOUT)/tests/unit $(CHECKOUT)/tests/test_analyses.py $(PYTEST) $(OR_NONE_CHOSEN)
-	$(RUN_TESTS) -m "not slow" $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
+	$(RUN_TESTS) -m "not slow" $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
 
 test-slow: docs $(TEST)/wheel ## the tests that take minutes
-	$(RUN_TESTS) -m slow $(TWO_FILES_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
-	$(RUN_TESTS) -m "not slow" --as-on-accelerator $(TWO_FILES_AT_ONCE) $(RECORDING_IN_TRAINING) $(PYTEST) $(OR_NONE_CHOSEN)
+	$(RUN_TESTS) -m slow $(TWO_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
+	$(RUN_TESTS) -m "not slow" --as-on-accelerator $(TWO_AT_ONCE) $(RECORDING_IN_TRAINING) $(PYTEST) $(OR_NONE_CHOSEN)
 
 test-gpu: $(TEST)/wheel ## the recording tests and `ddpprof doctor`, where torch sees a GPU
 	@if ( $(OUTSIDE) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ); then \
@@ -61,7 +62,7 @@ fuzz: $(TEST)/wheel ## damage what ddpprof reads at random, and read it: MINUTES
 	$(OUTSIDE) $(CHECKOUT)/tests/support/fuzz.py $(or $(MINUTES),10)
 
 coverage: $(TEST)/wheel ## which lines the quick tests run, children included: COVERAGE=slow adds the slow ones
-	$(RUN_TESTS) $(if $(filter slow,$(COVERAGE)),,-m "not slow") $(TWO_FILES_AT_ONCE) --cov --cov-config=$(CHECKOUT)/pyproject.toml \
+	$(RUN_TESTS) $(if $(filter slow,$(COVERAGE)),,-m "not slow") $(TWO_AT_ONCE) --cov --cov-config=$(CHECKOUT)/pyproject.toml \
 	  --cov-report=term-missing --cov-report=html:$(CHECKOUT)/coverage $(CHECKOUT)/tests $(PYTEST)
 
 soak: $(TEST)/wheel ## kill commands at random moments, 200 times each; test-slow does so 8 times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ from ddpprof.own_files import temporary_folder
 from ddpprof.signals import deferred_signals
 
 _NAME = "ddpprof"
+_LONGEST_WITH_SOCKETS = 40
+"""bytes of a directory such that a socket in a folder of a temporary folder in it has no more than the system's 107"""
+_SHORT = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 (the folder in it is created exclusively)
 
 
 def choose_temporary_directory() -> Path:
@@ -23,7 +27,13 @@ def choose_temporary_directory() -> Path:
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """Give an empty folder that only this user can read, and remove it at the end. Raises ``OSError``."""
-    with temporary_folder(choose_temporary_directory(), _NAME) as folder:
+def scratch_folder(*, for_sockets: bool = False) -> Iterator[Path]:
+    """Give an empty folder that only this user can read, and remove it at the end. Raises ``OSError``.
+
+    `for_sockets`: Python's `multiprocessing` is to put sockets into it, whose paths must be short.
+    """
+    parent = choose_temporary_directory()
+    if for_sockets and len(os.fsencode(parent)) > _LONGEST_WITH_SOCKETS:
+        parent = next((one for one in _SHORT if os.access(one, os.W_OK | os.X_OK)), parent)
+    with temporary_folder(parent, _NAME) as folder:
         yield folder

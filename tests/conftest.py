@@ -1,7 +1,7 @@
 """Options and fixtures of all tests."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import accelerator
@@ -12,6 +12,14 @@ pytest_plugins = ["browser"]
 
 settings.register_profile("unhurried", deadline=None)  # the machine may be busy with something else
 settings.load_profile("unhurried")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests in one process that share a fixture of their module, which may take long to make."""
+    for item in items:
+        fixtures: dict[str, Sequence[pytest.FixtureDef[object]]] = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 (not public)
+        if any(one[-1].scope == "module" for one in fixtures.values()):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="session", autouse=True)

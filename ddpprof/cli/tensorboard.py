@@ -51,7 +51,7 @@ def _port(text: str) -> int:
 
 
 def run_tensorboard(options: argparse.Namespace) -> int:
-    with _ended_like_ctrl_c() as ended_by, scratch_folder() as scratch:
+    with _ended_like_ctrl_c() as ended_by, scratch_folder(for_sockets=True) as scratch:
         try:
             logdir, folders = _write(options, scratch / "runs")
         except KeyboardInterrupt as interrupt:

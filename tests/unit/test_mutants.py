@@ -8,7 +8,7 @@ import pytest
 from mutants import complaints
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
-NUM_MUTANTS = 20_000
+NUM_MUTANTS = 5_000
 PART = 2_500
 
 
@@ -22,7 +22,7 @@ def test_a_few_hundred_mutants_are_read_or_refused() -> None:
 
 
 @pytest.mark.slow
-def test_twenty_thousand_mutants_are_read_or_refused() -> None:
+def test_thousands_of_mutants_are_read_or_refused() -> None:
     parts = [range(begin, begin + PART) for begin in range(0, NUM_MUTANTS, PART)]
     assert complaints_in_processes(parts) == []
 

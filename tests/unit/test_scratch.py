@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -79,3 +80,15 @@ def test_links_and_folders_of_others_stay(here: Path, tmp_path_factory: pytest.T
         pass
     assert {path.name for path in here.iterdir()} == {".ddpprof.1-0123abcd.part", "ddpprof-plain"}
     assert (elsewhere / "file").exists()
+
+
+def test_sockets_fit_where_the_directory_for_temporary_files_has_a_long_name(here: Path) -> None:
+    assert len(str(here)) > 40
+    with scratch_folder(for_sockets=True) as folder:
+        inside = folder / "pymp-12345678"
+        inside.mkdir()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(inside / "listener-12345678"))
+    assert not folder.exists()
+    with scratch_folder() as folder:
+        assert folder.parent == here
