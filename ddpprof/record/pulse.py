@@ -116,7 +116,7 @@ class PulseWriter:
             if isfinite(loss.item()):
                 self._finite_step = self.words[_STEP]
                 return
-        except Exception:
+        except Exception:  # it has no value, or stands within a mode of torch that lets nothing be computed
             return
         self._note_nonfinite(self.words[_STEP])
 
