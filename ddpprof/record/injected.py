@@ -38,7 +38,8 @@ def _begin(settings: Settings) -> None:
 
     def close() -> None:
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-        session.close(how_it_ends(error), where_it_ends(error))
+        with suppress(KeyboardInterrupt):  # the process ends already, and Python would print a traceback
+            session.close(how_it_ends(error), where_it_ends(error))
 
     # A child of `multiprocessing` runs its finalizers but not `atexit`; the main process runs both.
     multiprocessing.util.Finalize(None, close, exitpriority=100)
