@@ -22,9 +22,9 @@ facts.py         description of DDP, its buckets and its parameters
 feeding.py       which data loader feeds the training, with which samples
 samples.py       digests of a batch's samples
 environment.py   device, backend, framework, checkpoints
-flight_recorder.py  Which bucket was launched last, and which collective is unusual? torch's flight recorder knows
+flight_recorder.py  torch's flight recorder knows the bucket that was launched last, and an unusual collective
 framework.py     which framework made the DDP module
-rank_conditions.py  Which collectives does the training script call on some ranks only?
+rank_conditions.py  collectives that the training script calls on some ranks only
 profiler.py      torch.profiler over the profiled steps
 
 job.py           the process's rank, and its files in the run directory

@@ -1,7 +1,7 @@
-"""Which bucket was launched last, and did the last step call a collective that earlier steps did not?
+"""Torch's flight recorder knows which bucket was launched last, and what the last step called that others did not.
 
-Torch's flight recorder has noted every collective without being asked to. It is asked when a step takes far too long,
-or when the rank has failed; a dump of its 2,000 entries takes some 50 ms.
+It has noted every collective without being asked to. It is asked when a step takes far too long, or when the rank has
+failed; a dump of its 2,000 entries takes some 50 ms.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import mmap
 import os
 import sys
 import time
-from dataclasses import fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ _STEP, _STEP_SINCE = state_word("step"), state_word("step_since_ns")
 _NUM_STEPS, _NUM_PASSES, _FLAGS = state_word("num_steps"), state_word("num_passes"), state_word("flags")
 _NONFINITE_STEP, _NUM_NONFINITE = state_word("nonfinite_step"), state_word("num_nonfinite")
 _ROWS, _ROW = layout.STEPS_AT // 8, layout.STEP.size // 8
-_START = [field.name for field in fields(PulseSteps)].index("start_ns")
 _OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
 _NUM_ACTIVITIES = len(Activity)
 _GRADIENTS_PER_LOOK = 400
@@ -223,10 +221,8 @@ class PulseWriter:
 
     def step_starts_ns(self, most: int) -> list[int]:
         """Return when the last steps began, up to `most` that are over and the current one, in order."""
-        num_steps = self.words[_NUM_STEPS]
-        first = max(self.identity.first_step, num_steps - min(most, layout.NUM_STEPS_KEPT))
-        over = (self.words[_ROWS + step % layout.NUM_STEPS_KEPT * _ROW + _START] for step in range(first, num_steps))
-        return [*over, self._step_start_ns]
+        steps = layout.decode(self.memory[:]).steps
+        return [*steps.start_ns[-most:].tolist(), self._step_start_ns]
 
     def close(self) -> None:
         """Remove the pulse from memory; its copy in the run directory stays. Nothing may be noted afterwards."""

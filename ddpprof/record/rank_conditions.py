@@ -1,4 +1,4 @@
-"""Which collectives does the training script call on some ranks only, as within ``if rank == 0:``?
+"""Some collectives of a training script may be called on some ranks only, as within ``if rank == 0:``; they are found.
 
 Other ranks never take part, so the job hangs there. Only the script itself is read, once, and only what leaves no doubt
 counts: it is the one call of that collective in the script, it is of the default group, and no other branch of the

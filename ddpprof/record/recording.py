@@ -261,7 +261,7 @@ class Recording:
         self._window.end_place = place or EndPlace()
         if not self._job.in_this_process():
             return
-        step_starts_ns = self.pulse.step_starts_ns(_COMPARED_STEPS) if self.pulse is not None else []
+        pulse = self.pulse
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -281,12 +281,12 @@ class Recording:
             self._warn_for_all(self._too_short())
         if self._losses is not None and self._job.files is not None:
             self._job.files.write_losses(self._losses.values())
-        if ended.startswith("failed: RuntimeError"):  # as errors of gloo are
-            self._add_unusual_collective(ended, step_starts_ns)
+        if pulse is not None and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
+            self._add_unusual_collective(ended, pulse)
 
-    def _add_unusual_collective(self, ended: str, step_starts_ns: list[int]) -> None:
+    def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:
         """Add to what is written already, since that takes a second, and a launcher may end the process meanwhile."""
-        found = unusual_collective(collectives_of_gloo(), step_starts_ns)
+        found = unusual_collective(collectives_of_gloo(), pulse.step_starts_ns(_COMPARED_STEPS))
         if found is not None:
             self._window.unusual_collective = UnusualCollective(found.name, found.numel, place_of(found))
             self._window.write_facts(ended, at_ns=self._window.ended_ns)

@@ -1,4 +1,4 @@
-"""What torch's flight recorder tells of the collectives of a step."""
+"""Torch's flight recorder tells which collectives a step called, and from where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives that a training script calls on some ranks only."""
+"""Collectives that a script calls on some ranks only are found, and nothing else is reported."""
 
 from __future__ import annotations
 
