@@ -1,7 +1,8 @@
 """Read-only data of a run: ``Run > Rank > Trace and Record``.
 
 tables.py    a trace as numpy columns
-record.py    data that ddpprof recorded, and their layout in files
+record.py    data that ddpprof recorded of a rank, and their layout in files
+process_exit.py  a process has ended, as its parent saw it
 run_file.py  the layout of ``run.json``
 backends.py  names and kinds of backends
 netbench.py  a network as measured by `ddpprof netbench`
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ddpprof.model.hang import Verdict
+from ddpprof.model.process_exit import ProcessExit
 from ddpprof.model.record import (
     DETAILED_MODES,
     BackwardPass,
@@ -37,7 +39,6 @@ from ddpprof.model.record import (
     Loader,
     Memory,
     Parameter,
-    ProcessExit,
     Record,
     RecordedStep,
     Replica,

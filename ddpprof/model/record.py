@@ -96,21 +96,6 @@ class Batch(NamedTuple):
     """digests of the first samples, which are equal if the samples that were read are equal"""
 
 
-class ProcessExit(Struct, frozen=True):
-    """How a process ended, as seen by its parent."""
-
-    exit_code: Int64
-    """exit code; if negative, the signal that ended it"""
-    host: str | None = None
-    pid: Int64 | None = None
-    rank: Int64 | None = None
-    unix_ns: Int64 | None = None
-    is_job: bool = False
-    """True for the job's first process"""
-    interrupted: bool = False
-    """True if the user asked it to end"""
-
-
 class Loader(Struct, frozen=True):
     """One DataLoader from which batches were fetched."""
 
