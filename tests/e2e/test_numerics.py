@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from accelerator import first_recorded
-from jobs import SCRIPTS, Run, script
+from jobs import SCRIPTS, Run, on_ranks, script
 
 Report = Callable[[str], dict[str, Any]]
 
@@ -53,7 +53,7 @@ def fingerprints(done: subprocess.CompletedProcess[str], variant: str) -> list[s
 
 
 def job(variants: Sequence[str], ranks: int) -> list[str]:
-    return script("variants.py", "--ranks", str(ranks), "--variant", *variants)
+    return on_ranks(ranks, *script("variants.py", "--variant", *variants))
 
 
 @pytest.fixture(scope="module")

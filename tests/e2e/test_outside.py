@@ -54,6 +54,8 @@ def test_ddps_own_are_not_among_them(beside: Callable[..., set[Row]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["join", "powersgd_hook", "no_sync"])
 def test_nor_are_those_of_its_other_ways(variant: str, ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> None:
-    done = ddpprof("trace", "--quiet", "--out", "run", *QUICK, *script("variants.py", "--variant", variant))
+    done = ddpprof(
+        "trace", "--quiet", "--out", "run", *QUICK, *on_ranks(2, *script("variants.py", "--variant", variant))
+    )
     assert done.returncode == 0, done.stderr
     assert report("run")["outside"] == []

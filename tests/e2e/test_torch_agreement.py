@@ -30,7 +30,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from jobs import Run, script
+from jobs import Run, on_ranks, script
 
 Report = Callable[[str], dict[str, Any]]
 
@@ -45,7 +45,7 @@ WINDOW = ["--skip-first", "2", "--cost-steps", "2", "--steps", "14"]
     [
         pytest.param(["-m", "ddpprof.demo.train_convnet", "--steps", "21"], id="convnet"),
         pytest.param(
-            script("variants.py", "--variant", "plain", "--ranks", "2"), id="a-dozen-buckets", marks=pytest.mark.slow
+            on_ranks(2, *script("variants.py", "--variant", "plain")), id="a-dozen-buckets", marks=pytest.mark.slow
         ),
     ],
 )

@@ -2,24 +2,19 @@
 
 Every rank prints ``rank R VARIANT params-sha256 HEX`` at the end.
 
-python variants.py --variant fp16_hook --steps 20 --ranks 2       starts its own ranks
-python variants.py --variant plain join                             one after the other
-torchrun --nproc-per-node 3 variants.py --variant join
+torchrun --nproc-per-node 3 variants.py --variant fp16_hook --steps 20
+torchrun --nproc-per-node 2 variants.py --variant plain join                 one after the other
 python variants.py --list
 """
 
 import argparse
 import contextlib
 import hashlib
-import importlib
-import os
-import socket
 import sys
 import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from comm_hooks import allreduce_hook, fp16_hook, fp16_wrapped_powersgd_hook, own_hook, powersgd_hook
 from ordinary_training import CAP_MB, Model, batches, momentum_sgd, ordinary_steps, train_with
 from torch import nn
@@ -282,31 +277,16 @@ def run(args):
     dist.destroy_process_group()
 
 
-def start_rank(rank, port, args):
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(args.ranks)
-    )
-    run(args)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", choices=VARIANTS, nargs="+", default=["plain"])
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--ranks", type=int, default=2, help="how many to start when no launcher has")
     parser.add_argument("--list", action="store_true", help="print the variants' names")
     args = parser.parse_args()
     if args.list:
         print(*VARIANTS, sep="\n")
-    elif "RANK" in os.environ:
-        run(args)
     else:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        # fork: importing torch once more, and what an optimizer imports, takes longer than the training.
-        importlib.import_module("torch._dynamo")
-        mp.start_processes(start_rank, args=(port, args), nprocs=args.ranks, start_method="fork")
+        run(args)
 
 
 if __name__ == "__main__":
