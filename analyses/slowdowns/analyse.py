@@ -230,7 +230,9 @@ def draw(results: dict[str, Any], figure: Figure) -> None:
             if row["kind"] == kind and row["error_points"] is not None
         ]
         sizes = [100 * row["size"] for row in rows]
-        axes.scatter(sizes, [row["found_after"] for row in rows], s=18, label=kind, color=COLOURS[number % 6])
+        found_after, again = [row["found_after"] for row in rows], number >= len(COLOURS)
+        colour, marker = COLOURS[number % len(COLOURS)], "^" if again else "o"
+        axes.scatter(sizes, found_after, s=18, label=kind, color=colour, marker=marker)
     axes.axhline(WITHIN, color="#888888", linewidth=0.8)
     axes.set_xlabel("size of the planted slow-down, % of the normal step")
     axes.set_ylabel("steps until it was found")
