@@ -52,8 +52,6 @@ class PulseKeeper:
         self._training_thread = training_thread
         self._training_clock = time.pthread_getcpuclockid(training_thread)  # only now is that thread sure to exist
         self._warn = warn
-        self._copy = own_files.overwrite(Path(pulse.identity.kept))
-        os.ftruncate(self._copy, layout.NUM_BYTES)
         self._copied_steps = pulse.identity.first_step
         self._copied_summaries = self._copied_span = self._copied_samples = 0
         self._num_samples = 0
@@ -62,7 +60,10 @@ class PulseKeeper:
         self._ending = threading.Event()
         self.each_round: Callable[[], None] | None = None
         """what else is to be done several times a second, in this thread"""
-        self._keep()
+        with own_files.whole_file(Path(pulse.identity.kept)) as part:  # readers find no pulse or a whole one
+            self._copy = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
+            os.ftruncate(self._copy, layout.NUM_BYTES)
+            self._keep()
         self._thread = threading.Thread(target=self._run, name="ddpprof-pulse", daemon=True)
         self._thread.start()
 

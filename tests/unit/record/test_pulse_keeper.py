@@ -39,6 +39,23 @@ def test_the_copy_equals_the_memory(pulse: PulseWriter, clock: Clock, tmp_path: 
     assert (tmp_path / "rank-0.pulse").read_bytes() == bytes(pulse.memory)
 
 
+def test_the_copy_is_never_there_in_part(pulse: PulseWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[int]] = []
+    write = os.pwrite
+
+    def looked_at_write(*where: Any) -> int:
+        found.append(rundir.pulses_in(tmp_path))
+        return write(*where)
+
+    monkeypatch.setattr(os, "pwrite", looked_at_write)
+    keeper = keep(pulse)
+    monkeypatch.undo()
+    assert found
+    assert set(map(tuple, found)) == {()}
+    assert rundir.pulses_in(tmp_path) == [0]
+    keeper.close()
+
+
 def test_the_memory_is_read_while_the_rank_lives(pulse: PulseWriter, tmp_path: Path) -> None:
     keeper = keep(pulse)
     pulse.step_ends(1)
