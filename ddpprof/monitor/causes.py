@@ -27,6 +27,8 @@ _NOTABLE = 0.4
 """share of a slow-down that has to be spent without a processor to be its cause; the system counts one thread's time"""
 _MOST = 0.8
 """share of a rank's longer own time that it has to spend waiting for a processor, if that is the cause"""
+_LEAST_KNOWN = 4
+"""least number of steps whose waiting is known"""
 _FAULTS_PER_STEP = 1.0
 _CLOCK_FELL = 0.95
 
@@ -103,7 +105,7 @@ def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples | None = 
         others = others + steps.save_ns + steps.evaluation_ns
     parts[StepPart.OTHER] = float(np.median(np.maximum(length - others, 0)))
     if wait is not None:
-        parts[StepPart.BACKWARD] = float(np.median(steps.backward_ns - np.maximum(steps.wait_ns, 0)))
+        parts[StepPart.BACKWARD] = float(np.median((steps.backward_ns - steps.wait_ns)[steps.wait_ns != UNKNOWN]))
     return Portrait(
         length_ns=float(np.median(length)),
         parts=parts,
@@ -114,8 +116,9 @@ def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples | None = 
 
 
 def _median(column: Int64Column) -> float | None:
+    """Return the median of what is known, which for many gradients is not every step."""
     known = column[column != UNKNOWN]
-    return float(np.median(known)) if 2 * len(known) > len(column) else None
+    return float(np.median(known)) if len(known) >= min(_LEAST_KNOWN, len(column)) else None
 
 
 def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples | None) -> dict[str, float | None]:

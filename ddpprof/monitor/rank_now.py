@@ -75,7 +75,7 @@ class RankNow:
 
 def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
     state, usual = head.state, _usual(head.steps)
-    waits = usual.wait_ns[usual.wait_ns != UNKNOWN]
+    known = _with_waiting(usual)
     standing = _standing(head, now_ns)
     until_ns = head.state.last_ns if standing.is_over else now_ns
     return RankNow(
@@ -85,9 +85,9 @@ def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
         activity=activity_word(state.activity) or "unknown",
         activity_age_ns=max(until_ns - state.since_ns, 0),
         step_ns=_median(usual.length_ns),
-        own_ns=_median(usual.own_ns),
+        own_ns=_median((known if len(known) else usual).own_ns),
         data_ns=_median(usual.data_ns),
-        wait_ns=_median(waits),
+        wait_ns=_median(known.wait_ns),
         memory_bytes=head.memory_bytes,
         standing=standing,
         sign_age_ns=max(now_ns - last_sign_ns(head.identity, state), 0),
@@ -101,6 +101,11 @@ def _usual(steps: PulseSteps) -> PulseSteps:
     """Return the steps in which nothing special happened, or all of them if there are none."""
     usual = select(steps, steps.flags == 0)
     return usual if len(usual) else steps
+
+
+def _with_waiting(steps: PulseSteps) -> PulseSteps:
+    """Return the steps whose waiting is known, which with many gradients is not every one."""
+    return select(steps, steps.wait_ns != UNKNOWN)
 
 
 def _median(values: Int64Column) -> int | None:
@@ -120,7 +125,7 @@ def _standing(head: PulseHead, now_ns: int) -> Standing:
 
 def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:
     """Return whether the rank has been in its backward pass for longer than it usually computes in it."""
-    known = select(usual, usual.wait_ns != UNKNOWN)
+    known = _with_waiting(usual)
     if head.state.activity != Activity.BACKWARD or not len(known):
         return False
     return now_ns - head.state.since_ns > float(np.median(known.backward_ns - known.wait_ns))

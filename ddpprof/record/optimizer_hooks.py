@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpprof.record import patches
@@ -17,13 +17,13 @@ def hook_optimizers() -> list[Any]:
     """
 
     def before(_optimizer: Any, args: Any, kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if is_dynamo_compiling():
             return None
         events = patches.step_events()
         return None if events is None else events.optimizer_begins(args, kwargs)
 
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not is_dynamo_compiling():
             events = patches.step_events()
             if events is not None:
                 events.optimizer_ends(optimizer)

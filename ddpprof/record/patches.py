@@ -26,11 +26,9 @@ class StepEvents(Protocol):
 
     def ddp_forward_begins(self, ddp: Any) -> None: ...
 
-    def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, /, *inputs: Any, **kwargs: Any) -> Any: ...
+    def ddp_forward_fails(self, ddp: Any, error: RuntimeError) -> None: ...
 
     def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any: ...
-
-    def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any) -> Any: ...
 
     def backward_begins(self, tensors: Any) -> None: ...
 
@@ -45,6 +43,8 @@ class StepEvents(Protocol):
 
 _active: Session | None = None
 _events: StepEvents | None = None
+_recorder: Session | None = None
+"""the active session, unless the events of every step go to something else"""
 _waiting: Callable[[], None] | None = None
 _originals: list[tuple[Any, str, Any]] = []
 
@@ -54,14 +54,14 @@ _Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def activate(session: Session | None) -> None:
     """Send all events to `session` from now on, or to nobody."""
-    global _active, _events
-    _active = _events = session
+    global _active, _events, _recorder
+    _active = _events = _recorder = session
 
 
 def send_step_events_to(events: StepEvents | None) -> None:
     """Send the events of every step to `events` from now on; ``None``: to the active session."""
-    global _events
-    _events = _active if events is None else events
+    global _events, _recorder
+    _events, _recorder = (_active, _active) if events is None else (events, None)
 
 
 def active() -> Session | None:
@@ -192,19 +192,24 @@ def _asking(call: Callable[..., Any]) -> _Wrapper:
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         events = _events
-        if events is not None:
-            events.ddp_forward_begins(self)
-        return original(self, *inputs, **kwargs)
+        if events is None:
+            return original(self, *inputs, **kwargs)
+        events.ddp_forward_begins(self)
+        try:
+            return original(self, *inputs, **kwargs)
+        except RuntimeError as error:
+            events.ddp_forward_fails(self, error)
+            raise
 
     return forward
 
 
 def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        events = _events
-        if events is None:
+        session = _recorder
+        if session is None:
             return original(self, *inputs, **kwargs)
-        return events.ddp_pre_forward(original, self, *inputs, **kwargs)
+        return session.ddp_pre_forward(original, self, *inputs, **kwargs)
 
     return pre_forward
 
@@ -219,8 +224,8 @@ def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _sync_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
     def sync_buffers(self: Any) -> Any:
-        events = _events
-        return original(self) if events is None else events.ddp_sync_buffers(original, self)
+        session = _recorder
+        return original(self) if session is None else session.ddp_sync_buffers(original, self)
 
     return sync_buffers
 
@@ -279,11 +284,14 @@ def _invoke_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torch import Tensor
+
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         events = _events
         if events is None:
             return original(tensors, *args, **kwargs)
-        tensors = tuple(tensors) if isinstance(tensors, Iterator) else tensors  # both need to see them
+        if type(tensors) is not Tensor and isinstance(tensors, Iterator):
+            tensors = tuple(tensors)  # both need to see them
         events.backward_begins(tensors)
         result = original(tensors, *args, **kwargs)
         events.backward_is_over()

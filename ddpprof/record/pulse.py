@@ -34,6 +34,8 @@ _OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
 _NUM_ACTIVITIES = len(Activity)
 _GRADIENTS_PER_LOOK = 400
 """number of gradients whose times a step may look at, which takes some 10 µs"""
+_GOLDEN = 0x9E3779B1
+"""the golden ratio's first 32 bits, whose multiples choose every n-th step evenly, but in no rhythm of the training"""
 
 
 class PulseWriter:
@@ -58,10 +60,14 @@ class PulseWriter:
         self._num_passes = 0
         self._finite_step = self._last_nonfinite = UNKNOWN
         """numbers of the last step with a finite loss, and of the last one with another"""
+        self._reduces = False
+        """whether the next backward pass reduces gradients"""
         self._forwards: list[tuple[Any, int, int]] = []
-        """reducers of the modules whose gradients the next backward pass reduces; their times count from a moment
-        between these two"""
+        """reducers of the modules whose gradients it reduces, if this step looks at them; their times count from a
+        moment between these two"""
         self._looks_every = 1
+        self._looks = True
+        """whether this step looks at when gradients came"""
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
         self._summarised_until = identity.first_step
         self.memory_bytes = UNKNOWN
@@ -95,13 +101,16 @@ class PulseWriter:
         """
         self.begins(_OTHER)
         if ddp.require_backward_grad_sync and torch.is_grad_enabled():
-            reducer = ddp.reducer if ddp.device_type == "cpu" else None
-            self._forwards.append((reducer, inner_end_ns, self._since_ns))
+            self._reduces = True
+            if self._looks:
+                reducer = ddp.reducer if ddp.device_type == "cpu" else None
+                self._forwards.append((reducer, inner_end_ns, self._since_ns))
 
     def backward_begins(self, loss: Any) -> None:
         """Note the begin of a backward pass, and whether its loss is NaN or infinite; ``None`` is not looked at."""
         self.begins(_BACKWARD)
-        if self._forwards:
+        if self._reduces:
+            self._reduces = False
             self._num_passes += 1
             self.words[_NUM_PASSES] = self._num_passes
         self._look_at(loss)
@@ -109,12 +118,12 @@ class PulseWriter:
     def _look_at(self, loss: Any) -> None:
         """Note whether a loss is NaN or infinite, unless the training would have to wait for it."""
         try:
-            if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1:
+            if type(loss) is not torch.Tensor or not loss.is_cpu:
                 return
             if isfinite(loss.item()):
                 self._finite_step = self.words[_STEP]
                 return
-        except Exception:  # it has no value, or stands within a mode of torch that lets nothing be computed
+        except Exception:  # it has no value, or several, or stands within a mode of torch that lets nothing be computed
             return
         self._note_nonfinite(self.words[_STEP])
 
@@ -133,13 +142,14 @@ class PulseWriter:
         Torch makes a list of all gradients' times, which takes longer the more there are, so that with very many only
         some of the steps know it.
         """
-        begin_ns, forwards = self._since_ns, self._forwards
+        begin_ns = self._since_ns
         self.begins(_OTHER)
-        if not forwards:
-            return
-        self._forwards = []
-        if self._num_passes % self._looks_every:
-            return
+        if self._forwards:
+            self._look_at_gradients(begin_ns)
+
+    def _look_at_gradients(self, begin_ns: int) -> None:
+        """Note when the gradients of the backward pass came that began at `begin_ns` and has just ended."""
+        forwards, self._forwards = self._forwards, []
         first_ns = last_ns = latest_ns = 0
         for reducer, end_ns, noted_ns in forwards:
             if reducer is None:
@@ -182,8 +192,10 @@ class PulseWriter:
         self._wait_ns = self._first_gradient_ns = UNKNOWN
         if self._flags:
             self._flags = words[_FLAGS] = 0
-        if self._forwards:
-            self._forwards.clear()
+        self._reduces = False
+        self._forwards.clear()
+        if self._looks_every > 1:
+            self._looks = num_steps * _GOLDEN % 2**32 * self._looks_every < 2**32
         self._step_begins(num_steps, now)
         if num_steps - self._summarised_until >= self._steps_per_summary:
             self._summarise(num_steps)

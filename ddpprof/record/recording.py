@@ -133,7 +133,7 @@ class Recording:
                 finder=self._finder,
                 training_thread=self._training_thread,
                 count_step=self._count_step,
-                note_unreduced=self._note_unreduced,
+                note_unreduced=self.note_unreduced,
                 runs_out=self._note_end_of_loader,
                 give_up=self.give_up,
             )
@@ -173,7 +173,8 @@ class Recording:
         self._notes.feeding.runs_out(iterator)
 
     @harmless
-    def _note_unreduced(self, ddp: DistributedDataParallel, complaint: str) -> None:
+    def note_unreduced(self, ddp: DistributedDataParallel, complaint: str) -> None:
+        """Note which parameters had no gradient, if that is what torch complains of."""
         if "Expected to have finished reduction" not in complaint:
             return
         if self._window.mode is StepMode.DONE:

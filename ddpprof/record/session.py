@@ -84,17 +84,16 @@ class Session(Recording):
             self._end_step()
         self._notes.feeding.forward_begins((), has_gradients=True, recording=self._notes.recording)
 
+    def ddp_forward_fails(self, ddp: DistributedDataParallel, error: RuntimeError) -> None:
+        self.note_unreduced(ddp, str(error))
+
     def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, /, *inputs: Any, **kwargs: Any) -> Any:
         start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
         if self._window.mode in (StepMode.BASELINE, StepMode.ALONE):
             self._note(self._baseline.forward_begins, ddp)
         fed = [*inputs, *kwargs.values()]
         self._note(self._notes.feeding.forward_begins, fed, torch.is_grad_enabled(), self._notes.recording)
-        try:
-            result = original(ddp, *inputs, **kwargs)
-        except RuntimeError as error:
-            self._note_unreduced(ddp, str(error))
-            raise
+        result = original(ddp, *inputs, **kwargs)
         if self._notes.recording:
             self._note(self._notes.pre_forward_is_over, ddp, start, had_rebuilt)
         return result

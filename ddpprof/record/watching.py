@@ -52,12 +52,8 @@ class WatchedSteps:
         except Exception as error:
             self.give_up(error)
 
-    def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, /, *inputs: Any, **kwargs: Any) -> Any:
-        try:
-            return original(ddp, *inputs, **kwargs)
-        except RuntimeError as error:
-            self.note_unreduced(ddp, str(error))
-            raise
+    def ddp_forward_fails(self, ddp: DistributedDataParallel, error: RuntimeError) -> None:
+        self.note_unreduced(ddp, str(error))
 
     def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
         inner_end_ns = time.time_ns()
@@ -68,9 +64,6 @@ class WatchedSteps:
             except Exception as error:
                 self.give_up(error)
         return result
-
-    def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any) -> Any:
-        return original(ddp)
 
     def _is_between_backward_passes(self) -> bool:
         return _TASK_OF_BACKWARD() == -1 and get_ident() == self.training_thread

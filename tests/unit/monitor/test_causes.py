@@ -58,6 +58,19 @@ def test_it_is_the_link_if_all_wait_longer() -> None:
     assert reason_for({0: change({}, WAITS), 1: change({}, WAITS)}) == Reason(SlowdownCause.LINK, (0, 1))
 
 
+def every_third_known(one: dict[str, float]) -> list[dict[str, float]]:
+    return [one if number % 3 == 0 else {**one, "wait": -1.0} for number in range(30)]
+
+
+def test_it_is_the_link_even_if_only_some_steps_know_their_waiting() -> None:
+    before, after = (portrait(steps_of(every_third_known(one))) for one in ({}, WAITS))
+    assert before is not None
+    assert after is not None
+    assert (after.wait_ns, after.parts[StepPart.BACKWARD]) == (22 * MS, 20 * MS)
+    ranks = dict.fromkeys((0, 1), Change(before, after))
+    assert reason_for(ranks) == Reason(SlowdownCause.LINK, (0, 1))
+
+
 def test_it_is_everybody_if_all_compute_longer() -> None:
     reason = reason_for({rank: change({}, {"forward": 32.0, "cpu": 62.0}) for rank in range(3)})
     assert reason == Reason(SlowdownCause.EVERYBODY, (0, 1, 2), StepPart.FORWARD)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pulse_writers import Clock, decoded, identity
@@ -135,6 +136,22 @@ def test_a_loss_that_is_not_finite_is_noted(
         pulse.step_ends(number)
     state = decoded(pulse).state
     assert (state.nonfinite_step, state.num_nonfinite, state.finite_step) == noted
+
+
+def test_many_gradients_are_looked_at_in_every_second_step(pulse: PulseWriter, clock: Clock) -> None:
+    for number in range(1, 101):
+        for _ in range(2):  # all passes of a step are looked at, or none
+            backward(pulse, clock, Reducer(*[5] * 800), 30)
+        pulse.step_ends(number)
+    waits = decoded(pulse).steps.wait_ns
+    looked = np.flatnonzero(waits != UNKNOWN)
+    assert set(waits[looked].tolist()) == {50}
+    assert set(np.diff(looked).tolist()) == {1, 2, 3}
+    assert 48 <= len(looked) <= 52
+    for rhythm in (2, 3, 4, 5, 10):  # of a training whose steps differ
+        counts = np.bincount(looked % rhythm, minlength=rhythm)
+        assert counts.min() >= 0.7 * counts.mean()
+    assert decoded(pulse).state.num_passes == 200
 
 
 def test_very_many_gradients_are_looked_at_in_some_steps(pulse: PulseWriter, clock: Clock) -> None:
