@@ -65,14 +65,15 @@ def _samples(kept: Any, rank: int) -> PulseSamples:
 
 
 def replayed(ranks: dict[int, tuple[PulseSteps, PulseSamples]]) -> list[tuple[int, StepSlowdown]]:
-    """Return the slow-downs, each with the step in which it was found."""
-    watch, found = SlowdownWatch(), list[int]()
+    """Return the slow-downs, each with the step in which it was found. Those that were withdrawn are not among them."""
+    watch, found = SlowdownWatch(), dict[int, int]()
     begin, end = (int(ranks[0][0].number[index]) for index in (0, -1))
     for until in range(begin + FED, end + 1 + FED, FED):
         pulses = {rank: _pulse(rank, steps, samples, until) for rank, (steps, samples) in ranks.items()}
         watch.update(pulses)
-        found += [until] * (len(watch.slowdowns) - len(found))
-    return list(zip(found, watch.slowdowns, strict=True))
+        for one in watch.slowdowns:
+            found.setdefault(one.first_step, until)
+    return [(found[one.first_step], one) for one in watch.slowdowns]
 
 
 def _pulse(rank: int, steps: PulseSteps, samples: PulseSamples, until: int) -> Pulse:
@@ -117,9 +118,8 @@ def told_of_plants(recordings: Path, job: str) -> dict[str, Any]:
         ]
         mine |= set(overlapping)
         if overlapping:
-            at, one = max((found[index] for index in overlapping), key=lambda pair: _overlap(pair[1], begin, end))
-            at = min(found[index][0] for index in overlapping)
-            row["found_after"] = at - begin
+            one = max((found[index][1] for index in overlapping), key=lambda one: _overlap(one, begin, end))
+            row["found_after"] = min(found[index][0] for index in overlapping) - begin
             row["error_points"] = round(100 * abs(one.growth - size), 2)
             row["cause"] = f"{one.cause}{f' {one.part}' if one.part else ''} on {list(one.ranks)}"
             row["is_right"] = _is_right(plant, one)

@@ -213,7 +213,7 @@ class SlowdownLook:
         self._say = say
         self._directory: Path | None = None
         self._told: dict[int, StepSlowdown] = {}
-        """slow-downs of which it has spoken, as they were then, by their place in the list"""
+        """slow-downs of which it has spoken, as they were then, by their first step"""
 
     def at(self, directory: Path, _late_s: float) -> None:
         from ddpprof.monitor.pulse_files import read_pulses
@@ -223,9 +223,9 @@ class SlowdownLook:
             self._directory, self._watch = directory, SlowdownWatch()
             self._told = {}
         pulses = read_pulses(directory)
-        before = tuple(self._watch.slowdowns)
+        before = self._watch.slowdowns
         self._watch.update(pulses)
-        if tuple(self._watch.slowdowns) != before:
+        if self._watch.slowdowns != before:
             self._write(directory, pulses)
         self._tell(len(pulses))
 
@@ -245,21 +245,21 @@ class SlowdownLook:
         steps = common_steps({rank: pulse.steps for rank, pulse in pulses.items()})
         pauses = () if steps is None else pauses_in(steps)
         with suppress(OSError):
-            write_slowdowns(directory, Slowdowns(tuple(self._watch.slowdowns), pauses))
+            write_slowdowns(directory, Slowdowns(self._watch.slowdowns, pauses))
 
     def _tell(self, world_size: int) -> None:
         from ddpprof.render.slowdown_words import slowdown_sentence
 
         found = self._watch.slowdowns
-        for number, one in enumerate(found):
-            told = self._told.get(number)
+        for one in found:
+            told = self._told.get(one.first_step)
             if told is None:
                 if one.growth >= _WORTH_SAYING and _has_lasted(one) and len(self._told) < _MOST_SAID:
                     self._say(slowdown_sentence(one, world_size))
-                    self._told[number] = one
+                    self._told[one.first_step] = one
             elif told.last_step is None and one.last_step is not None:
-                self._told[number] = one
-                if number == len(found) - 1:
+                self._told[one.first_step] = one
+                if one is found[-1]:
                     self._say(f"from step {one.last_step + 1:,} on, steps are as before")
 
 

@@ -24,7 +24,9 @@ import numpy as np
 from ddpprof.model.tables import Int64Column
 from ddpprof.monitor.step_noise import Flags, Floats, change_point, middle_half, noise_of_windows
 
-LEAST_SHIFT = log(1.05)
+LEAST_GROWTH = 0.05
+"""least share by which a slow-down makes steps longer"""
+LEAST_SHIFT = log(1 + LEAST_GROWTH)
 LASTING = log(1.04)
 """least shift of each of the last parts of a window"""
 OVER = log(1.03)
@@ -49,6 +51,11 @@ class LevelShift:
     after_ns: int
     num_steps: int
     """number of values of which `after_ns` is the median"""
+
+    @property
+    def was_slow(self) -> bool:
+        """Whether it lasts, or all of its steps together say that it was a slow-down."""
+        return self.last_step is None or self.after_ns >= (1 + LEAST_GROWTH) * self.before_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:
     detector = LevelShifts(OF_SUMMARIES)
     length_ns = np.median([summaries.median_ns for summaries in ranks.values()], axis=0).astype(np.int64)
     detector.feed(one.first_step, length_ns, one.num_flagged < one.num_steps)
-    return [_slowdown(shift, detector.shifts, ranks, pulses) for shift in detector.shifts]
+    return [_slowdown(shift, detector.shifts, ranks, pulses) for shift in detector.shifts if shift.was_slow]
 
 
 def _common(ranks: Mapping[int, PulseSummaries]) -> dict[int, PulseSummaries]:

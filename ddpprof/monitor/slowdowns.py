@@ -1,6 +1,7 @@
 """The slow-downs of a job, with their causes, found while it runs.
 
-A slow-down's size and cause are refined as long as it lasts, and stay once it is over.
+A slow-down's size and cause are refined as long as it lasts, and stay once it is over. It is withdrawn if all of its
+steps together turn out to have been hardly longer.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ class SlowdownWatch:
     """A watch over one job. It has to be shown the pulses often enough that no step leaves their rings unseen."""
 
     def __init__(self) -> None:
-        self.slowdowns: list[StepSlowdown] = []
-        """all slow-downs so far, in the order of their steps; the last one may still last"""
+        self._found: list[StepSlowdown] = []
+        """a slow-down for each of the detector's"""
         self._detector = LevelShifts()
         self._last_step = -1
         self._normal: list[Mapping[int, Portrait]] = []
         """how each rank spent its steps before each slow-down"""
+
+    @property
+    def slowdowns(self) -> tuple[StepSlowdown, ...]:
+        """All slow-downs so far, in the order of their steps; the last one may still last."""
+        return tuple(one for one, shift in zip(self._found, self._detector.shifts, strict=True) if shift.was_slow)
 
     def update(self, pulses: Mapping[int, Pulse]) -> None:
         """Look at the steps that all of these ranks have finished since the last time."""
@@ -43,11 +49,11 @@ class SlowdownWatch:
         self._last_step = int(steps.number[-1])
         samples = {rank: pulse.samples for rank, pulse in pulses.items()}
         for index, shift in enumerate(self._detector.shifts):
-            if index == len(self.slowdowns):
+            if index == len(self._found):
                 self._normal.append(portraits(steps, normal_before(steps, self._detector.shifts, shift), samples))
-                self.slowdowns.append(self._slowdown(index, shift, steps, samples))
-            elif self.slowdowns[index].last_step is None:
-                self.slowdowns[index] = self._slowdown(index, shift, steps, samples)
+                self._found.append(self._slowdown(index, shift, steps, samples))
+            elif self._found[index].last_step is None:
+                self._found[index] = self._slowdown(index, shift, steps, samples)
 
     def _slowdown(
         self, index: int, shift: LevelShift, steps: JobSteps, samples: Mapping[int, PulseSamples]
@@ -55,7 +61,7 @@ class SlowdownWatch:
         slow = steps.between(shift.first_step + 1, shift.last_step) & steps.is_usual
         rows = np.flatnonzero(slow)[-_COMPARED_AFTER:]
         reason = reason_between(self._normal[index], portraits(steps, rows, samples))
-        known = self.slowdowns[index] if index < len(self.slowdowns) else None
+        known = self._found[index] if index < len(self._found) else None
         if known is not None and reason.cause is SlowdownCause.UNKNOWN:
             reason = Reason(known.cause, known.ranks, known.part, known.first_gradient_later_ns)
         return slowdown_of(shift, reason, steps, None if known is None else known.began_ns)

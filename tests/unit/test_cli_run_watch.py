@@ -20,11 +20,13 @@ S = 10**9
 RISE = "since step 100 steps take 50% longer, 10.0 → 15.0 ms: all-reduces take longer, and no rank does by itself"
 
 
-def slow(began_s: float, ended_s: float | None = None, after_ns: int = 15_000_000) -> StepSlowdown:
+def slow(
+    began_s: float, ended_s: float | None = None, after_ns: int = 15_000_000, first_step: int = 100
+) -> StepSlowdown:
     return StepSlowdown(
-        first_step=100, last_step=None if ended_s is None else 199, before_ns=10_000_000, after_ns=after_ns,
-        num_steps=100, began_ns=int(began_s * S), ended_ns=None if ended_s is None else int(ended_s * S),
-        cause=SlowdownCause.LINK, ranks=(),
+        first_step=first_step, last_step=None if ended_s is None else first_step + 99,
+        before_ns=10_000_000, after_ns=after_ns, num_steps=100, began_ns=int(began_s * S),
+        ended_ns=None if ended_s is None else int(ended_s * S), cause=SlowdownCause.LINK, ranks=(),
     )  # fmt: skip
 
 
@@ -72,16 +74,16 @@ def test_a_slow_down_is_told_once_it_has_lasted_and_when_it_is_over(launcher: La
 def test_a_short_or_a_small_one_is_not_told(launcher: Launcher) -> None:
     assert launcher.looks(1012, slow(1000)) == []
     assert launcher.looks(1060, slow(1000, ended_s=1015)) == []
-    assert launcher.looks(1120, slow(1000, ended_s=1015), slow(1070, after_ns=10_900_000)) == []
+    assert launcher.looks(1120, slow(1000, ended_s=1015), slow(1070, after_ns=10_900_000, first_step=200)) == []
 
 
 def test_the_end_is_not_told_if_another_one_follows(launcher: Launcher) -> None:
     assert launcher.looks(1021, slow(1000)) == [RISE]
-    assert launcher.looks(1090, slow(1000, ended_s=1088), slow(1088, after_ns=20_000_000)) == []
+    assert launcher.looks(1090, slow(1000, ended_s=1088), slow(1088, after_ns=20_000_000, first_step=200)) == []
 
 
 def test_there_is_an_end_to_what_it_says(launcher: Launcher) -> None:
-    assert len(launcher.looks(9000, *[slow(1000, ended_s=1030)] * 50)) == 20
+    assert len(launcher.looks(9000, *(slow(1000, ended_s=1030, first_step=first) for first in range(50)))) == 20
 
 
 class Detector:
