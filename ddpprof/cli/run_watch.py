@@ -81,20 +81,20 @@ class RunWatch:
             self._say(f"no longer watches the job: {error}")
 
     def _look_until_the_end(self) -> None:
-        due = dict.fromkeys(self._looks, time.monotonic() + _FIRST_LOOK_S)
-        while not self._ending.wait(max(0.1, min(due.values()) - time.monotonic())):
+        due = dict.fromkeys(self._looks, _now_s() + _FIRST_LOOK_S)
+        while not self._ending.wait(max(0.1, min(due.values()) - _now_s())):
             directory = self._directory()
             if directory is not None:
                 self._name_top(directory)
             for look in self._looks:
-                late_s = time.monotonic() - due[look]
+                late_s = _now_s() - due[look]
                 if late_s < 0:
                     continue
                 began = time.thread_time()
                 if directory is not None:
                     look.at(directory, late_s)
                 took_s = time.thread_time() - began
-                due[look] = time.monotonic() + max(look.every_s, took_s / _SHARE)
+                due[look] = _now_s() + max(look.every_s, took_s / _SHARE)
         directory = self._directory()
         if directory is not None:
             for look in self._looks:
@@ -296,6 +296,11 @@ class LossLook:
         if found is not None:
             self._told_of = directory
             self._say(f"{found.title}: {found.evidence}. {found.advice}")
+
+
+def _now_s() -> float:
+    """Return seconds of a clock that goes on while the machine sleeps, where the system has one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _has_lasted(slowdown: StepSlowdown) -> bool:

@@ -24,9 +24,16 @@ def diagnose_overdue(directory: Path, overdue: Overdue, detector: HangDetector) 
     while _lacks_stacks(evidence) and time.monotonic() < deadline:
         time.sleep(0.2)
         evidence = gather(directory, records=False)
-    if not evidence or any(one.state.step > overdue.step for one in evidence if not one.has_ended):
+    if _has_gone_on(evidence, overdue) or detector.is_on_purpose(evidence, overdue):
         return None
-    return None if detector.is_on_purpose(evidence, overdue.waited_s) else judge(gather(directory))
+    evidence = gather(directory)
+    return None if _has_gone_on(evidence, overdue) else judge(evidence)
+
+
+def _has_gone_on(evidence: tuple[RankEvidence, ...], overdue: Overdue) -> bool:
+    """Return whether a rank has ended the step, or all ranks have ended."""
+    training = [one.state.step for one in evidence if not one.has_ended]
+    return not training or max(training) > overdue.step
 
 
 def _lacks_stacks(evidence: tuple[RankEvidence, ...]) -> bool:

@@ -29,6 +29,10 @@ _COMPUTES_S = 120.0
 """seconds that a rank may compute outside DDP, as in an evaluation of its own"""
 _IDLE_S = 60.0
 """seconds after which a rank that neither computes nor reads nor writes does not pause on purpose"""
+_REST_S, _REST_OF_FIRST_S = 2.5, 60.0
+"""least seconds in which a step may end after a pause in it, and seconds for one of the first steps"""
+_MOST_MOVES = 3
+"""number of times that a job is let alone because a rank has just begun to do something else, in one step"""
 _STEPS = 64
 _SLEPT_S = 5.0
 """seconds by which a look is only late if the machine slept, or this process was stopped"""
@@ -52,6 +56,10 @@ class HangDetector:
         self._moved: dict[int, tuple[tuple[float, int], int]] = {}
         """by rank: what its process had computed, read and written, and since when that has not changed"""
         self._awake_since_ns = 0
+        self._paused: tuple[int, int] | None = None
+        """step in which the job was last seen to pause on purpose, and when"""
+        self._num_moves = 0
+        """how often ranks were seen to move on in that step"""
 
     def look(self, late_s: float = 0.0) -> Overdue | None:
         """Return the step that is overdue now; ``None`` while all is well, or nothing is known.
@@ -60,8 +68,11 @@ class HangDetector:
         """
         now = self._clock()
         if late_s > _SLEPT_S:
-            self._awake_since_ns = now
+            self._wakes(now)
         heads = self._heads()
+        if self._clock() - now > _SLEPT_S * 1e9:
+            self._wakes(self._clock())
+            return None
         living = [head for head in heads if head.state.ended == Ended.NOT_YET]
         if not living or any(head.state.ended == Ended.UNWATCHED for head in heads):
             return None
@@ -70,14 +81,33 @@ class HangDetector:
         usual_s = _usual_s(latest)
         if waited_s < allowed_s(usual_s):
             self._moved.clear()
+            self._paused, self._num_moves = None, 0
             return None
-        return Overdue(latest.state.step, waited_s, usual_s)
+        overdue = Overdue(latest.state.step, waited_s, usual_s)
+        return None if self._is_seen_to_pause(overdue, now) else overdue
 
-    def is_on_purpose(self, evidence: Sequence[RankEvidence], waited_s: float) -> bool:
-        """Return whether an overdue job pauses on purpose: one of its ranks does what may take that long."""
-        if any(places.is_debugged(one.stack) for one in evidence):
-            return True
-        return any(waited_s < allowed_to(one) and self._idle_s(one) < _IDLE_S for one in evidence)
+    def _wakes(self, now_ns: int) -> None:
+        """Handle that the machine slept, or this process was stopped, until now."""
+        self._awake_since_ns = now_ns
+        self._moved.clear()
+
+    def _is_seen_to_pause(self, overdue: Overdue, now_ns: int) -> bool:
+        """Return whether the job paused on purpose a moment ago, so that the rest of its step may still be to come."""
+        if self._paused is None or self._paused[0] != overdue.step:
+            return False
+        return now_ns - self._paused[1] < _rest_s(overdue.usual_s) * 1e9
+
+    def is_on_purpose(self, evidence: Sequence[RankEvidence], overdue: Overdue) -> bool:
+        """Return whether an overdue job pauses on purpose, or a rank has just ended a pause."""
+        pauses = any(places.is_debugged(one.stack) for one in evidence) or any(
+            overdue.waited_s < allowed_to(one) and self._idle_s(one) < _IDLE_S for one in evidence
+        )
+        if not pauses:
+            if not _has_moved(evidence, _rest_s(overdue.usual_s)) or self._num_moves == _MOST_MOVES:
+                return False
+            self._num_moves += 1
+        self._paused = overdue.step, self._clock()
+        return True
 
     def _idle_s(self, one: RankEvidence) -> float:
         """Return for how long, as far as this detector has seen, the rank and its workers have not done anything."""
@@ -94,6 +124,16 @@ class HangDetector:
         with suppress(OSError):  # the run has not begun
             return list(read_heads(self._directory, _STEPS))
         return []
+
+
+def _rest_s(usual_s: float | None) -> float:
+    """Return in how many seconds a step ends after a pause in it."""
+    return _REST_OF_FIRST_S if usual_s is None else max(_REST_S, 2 * usual_s)
+
+
+def _has_moved(evidence: Sequence[RankEvidence], within_s: float) -> bool:
+    """Return whether a rank has begun what it does within the last seconds. In a job that hangs, none has."""
+    return any(one.now_ns - one.state.since_ns < within_s * 1e9 for one in evidence if not one.has_ended)
 
 
 def _usual_s(head: PulseHead) -> float | None:

@@ -10,8 +10,9 @@ from hung_ranks import NOW_NS, USER, S, died, process, rank, steps, waiting
 
 from ddpprof import rundir
 from ddpprof.diagnosis import hang_detector
+from ddpprof.diagnosis.diagnose import diagnose_overdue
 from ddpprof.diagnosis.evidence import RankEvidence
-from ddpprof.diagnosis.hang_detector import HangDetector, allowed_s
+from ddpprof.diagnosis.hang_detector import HangDetector, Overdue, allowed_s
 from ddpprof.errors import DdpprofError
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
 from ddpprof.model.stack import Frame
@@ -19,6 +20,10 @@ from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import PulseHead
 
 PDB = Frame("/usr/lib/python3.11/pdb.py", 1, "interaction")
+
+
+def overdue(waited_s: float, usual_s: float | None = 0.1) -> Overdue:
+    return Overdue(step=10, waited_s=waited_s, usual_s=usual_s)
 
 
 class Job:
@@ -82,6 +87,52 @@ def test_a_machine_that_slept_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> 
     assert job.detector.look() is not None
 
 
+def test_a_machine_that_slept_during_a_look_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, rank(0, since_s=0), rank(1, since_s=0))
+
+    def sleeps_first(directory: Path, number: int, num_steps: int) -> PulseHead:
+        job.now_ns += 60 * S
+        return job.head(directory, number, num_steps)
+
+    monkeypatch.setattr(pulse_files, "read_head", sleeps_first)
+    assert job.detector.look() is None
+    monkeypatch.setattr(pulse_files, "read_head", job.head)
+    assert job.detector.look() is None
+    job.now_ns += 6 * S
+    assert job.detector.look() is not None
+
+
+def test_the_rest_of_a_step_is_waited_for_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, waiting(1), saving := rank(0, USER, activity=Activity.SAVE, since_s=20))
+    found = job.detector.look()
+    assert found is not None
+    assert job.detector.is_on_purpose([saving], found)
+    job.now_ns += 2 * S
+    assert job.detector.look() is None
+    job.now_ns += S
+    assert job.detector.look() is not None
+
+
+def test_a_rank_that_has_just_moved_on_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save of 10 s has just ended, and the forward has begun: nobody hangs, unless that happens again and again."""
+    moves = rank(0, USER, activity=Activity.FORWARD, since_s=0.1)
+    detector = Job(monkeypatch).detector
+    assert [detector.is_on_purpose([waiting(1), moves], overdue(10)) for _ in range(4)] == [True, True, True, False]
+    slow = rank(0, USER, activity=Activity.FORWARD, since_s=40)
+    assert Job(monkeypatch).detector.is_on_purpose([waiting(1), slow], overdue(400, usual_s=30))
+
+
+def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = (rank(0, USER, since_s=20), waiting(1))
+    gone_on = (rank(0, USER, since_s=0, step=11), waiting(1))
+    ended = tuple(rank(number, USER, step=11, ended=Ended.FINISHED) for number in range(2))
+    for later, is_hang in ((held, True), (gone_on, False), (ended, False)):
+        seen = iter((held, later))
+        monkeypatch.setattr("ddpprof.diagnosis.diagnose.gather", lambda *_, seen=seen, **__: next(seen))
+        detector = Job(monkeypatch).detector
+        assert (diagnose_overdue(Path("run"), overdue(20), detector) is not None) is is_hang
+
+
 @pytest.mark.parametrize(
     ("one", "until_s"),
     [
@@ -99,15 +150,15 @@ def test_a_machine_that_slept_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_what_jobs_pause_for(one: RankEvidence, until_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     detector = Job(monkeypatch).detector
-    assert detector.is_on_purpose([waiting(1), one], until_s + 1) is False
+    assert detector.is_on_purpose([waiting(1), one], overdue(until_s + 1)) is False
     if until_s:
-        assert detector.is_on_purpose([waiting(1), one], until_s - 1) is True
+        assert detector.is_on_purpose([waiting(1), one], overdue(until_s - 1)) is True
 
 
 def test_a_job_that_somebody_debugs_pauses_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch)
     for _ in range(3):
-        assert job.detector.is_on_purpose([waiting(1), rank(0, USER, PDB)], 1e6)
+        assert job.detector.is_on_purpose([waiting(1), rank(0, USER, PDB)], overdue(1e6))
         job.now_ns += 3600 * S
 
 
@@ -116,18 +167,18 @@ def test_workers_that_read_the_first_batch_are_not_idle(monkeypatch: pytest.Monk
     loading = rank(0, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH)
     for number in range(3):
         worker = process(moved_bytes=number)
-        assert job.detector.is_on_purpose([replace(loading, workers=(worker,))], 100)
+        assert job.detector.is_on_purpose([replace(loading, workers=(worker,))], overdue(100))
         job.now_ns += 40 * S
 
 
 def test_a_rank_that_saves_and_does_nothing_does_not_save(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch)
     saving = rank(0, activity=Activity.SAVE)
-    assert job.detector.is_on_purpose([saving], 10)
+    assert job.detector.is_on_purpose([saving], overdue(10))
     job.now_ns += 61 * S
-    assert not job.detector.is_on_purpose([saving], 71)
+    assert not job.detector.is_on_purpose([saving], overdue(71))
     busy = replace(saving, process=process(moved_bytes=1000))
-    assert job.detector.is_on_purpose([busy], 71)
+    assert job.detector.is_on_purpose([busy], overdue(71))
 
 
 def test_a_rank_that_only_begins_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
