@@ -39,8 +39,8 @@ class Look(Protocol):
     every_s: float
     """seconds between two looks, or more if a look takes long"""
 
-    def at(self, directory: Path, late_s: float) -> None:
-        """Look at the run in a directory, by `late_s` later than it was due."""
+    def at(self, directory: Path, missed_s: float) -> None:
+        """Look at the run in a directory. `missed_s`: by how much the time has gone on unseen since the last look."""
 
     def last_time(self, directory: Path) -> None:
         """Look at a run whose job has ended."""
@@ -82,6 +82,7 @@ class RunWatch:
 
     def _look_until_the_end(self) -> None:
         due = dict.fromkeys(self._looks, _now_s() + _FIRST_LOOK_S)
+        times_of_day = dict.fromkeys(self._looks, _time_of_day_s())
         while not self._ending.wait(max(0.1, min(due.values()) - _now_s())):
             directory = self._directory()
             if directory is not None:
@@ -90,9 +91,11 @@ class RunWatch:
                 late_s = _now_s() - due[look]
                 if late_s < 0:
                     continue
-                began = time.thread_time()
+                began, time_of_day = time.thread_time(), _time_of_day_s()
+                missed_s = max(late_s, abs(time_of_day - times_of_day[look]))
+                times_of_day[look] = time_of_day
                 if directory is not None:
-                    look.at(directory, late_s)
+                    look.at(directory, missed_s)
                 took_s = time.thread_time() - began
                 due[look] = _now_s() + max(look.every_s, took_s / _SHARE)
         directory = self._directory()
@@ -134,13 +137,13 @@ class HangLook:
         """step of the current hang"""
         self._judged_at = 0.0
 
-    def at(self, directory: Path, late_s: float) -> None:
+    def at(self, directory: Path, missed_s: float) -> None:
         from ddpprof.diagnosis.hang_detector import HangDetector
 
         if self._directory != directory:
             self._directory, self._detector = directory, HangDetector(directory)
             self._verdict = self._hangs_at = None
-        overdue = self._detector.look(late_s)
+        overdue = self._detector.look(missed_s)
         if overdue is None:
             self._goes_on(directory)
         elif self._hangs_at != overdue.step:
@@ -215,7 +218,7 @@ class SlowdownLook:
         self._told: dict[int, StepSlowdown] = {}
         """slow-downs of which it has spoken, as they were then, by their first step"""
 
-    def at(self, directory: Path, _late_s: float) -> None:
+    def at(self, directory: Path, _missed_s: float) -> None:
         from ddpprof.monitor.pulse_files import read_pulses
         from ddpprof.monitor.slowdowns import SlowdownWatch
 
@@ -273,7 +276,7 @@ class LossLook:
         self._told_of: Path | None = None
         """the attempt of which it has spoken"""
 
-    def at(self, directory: Path, _late_s: float) -> None:
+    def at(self, directory: Path, _missed_s: float) -> None:
         """Speak of it once the other ranks have had a step in which to follow."""
         self._look(directory, is_over=False)
 
@@ -301,6 +304,11 @@ class LossLook:
 def _now_s() -> float:
     """Return seconds of a clock that goes on while the machine sleeps, where the system has one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _time_of_day_s() -> float:
+    """Return the time of day less `_now_s`: it changes if somebody sets the clock."""
+    return time.time() - _now_s()
 
 
 def _has_lasted(slowdown: StepSlowdown) -> bool:

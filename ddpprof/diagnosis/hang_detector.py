@@ -35,7 +35,7 @@ _MOST_MOVES = 3
 """number of times that a job is let alone because a rank has just begun to do something else, in one step"""
 _STEPS = 64
 _SLEPT_S = 5.0
-"""seconds by which a look is only late if the machine slept, or this process was stopped"""
+"""seconds by which a look is only late if the machine slept, this process was stopped, or somebody set the clock"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class HangDetector:
         self._num_moves = 0
         """how often ranks were seen to move on in that step"""
 
-    def look(self, late_s: float = 0.0) -> Overdue | None:
+    def look(self, missed_s: float = 0.0) -> Overdue | None:
         """Return the step that is overdue now; ``None`` while all is well, or nothing is known.
 
-        `late_s`: by how much this look comes later than it was meant to.
+        `missed_s`: by how much this look comes later than it was meant to, or by how much the clock was set.
         """
         now = self._clock()
-        if late_s > _SLEPT_S:
+        if missed_s > _SLEPT_S:
             self._wakes(now)
         heads = self._heads()
         if self._clock() - now > _SLEPT_S * 1e9:
@@ -87,7 +87,7 @@ class HangDetector:
         return None if self._is_seen_to_pause(overdue, now) else overdue
 
     def _wakes(self, now_ns: int) -> None:
-        """Handle that the machine slept, or this process was stopped, until now."""
+        """Handle that times before now say nothing: the machine slept, or the clock was set."""
         self._awake_since_ns = now_ns
         self._moved.clear()
 

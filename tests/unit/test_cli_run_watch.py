@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 from pulse_files import MadeStep, write_pulse
 
-from ddpprof.cli.run_watch import HangLook, LossLook, SlowdownLook
+from ddpprof.cli import run_watch
+from ddpprof.cli.run_watch import HangLook, LossLook, RunWatch, SlowdownLook
 from ddpprof.diagnosis import diagnose, hang_detector
 from ddpprof.diagnosis.hang_detector import Overdue
 from ddpprof.model.hang import Fault, Verdict
@@ -86,12 +89,44 @@ def test_there_is_an_end_to_what_it_says(launcher: Launcher) -> None:
     assert len(launcher.looks(9000, *(slow(1000, ended_s=1030, first_step=first) for first in range(50)))) == 20
 
 
+class Noting:
+    """A look that notes by how much the time has gone on unseen; after the first one, somebody sets the clock."""
+
+    every_s = 0.1
+
+    def __init__(self, set_clock: Callable[[], None]) -> None:
+        self.missed_s: list[float] = []
+        self._set_clock = set_clock
+
+    def at(self, _directory: Path, missed_s: float) -> None:
+        self.missed_s.append(missed_s)
+        if len(self.missed_s) == 1:
+            self._set_clock()
+
+    def last_time(self, _directory: Path) -> None:
+        pass
+
+
+@pytest.mark.parametrize("by_s", [3600, -3600])
+def test_a_clock_that_is_set_is_noticed(by_s: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    now = time.time
+    look = Noting(lambda: monkeypatch.setattr(time, "time", lambda: now() + by_s))
+    monkeypatch.setattr(run_watch, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(RunWatch, "_directory", lambda _: tmp_path)
+    watch = RunWatch(tmp_path, is_quiet=True, kill_after_s=None)
+    watch._looks = (look,)
+    watch.start()
+    wait_until(lambda: len(look.missed_s) >= 3, "three looks")
+    watch.end()
+    assert [round(missed_s, -2) for missed_s in look.missed_s[:3]] == [0, 3600, 0]
+
+
 class Detector:
     """Looks at a job whose step 20 is overdue for so long."""
 
     waited_s = 0.0
 
-    def look(self, _late_s: float) -> Overdue:
+    def look(self, _missed_s: float) -> Overdue:
         return Overdue(20, self.waited_s, 0.1)
 
 

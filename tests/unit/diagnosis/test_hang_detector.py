@@ -79,7 +79,7 @@ def test_a_job_that_has_ended_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_machine_that_slept_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, rank(0, since_s=0), rank(1, since_s=0))
     job.now_ns += 3600 * S
-    assert job.detector.look(late_s=3599) is None
+    assert job.detector.look(missed_s=3599) is None
     for _ in range(4):
         job.now_ns += S
         assert job.detector.look() is None
