@@ -138,12 +138,13 @@ class PulseSteps:
     data_ns: Int64Column
     forward_ns: Int64Column
     backward_ns: Int64Column
-    """backward passes, with their waiting"""
+    """backward passes with their waiting, and the waiting for buffers and for collectives of the script"""
     optimizer_ns: Int64Column
     save_ns: Int64Column
     evaluation_ns: Int64Column
     wait_ns: Int64Column
-    """from a backward pass's last gradient to the end of the pass; `UNKNOWN` where gradients were not looked at"""
+    """waiting for other ranks: from a backward pass's last gradient to the end of the pass, in DDP's broadcast of
+    buffers, and in collectives of the script; `UNKNOWN` where gradients were not looked at"""
     first_gradient_ns: Int64Column
     """from the begin of the last backward pass to its first gradient; `UNKNOWN` where `wait_ns` is"""
     flags: Int64Column

@@ -19,7 +19,7 @@ class Stretch:
     data_ns: int
     forward_ns: int
     backward_ns: int
-    """backward passes, with their waiting"""
+    """backward passes, with all waiting for other ranks"""
     optimizer_ns: int
     wait_ns: int | None
     """from the launch of the last bucket to the end of the backward pass; ``None`` if it is unknown"""

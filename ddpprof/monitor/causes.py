@@ -1,6 +1,6 @@
 """Which ranks cause a slow-down, and what takes their time?
 
-    own time    = length of the step - waiting for all-reduces
+    own time    = length of the step - waiting for other ranks, in all-reduces, buffers and the script's collectives
     guilty      the rank whose own time, or a part of it, grew most, if by at least half of what the step grew by,
                 and ranks with at least 0.6 of that
 

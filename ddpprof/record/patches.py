@@ -30,6 +30,10 @@ class StepEvents(Protocol):
 
     def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any: ...
 
+    def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any) -> Any: ...
+
+    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any: ...
+
     def backward_begins(self, tensors: Any) -> None: ...
 
     def backward_is_over(self) -> None: ...
@@ -117,6 +121,7 @@ def _forget_in_forked_children() -> None:
 def install_around_training() -> None:
     """Wrap functions outside DDP, once torch is imported: data, ``backward``, checkpoints, RPC, the user's profiler."""
     import torch
+    import torch.distributed as dist
     from torch.amp.grad_scaler import GradScaler
     from torch.autograd.profiler import profile
     from torch.utils.data import DataLoader
@@ -131,6 +136,7 @@ def install_around_training() -> None:
     _wrap(GradScaler, "step", _asking(_scaler_step))
     # The session makes room when the user starts a profiler of their own.
     _wrap(profile, "_prepare_trace", _telling(lambda session, inner: session.another_profiler_starts(inner)))
+    _wrap(dist.Work, "wait", _work_wait)  # every collective that the script waits for ends in it
     _wrap(torch.autograd, "backward", _backward)  # every `Tensor.backward` calls it
     _wrap(torch.cuda.CUDAGraph, "capture_begin", _telling(lambda session, _graph: session.graphs.capture_begins()))
     _wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
@@ -224,10 +230,20 @@ def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _sync_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
     def sync_buffers(self: Any) -> Any:
-        session = _recorder
-        return original(self) if session is None else session.ddp_sync_buffers(original, self)
+        events = _events
+        return original(self) if events is None else events.ddp_sync_buffers(original, self)
 
     return sync_buffers
+
+
+def _work_wait(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        events = _events
+        if events is None:
+            return original(self, *args, **kwargs)
+        return events.work_waits(original, self, *args, **kwargs)
+
+    return wait
 
 
 def _next(original: Callable[..., Any]) -> Callable[..., Any]:

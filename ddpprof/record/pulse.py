@@ -12,6 +12,7 @@ import mmap
 import os
 import sys
 import time
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ class PulseWriter:
         self._spent_ns = [0] * _NUM_ACTIVITIES
         self._flags = 0
         self._wait_ns = self._first_gradient_ns = UNKNOWN
+        self._waited_ns = 0
+        """time in this step for which the training thread waited for other ranks outside backward passes"""
         self._num_passes = 0
         self._finite_step = self._last_nonfinite = UNKNOWN
         """numbers of the last step with a finite loss, and of the last one with another"""
@@ -92,6 +95,22 @@ class PulseWriter:
         """Note that an activity is over, unless another has begun in the meantime."""
         if self._activity == activity:
             self.begins(_OTHER)
+
+    def waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
+        """Call what waits for other ranks, such as DDP's broadcast of buffers, and note for how long it does.
+
+        The time counts as that of backward passes, which have all other waiting. In a backward pass nothing is noted:
+        there the times of gradients tell.
+        """
+        began_ns = time.time_ns()
+        try:
+            return original(*work, **kwargs)
+        finally:
+            if self._activity != _BACKWARD:
+                waited_ns = time.time_ns() - began_ns
+                self._spent_ns[self._activity] -= waited_ns
+                self._spent_ns[_BACKWARD] += waited_ns
+                self._waited_ns += waited_ns
 
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
         """Note the end of a forward of a DDP module, whose own part ended at `inner_end_ns`.
@@ -181,7 +200,7 @@ class PulseWriter:
             self._step_start_ns,
             now - self._step_start_ns,
             *spent[_OTHER + 1 :],  # data, forward, backward, optimizer, save and evaluation, as in `PulseSteps`
-            self._wait_ns,
+            self._wait_ns if self._wait_ns == UNKNOWN else self._wait_ns + self._waited_ns,
             self._first_gradient_ns,
             self._flags,
         ):
@@ -190,6 +209,7 @@ class PulseWriter:
         words[_NUM_STEPS] = num_steps
         self._spent_ns = [0] * _NUM_ACTIVITIES
         self._wait_ns = self._first_gradient_ns = UNKNOWN
+        self._waited_ns = 0
         if self._flags:
             self._flags = words[_FLAGS] = 0
         self._reduces = False

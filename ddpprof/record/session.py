@@ -109,10 +109,16 @@ class Session(Recording):
 
     def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any) -> Any:
         began = time.time_ns()
-        result = original(ddp)
+        result = self.work_waits(original, ddp)
         if self._notes.recording:
             self._note(self._notes.buffers_synchronised, ddp, time.time_ns() - began)
         return result
+
+    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
+        pulse = self.pulse
+        if pulse is None or threading.get_ident() != self._training_thread:
+            return original(*work, **kwargs)
+        return pulse.waits(original, *work, **kwargs)
 
     def wrap_comm_hook(self, ddp: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that also times its buckets. On an accelerator a future says nothing about its kernel."""

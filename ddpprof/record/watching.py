@@ -65,6 +65,15 @@ class WatchedSteps:
                 self.give_up(error)
         return result
 
+    def ddp_sync_buffers(self, original: Callable[..., Any], ddp: Any) -> Any:
+        return self.work_waits(original, ddp)
+
+    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
+        pulse = self.pulse
+        if pulse is None or get_ident() != self.training_thread:
+            return original(*work, **kwargs)
+        return pulse.waits(original, *work, **kwargs)
+
     def _is_between_backward_passes(self) -> bool:
         return _TASK_OF_BACKWARD() == -1 and get_ident() == self.training_thread
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from jobs import DDPPROF, Run, fingerprint, script, without_torch_aborting
+from jobs import DDPPROF, Run, fingerprint, on_ranks, script, without_torch_aborting
 from processes import started, wait_until
 from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training, pulses
 
-from ddpprof.model.pulse import Ended
+from ddpprof.model.pulse import Ended, Pulse, select
+from ddpprof.model.slowdown import StepPart
+from ddpprof.monitor.causes import Change, portrait, reason_for
 from ddpprof.rundir import pulses_in
 
 pytestmark = [pytest.mark.e2e, NEEDS_SHARED_MEMORY]
@@ -58,6 +61,38 @@ def test_a_watched_block(torchrun: Run, tmp_path: Path) -> None:
     fingerprint(done)
     assert "ddpprof" not in done.stderr
     assert [pulse.state.num_steps for pulse in pulses(tmp_path / "run")] == [30, 30]
+
+
+@pytest.mark.parametrize(
+    ("phase", "options", "part"),
+    [
+        pytest.param("other", [], StepPart.OTHER, id="others-wait-in-the-broadcast-of-buffers"),
+        pytest.param("other", ["--averages-loss"], StepPart.OTHER, id="others-wait-in-a-collective-of-the-script"),
+        pytest.param("forward", ["--averages-loss"], StepPart.FORWARD, id="others-wait-in-backward"),
+    ],
+)
+@pytest.mark.slow
+def test_own_time_is_without_waiting_wherever_a_rank_waits(
+    phase: str, options: list[str], part: StepPart, ddpprof: Run, tmp_path: Path
+) -> None:
+    slow = ["--slow", "1", "--phase", phase, "--seconds", "0.03", "--since", "60", "--steps", "120"]
+    done = ddpprof("watch", "--out", "run", *on_ranks(2, *script("straggler.py", *slow, *options)))
+    assert done.returncode == 0, done.stderr
+    changes = {}
+    for pulse in pulses(tmp_path / "run"):
+        before, after = (portrait(select(pulse.steps, rows)) for rows in _before_and_after(pulse, 60))
+        assert before is not None
+        assert after is not None
+        changes[pulse.identity.rank] = Change(before, after)
+    reason = reason_for(changes)
+    assert (reason.ranks, reason.part) == ((1,), part)
+    assert changes[1].own_ns == pytest.approx(30e6, rel=0.3)
+    assert changes[0].own_ns < 6e6
+    assert changes[0].grew("wait_ns") == pytest.approx(30e6, rel=0.3)
+
+
+def _before_and_after(pulse: Pulse, step: int) -> tuple[Any, Any]:
+    return pulse.steps.number < step, pulse.steps.number > step
 
 
 @pytest.mark.parametrize("whom", ["rank", "everybody"])

@@ -155,7 +155,7 @@ def _stretch_table(one: RankWholeRun, *, on_accelerator: bool) -> Table:
             "waiting ms": lambda part: ms(part.wait_ns),
         },
         note=notes(
-            "median: without steps in which something special happened; parts are means; backward: with waiting",
+            "median: without steps in which something special happened; parts are means; backward: with all waiting",
             "all times are the host's, which launches the device's work" if on_accelerator else "",
         ),
     )

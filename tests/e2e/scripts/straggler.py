@@ -53,6 +53,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.1)
     parser.add_argument("--since", type=int, default=0, help="the first slow step")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--averages-loss", action="store_true", help="average the loss in each step, as for a log")
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -81,8 +82,11 @@ def main():
         asleep["data"] = seconds if args.phase == "data" else 0.0  # of the next batch
         time.sleep(seconds if args.phase == "other" else 0.0)
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
         optimizer.step()
+        if args.averages_loss:
+            dist.all_reduce(loss.detach())
 
     time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
     dist.destroy_process_group()

@@ -83,6 +83,34 @@ def test_two_backward_passes_wait_twice(pulse: PulseWriter, clock: Clock) -> Non
     assert decoded(pulse).state.num_passes == 2
 
 
+def test_waiting_outside_backward_passes_is_waiting_too(pulse: PulseWriter, clock: Clock) -> None:
+    """In a broadcast of buffers within a forward of 100 ns, and in an all-reduce of the script."""
+
+    def takes(ns: int) -> str:
+        clock.now_ns += ns
+        return "done"
+
+    pulse.begins(Activity.FORWARD)
+    assert pulse.waits(takes, 70) == "done"
+    clock.now_ns += 30
+    backward(pulse, clock, Reducer(5), 20)
+    pulse.begins(Activity.BACKWARD)
+    pulse.waits(takes, 4)  # of a comm hook: the times of gradients contain it
+    pulse.begins(Activity.OTHER)
+    pulse.waits(takes, 200)
+    clock.now_ns += 1
+    with pytest.raises(ZeroDivisionError):
+        pulse.waits(lambda: 1 // 0)
+    pulse.step_ends(1)
+    backward(pulse, clock, Reducer(5), 20)
+    pulse.step_ends(2)
+    steps = decoded(pulse).steps
+    assert steps.forward_ns.tolist() == [30, 0]
+    assert steps.wait_ns.tolist() == [285, 15]
+    assert steps.backward_ns.tolist() == [294, 20]
+    assert steps.own_ns.tolist()[1] == 5
+
+
 @pytest.mark.parametrize(
     ("reducer", "synchronises", "num_passes"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,10 @@ class Noted:
 
     def flag(self, flag: StepFlag) -> None:
         self.said.append(flag.name)
+
+    def waits(self, original: Callable[..., Any], *work: Any) -> Any:
+        self.said.append("waits")
+        return original(*work)
 
     def forward_ends(self, _ddp: object, _inner_end_ns: int) -> None:
         raise AssertionError("no forward ends here")
@@ -69,6 +73,15 @@ def test_a_loader_gives_its_batches_and_its_end(steps: WatchedSteps, noted: Note
     with pytest.raises(StopIteration):
         steps.loader_fetches(next, batches)
     assert noted.said == ["DATA", "OTHER", "DATA", "RAN_OUT", "the loader is empty", "OTHER"]
+
+
+def test_waiting_for_other_ranks_is_noted(steps: WatchedSteps, noted: Noted) -> None:
+    assert steps.ddp_sync_buffers(str, 3) == "3"
+    assert steps.work_waits(str, 7) == "7"
+    thread = threading.Thread(target=steps.work_waits, args=(str, 7))
+    thread.start()
+    thread.join()
+    assert noted.said == ["waits", "waits"]
 
 
 def test_other_threads_fetch_unseen(steps: WatchedSteps, noted: Noted) -> None:
