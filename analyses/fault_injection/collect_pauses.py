@@ -1,6 +1,6 @@
 """Watch jobs that pause on purpose, and count how often they are said to hang.
 
-python analyses/fault_injection/collect_pauses.py           500 pauses, 6 jobs at a time: some 20 minutes
+python analyses/fault_injection/collect_pauses.py           500 pauses, 10 jobs at a time: some 15 minutes
 python analyses/fault_injection/collect_pauses.py --tenth   50 pauses
 """
 
@@ -82,7 +82,7 @@ def run(seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tenth", action="store_true")
-    parser.add_argument("--at-once", type=int, default=6)
+    parser.add_argument("--at-once", type=int, default=10)
     options = parser.parse_args()
     num_jobs = 3 if options.tenth else 30
     with ThreadPoolExecutor(options.at_once) as pool:
