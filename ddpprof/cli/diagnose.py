@@ -103,16 +103,25 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
             return None, f"the job has been at step {step:,} for {waited_s:.0f} s, which is not called a hang yet."
         return None, f"the job trains, at step {step:,}. See its ranks with: ddpprof top {run}"
     verdict = diagnose_overdue(directory, overdue, detector)
-    return verdict, f"the job pauses on purpose at step {step:,}: it saves, evaluates or computes."
+    if verdict is not None:
+        return verdict, ""
+    return None, f"the job pauses on purpose at step {step:,}: it saves, evaluates or computes."
 
 
 def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
+    from ddpprof.findings.losses import nonfinite_finding
     from ddpprof.model.pulse import Ended
+    from ddpprof.monitor.whole_run import nonfinite_steps
 
     ends = {one.state.ended for one in evidence}
     if Ended.UNWATCHED in ends:
         return "ddpprof stopped watching, while the training went on"
-    return "the training was interrupted" if Ended.INTERRUPTED in ends else "the training has ended well"
+    if Ended.INTERRUPTED in ends:
+        return "the training was interrupted"
+    loss = nonfinite_finding({one.rank: nonfinite_steps(one.state) for one in evidence})
+    if loss is not None:
+        return f"the training has ended without an error, but {loss.title[0].lower()}{loss.title[1:]}"
+    return "the training has ended well"
 
 
 def explain_end(directory: Path) -> list[str]:

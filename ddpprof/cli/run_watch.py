@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +27,8 @@ _MOST_SAID = 20
 """number of slow-downs of which the launcher speaks; all are in the report"""
 _WORTH_SAYING = 0.10
 """growth of a step from which on the launcher speaks of it"""
+_MUCH_WORSE = 0.5
+"""growth beyond that of which it spoke from which on it speaks of it again"""
 _LASTING_S = 20.0
 """seconds for which steps are slow before the launcher speaks of it"""
 _LAUNCHER_S = 30.0
@@ -149,7 +151,7 @@ class HangLook:
         elif self._hangs_at != overdue.step:
             self._judge(directory, overdue)
         elif self._kill_after_s is not None and time.monotonic() - self._judged_at > self._kill_after_s:
-            self._say(f"ends the job, which still hangs {self._kill_after_s:g} s later (--kill-after)")
+            self._say(f"the job still hangs after {self._kill_after_s:g} more seconds, so --kill-after ends it")
             self._kill_after_s = None
             os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
 
@@ -215,8 +217,8 @@ class SlowdownLook:
     def __init__(self, say: Say) -> None:
         self._say = say
         self._directory: Path | None = None
-        self._told: dict[int, StepSlowdown] = {}
-        """slow-downs of which it has spoken, as they were then, by their first step"""
+        self._told: dict[int, float] = {}
+        """slow-downs of which it has spoken, by their first step, with the growth that it told; 0 once they are over"""
 
     def at(self, directory: Path, _missed_s: float) -> None:
         from ddpprof.monitor.pulse_files import read_pulses
@@ -253,17 +255,22 @@ class SlowdownLook:
     def _tell(self, world_size: int) -> None:
         from ddpprof.render.slowdown_words import slowdown_sentence
 
-        found = self._watch.slowdowns
-        for one in found:
-            told = self._told.get(one.first_step)
+        chains = _chains(self._watch.slowdowns)
+        for chain in chains:
+            step, last = chain[0].first_step, chain[-1]
+            told = self._told.get(step)
             if told is None:
-                if one.growth >= _WORTH_SAYING and _has_lasted(one) and len(self._told) < _MOST_SAID:
-                    self._say(slowdown_sentence(one, world_size))
-                    self._told[one.first_step] = one
-            elif told.last_step is None and one.last_step is not None:
-                self._told[one.first_step] = one
-                if one is found[-1]:
-                    self._say(f"from step {one.last_step + 1:,} on, steps are as before")
+                large = [one for one in chain if one.growth >= _WORTH_SAYING]
+                if large and _have_lasted(large) and len(self._told) < _MOST_SAID:
+                    self._say(slowdown_sentence(large[-1], world_size))
+                    self._told[step] = large[-1].growth if last.last_step is None else 0.0
+            elif told and last.last_step is not None:
+                self._told[step] = 0.0
+                if chain is chains[-1]:
+                    self._say(f"from step {last.last_step + 1:,} on, steps are as before")
+            elif told and last.growth >= told + _MUCH_WORSE and _have_lasted([last]):
+                self._say(slowdown_sentence(last, world_size))
+                self._told[step] = last.growth
 
 
 class LossLook:
@@ -295,7 +302,7 @@ class LossLook:
         first = min((one.first_step for one in ranks.values() if one is not None), default=None)
         if first is None or not (is_over or all(one.state.step > first + 1 for one in heads)):
             return
-        found = nonfinite_finding(ranks)
+        found = nonfinite_finding(ranks, is_over=is_over)
         if found is not None:
             self._told_of = directory
             self._say(f"{found.title}: {found.evidence}. {found.advice}")
@@ -311,9 +318,21 @@ def _time_of_day_s() -> float:
     return time.time() - _now_s()
 
 
-def _has_lasted(slowdown: StepSlowdown) -> bool:
-    """Return whether a slow-down is, or was, longer than what other work on a machine does to a step now and then."""
-    if slowdown.began_ns is None:
+def _chains(slowdowns: Sequence[StepSlowdown]) -> list[list[StepSlowdown]]:
+    """Return slow-downs that follow each other without a normal step in between, together."""
+    chains: list[list[StepSlowdown]] = []
+    for one in slowdowns:
+        if chains and chains[-1][-1].last_step == one.first_step - 1:
+            chains[-1].append(one)
+        else:
+            chains.append([one])
+    return chains
+
+
+def _have_lasted(slowdowns: Sequence[StepSlowdown]) -> bool:
+    """Return whether slow-downs took longer than what other work on a machine does to a step now and then."""
+    if any(one.began_ns is None for one in slowdowns):
         return True
-    end_ns = time.time_ns() if slowdown.ended_ns is None else slowdown.ended_ns
-    return end_ns - slowdown.began_ns >= _LASTING_S * 1e9
+    now_ns = time.time_ns()
+    took_ns = sum((now_ns if one.ended_ns is None else one.ended_ns) - (one.began_ns or 0) for one in slowdowns)
+    return took_ns >= _LASTING_S * 1e9

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -58,20 +58,28 @@ def run_top(options: argparse.Namespace) -> int:
     return 0
 
 
-def _look(path: Path) -> tuple[Overview, list[str]]:
-    """Return the job at this moment, and a line for each slow-down."""
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the job's launcher has found, in sentences."""
+
+    slowdowns: list[str]
+    hang: list[str]
+
+
+def _look(path: Path) -> tuple[Overview, _Said]:
+    """Return the job at this moment, and what its launcher has said of it."""
     from ddpprof.monitor.overview import find_pulses, look_at
 
     directory = find_pulses(path)
     now = look_at(directory, time.time_ns())
-    return now, _slowdown_lines(directory, len(now.ranks))
+    return now, _Said(_slowdown_lines(directory, len(now.ranks)), _hang_lines(directory, now))
 
 
 def _print_once(path: Path, console: Console) -> None:
     from ddpprof.render.top import Shown, rows_that_fit, top_view
 
-    overview, slowdowns = _look(path)
-    shown = Shown(slowdowns=slowdowns)
+    overview, said = _look(path)
+    shown = Shown(slowdowns=said.slowdowns, hang=said.hang)
     if console.is_terminal:
         shown = replace(shown, most_rows=rows_that_fit(overview, shown, console))
     else:
@@ -107,7 +115,7 @@ def _show_live(path: Path, every_s: float, console: Console) -> None:
     from ddpprof.render.top import ORDERS, Shown, rows_that_fit, top_view
 
     order, paused = ORDERS["o"], False
-    overview, slowdowns = _look(path)
+    overview, said = _look(path)
     with (
         _ended_by_signals(),
         _single_keys() as next_key,
@@ -115,8 +123,8 @@ def _show_live(path: Path, every_s: float, console: Console) -> None:
     ):
         while True:
             if not paused:
-                overview, slowdowns = _look(path)
-            shown = Shown(order, slowdowns, keys=_about_keys(path, order, paused, overview))
+                overview, said = _look(path)
+            shown = Shown(order, said.slowdowns, said.hang, keys=_about_keys(path, order, paused, overview))
             shown = replace(shown, most_rows=rows_that_fit(overview, shown, console))
             live.update(top_view(overview, shown, console), refresh=True)
             key = next_key(every_s)
@@ -171,6 +179,17 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
 def _no_key(at_most_s: float) -> str:
     time.sleep(at_most_s)
     return ""
+
+
+def _hang_lines(directory: Path, now: Overview) -> list[str]:
+    """Return the verdict on a hang that has not ended yet."""
+    from ddpprof.monitor.hangs import read_verdict
+    from ddpprof.render.hang_words import verdict_lines
+
+    verdict = read_verdict(directory)
+    if verdict is None or verdict.resumed_unix_ns is not None or now.is_over:
+        return []
+    return verdict_lines(verdict)
 
 
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:

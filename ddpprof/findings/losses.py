@@ -20,8 +20,11 @@ def nonfinite_loss(o: Observed) -> Iterator[Finding]:
         yield finding
 
 
-def nonfinite_finding(ranks: Mapping[int, NonfiniteSteps | None]) -> Finding | None:
-    """Return the finding on the steps with such a loss, of each rank; ``None`` if no rank has one."""
+def nonfinite_finding(ranks: Mapping[int, NonfiniteSteps | None], *, is_over: bool = True) -> Finding | None:
+    """Return the finding on the steps with such a loss, of each rank; ``None`` if no rank has one.
+
+    `is_over`: no more such steps can come.
+    """
     found = {rank: one for rank, one in ranks.items() if one is not None}
     if not found:
         return None
@@ -37,7 +40,8 @@ def nonfinite_finding(ranks: Mapping[int, NonfiniteSteps | None]) -> Finding | N
         where, advice = f" on {_named(first)}", _OF_SOME.format(batches=batches, ranks=_named(first), step=f"{step:,}")
     return Finding(
         "nonfinite-loss",
-        f"The loss was NaN or infinite in {steps}, first in step {step:,}{where}",
+        f"The loss {f'was NaN or infinite in {steps}' if is_over else 'is NaN or infinite'}, first in step "
+        f"{step:,}{where}",
         _evidence(ranks, first, step) if is_known else _NOT_KNOWN,
         advice,
         None,
@@ -47,9 +51,9 @@ def nonfinite_finding(ranks: Mapping[int, NonfiniteSteps | None]) -> Finding | N
 
 _NOT_KNOWN = "the steps before were not looked at, so it may have begun earlier"
 _OF_ALL = (
-    "Look at what changed the parameters just before that step: lower the learning rate, or clip gradients with "
-    "clip_grad_norm_. torch.autograd.set_detect_anomaly(True) names the operation in which a NaN appears, but slows "
-    "every step down."
+    "Look at what the loss computes in that step, such as a division by zero or the logarithm of zero, and at what "
+    "changed the parameters just before: lower the learning rate, or clip gradients with clip_grad_norm_. "
+    "torch.autograd.set_detect_anomaly(True) names the operation in which a NaN appears, but slows every step down."
 )
 _OF_SOME = (
     "Look at the {batches} of {ranks} in step {step}, and at what the loss does with it: a division by zero, the "

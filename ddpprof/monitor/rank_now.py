@@ -41,6 +41,11 @@ class Standing(StrEnum):
         """Return whether nothing more is to come from the rank."""
         return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
 
+    @property
+    def is_trouble(self) -> bool:
+        """Return whether the rank holds the others up, whatever they do."""
+        return self in (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
+
 
 _ENDS = {
     Ended.FINISHED: Standing.ENDED,

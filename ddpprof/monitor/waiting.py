@@ -18,7 +18,7 @@ _MOST_NAMED = 3
 
 def waiting_lines(ranks: Sequence[RankNow]) -> tuple[str, ...]:
     """Return a sentence for each reason for which ranks wait."""
-    return (*_behind(ranks), *_slowest(ranks))
+    return (*_behind(ranks), *([] if any(one.standing.is_trouble for one in ranks) else _slowest(ranks)))
 
 
 def _behind(ranks: Sequence[RankNow]) -> list[str]:

@@ -34,7 +34,8 @@ _DO = {
     Fault.FEWER_PASSES: "Every rank must run the same backward passes: look for a `continue`, a `break` or an `if` in "
     "the loop that depends on the rank or its batch.",
     Fault.MISSING_COLLECTIVE: "Look at what that rank did instead: it may have died, or taken another branch.",
-    Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch.",
+    Fault.OTHER_COLLECTIVE: "Call it on every rank: look for an `if rank == 0:`, or a condition on the batch. If it "
+    "comes after the training loop, that rank had fewer batches: give every rank the same number.",
     Fault.OWN_CODE: "Look at that line: the other ranks wait until it is done.",
     Fault.LOCK: "Look for who holds the lock or should fill the queue; other ranks must not be needed for that.",
     Fault.LOADER: "Look at its workers (`py-spy dump --pid PID`) and at the storage they read; DataLoader(timeout=…) "
@@ -58,9 +59,12 @@ _ADVICE_ON_ERRORS = (
 )  # fmt: skip
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """Return the verdict as sentences: what and where, who waits for what, and what to do."""
-    lines = [_first_line(verdict), *_where(verdict), *_waiting(verdict)]
+def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
+    """Return the verdict as sentences: what and where, who waits for what, and what to do.
+
+    `is_over`: they are about a hang of the past.
+    """
+    lines = [verdict_in_short(verdict, is_over=is_over), *_where(verdict), *_waiting(verdict)]
     advice = _advice(verdict)
     return [*lines, *([advice] if advice else [])]
 
@@ -87,14 +91,15 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if re.search(r"[\s\"=]", text) else text
 
 
-def _first_line(verdict: Verdict) -> str:
+def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
+    """Return what happened, in which step, on which rank, in one sentence."""
     what = _WHAT[verdict.fault].format(rank=verdict.rank)
     if verdict.fault is Fault.DIED:
         what += _how_it_died(verdict)
     elif verdict.detail is not None:
         what += f"; {clean(verdict.detail)}"
     at = f" at step {verdict.step:,}" if verdict.step is not None else ""
-    begin = "The job failed" if verdict.has_failed else "The job hangs"
+    begin = "The job failed" if verdict.has_failed else "The job hung" if is_over else "The job hangs"
     return f"{begin}{at}: {what}{'' if what.endswith('…') else '.'}"
 
 
@@ -104,7 +109,9 @@ def _how_it_died(verdict: Verdict) -> str:
     code = verdict.exit_code
     if code is not None and code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        killer = "; the out-of-memory killer ends processes like this (see dmesg)" if -code == signal.SIGKILL else ""
+        killer = (
+            "; the out-of-memory killer sends it (see dmesg), and so does kill -9" if -code == signal.SIGKILL else ""
+        )
         return f" of {name}{killer}"
     return f" with exit code {code}" if code is not None else " without a message"
 

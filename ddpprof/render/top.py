@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -47,6 +47,8 @@ class Shown:
 
     order: Order = ORDERS["o"]
     slowdowns: Sequence[str] = ()
+    hang: Sequence[str] = ()
+    """the verdict on a job that hangs"""
     most_rows: int = 40
     keys: str = ""
     """line about keys; empty if there are none"""
@@ -56,6 +58,7 @@ def top_view(overview: Overview, shown: Shown, console: Console) -> RenderableTy
     """Return the whole view. Its height is at most that of the console if there are few ranks or `most_rows` fits."""
     before = [_job_line(overview), *_step_lines(overview.times, console)]
     after = [
+        *(Text(clean(line, most=300), style="bold red") for line in shown.hang),
         *(Text(line, style="bold yellow") for line in overview.waiting),
         *(Text(line, style="bold red") for line in _loss_lines(overview)),
         *_some(shown.slowdowns, "slow-downs", "magenta"),
@@ -70,7 +73,7 @@ def top_view(overview: Overview, shown: Shown, console: Console) -> RenderableTy
 
 def rows_that_fit(overview: Overview, shown: Shown, console: Console) -> int:
     """Return for how many ranks there is room on the console, with the lines around them."""
-    around = top_view(overview, Shown(shown.order, shown.slowdowns, 1, shown.keys), console)
+    around = top_view(overview, replace(shown, most_rows=1), console)
     height = len(console.render_lines(around)) - 1
     return max(_LEAST_ROWS, console.height - height - 1)
 
@@ -79,13 +82,10 @@ def in_order(ranks: Sequence[RankNow], order: Order) -> list[RankNow]:
     """Return the ranks in that order; those in trouble come first, since they would be overlooked among a thousand."""
 
     def key(one: RankNow) -> tuple[bool, float, int]:
-        value, troubled = order.of(one), one.standing in _TROUBLED and order.troubled_first
+        value, troubled = order.of(one), one.standing.is_trouble and order.troubled_first
         return (not troubled, float("inf") if value is None else -value, one.rank)
 
     return sorted(ranks, key=key)
-
-
-_TROUBLED = (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
 
 
 def one_line(overview: Overview) -> str:
@@ -107,7 +107,7 @@ def one_line(overview: Overview) -> str:
 
 def _loss_lines(overview: Overview) -> list[str]:
     """Say since when, and on which rank first, the loss is NaN or infinite, if it is."""
-    found = nonfinite_finding({one.rank: one.nonfinite for one in overview.ranks})
+    found = nonfinite_finding({one.rank: one.nonfinite for one in overview.ranks}, is_over=overview.is_over)
     return [] if found is None else [found.title]
 
 

@@ -78,6 +78,7 @@ def test_a_short_or_a_small_one_is_not_told(launcher: Launcher) -> None:
     assert launcher.looks(1012, slow(1000)) == []
     assert launcher.looks(1060, slow(1000, ended_s=1015)) == []
     assert launcher.looks(1120, slow(1000, ended_s=1015), slow(1070, after_ns=10_900_000, first_step=200)) == []
+    assert launcher.looks(1120, slow(1000, ended_s=1015), slow(1015, after_ns=10_900_000, first_step=200)) == []
 
 
 def test_the_end_is_not_told_if_another_one_follows(launcher: Launcher) -> None:
@@ -85,8 +86,24 @@ def test_the_end_is_not_told_if_another_one_follows(launcher: Launcher) -> None:
     assert launcher.looks(1090, slow(1000, ended_s=1088), slow(1088, after_ns=20_000_000, first_step=200)) == []
 
 
+def test_slow_downs_that_follow_each_other_are_one(launcher: Launcher) -> None:
+    """A busy machine changes by how much steps are longer, every few seconds."""
+    first, second = slow(1000, ended_s=1012), slow(1012, after_ns=14_000_000, first_step=200)
+    assert launcher.looks(1015, first, second) == []
+    (told,) = launcher.looks(1021, first, second)
+    assert told.startswith("since step 200")
+    worse = slow(1030, after_ns=30_000_000, first_step=300)
+    second = slow(1012, ended_s=1030, after_ns=14_000_000, first_step=200)
+    assert launcher.looks(1031, first, second, worse) == []
+    (told,) = launcher.looks(1051, first, second, worse)
+    assert "200% longer" in told
+    over = slow(1030, ended_s=1060, after_ns=30_000_000, first_step=300)
+    assert launcher.looks(1061, first, second, over) == ["from step 400 on, steps are as before"]
+    assert launcher.looks(1063, first, second, over) == []
+
+
 def test_there_is_an_end_to_what_it_says(launcher: Launcher) -> None:
-    assert len(launcher.looks(9000, *(slow(1000, ended_s=1030, first_step=first) for first in range(50)))) == 20
+    assert len(launcher.looks(9000, *(slow(1000, ended_s=1030, first_step=200 * number) for number in range(50)))) == 20
 
 
 class Noting:
@@ -171,7 +188,8 @@ def test_the_same_hang_of_the_next_attempt_is_told_too(monkeypatch: pytest.Monke
     assert len([line for line in said if line.startswith("The job hangs")]) == 2
 
 
-BEGAN = "The loss was NaN or infinite in 3 steps, first in step 5 on rank 1"
+BEGAN = "The loss is NaN or infinite, first in step 5 on rank 1"
+AT_THE_END = "The loss was NaN or infinite in 3 steps, first in step 5 on rank 1"
 
 
 @pytest.fixture
@@ -209,7 +227,7 @@ def test_a_loss_is_told_at_the_end_and_in_each_attempt(loss_look: tuple[LossLook
     for folder in (tmp_path / "first", tmp_path / "second"):
         train(folder, 6)
         look.last_time(folder)
-    assert len(said) == 2
+    assert [line.split(":")[0] for line in said] == [AT_THE_END] * 2
     train(tmp_path / "third", 20, is_nan=False)
     look.last_time(tmp_path / "third")
     assert len(said) == 2

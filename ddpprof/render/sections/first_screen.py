@@ -18,7 +18,7 @@ from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.steps import step_bars
 from ddpprof.render.sections.verdict import verdict_of_steps
-from ddpprof.render.sections.whole_run import whole_run_line
+from ddpprof.render.sections.whole_run import hang_line, whole_run_line
 from ddpprof.report import Report
 from ddpprof.report.side_streets import sections_of_streets
 from ddpprof.report.timeline import Timeline
@@ -39,6 +39,7 @@ def first_screen(report: Report, paths: Sequence[str], timeline: Timeline | None
         section
         for part in (
             failure_lines(report),
+            hang_line(report),
             _at_most(_MOST_LINES + 1, job_lines(report, _LONGEST_COMMAND), "modules", paths),
             sections_of_streets(report, "job"),
             _verdict(report),
@@ -62,8 +63,10 @@ def _at_most(most: int, lines: Iterable[Section], what: str, paths: Sequence[str
 
 
 def _verdict(report: Report) -> Iterator[Section]:
-    first = next((text for text, _ in finding_texts(report) if text.advice), None)
-    change = "" if first is None else f" Change first: {first.title}, {first.gain}."
+    first, finding = next((pair for pair in finding_texts(report) if pair[0].advice), (None, None))
+    change = ""
+    if first is not None and finding is not None:
+        change = f" Change first: {first.title}{'' if finding.is_correctness else f', {first.gain}'}."
     yield Line(verdict_of_steps(report).text + change, is_headline=True)
 
 

@@ -22,8 +22,9 @@ from ddpprof.layout import (
     table_of,
 )
 from ddpprof.measures.statistics.medians import mean_known, median_known
+from ddpprof.model.slowdown import StepSlowdown
 from ddpprof.model.whole_run import LongStep, RankWholeRun, Stretch
-from ddpprof.render.hang_words import verdict_lines
+from ddpprof.render.hang_words import verdict_in_short, verdict_lines
 from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
 from ddpprof.report import Report
 from ddpprof.report.whole_run import WholeRun
@@ -55,8 +56,26 @@ def whole_run_line(report: Report) -> Iterator[Section]:
         return
     step = _at_first_and_last(run) or f"step {ms(steps.median_ns)} ms"
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
-    slower = [f"{count(len(run.slowdowns), 'slow-down')}: --section whole-run"] if run.slowdowns else []
+    slower = [f"{count(len(run.slowdowns), 'slow-down')} (--section whole-run)"] if run.slowdowns else []
     yield Line("; ".join((whole, step, *_growth(run), *slower)))
+    if run.slowdowns:
+        largest = max(run.slowdowns, key=_took_ns)
+        which = "The slow-down" if len(run.slowdowns) == 1 else "The largest slow-down"
+        yield Line(f"{which}: {slowdown_sentence(largest, len(run.ranks))}.", is_warning=True)
+
+
+def hang_line(report: Report) -> Iterator[Section]:
+    """Say in one line where and why the job hung, for the first screen."""
+    run = report.whole_run
+    if run is not None and run.hang is not None and report.failure is None:
+        goes_on = "" if run.hang.resumed_unix_ns is None else " Later it went on."
+        short = verdict_in_short(run.hang, is_over=True)
+        yield Line(f"{short}{goes_on} More: --section whole-run", is_warning=True)
+
+
+def _took_ns(one: StepSlowdown) -> int:
+    """Return what a slow-down took, as far as it was counted."""
+    return (one.after_ns - one.before_ns) * one.num_steps
 
 
 def _at_first_and_last(run: WholeRun) -> str:
@@ -108,12 +127,13 @@ def whole_run_tables(report: Report) -> Iterable[Section]:
 
 def _events(run: WholeRun) -> Iterator[Section]:
     """Say what slowed the training down, what held it up, and what only paused it."""
-    for one in run.slowdowns[:_MOST_SLOWDOWNS]:
-        yield Line(f"Slow-down: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
-    if len(run.slowdowns) > _MOST_SLOWDOWNS:
-        yield Line(f"{len(run.slowdowns) - _MOST_SLOWDOWNS} more slow-downs are in the JSON report.")
     if run.hang is not None:
-        yield Line(" ".join(verdict_lines(run.hang)), is_warning=True)
+        yield Line(" ".join(verdict_lines(run.hang, is_over=True)), is_warning=True)
+    largest = sorted(run.slowdowns, key=_took_ns, reverse=True)[:_MOST_SLOWDOWNS]
+    for one in sorted(largest, key=lambda one: one.first_step):
+        yield Line(f"Slow-down: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
+    if more := len(run.slowdowns) - len(largest):
+        yield Line(f"{count(more, 'smaller slow-down')} {'is' if more == 1 else 'are'} in the JSON report.")
     for pause in run.pauses:
         yield Line(f"Not slow-downs: {pause_sentence(pause)}.")
     if run.captures:

@@ -55,7 +55,7 @@ def test_every_fault_has_a_sentence_and_names_its_rank(fault: Fault) -> None:
         ({"detail": "ValueError: no batch."}, "rank 1 has died: ValueError: no batch."),
         (
             {"exit_code": -9},
-            "rank 1 has died of SIGKILL; the out-of-memory killer ends processes like this (see dmesg).",
+            "rank 1 has died of SIGKILL; the out-of-memory killer sends it (see dmesg), and so does kill -9.",
         ),
         ({"exit_code": -11}, "rank 1 has died of SIGSEGV."),
         ({"exit_code": -99}, "rank 1 has died of signal 99."),

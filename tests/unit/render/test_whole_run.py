@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from pages import data_of
 from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
 from reports import HOSTILE, report
@@ -178,8 +179,26 @@ def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
     found = replace(whole.whole_run, slowdowns=(SLOWER,), pauses=(Pause(PauseKind.SAVE, 3, 5 * SECOND),), hang=hang)
     said = lines(report(whole_run=found))
     assert any(line.startswith("Slow-down: since step 120 (") and "100 → 150 ms" in line for line in said)
-    assert any(line.startswith("The job hangs at step 7: all ranks wait for each other") for line in said)
+    assert any(line.startswith("The job hung at step 7: all ranks wait for each other") for line in said)
     assert "Not slow-downs: checkpoints took 5.0 s in 3 steps." in said
+
+
+def test_the_largest_slow_downs_are_listed_in_their_order(whole: Report) -> None:
+    assert whole.whole_run is not None
+    many = tuple(replace_struct(SLOWER, first_step=100 + number, num_steps=10 + number) for number in range(12))
+    said = lines(report(whole_run=replace(whole.whole_run, slowdowns=many)))
+    listed = [line.split(" (")[0] for line in said if line.startswith("Slow-down: ")]
+    assert listed == [f"Slow-down: since step {number}" for number in range(102, 112)]
+    assert "2 smaller slow-downs are in the JSON report." in said
+
+
+def test_the_first_screen_tells_of_a_hang_and_of_the_largest_slow_down(whole: Report) -> None:
+    assert whole.whole_run is not None
+    hang = Verdict(Fault.STOPPED, rank=1, step=7, resumed_unix_ns=1)
+    known = replace(whole.whole_run, slowdowns=(SLOWER,), hang=hang)
+    said = [one.text for one in first_screen(report(whole_run=known), ["run"]) if isinstance(one, Line)]
+    assert "The job hung at step 7: rank 1 is stopped by a signal. Later it went on. More: --section whole-run" in said
+    assert any(line.startswith("The slow-down: since step 120") for line in said)
 
 
 def test_the_page_has_it(whole: Report) -> None:
