@@ -257,13 +257,13 @@ class SlowdownLook:
 
         chains = _chains(self._watch.slowdowns)
         for chain in chains:
-            step, last = chain[0].first_step, chain[-1]
-            told = self._told.get(step)
-            if told is None:
+            last, step = chain[-1], next((one.first_step for one in chain if one.first_step in self._told), None)
+            told = 0.0 if step is None else self._told[step]
+            if step is None:
                 large = [one for one in chain if one.growth >= _WORTH_SAYING]
                 if large and _have_lasted(large) and len(self._told) < _MOST_SAID:
                     self._say(slowdown_sentence(large[-1], world_size))
-                    self._told[step] = large[-1].growth if last.last_step is None else 0.0
+                    self._told[large[0].first_step] = large[-1].growth if last.last_step is None else 0.0
             elif told and last.last_step is not None:
                 self._told[step] = 0.0
                 if chain is chains[-1]:

@@ -40,7 +40,7 @@ def nonfinite_finding(ranks: Mapping[int, NonfiniteSteps | None], *, is_over: bo
         where, advice = f" on {_named(first)}", _OF_SOME.format(batches=batches, ranks=_named(first), step=f"{step:,}")
     return Finding(
         "nonfinite-loss",
-        f"The loss {f'was NaN or infinite in {steps}' if is_over else 'is NaN or infinite'}, first in step "
+        f"The loss {f'was NaN or infinite in {steps}' if is_over else 'has been NaN or infinite'}, first in step "
         f"{step:,}{where}",
         _evidence(ranks, first, step) if is_known else _NOT_KNOWN,
         advice,

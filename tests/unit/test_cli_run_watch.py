@@ -188,7 +188,7 @@ def test_the_same_hang_of_the_next_attempt_is_told_too(monkeypatch: pytest.Monke
     assert len([line for line in said if line.startswith("The job hangs")]) == 2
 
 
-BEGAN = "The loss is NaN or infinite, first in step 5 on rank 1"
+BEGAN = "The loss has been NaN or infinite, first in step 5 on rank 1"
 AT_THE_END = "The loss was NaN or infinite in 3 steps, first in step 5 on rank 1"
 
 

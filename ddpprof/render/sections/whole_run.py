@@ -47,6 +47,8 @@ _SMALL_GROWTH = 0.02
 _LEAST_STEPS = 20
 """fewest steps from which a median is shown"""
 _MOST_SLOWDOWNS = 10
+_NOTABLE = 0.01
+"""least share of a run that a slow-down takes to be told on the first screen"""
 
 
 def whole_run_line(report: Report) -> Iterator[Section]:
@@ -58,8 +60,8 @@ def whole_run_line(report: Report) -> Iterator[Section]:
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slow-down')} (--section whole-run)"] if run.slowdowns else []
     yield Line("; ".join((whole, step, *_growth(run), *slower)))
-    if run.slowdowns:
-        largest = max(run.slowdowns, key=_took_ns)
+    largest = max(run.slowdowns, key=_took_ns, default=None)
+    if largest is not None and _took_ns(largest) >= _NOTABLE * run.duration_ns:
         which = "The slow-down" if len(run.slowdowns) == 1 else "The largest slow-down"
         yield Line(f"{which}: {slowdown_sentence(largest, len(run.ranks))}.", is_warning=True)
 

@@ -110,7 +110,7 @@ def test_a_loss_that_is_nan_is_told(four: Overview) -> None:
     bad = replace(four.ranks[1], nonfinite=NonfiniteSteps(first_step=12, num_steps=1, follows_finite=True))
     overview = replace(four, ranks=(four.ranks[0], bad, *four.ranks[2:]))
     for text in (shown(overview), one_line(overview)):
-        assert "The loss is NaN or infinite, first in step 12 on rank 1" in text
+        assert "The loss has been NaN or infinite, first in step 12 on rank 1" in text
     assert "NaN" not in shown(four) + one_line(four)
 
 
