@@ -30,14 +30,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hosts import Hosts, NoHosts, linked_hosts
-from study import begin_recording, end_recording
+from study import end_recording
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from planted_faults import EXPECTED, NO_LINE
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "train.py"
-TRIALS = "trials.json"
+TRIALS = HERE / "recordings" / "trials.json"
 STEP = 60
 """step in which every fault happens"""
 PATIENCE_S = 120
@@ -184,7 +184,9 @@ def main() -> None:
     parser.add_argument("--only", choices=EXPECTED)
     parser.add_argument("--hosts", choices=("yes", "no"), help="only the trials on several hosts, or only the others")
     parser.add_argument("--at-once", type=int, default=2, help="jobs at a time (%(default)s)")
-    parser.add_argument("--out", type=Path, help="write the trials there, instead of replacing the recording")
+    parser.add_argument(
+        "--out", type=Path, help="write the trials there; without it, only all of them replace the recording"
+    )
     options = parser.parse_args()
     trials = [
         trial for trial in all_trials(1 if options.tenth else options.repeats) if options.only in (None, trial.fault)
@@ -208,14 +210,12 @@ def main() -> None:
     for trial in on_hosts:  # all have the same addresses
         one(trial)
     found.sort(key=lambda trial: (trial["fault"], trial["launcher"], trial["model"], trial["ranks"], trial["rank"]))
-    if options.out or options.hosts:
-        (options.out or HERE / f"trials-hosts-{options.hosts}.json").write_text(
-            json.dumps(found, indent=0), encoding="utf-8"
-        )
-        return
-    folder = begin_recording(HERE)
-    (folder / TRIALS).write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
-    end_recording(HERE, at_once=options.at_once, step=STEP)
+    is_whole = not (options.tenth or options.only or options.hosts)
+    out = options.out or (TRIALS if is_whole else None)
+    if out is not None:
+        out.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
+    if is_whole and options.out is None:
+        end_recording(HERE, at_once=options.at_once, step=STEP)
 
 
 if __name__ == "__main__":
