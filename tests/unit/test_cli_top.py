@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
 from shared import TRACES
 
 from ddpprof.cli import main
+from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Ended
+from ddpprof.monitor.hangs import write_verdict
 
 
 @pytest.fixture
@@ -35,6 +38,20 @@ def test_lines_for_a_log_end_with_the_job(ended: Path, capsys: pytest.CaptureFix
     assert line[8:].startswith(" step 13 · 5 steps/s · step median 100.0, p99 100.0 ms · largest own time 80.0 ms")
     assert line.endswith(" · ended: rank 0, 1")
     assert last == f"All ranks have ended. See the whole run with: ddpprof report {ended}"
+
+
+@pytest.mark.parametrize("resumed_ns", [None, BEGIN_NS])
+def test_one_view_of_a_job_that_hangs_has_the_verdict(
+    resumed_ns: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pulse(tmp_path, 0, [MadeStep()] * 10, tick_ns=time.time_ns())
+    write_pulse(tmp_path, 1, [MadeStep(wait_ms=0)] * 10)
+    write_verdict(tmp_path, Verdict(Fault.STOPPED, rank=1, step=13, resumed_unix_ns=resumed_ns))
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    said = capsys.readouterr().out
+    assert ("The job hangs at step 13: rank 1 is stopped by a signal." in said) is (resumed_ns is None)
+    assert "no sign for" in said
+    assert "is the slowest" not in said
 
 
 @pytest.mark.parametrize(
