@@ -60,6 +60,7 @@ def test_diagnose_looks_at_a_hanging_job_from_outside_and_at_one_that_goes_on(dd
         stopped = pulses(run)[0].identity.pid
         os.kill(stopped, signal.SIGSTOP)
         wait_until(lambda: ddpprof("diagnose", "run").returncode == 1, "the step to be overdue")
+        assert ddpprof("diagnose", "run").stdout.startswith("The job hangs at step ")
         asked = ddpprof("diagnose", "run", "--dump-stacks").stdout
         assert f"Rank 0, process {stopped}:" in asked
         assert "long_training.py:" in asked
