@@ -105,7 +105,10 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     verdict = diagnose_overdue(directory, overdue, detector)
     if verdict is not None:
         return verdict, ""
-    return None, f"the job pauses on purpose at step {step:,}: it saves, evaluates or computes."
+    return None, (
+        f"step {step:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates or computes), or "
+        "has just gone on. Ask again in some seconds."
+    )
 
 
 def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:

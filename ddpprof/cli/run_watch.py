@@ -256,6 +256,10 @@ class SlowdownLook:
         from ddpprof.render.slowdown_words import slowdown_sentence
 
         chains = _chains(self._watch.slowdowns)
+        shown = {one.first_step for one in self._watch.slowdowns}
+        for withdrawn in [step for step, growth in self._told.items() if growth and step not in shown]:
+            self._told[withdrawn] = 0.0
+            self._say(f"steps are as before again; all in all, those from step {withdrawn:,} on were hardly longer")
         for chain in chains:
             last, step = chain[-1], next((one.first_step for one in chain if one.first_step in self._told), None)
             told = 0.0 if step is None else self._told[step]

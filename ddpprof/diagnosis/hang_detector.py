@@ -56,6 +56,10 @@ class HangDetector:
         self._moved: dict[int, tuple[tuple[float, int], int]] = {}
         """by rank: what its process had computed, read and written, and since when that has not changed"""
         self._awake_since_ns = 0
+        self._took_long = False
+        """whether the last look took so long that the machine may have slept meanwhile"""
+        self._seen: tuple[int, int] = (-1, 0)
+        """the current step, and since when it is seen"""
         self._paused: tuple[int, int] | None = None
         """step in which the job was last seen to pause on purpose, and when"""
         self._num_moves = 0
@@ -70,14 +74,15 @@ class HangDetector:
         if missed_s > _SLEPT_S:
             self._wakes(now)
         heads = self._heads()
-        if self._clock() - now > _SLEPT_S * 1e9:
+        took_long, self._took_long = self._took_long, self._clock() - now > _SLEPT_S * 1e9
+        if self._took_long and not took_long:  # again and again, it is the storage that is slow
             self._wakes(self._clock())
             return None
         living = [head for head in heads if head.state.ended == Ended.NOT_YET]
         if not living or any(head.state.ended == Ended.UNWATCHED for head in heads):
             return None
         latest = max(living, key=lambda head: head.state.step_since_ns)
-        waited_s = (now - max(latest.state.step_since_ns, self._awake_since_ns)) / 1e9
+        waited_s = (now - max(self._begin_of_step_ns(latest, now), self._awake_since_ns)) / 1e9
         usual_s = _usual_s(latest)
         if waited_s < allowed_s(usual_s):
             self._moved.clear()
@@ -86,9 +91,17 @@ class HangDetector:
         overdue = Overdue(latest.state.step, waited_s, usual_s)
         return None if self._is_seen_to_pause(overdue, now) else overdue
 
+    def _begin_of_step_ns(self, latest: PulseHead, now_ns: int) -> int:
+        """Return since when the step lasts: by its pulse, unless that lies in the future, as after a clock was set."""
+        step, since_ns = latest.state.step, latest.state.step_since_ns
+        if self._seen[0] != step:
+            self._seen = step, now_ns
+        return since_ns if since_ns <= now_ns + _SLEPT_S * 1e9 else self._seen[1]
+
     def _wakes(self, now_ns: int) -> None:
         """Handle that times before now say nothing: the machine slept, or the clock was set."""
         self._awake_since_ns = now_ns
+        self._seen = (-1, 0)
         self._moved.clear()
 
     def _is_seen_to_pause(self, overdue: Overdue, now_ns: int) -> bool:

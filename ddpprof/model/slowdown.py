@@ -15,7 +15,7 @@ class SlowdownCause(StrEnum):
     DATA = "data"
     """ranks wait longer for their batches"""
     LINK = "link"
-    """all ranks wait longer for all-reduces, and none needs longer for itself"""
+    """all ranks wait longer for each other, in all-reduces or other collectives, and none needs longer for itself"""
     EVERYBODY = "everybody"
     """all ranks need longer for themselves"""
     PROCESSOR = "processor"

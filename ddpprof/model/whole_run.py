@@ -22,7 +22,8 @@ class Stretch:
     """backward passes, with all waiting for other ranks"""
     optimizer_ns: int
     wait_ns: int | None
-    """from the launch of the last bucket to the end of the backward pass; ``None`` if it is unknown"""
+    """waiting for other ranks: from the last gradient to the end of the backward pass, in DDP's broadcast of buffers,
+    and in collectives of the script; ``None`` if it is unknown"""
     memory_bytes: int | None
     """resident memory of the process at the last sample"""
     num_flagged: int

@@ -102,12 +102,13 @@ class PulseWriter:
         The time counts as that of backward passes, which have all other waiting. In a backward pass nothing is noted:
         there the times of gradients tell.
         """
-        began_ns = time.time_ns()
+        began_ns, before_ns = time.time_ns(), self._waited_ns
         try:
             return original(*work, **kwargs)
         finally:
             if self._activity != _BACKWARD:
-                waited_ns = time.time_ns() - began_ns
+                within_ns = self._waited_ns - before_ns
+                waited_ns = time.time_ns() - began_ns - within_ns
                 self._spent_ns[self._activity] -= waited_ns
                 self._spent_ns[_BACKWARD] += waited_ns
                 self._waited_ns += waited_ns

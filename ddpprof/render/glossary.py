@@ -250,7 +250,7 @@ TERMS = (
     ),
     Term(
         "own time",
-        "The step of a rank without its waiting for other ranks in the backward pass. Steps are about equally long on "
+        "The step of a rank without its waiting for other ranks. Steps are about equally long on "
         "all ranks, since they wait for each other; a slow rank shows in its own time. On an accelerator the waiting "
         "is unknown, and the own time is the whole step.",
         formula="step - waiting",

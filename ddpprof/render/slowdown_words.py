@@ -73,7 +73,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
     return {
         SlowdownCause.OWN_TIME: f"{who} {verb} longer{where}{late}",
         SlowdownCause.DATA: f"{who} {'waits' if verb == 'needs' else 'wait'} longer for batches",
-        SlowdownCause.LINK: "all-reduces take longer, and no rank does by itself",
+        SlowdownCause.LINK: "all ranks wait longer for each other in collectives, and none needs longer by itself",
         SlowdownCause.EVERYBODY: f"{who} {verb} longer{where}",
         SlowdownCause.PROCESSOR: f"{who} {verb} a processor and none is free",
         SlowdownCause.THROTTLED: f"the control group's limit keeps {who} from running",

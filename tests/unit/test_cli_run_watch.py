@@ -20,7 +20,10 @@ from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
 from ddpprof.monitor import pulse_files, slowdowns
 
 S = 10**9
-RISE = "since step 100 steps take 50% longer, 10.0 → 15.0 ms: all-reduces take longer, and no rank does by itself"
+RISE = (
+    "since step 100 steps take 50% longer, 10.0 → 15.0 ms: all ranks wait longer for each other in collectives, and "
+    "none needs longer by itself"
+)
 
 
 def slow(
@@ -100,6 +103,13 @@ def test_slow_downs_that_follow_each_other_are_one(launcher: Launcher) -> None:
     over = slow(1030, ended_s=1060, after_ns=30_000_000, first_step=300)
     assert launcher.looks(1061, first, second, over) == ["from step 400 on, steps are as before"]
     assert launcher.looks(1063, first, second, over) == []
+
+
+def test_a_slow_down_of_which_it_spoke_may_turn_out_to_have_been_none(launcher: Launcher) -> None:
+    assert launcher.looks(1021, slow(1000)) == [RISE]
+    withdrawn = "steps are as before again; all in all, those from step 100 on were hardly longer"
+    assert launcher.looks(1400) == [withdrawn]
+    assert launcher.looks(1402) == []
 
 
 def test_there_is_an_end_to_what_it_says(launcher: Launcher) -> None:

@@ -60,8 +60,8 @@ def whole_run_line(report: Report) -> Iterator[Section]:
     whole = f"Whole run: {count(run.num_steps, 'step')}, {duration(run.duration_ns)}"
     slower = [f"{count(len(run.slowdowns), 'slow-down')} (--section whole-run)"] if run.slowdowns else []
     yield Line("; ".join((whole, step, *_growth(run), *slower)))
-    largest = max(run.slowdowns, key=_took_ns, default=None)
-    if largest is not None and _took_ns(largest) >= _NOTABLE * run.duration_ns:
+    largest = max(run.slowdowns, key=lambda one: _took_ns(one, run), default=None)
+    if largest is not None and _took_ns(largest, run) >= _NOTABLE * run.duration_ns:
         which = "The slow-down" if len(run.slowdowns) == 1 else "The largest slow-down"
         yield Line(f"{which}: {slowdown_sentence(largest, len(run.ranks))}.", is_warning=True)
 
@@ -69,15 +69,18 @@ def whole_run_line(report: Report) -> Iterator[Section]:
 def hang_line(report: Report) -> Iterator[Section]:
     """Say in one line where and why the job hung, for the first screen."""
     run = report.whole_run
-    if run is not None and run.hang is not None and report.failure is None:
+    if run is None or run.hang is None:
+        return
+    if report.failure is None or (run.hang.resumed_unix_ns is None and not run.hang.has_failed):
         goes_on = "" if run.hang.resumed_unix_ns is None else " Later it went on."
         short = verdict_in_short(run.hang, is_over=True)
         yield Line(f"{short}{goes_on} More: --section whole-run", is_warning=True)
 
 
-def _took_ns(one: StepSlowdown) -> int:
-    """Return what a slow-down took, as far as it was counted."""
-    return (one.after_ns - one.before_ns) * one.num_steps
+def _took_ns(one: StepSlowdown, run: WholeRun) -> int:
+    """Return by how much all steps of a slow-down together were longer."""
+    last_step = run.num_steps - 1 if one.last_step is None else one.last_step
+    return (one.after_ns - one.before_ns) * (last_step - one.first_step + 1)
 
 
 def _at_first_and_last(run: WholeRun) -> str:
@@ -111,6 +114,8 @@ def whole_run_tables(report: Report) -> Iterable[Section]:
     run = report.whole_run
     if run is None:
         return
+    if run.hang is not None:
+        yield Line(" ".join(verdict_lines(run.hang, is_over=True)), is_warning=True)
     steps = _steps(report)
     if steps is None:
         yield Line(f"No step was noted in {duration(run.duration_ns)}.")
@@ -128,10 +133,8 @@ def whole_run_tables(report: Report) -> Iterable[Section]:
 
 
 def _events(run: WholeRun) -> Iterator[Section]:
-    """Say what slowed the training down, what held it up, and what only paused it."""
-    if run.hang is not None:
-        yield Line(" ".join(verdict_lines(run.hang, is_over=True)), is_warning=True)
-    largest = sorted(run.slowdowns, key=_took_ns, reverse=True)[:_MOST_SLOWDOWNS]
+    """Say what slowed the training down, and what only paused it."""
+    largest = sorted(run.slowdowns, key=lambda one: _took_ns(one, run), reverse=True)[:_MOST_SLOWDOWNS]
     for one in sorted(largest, key=lambda one: one.first_step):
         yield Line(f"Slow-down: {slowdown_sentence(one, len(run.ranks))}.", is_warning=True)
     if more := len(run.slowdowns) - len(largest):
@@ -149,10 +152,11 @@ def _shares(ranks: Sequence[RankWholeRun]) -> str:
     """Say what the steps consist of, on average over the ranks."""
     known = [one.whole for one in ranks if one.whole is not None]
     step_ns = mean_known(one.mean_ns for one in known)
+    backward = "backward" if all(one.wait_ns is None for one in known) else "backward without waiting"
     parts = {
         "data": mean_known(one.data_ns for one in known),
         "forward": mean_known(one.forward_ns for one in known),
-        "backward without waiting": mean_known(one.backward_ns - (one.wait_ns or 0) for one in known),
+        backward: mean_known(one.backward_ns - (one.wait_ns or 0) for one in known),
         "optimizer": mean_known(one.optimizer_ns for one in known),
         "waiting for other ranks": mean_known(one.wait_ns for one in known),
     }

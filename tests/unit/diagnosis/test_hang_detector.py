@@ -102,6 +102,26 @@ def test_a_machine_that_slept_during_a_look_does_not_hang(monkeypatch: pytest.Mo
     assert job.detector.look() is not None
 
 
+def test_storage_that_is_slow_in_every_look_hides_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, rank(0, since_s=20))
+
+    def is_slow(directory: Path, number: int, num_steps: int) -> PulseHead:
+        job.now_ns += 8 * S
+        return job.head(directory, number, num_steps)
+
+    monkeypatch.setattr(pulse_files, "read_head", is_slow)
+    assert [job.detector.look() is not None for _ in range(3)] == [False, False, True]
+
+
+def test_a_hang_is_seen_though_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, rank(0, since_s=1), rank(1, since_s=1))
+    assert job.detector.look() is None
+    job.now_ns -= 3600 * S
+    assert job.detector.look(missed_s=3600) is None
+    job.now_ns += 6 * S
+    assert job.detector.look() is not None
+
+
 def test_the_rest_of_a_step_is_waited_for_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, waiting(1), saving := rank(0, USER, activity=Activity.SAVE, since_s=20))
     found = job.detector.look()

@@ -91,7 +91,7 @@ def test_waiting_outside_backward_passes_is_waiting_too(pulse: PulseWriter, cloc
         return "done"
 
     pulse.begins(Activity.FORWARD)
-    assert pulse.waits(takes, 70) == "done"
+    assert pulse.waits(lambda: pulse.waits(takes, 70)) == "done"  # as within `join()`
     clock.now_ns += 30
     backward(pulse, clock, Reducer(5), 20)
     pulse.begins(Activity.BACKWARD)

@@ -185,10 +185,12 @@ def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
 
 def test_the_largest_slow_downs_are_listed_in_their_order(whole: Report) -> None:
     assert whole.whole_run is not None
-    many = tuple(replace_struct(SLOWER, first_step=100 + number, num_steps=10 + number) for number in range(12))
+    many = tuple(
+        replace_struct(SLOWER, first_step=100 + 2 * number, last_step=101 + number * 3) for number in range(12)
+    )
     said = lines(report(whole_run=replace(whole.whole_run, slowdowns=many)))
     listed = [line.split(" (")[0] for line in said if line.startswith("Slow-down: ")]
-    assert listed == [f"Slow-down: since step {number}" for number in range(102, 112)]
+    assert listed == [f"Slow-down: from step {number}" for number in range(104, 124, 2)]
     assert "2 smaller slow-downs are in the JSON report." in said
 
 
