@@ -99,7 +99,9 @@ def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:
     elif verdict.detail is not None:
         what += f"; {clean(verdict.detail)}"
     at = f" at step {verdict.step:,}" if verdict.step is not None else ""
-    begin = "The job failed" if verdict.has_failed else "The job hung" if is_over else "The job hangs"
+    begin = "The job failed" if verdict.has_failed else "The job hangs"
+    if is_over and not verdict.has_failed:
+        begin, at = f"The job hung{at}", ". ddpprof found then"
     return f"{begin}{at}: {what}{'' if what.endswith('…') else '.'}"
 
 

@@ -179,7 +179,9 @@ def test_slow_downs_hangs_and_pauses_are_said(whole: Report) -> None:
     found = replace(whole.whole_run, slowdowns=(SLOWER,), pauses=(Pause(PauseKind.SAVE, 3, 5 * SECOND),), hang=hang)
     said = lines(report(whole_run=found))
     assert any(line.startswith("Slow-down: since step 120 (") and "100 → 150 ms" in line for line in said)
-    assert any(line.startswith("The job hung at step 7: all ranks wait for each other") for line in said)
+    assert any(
+        line.startswith("The job hung at step 7. ddpprof found then: all ranks wait for each other") for line in said
+    )
     assert "Not slow-downs: checkpoints took 5.0 s in 3 steps." in said
 
 
@@ -199,7 +201,10 @@ def test_the_first_screen_tells_of_a_hang_and_of_the_largest_slow_down(whole: Re
     hang = Verdict(Fault.STOPPED, rank=1, step=7, resumed_unix_ns=1)
     known = replace(whole.whole_run, slowdowns=(SLOWER,), hang=hang)
     said = [one.text for one in first_screen(report(whole_run=known), ["run"]) if isinstance(one, Line)]
-    assert "The job hung at step 7: rank 1 is stopped by a signal. Later it went on. More: --section whole-run" in said
+    assert (
+        "The job hung at step 7. ddpprof found then: rank 1 is stopped by a signal. Later it went on. "
+        "More: --section whole-run"
+    ) in said
     assert any(line.startswith("The slow-down: since step 120") for line in said)
 
 
