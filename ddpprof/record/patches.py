@@ -136,7 +136,8 @@ def install_around_training() -> None:
     _wrap(GradScaler, "step", _asking(_scaler_step))
     # The session makes room when the user starts a profiler of their own.
     _wrap(profile, "_prepare_trace", _telling(lambda session, inner: session.another_profiler_starts(inner)))
-    _wrap(dist.Work, "wait", _work_wait)  # most collectives of a script end in it
+    if dist.is_available():
+        _wrap(dist.Work, "wait", _work_wait)  # most collectives of a script end in it
     _wrap(torch.autograd, "backward", _backward)  # every `Tensor.backward` calls it
     _wrap(torch.cuda.CUDAGraph, "capture_begin", _telling(lambda session, _graph: session.graphs.capture_begins()))
     _wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
