@@ -1,6 +1,6 @@
 """Record jobs that train with and without ``ddpprof.watch`` in turns, within one process.
 
-python analyses/watching_cost/collect.py        some 15 minutes; nothing else should run
+python analyses/watching_cost/collect.py        some 13 minutes; nothing else should run
 
 Tiny steps with few and with many buckets show the processor time that watching takes; longer steps on two ranks show
 whether they become slower.

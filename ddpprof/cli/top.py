@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ddpprof.monitor.overview import Overview
-    from ddpprof.render.top import Order
+    from ddpprof.render.top import Order, Shown
 
 _MOST_SLOWDOWNS = 5
 _KEYS = "q quit  p pause  sort by: o own time  r rank  w waiting  d data"
@@ -58,28 +58,20 @@ def run_top(options: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What the job's launcher has found, in sentences."""
-
-    slowdowns: list[str]
-    hang: list[str]
-
-
-def _look(path: Path) -> tuple[Overview, _Said]:
-    """Return the job at this moment, and what its launcher has said of it."""
+def _look(path: Path) -> tuple[Overview, Shown]:
+    """Return the job at this moment, and what its launcher has said of it, which is shown beside it."""
     from ddpprof.monitor.overview import find_pulses, look_at
+    from ddpprof.render.top import Shown
 
     directory = find_pulses(path)
     now = look_at(directory, time.time_ns())
-    return now, _Said(_slowdown_lines(directory, len(now.ranks)), _hang_lines(directory, now))
+    return now, Shown(slowdowns=_slowdown_lines(directory, len(now.ranks)), hang=_hang_lines(directory, now))
 
 
 def _print_once(path: Path, console: Console) -> None:
-    from ddpprof.render.top import Shown, rows_that_fit, top_view
+    from ddpprof.render.top import rows_that_fit, top_view
 
-    overview, said = _look(path)
-    shown = Shown(slowdowns=said.slowdowns, hang=said.hang)
+    overview, shown = _look(path)
     if console.is_terminal:
         shown = replace(shown, most_rows=rows_that_fit(overview, shown, console))
     else:
@@ -112,7 +104,7 @@ def _show_live(path: Path, every_s: float, console: Console) -> None:
     """Show the view until the user presses q. The terminal is as before at the end, whatever ends the program."""
     from rich.live import Live
 
-    from ddpprof.render.top import ORDERS, Shown, rows_that_fit, top_view
+    from ddpprof.render.top import ORDERS, rows_that_fit, top_view
 
     order, paused = ORDERS["o"], False
     overview, said = _look(path)
@@ -124,7 +116,7 @@ def _show_live(path: Path, every_s: float, console: Console) -> None:
         while True:
             if not paused:
                 overview, said = _look(path)
-            shown = Shown(order, said.slowdowns, said.hang, keys=_about_keys(path, order, paused, overview))
+            shown = replace(said, order=order, keys=_about_keys(path, order, paused, overview))
             shown = replace(shown, most_rows=rows_that_fit(overview, shown, console))
             live.update(top_view(overview, shown, console), refresh=True)
             key = next_key(every_s)

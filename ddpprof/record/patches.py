@@ -47,8 +47,6 @@ class StepEvents(Protocol):
 
 _active: Session | None = None
 _events: StepEvents | None = None
-_recorder: Session | None = None
-"""the active session, unless the events of every step go to something else"""
 _waiting: Callable[[], None] | None = None
 _originals: list[tuple[Any, str, Any]] = []
 
@@ -58,14 +56,14 @@ _Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def activate(session: Session | None) -> None:
     """Send all events to `session` from now on, or to nobody."""
-    global _active, _events, _recorder
-    _active = _events = _recorder = session
+    global _active, _events
+    _active = _events = session
 
 
 def send_step_events_to(events: StepEvents | None) -> None:
     """Send the events of every step to `events` from now on; ``None``: to the active session."""
-    global _events, _recorder
-    _events, _recorder = (_active, _active) if events is None else (events, None)
+    global _events
+    _events = _active if events is None else events
 
 
 def active() -> Session | None:
@@ -213,7 +211,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        session = _recorder
+        session = _active if _events is _active else None
         if session is None:
             return original(self, *inputs, **kwargs)
         return session.ddp_pre_forward(original, self, *inputs, **kwargs)

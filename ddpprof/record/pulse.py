@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -42,11 +43,12 @@ _GOLDEN = 0x9E3779B1
 class PulseWriter:
     """The pulse of one rank, written by its training thread. `close` comes last."""
 
-    def __init__(self, identity: PulseIdentity) -> None:
+    def __init__(self, identity: PulseIdentity, training_thread: int) -> None:
         """Create the pulse in memory. Raises ``OSError``, also if the memory is full or absent, and ``ValueError``."""
         if sys.byteorder != "little":
             raise ValueError("this machine stores numbers with the highest byte first")
         self.identity = identity
+        self._training_thread = training_thread
         begin = layout.encode_head(identity).ljust(layout.HEAD_BYTES, b"\0") + layout.pack(layout.empty_state())
         # All of it is in place at once: in full memory, a later write would end the training with SIGBUS.
         self._file = own_files.create_locked(Path(identity.shared), layout.NUM_BYTES, begin)
@@ -100,8 +102,10 @@ class PulseWriter:
         """Call what waits for other ranks, such as DDP's broadcast of buffers, and note for how long it does.
 
         The time counts as that of backward passes, which have all other waiting. In a backward pass nothing is noted:
-        there the times of gradients tell.
+        there the times of gradients tell. Other threads wait unseen.
         """
+        if get_ident() != self._training_thread:
+            return original(*work, **kwargs)
         began_ns, before_ns = time.time_ns(), self._waited_ns
         try:
             return original(*work, **kwargs)

@@ -133,7 +133,7 @@ class Recording:
                 finder=self._finder,
                 training_thread=self._training_thread,
                 count_step=self._count_step,
-                note_unreduced=self.note_unreduced,
+                ddp_forward_fails=self.ddp_forward_fails,
                 runs_out=self._note_end_of_loader,
                 give_up=self.give_up,
             )
@@ -173,8 +173,9 @@ class Recording:
         self._notes.feeding.runs_out(iterator)
 
     @harmless
-    def note_unreduced(self, ddp: DistributedDataParallel, complaint: str) -> None:
+    def ddp_forward_fails(self, ddp: DistributedDataParallel, error: RuntimeError) -> None:
         """Note which parameters had no gradient, if that is what torch complains of."""
+        complaint = str(error)
         if "Expected to have finished reduction" not in complaint:
             return
         if self._window.mode is StepMode.DONE:
@@ -186,7 +187,8 @@ class Recording:
         assert self._job.files is not None
         gather_left()
         try:
-            pulse = PulseWriter(self._job.identity(self._notes.device.type, self._window.step))
+            identity = self._job.identity(self._notes.device.type, self._window.step)
+            pulse = PulseWriter(identity, self._training_thread)
             self._keeper = PulseKeeper(
                 pulse, self._job.files.last_step, self._training_thread, self._notes.bucket_numels(), self._warn
             )
@@ -195,7 +197,6 @@ class Recording:
             self._warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
             return
         self.pulse = self._window.pulse = pulse
-
         self._take_requests()
 
     def _take_requests(self) -> None:

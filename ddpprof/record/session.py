@@ -84,9 +84,6 @@ class Session(Recording):
             self._end_step()
         self._notes.feeding.forward_begins((), has_gradients=True, recording=self._notes.recording)
 
-    def ddp_forward_fails(self, ddp: DistributedDataParallel, error: RuntimeError) -> None:
-        self.note_unreduced(ddp, str(error))
-
     def ddp_pre_forward(self, original: Callable[..., Any], ddp: Any, /, *inputs: Any, **kwargs: Any) -> Any:
         start, had_rebuilt = time.time_ns(), getattr(ddp, "_has_rebuilt_buckets", True)
         if self._window.mode in (StepMode.BASELINE, StepMode.ALONE):
@@ -115,10 +112,7 @@ class Session(Recording):
         return result
 
     def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
-        pulse = self.pulse
-        if pulse is None or threading.get_ident() != self._training_thread:
-            return original(*work, **kwargs)
-        return pulse.waits(original, *work, **kwargs)
+        return original(*work, **kwargs) if self.pulse is None else self.pulse.waits(original, *work, **kwargs)
 
     def wrap_comm_hook(self, ddp: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that also times its buckets. On an accelerator a future says nothing about its kernel."""

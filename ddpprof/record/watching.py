@@ -31,8 +31,7 @@ class WatchedSteps:
     finder: StepDetector
     training_thread: int
     count_step: Callable[[], None]
-    note_unreduced: Callable[[DistributedDataParallel, str], None]
-    """called with DDP's complaint of missing gradients"""
+    ddp_forward_fails: Callable[[DistributedDataParallel, RuntimeError], None]
     runs_out: Callable[[Any], None]
     """called with the iterator of a loader at its end"""
     give_up: Callable[[Exception], None]
@@ -52,9 +51,6 @@ class WatchedSteps:
         except Exception as error:
             self.give_up(error)
 
-    def ddp_forward_fails(self, ddp: DistributedDataParallel, error: RuntimeError) -> None:
-        self.note_unreduced(ddp, str(error))
-
     def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
         inner_end_ns = time.time_ns()
         result = original(ddp, output)
@@ -69,10 +65,7 @@ class WatchedSteps:
         return self.work_waits(original, ddp)
 
     def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
-        pulse = self.pulse
-        if pulse is None or get_ident() != self.training_thread:
-            return original(*work, **kwargs)
-        return pulse.waits(original, *work, **kwargs)
+        return original(*work, **kwargs) if self.pulse is None else self.pulse.waits(original, *work, **kwargs)
 
     def _is_between_backward_passes(self) -> bool:
         return _TASK_OF_BACKWARD() == -1 and get_ident() == self.training_thread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def pulse(tmp_path: Path) -> Iterator[PulseWriter]:
-    pulse = PulseWriter(identity(tmp_path))
+    pulse = PulseWriter(identity(tmp_path), threading.get_ident())
     yield pulse
     pulse.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +48,7 @@ def forward_ends(pulse: PulseWriter, reducer: Reducer | None, end_ns: int, synch
 
 
 def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
-    pulse = PulseWriter(identity(tmp_path))
+    pulse = PulseWriter(identity(tmp_path), threading.get_ident())
     do(pulse, clock, Activity.DATA, 100)
     pulse.begins(Activity.FORWARD)
     clock.now_ns += 200
@@ -73,6 +74,19 @@ def backward(pulse: PulseWriter, clock: Clock, reducer: Reducer | None, ns: int,
     pulse.backward_begins(())
     clock.now_ns += ns
     pulse.backward_ends()
+
+
+def test_other_threads_wait_unseen(pulse: PulseWriter, clock: Clock) -> None:
+    def takes() -> None:
+        clock.now_ns += 70
+
+    thread = threading.Thread(target=pulse.waits, args=(takes,))
+    thread.start()
+    thread.join()
+    backward(pulse, clock, Reducer(5), 20)
+    pulse.step_ends(1)
+    assert decoded(pulse).steps.wait_ns.tolist() == [15]
+    assert decoded(pulse).steps.backward_ns.tolist() == [20]
 
 
 def test_two_backward_passes_wait_twice(pulse: PulseWriter, clock: Clock) -> None:
@@ -271,5 +285,5 @@ def test_full_memory_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
     about = identity(tmp_path)
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
-        PulseWriter(about)
+        PulseWriter(about, threading.get_ident())
     assert not list(Path(about.shared).parent.glob(f"*{Path(about.shared).name}"))

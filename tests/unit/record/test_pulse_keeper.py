@@ -112,7 +112,7 @@ from pathlib import Path
 sys.path.insert(0, {support!r})
 from pulse_writers import identity, keep
 from ddpprof.record.pulse import PulseWriter
-pulse = PulseWriter(identity(Path({directory!r})))
+pulse = PulseWriter(identity(Path({directory!r})), threading.get_ident())
 keep(pulse)
 pulse.step_ends(1)
 print(pulse.identity.shared, flush=True)
