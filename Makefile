@@ -29,7 +29,7 @@ RECORDING_IN_TRAINING := $(addprefix $(CHECKOUT)/tests/e2e/,test_pass_through.py
   test_harmless.py test_context_manager.py)
 RECORDING := $(CHECKOUT)/tests/unit/record $(RECORDING_IN_TRAINING)
 
-.PHONY: demo docs test test-slow test-gpu test-versions lint coverage fuzz soak bench pictures studies clean
+.PHONY: demo docs test test-slow test-gpu test-versions lint coverage fuzz soak doctor-faults bench pictures studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
@@ -67,6 +67,9 @@ coverage: $(TEST)/wheel ## which lines the quick tests run, children included: C
 
 soak: $(TEST)/wheel ## kill commands at random moments, 200 times each; test-slow does so 8 times
 	export DDPPROF_SOAK_KILLS=200; $(RUN_TESTS) -s $(CHECKOUT)/tests/e2e/test_soak.py $(PYTEST)
+
+doctor-faults: $(TEST)/wheel ## plant every fault that `ddpprof doctor` must find; test-slow plants two of eleven
+	export DDPPROF_ALL_FAULTS=1; $(RUN_TESTS) $(CHECKOUT)/tests/e2e/test_doctor.py $(PYTEST)
 
 pictures: $(TEST)/wheel ## the pictures of README and docs, of the sample runs; needs chromium
 	$(OUTSIDE) $(CHECKOUT)/sample_traces/take_pictures.py
