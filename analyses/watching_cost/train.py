@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 train.py OUT.json --layers 8 --blocks 20 --steps 50 
 import argparse
 import json
 import tempfile
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +21,12 @@ import ddpprof
 
 SETTLE = 5
 """steps at the begin of each block that are not counted: DDP and ddpprof agree in them"""
+
+
+def keeper_ns():
+    """Return the processor time so far of ddpprof's own thread; 0 if there is none."""
+    own = [thread for thread in threading.enumerate() if thread.name == "ddpprof-pulse"]
+    return time.clock_gettime_ns(time.pthread_getcpuclockid(own[0].ident)) if own else 0
 
 
 def main():
@@ -47,6 +54,7 @@ def main():
             watched = ddpprof.watch(f"{folder}/{number}") if is_watched else nullcontext()
             wall_ns, cpu_ns = [], []
             with watched:
+                block_began = time.perf_counter_ns()
                 for (x,) in data:
                     began, cpu = time.perf_counter_ns(), time.thread_time_ns()
                     optimizer.zero_grad()
@@ -55,7 +63,9 @@ def main():
                     cpu_ns.append(time.thread_time_ns() - cpu)
                     time.sleep(args.sleep_ms / 1000)
                     wall_ns.append(time.perf_counter_ns() - began)
-            blocks.append({"watched": is_watched, "wall_ns": wall_ns[SETTLE:], "cpu_ns": cpu_ns[SETTLE:]})
+                block_ns, own_ns = time.perf_counter_ns() - block_began, keeper_ns()
+            block = {"watched": is_watched, "wall_ns": wall_ns[SETTLE:], "cpu_ns": cpu_ns[SETTLE:]}
+            blocks.append({**block, "block_ns": block_ns, "keeper_ns": own_ns})
     if dist.get_rank() == 0:
         num_buckets = len(model.reducer._get_zeros_like_grad_buckets())
         args.out.write_text(json.dumps({"buckets": num_buckets, "blocks": blocks}))
