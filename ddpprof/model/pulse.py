@@ -6,7 +6,7 @@ It has a state, and tables of the last steps, of all steps in summaries, and of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum, IntFlag
 from typing import Any, TypeVar
 
@@ -87,7 +87,7 @@ class PulseState:
     since_ns: int
     """begin of the activity, which is the last event of the training thread"""
     step: int
-    """number of the current step"""
+    """number of the current step, and so of finished ones"""
     step_since_ns: int
     module: int
     """index of the DDP module that launched the last bucket; this and the next two are found for overdue steps only"""
@@ -96,7 +96,8 @@ class PulseState:
     bucket_ns: int
     """launch of that bucket"""
     num_steps: int
-    """number of finished steps, all of which have or had a row, from `PulseIdentity.first_step` on"""
+    """number of finished steps that have, or had, a row; they get it within a quarter of a second, or later if a disk
+    does not answer"""
     num_summaries: int
     steps_per_summary: int
     num_samples: int
@@ -152,8 +153,20 @@ class PulseSteps:
 
     @property
     def own_ns(self) -> Int64Column:
-        """Time that the rank needed by itself: the step without its waiting for other ranks."""
+        """Time that the rank needed by itself: the step without its waiting for other ranks, where that is known."""
         return self.length_ns - np.maximum(self.wait_ns, 0)
+
+    def with_all_waiting(self) -> PulseSteps:
+        """Return the steps with an estimate where they did not look at their waiting; if none did, unchanged.
+
+        It is what a step's backward passes took longer than the others compute in theirs.
+        """
+        known = self.wait_ns != UNKNOWN
+        if known.all() or not known.any():
+            return self
+        computing_ns = int(np.median((self.backward_ns - self.wait_ns)[known]))
+        computing_ns = max(0, min(computing_ns, int(self.length_ns.max())))  # a damaged file may hold any number
+        return replace(self, wait_ns=np.where(known, self.wait_ns, np.maximum(self.backward_ns - computing_ns, 0)))
 
     def __len__(self) -> int:
         return len(self.number)
@@ -253,7 +266,7 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
     """Return the row of `PulseSummaries` for these steps, which are one or more."""
     usual = steps.length_ns[steps.flags == 0]
     lengths = usual if len(usual) else steps.length_ns
-    waits = steps.wait_ns[steps.wait_ns != UNKNOWN]
+    waits = steps.with_all_waiting().wait_ns
     return (
         int(steps.number[0]),
         len(steps),
@@ -262,7 +275,7 @@ def summary_of(steps: PulseSteps, memory_bytes: int) -> tuple[int, ...]:
         int(np.median(lengths)),
         int(steps.length_ns.max()),
         *(int(column.mean()) for column in (steps.data_ns, steps.forward_ns, steps.backward_ns, steps.optimizer_ns)),
-        int(waits.mean()) if len(waits) else UNKNOWN,
+        int(waits.mean()) if (waits != UNKNOWN).all() else UNKNOWN,
         memory_bytes,
         int((steps.flags != 0).sum()),
     )

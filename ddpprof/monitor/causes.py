@@ -48,11 +48,6 @@ class Portrait:
     major_faults: float | None = None
     core_khz: float | None = None
 
-    @property
-    def own_ns(self) -> float:
-        """The rank's own time; without the backward pass where waiting is not known."""
-        return sum(self.parts.values())
-
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -63,10 +58,12 @@ class Change:
 
     @property
     def own_ns(self) -> float:
-        return self.after.own_ns - self.before.own_ns
+        return sum(map(self.part_grew, StepPart))
 
     def part_grew(self, part: StepPart) -> float:
-        return self.after.parts.get(part, 0.0) - self.before.parts.get(part, 0.0)
+        """Return by how much a part grew; 0 if it is known only before or only after."""
+        before, after = self.before.parts.get(part), self.after.parts.get(part)
+        return 0.0 if before is None or after is None else after - before
 
     @property
     def largest_part(self) -> StepPart:

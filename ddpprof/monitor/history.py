@@ -25,7 +25,7 @@ def history(pulse: Pulse) -> PulseSummaries:
     first_kept = int(steps.number[0]) if len(steps) else np.iinfo(np.int64).max
     before = select(summaries, summaries.first_step < first_kept)
     until = int(before.first_step[-1] + before.num_steps[-1]) if len(before) else 0
-    after = _sound(rows_of_single_steps(select(steps, steps.number >= until)))
+    after = _sound(rows_of_single_steps(select(steps.with_all_waiting(), steps.number >= until)))
     columns = [[getattr(one, field.name) for one in (before, after)] for field in fields(PulseSummaries)]
     return PulseSummaries(*map(np.concatenate, columns))
 

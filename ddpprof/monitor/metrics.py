@@ -76,7 +76,7 @@ def read_metrics(out: Path) -> list[Metric]:
     if not heads:
         return []
     return [
-        _each(STEPS, heads, lambda head: head.state.num_steps),
+        _each(STEPS, heads, lambda head: head.state.step),
         Metric(STEP_SECONDS, _quantiles(heads)),
         Metric(STEP_PART_SECONDS, _parts(heads)),
         _each(STEP_AGE_SECONDS, heads, _step_age_s),
@@ -111,8 +111,9 @@ def _quantiles(heads: Sequence[PulseHead]) -> Values:
 def _parts(heads: Sequence[PulseHead]) -> Values:
     values = []
     for head in heads:
+        steps = head.steps.with_all_waiting()
         for part in _PARTS:
-            column = getattr(head.steps, f"{part}_ns")
+            column = getattr(steps, f"{part}_ns")
             known = column[column != UNKNOWN]
             if len(known):
                 values.append((_of(head, part=part), float(known.mean()) / 1e9))

@@ -119,7 +119,7 @@ def overview_of(
     return Overview(
         run=run,
         world_size=max(first.world_size, len(heads)),
-        num_steps=max(head.state.num_steps for head in heads.values()),
+        num_steps=max(head.state.step for head in heads.values()),
         steps_per_s=_rate(rows, end_ns) if rows is not None else None,
         running_ns=max(end_ns - begin_ns, 0),
         times=_step_times(min(heads), rows, end_ns) if rows is not None else None,

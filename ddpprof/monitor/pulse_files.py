@@ -248,7 +248,7 @@ def _keep(content: bytes) -> None:
         if os.pread(copy, layout.HEAD_BYTES, 0) == head:
             os.pwrite(copy, content, 0)
             last_step = own_files.overwrite(kept.with_name(rundir.last_step_file(identity.rank)))
-            rundir.write_last_step(last_step, state.num_steps, state.step_since_ns)
+            rundir.write_last_step(last_step, state.step, state.step_since_ns)
             os.close(last_step)
     finally:
         os.close(copy)

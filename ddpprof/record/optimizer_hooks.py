@@ -19,12 +19,12 @@ def hook_optimizers() -> list[Any]:
     def before(_optimizer: Any, args: Any, kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return None
-        events = patches.step_events()
+        events = patches.step_events
         return None if events is None else events.optimizer_begins(args, kwargs)
 
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not is_dynamo_compiling():
-            events = patches.step_events()
+            events = patches.step_events
             if events is not None:
                 events.optimizer_ends(optimizer)
 

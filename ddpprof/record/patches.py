@@ -34,7 +34,8 @@ class StepEvents(Protocol):
 
     def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any: ...
 
-    def backward_begins(self, tensors: Any) -> None: ...
+    def backward_begins(self, tensors: Any) -> bool:
+        """Return whether `backward_is_over` is to be called at its end."""
 
     def backward_is_over(self) -> None: ...
 
@@ -46,7 +47,8 @@ class StepEvents(Protocol):
 
 
 _active: Session | None = None
-_events: StepEvents | None = None
+step_events: StepEvents | None = None
+"""who is told of what happens in every step"""
 _waiting: Callable[[], None] | None = None
 _originals: list[tuple[Any, str, Any]] = []
 
@@ -56,22 +58,18 @@ _Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def activate(session: Session | None) -> None:
     """Send all events to `session` from now on, or to nobody."""
-    global _active, _events
-    _active = _events = session
+    global _active, step_events
+    _active = step_events = session
 
 
 def send_step_events_to(events: StepEvents | None) -> None:
     """Send the events of every step to `events` from now on; ``None``: to the active session."""
-    global _events
-    _events = _active if events is None else events
+    global step_events
+    step_events = _active if events is None else events
 
 
 def active() -> Session | None:
     return _active
-
-
-def step_events() -> StepEvents | None:
-    return _events
 
 
 def wait_for_ddp(begin: Callable[[], None]) -> None:
@@ -196,7 +194,7 @@ def _asking(call: Callable[..., Any]) -> _Wrapper:
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        events = _events
+        events = step_events
         if events is None:
             return original(self, *inputs, **kwargs)
         events.ddp_forward_begins(self)
@@ -211,7 +209,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        session = _active if _events is _active else None
+        session = _active if step_events is _active else None
         if session is None:
             return original(self, *inputs, **kwargs)
         return session.ddp_pre_forward(original, self, *inputs, **kwargs)
@@ -221,7 +219,7 @@ def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def post_forward(self: Any, output: Any) -> Any:
-        events = _events
+        events = step_events
         return original(self, output) if events is None else events.ddp_post_forward(original, self, output)
 
     return post_forward
@@ -229,7 +227,7 @@ def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _sync_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
     def sync_buffers(self: Any) -> Any:
-        events = _events
+        events = step_events
         return original(self) if events is None else events.ddp_sync_buffers(original, self)
 
     return sync_buffers
@@ -237,7 +235,7 @@ def _sync_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _work_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        events = _events
+        events = step_events
         if events is None:
             return original(self, *args, **kwargs)
         return events.work_waits(original, self, *args, **kwargs)
@@ -247,7 +245,7 @@ def _work_wait(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _next(original: Callable[..., Any]) -> Callable[..., Any]:
     def next_batch(self: Any) -> Any:
-        events = _events
+        events = step_events
         return original(self) if events is None else events.loader_fetches(original, self)
 
     return next_batch
@@ -302,14 +300,15 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     from torch import Tensor
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        events = _events
+        events = step_events
         if events is None:
             return original(tensors, *args, **kwargs)
         if type(tensors) is not Tensor and isinstance(tensors, Iterator):
             tensors = tuple(tensors)  # both need to see them
-        events.backward_begins(tensors)
+        tells = events.backward_begins(tensors)
         result = original(tensors, *args, **kwargs)
-        events.backward_is_over()
+        if tells:
+            events.backward_is_over()
         return result
 
     return backward

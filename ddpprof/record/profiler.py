@@ -34,7 +34,7 @@ class StepProfiler:
         self._settings = settings
         self._device = device
         self._profile: profile | None = None
-        self._left: profile | None = None
+        self.left: profile | None = None
         """profile that could not be stopped because the device did not come to rest"""
         self._is_busy = False
         self._recording = False
@@ -141,8 +141,8 @@ class StepProfiler:
 
     def clear_away(self) -> None:
         """Stop what `stop` could not, if the device is at rest now."""
-        if self._left is not None and self._device.comes_to_rest(_LETS_GO_S):
-            left, self._left = self._left, None
+        if self.left is not None and self._device.comes_to_rest(_LETS_GO_S):
+            left, self.left = self.left, None
             self._end(left, recorded=True)
 
     def _let_go(self, unfinished: profile, recorded: bool) -> None:
@@ -151,7 +151,7 @@ class StepProfiler:
             self._end(unfinished, recorded)  # recording of Python's calls cannot be told to collect nothing
         elif recorded:
             self._collect(False)
-            self._left = unfinished
+            self.left = unfinished
 
     def _end(self, finished: profile, recorded: bool) -> None:
         with self.paused(), signals_end_a_hang():

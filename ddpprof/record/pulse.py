@@ -1,9 +1,10 @@
 """The pulse of this rank: notes of what the training thread does, in memory that outlives the process.
 
-Every note is a write of words into mapped memory: no system call, no lock, and nothing that could block or raise. Torch
-is asked for the value of a loss, if that is on CPU. Code that runs once in a step is never warm, so that it is short,
-and calls few things. The memory is ``/dev/shm``, since a mapped file on a disk would end the training with SIGBUS if
-somebody truncated it. `PulseKeeper` does all else in a thread of its own.
+What happens now is written into mapped memory, and what has happened goes into a list: no system call, and nothing that
+could block or raise. Torch is asked for the value of a loss, if that is on CPU. Code that runs once in a step is never
+warm, so that it is short, and calls few things; `PulseRows` makes the rows of steps elsewhere. The memory is
+``/dev/shm``, since a mapped file on a disk would end the training with SIGBUS if somebody truncated it. `PulseKeeper`
+does all else in a thread of its own.
 """
 
 from __future__ import annotations
@@ -11,37 +12,61 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import time
 from collections.abc import Callable
-from math import isfinite
 from pathlib import Path
 from threading import get_ident
+from time import time_ns
 from typing import Any
 
-import torch
+from torch import Tensor, is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof import own_files
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import Activity, Ended, PulseIdentity, PulseSteps, PulseSummaries, joined, summary_of
+from ddpprof.model.pulse import Activity, Ended, PulseIdentity
 from ddpprof.model.pulse_layout import state_word
+from ddpprof.record.pulse_rows import Note, PulseRows
 
 _ACTIVITY, _SINCE = state_word("activity"), state_word("since_ns")
 _STEP, _STEP_SINCE = state_word("step"), state_word("step_since_ns")
-_NUM_STEPS, _NUM_PASSES, _FLAGS = state_word("num_steps"), state_word("num_passes"), state_word("flags")
+_NUM_PASSES, _FLAGS = state_word("num_passes"), state_word("flags")
 _NONFINITE_STEP, _NUM_NONFINITE = state_word("nonfinite_step"), state_word("num_nonfinite")
-_ROWS, _ROW = layout.STEPS_AT // 8, layout.STEP.size // 8
 _OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
-_NUM_ACTIVITIES = len(Activity)
 _GRADIENTS_PER_LOOK = 400
 """number of gradients whose times a step may look at, which takes some 10 µs"""
 _GOLDEN = 0x9E3779B1
 """the golden ratio's first 32 bits, whose multiples choose every n-th step evenly, but in no rhythm of the training"""
+_WAITED, _GRADIENTS = int(Note.WAITED), int(Note.GRADIENTS)
+_NOTED_FLAGS, _STEP_ENDED = int(Note.FLAGS), int(Note.STEP_ENDED)
+_PATIENCE_NS = 1_000_000_000
+"""time after which the training thread makes rows itself, since `PulseKeeper` waits for a disk"""
+_MOST_NOTES = 10_000
+"""number of notes from which on it does so within a step, as in a long evaluation"""
 
 
 class PulseWriter:
     """The pulse of one rank, written by its training thread. `close` comes last."""
+
+    __slots__ = (
+        "_file",
+        "_finite_step",
+        "_flags",
+        "_forwards",
+        "_last_nonfinite",
+        "_looks",
+        "_looks_every",
+        "_note",
+        "_notes",
+        "_num_passes",
+        "_reduces",
+        "_training_thread",
+        "_waited_ns",
+        "identity",
+        "memory",
+        "rows",
+        "words",
+    )
 
     def __init__(self, identity: PulseIdentity, training_thread: int) -> None:
         """Create the pulse in memory. Raises ``OSError``, also if the memory is full or absent, and ``ValueError``."""
@@ -55,13 +80,12 @@ class PulseWriter:
         self.memory = mmap.mmap(self._file, layout.NUM_BYTES)
         self.words = memoryview(self.memory).cast("q")
         """the same memory as integers"""
-        self._activity = int(Activity.OTHER)
-        self._since_ns = self._step_start_ns = time.time_ns()
-        self._spent_ns = [0] * _NUM_ACTIVITIES
+        self.rows = PulseRows(self.memory, self.words, identity.first_step)
+        self._notes = self.rows.notes
+        self._note = self._notes.append
         self._flags = 0
-        self._wait_ns = self._first_gradient_ns = UNKNOWN
         self._waited_ns = 0
-        """time in this step for which the training thread waited for other ranks outside backward passes"""
+        """time for which the training thread has waited for other ranks outside backward passes"""
         self._num_passes = 0
         self._finite_step = self._last_nonfinite = UNKNOWN
         """numbers of the last step with a finite loss, and of the last one with another"""
@@ -73,29 +97,26 @@ class PulseWriter:
         self._looks_every = 1
         self._looks = True
         """whether this step looks at when gradients came"""
-        self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
-        self._summarised_until = identity.first_step
-        self.memory_bytes = UNKNOWN
-        """resident memory at the last sample, which `PulseKeeper` takes"""
-        self._write("num_steps", identity.first_step)
-        self._step_begins(identity.first_step, self._since_ns)
+        now = self.begins(_OTHER)
+        self.rows.begin(now)
+        self.words[_STEP] = identity.first_step
+        self.words[_STEP_SINCE] = now
 
     def _write(self, name: str, value: int) -> None:
         self.words[state_word(name)] = value
 
-    def begins(self, activity: int) -> None:
-        """Note that the training thread begins another activity, which ends the one before."""
-        now = time.time_ns()
-        self._spent_ns[self._activity] += now - self._since_ns
-        self._activity = activity
-        self._since_ns = now
+    def begins(self, activity: int) -> int:
+        """Note that the training thread begins another activity, which ends the one before. Returns the time."""
+        now = time_ns()
+        self._note((activity, now))
         words = self.words
         words[_ACTIVITY] = activity
         words[_SINCE] = now
+        return now
 
     def ends(self, activity: int) -> None:
         """Note that an activity is over, unless another has begun in the meantime."""
-        if self._activity == activity:
+        if self.words[_ACTIVITY] == activity:
             self.begins(_OTHER)
 
     def waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
@@ -106,15 +127,14 @@ class PulseWriter:
         """
         if get_ident() != self._training_thread:
             return original(*work, **kwargs)
-        began_ns, before_ns = time.time_ns(), self._waited_ns
+        began_ns, before_ns = time_ns(), self._waited_ns
         try:
             return original(*work, **kwargs)
         finally:
-            if self._activity != _BACKWARD:
+            if self.words[_ACTIVITY] != _BACKWARD:
                 within_ns = self._waited_ns - before_ns
-                waited_ns = time.time_ns() - began_ns - within_ns
-                self._spent_ns[self._activity] -= waited_ns
-                self._spent_ns[_BACKWARD] += waited_ns
+                waited_ns = time_ns() - began_ns - within_ns
+                self._note((_WAITED, waited_ns))
                 self._waited_ns += waited_ns
 
     def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
@@ -123,12 +143,12 @@ class PulseWriter:
         If the gradients are to be reduced, their times count from then; on an accelerator, for which the host does not
         wait, they say nothing.
         """
-        self.begins(_OTHER)
-        if ddp.require_backward_grad_sync and torch.is_grad_enabled():
+        now = self.begins(_OTHER)
+        if ddp.require_backward_grad_sync and is_grad_enabled():
             self._reduces = True
             if self._looks:
                 reducer = ddp.reducer if ddp.device_type == "cpu" else None
-                self._forwards.append((reducer, inner_end_ns, self._since_ns))
+                self._forwards.append((reducer, inner_end_ns, now))
 
     def backward_begins(self, loss: Any) -> None:
         """Note the begin of a backward pass, and whether its loss is NaN or infinite; ``None`` is not looked at."""
@@ -137,19 +157,15 @@ class PulseWriter:
             self._reduces = False
             self._num_passes += 1
             self.words[_NUM_PASSES] = self._num_passes
-        self._look_at(loss)
-
-    def _look_at(self, loss: Any) -> None:
-        """Note whether a loss is NaN or infinite, unless the training would have to wait for it."""
-        try:
-            if type(loss) is not torch.Tensor or not loss.is_cpu:
-                return
-            if isfinite(loss.item()):
-                self._finite_step = self.words[_STEP]
-                return
+        try:  # the training must not wait for the value
+            if type(loss) is Tensor and loss.is_cpu:
+                value = loss.item()
+                if value - value == 0:  # it is neither NaN nor infinite
+                    self._finite_step = self.words[_STEP]
+                else:
+                    self._note_nonfinite(self.words[_STEP])
         except Exception:  # it has no value, or several, or stands within a mode of torch that lets nothing be computed
             return
-        self._note_nonfinite(self.words[_STEP])
 
     def _note_nonfinite(self, step: int) -> None:
         if self._last_nonfinite == step:  # in another backward pass
@@ -164,102 +180,53 @@ class PulseWriter:
         """Note the end of a backward pass: from its last gradient on, nothing was left but to wait for the reduction.
 
         Torch makes a list of all gradients' times, which takes longer the more there are, so that with very many only
-        some of the steps know it.
+        some of the steps look.
         """
-        begin_ns = self._since_ns
         self.begins(_OTHER)
         if self._forwards:
-            self._look_at_gradients(begin_ns)
-
-    def _look_at_gradients(self, begin_ns: int) -> None:
-        """Note when the gradients of the backward pass came that began at `begin_ns` and has just ended."""
-        forwards, self._forwards = self._forwards, []
-        first_ns = last_ns = latest_ns = 0
-        for reducer, end_ns, noted_ns in forwards:
-            if reducer is None:
-                return
-            came_ns = reducer.get_backward_stats() or (0,)
-            after_ns = max(came_ns)
-            last_ns = max(last_ns, end_ns + after_ns)
-            latest_ns = max(latest_ns, noted_ns + after_ns)
-            came = end_ns + min(came_ns)
-            first_ns = min(first_ns, came) if first_ns else came
-            self._looks_every = max(1, len(came_ns) // _GRADIENTS_PER_LOOK)
-        if begin_ns <= latest_ns and last_ns <= self._since_ns:
-            waited = self._since_ns - max(begin_ns, last_ns)
-            self._wait_ns = waited if self._wait_ns == UNKNOWN else self._wait_ns + waited
-            self._first_gradient_ns = max(0, first_ns - begin_ns)
+            forwards, self._forwards = self._forwards, []
+            gradients = []
+            for reducer, end_ns, noted_ns in forwards:
+                came_ns = () if reducer is None else reducer.get_backward_stats()
+                gradients.append((came_ns, end_ns, noted_ns))
+                if len(came_ns) > _GRADIENTS_PER_LOOK:
+                    self._looks_every = len(came_ns) // _GRADIENTS_PER_LOOK
+            self._note((_GRADIENTS, gradients))
 
     def flag(self, flag: int) -> None:
         """Note what makes the current step a special one."""
         self._flags |= flag
         self.words[_FLAGS] = self._flags
+        if len(self._notes) > _MOST_NOTES:
+            self.rows.make()
 
     def step_ends(self, num_steps: int) -> None:
         """Note that a step has ended, and that `num_steps` are over."""
-        self.begins(_OTHER)
-        now, spent, words = self._since_ns, self._spent_ns, self.words
-        at = _ROWS + (num_steps - 1) % layout.NUM_STEPS_KEPT * _ROW
-        for value in (
-            num_steps - 1,
-            self._step_start_ns,
-            now - self._step_start_ns,
-            *spent[_OTHER + 1 :],  # data, forward, backward, optimizer, save and evaluation, as in `PulseSteps`
-            self._wait_ns if self._wait_ns == UNKNOWN else self._wait_ns + self._waited_ns,
-            self._first_gradient_ns,
-            self._flags,
-        ):
-            words[at] = value
-            at += 1
-        words[_NUM_STEPS] = num_steps
-        self._spent_ns = [0] * _NUM_ACTIVITIES
-        self._wait_ns = self._first_gradient_ns = UNKNOWN
-        self._waited_ns = 0
+        now, words = self.begins(_OTHER), self.words
         if self._flags:
+            self._note((_NOTED_FLAGS, self._flags))
             self._flags = words[_FLAGS] = 0
+        self._note((_STEP_ENDED, num_steps - 1))
+        words[_STEP] = num_steps
+        words[_STEP_SINCE] = now
         self._reduces = False
-        self._forwards.clear()
+        if self._forwards:
+            self._forwards = []
         if self._looks_every > 1:
             self._looks = num_steps * _GOLDEN % 2**32 * self._looks_every < 2**32
-        self._step_begins(num_steps, now)
-        if num_steps - self._summarised_until >= self._steps_per_summary:
-            self._summarise(num_steps)
-
-    def _step_begins(self, number: int, now_ns: int) -> None:
-        self._step_start_ns = now_ns
-        self.words[_STEP] = number
-        self.words[_STEP_SINCE] = now_ns
-
-    def _summarise(self, num_steps: int) -> None:
-        """Add a summary of the steps since the last one. A pair of summaries becomes one each time they are full."""
-        first, self._summarised_until = self._summarised_until, num_steps
-        spans = layout.ring_spans(first, num_steps, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size)
-        steps = layout.decode_rows(PulseSteps, b"".join(self.memory[begin:end] for begin, end in spans))
-        if self._num_summaries == layout.NUM_SUMMARIES_KEPT:
-            self._halve_summaries()
-        at = layout.SUMMARIES_AT + self._num_summaries * layout.SUMMARY.size
-        layout.SUMMARY.pack_into(self.memory, at, *summary_of(steps, self.memory_bytes))
-        self._num_summaries += 1
-        self._write("num_summaries", self._num_summaries)
-
-    def _halve_summaries(self) -> None:
-        content = self.memory[layout.SUMMARIES_AT : layout.SAMPLES_AT]
-        halved = layout.encode_rows(joined(layout.decode_rows(PulseSummaries, content)))
-        self._num_summaries //= 2
-        self._steps_per_summary = min(2 * self._steps_per_summary, layout.NUM_STEPS_KEPT)
-        self._write("num_summaries", self._num_summaries)
-        self._write("steps_per_summary", self._steps_per_summary)
-        self.memory[layout.SUMMARIES_AT : layout.SUMMARIES_AT + len(halved)] = halved
+        if now - self.rows.made_ns > _PATIENCE_NS:
+            self.rows.make()
 
     def ends_as(self, ended: Ended) -> None:
         """Note how the training ended."""
         self._write("ended", ended)
-        self._write("ended_ns", time.time_ns())
+        self._write("ended_ns", time_ns())
 
     def step_starts_ns(self, most: int) -> list[int]:
         """Return when the last steps began, up to `most` that are over and the current one, in order."""
+        self.rows.make()
         steps = layout.decode(self.memory[:]).steps
-        return [*steps.start_ns[-most:].tolist(), self._step_start_ns]
+        return [*steps.start_ns[-most:].tolist(), self.words[_STEP_SINCE]]
 
     def close(self) -> None:
         """Remove the pulse from memory; its copy in the run directory stays. Nothing may be noted afterwards."""

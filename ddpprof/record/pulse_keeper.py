@@ -1,5 +1,5 @@
-"""A thread that keeps this rank's pulse: it copies it into the run directory, samples the machine, and finds where a
-training thread stands whose step takes far too long.
+"""A thread that keeps this rank's pulse: it makes the rows of steps, copies the pulse into the run directory, samples
+the machine, and finds where a training thread stands whose step takes far too long.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class PulseKeeper:
         round_number = 0
         while not self._ending.wait(_ROUND_S):
             round_number += 1
+            self._make_rows()
             if round_number % _ROUNDS_PER_SAMPLE == 0:
                 self._sample()
             if round_number % _ROUNDS_PER_COPY == 0:
@@ -79,6 +80,13 @@ class PulseKeeper:
                 self._keep()
             if self.each_round is not None:
                 self._do_also(self.each_round)
+
+    def _make_rows(self) -> None:
+        rows = self._pulse.rows
+        had_problem = rows.problem is not None
+        rows.make()
+        if rows.problem is not None and not had_problem:
+            self._warn(f"no longer notes how long steps take: {rows.problem}. Training goes on.")
 
     def _do_also(self, also: Callable[[], None]) -> None:
         try:
@@ -108,11 +116,11 @@ class PulseKeeper:
 
     def _sample(self) -> None:
         memory_bytes = resident_bytes()
-        self._pulse.memory_bytes = UNKNOWN if memory_bytes is None else memory_bytes
+        self._pulse.rows.memory_bytes = UNKNOWN if memory_bytes is None else memory_bytes
         at = layout.SAMPLES_AT + self._num_samples % layout.NUM_SAMPLES_KEPT * layout.SAMPLE.size
         row = (
             time.time_ns(),
-            self._pulse.memory_bytes,
+            self._pulse.rows.memory_bytes,
             machine.throttled_ns(),
             machine.queued_ns(),
             machine.major_faults(),
@@ -178,6 +186,7 @@ class PulseKeeper:
             self._warn(f"no longer copies what ranks do into the run directory: {error.strerror}. Training goes on.")
 
     def _copy_changes(self) -> None:
+        self._make_rows()
         memory, state = self._pulse.memory, self._state()
         changed = [
             *layout.ring_spans(
@@ -196,4 +205,4 @@ class PulseKeeper:
             os.pwrite(self._copy, memory[begin:end], begin)
         self._copied_steps, self._copied_samples = state.num_steps, state.num_samples
         self._copied_summaries, self._copied_span = state.num_summaries, state.steps_per_summary
-        self._last_step.is_over(state.num_steps, state.step_since_ns)
+        self._last_step.is_over(state.step, state.step_since_ns)

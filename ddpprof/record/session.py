@@ -162,11 +162,14 @@ class Session(Recording):
             else:
                 self._step_is_over = True
 
-    @harmless
-    def backward_begins(self, tensors: Any) -> None:
-        """Handle a backward pass, unless it is inside another, as in reentrant checkpointing."""
+    def backward_begins(self, tensors: Any) -> bool:
+        """Handle a backward pass. Returns False if it is inside another, as in reentrant checkpointing."""
         if not self._between_backward_passes():
-            return
+            return False
+        self._note(self._backward_begins, tensors)
+        return True
+
+    def _backward_begins(self, tensors: Any) -> None:
         if self.pulse is not None:
             # A trace would show the look at the loss as the script's own.
             self.pulse.backward_begins(None if self._window.profiler.running else tensors)
@@ -177,8 +180,7 @@ class Session(Recording):
 
     @harmless
     def backward_is_over(self) -> None:
-        if not (self._notes.recording or self.pulse is not None) or not self._between_backward_passes():
-            return
+        """Handle the end of a backward pass of which `backward_begins` returned True."""
         if self.pulse is not None:
             self.pulse.backward_ends()
         if self._notes.recording:

@@ -54,20 +54,22 @@ class StepDetector:
         """Handle an optimizer's step; return True if a step ended with it."""
         if self._explicit:
             return False
-        self._without_optimizer = False
-        if optimizer not in self._seen:
-            self._seen.add(optimizer)
-            self._anchor = optimizer
-        if optimizer == self._anchor:
-            self._since_anchor = 0
-        else:
-            self._since_anchor += 1
-            if self._since_anchor > _ANCHOR_LOST_AFTER:
-                self._anchor = optimizer
-        if optimizer != self._anchor or not self._synchronised:
+        if optimizer != self._anchor:
+            self._choose_anchor(optimizer)
+            if optimizer != self._anchor:
+                return False
+        self._since_anchor = 0
+        if not self._synchronised:
             return False
         self._synchronised.clear()
         return True
+
+    def _choose_anchor(self, optimizer: int) -> None:
+        self._without_optimizer = False
+        self._since_anchor += 1
+        if optimizer not in self._seen or self._since_anchor > _ANCHOR_LOST_AFTER:
+            self._seen.add(optimizer)
+            self._anchor = optimizer
 
     def _steps_end_at_forward(self) -> bool:
         if self._explicit:

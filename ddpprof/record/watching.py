@@ -5,13 +5,14 @@ They come from `patches`. Code that runs once in a step is never warm, so that e
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
+from time import time_ns
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model.pulse import Activity, StepFlag
@@ -39,7 +40,7 @@ class WatchedSteps:
     def ddp_forward_begins(self, ddp: DistributedDataParallel) -> None:
         pulse = self.pulse
         try:
-            if not torch.is_grad_enabled():
+            if not is_grad_enabled():
                 if pulse is not None:
                     pulse.flag(StepFlag.EVALUATED)
                     pulse.begins(_EVALUATION)
@@ -52,7 +53,7 @@ class WatchedSteps:
             self.give_up(error)
 
     def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
-        inner_end_ns = time.time_ns()
+        inner_end_ns = time_ns()
         result = original(ddp, output)
         if self.pulse is not None:
             try:
@@ -67,16 +68,16 @@ class WatchedSteps:
     def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
         return original(*work, **kwargs) if self.pulse is None else self.pulse.waits(original, *work, **kwargs)
 
-    def _is_between_backward_passes(self) -> bool:
-        return _TASK_OF_BACKWARD() == -1 and get_ident() == self.training_thread
-
-    def backward_begins(self, tensors: Any) -> None:
-        """Handle a backward pass, unless it is inside another, as in reentrant checkpointing."""
-        if self.pulse is not None and self._is_between_backward_passes():
-            self.pulse.backward_begins(tensors)
+    def backward_begins(self, tensors: Any) -> bool:
+        """Handle a backward pass. Returns False if it is inside another, as in reentrant checkpointing."""
+        if self.pulse is None or _TASK_OF_BACKWARD() != -1 or get_ident() != self.training_thread:
+            return False
+        self.pulse.backward_begins(tensors)
+        return True
 
     def backward_is_over(self) -> None:
-        if self.pulse is not None and self._is_between_backward_passes():
+        """Handle the end of a backward pass of which `backward_begins` returned True."""
+        if self.pulse is not None:
             try:
                 self.pulse.backward_ends()
             except Exception as error:

@@ -104,12 +104,14 @@ class Window:
 
     def count_step(self) -> None:
         """Count a step that has ended."""
-        self.profiler.clear_away()
-        self.step += 1
-        if self.pulse is not None:
+        if self.profiler.left is not None:
+            self.profiler.clear_away()
+        self.step = num_steps = self.step + 1
+        pulse = self.pulse
+        if pulse is not None:
             if self.mode not in _UNRECORDED:
-                self.pulse.flag(StepFlag.RECORDED)
-            self.pulse.step_ends(self.step)
+                pulse.flag(StepFlag.RECORDED)
+            pulse.step_ends(num_steps)
         elif self._job.files is not None:
             self._job.files.last_step.is_over(self.step, time.time_ns())
 

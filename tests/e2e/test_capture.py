@@ -38,7 +38,7 @@ def test_all_ranks_capture_the_same_steps(ddpprof: Run, torchrun: Run, report: R
     with started(*DDPPROF, "watch", "--quiet", "--out", "run", *TWO, *long, cwd=tmp_path) as job:
         wait_until(lambda: is_training(tmp_path / "run", 10), "the training to begin")
         for number, options in enumerate((["--steps", "3"], ["--steps", "2", "--no-profiler"]), 1):
-            asked_at = read_pulse(tmp_path / "run", 0).state.num_steps
+            asked_at = read_pulse(tmp_path / "run", 0).state.step
             captured = ddpprof("capture", "run", *options)
             assert (captured.returncode, captured.stdout) == (
                 0,

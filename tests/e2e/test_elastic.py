@@ -169,7 +169,7 @@ def test_ten_kills_in_a_row_lose_no_pulse(tmp_path: Path, ddpprof: Run) -> None:
         assert isinstance(directory, Path)
         pulses = [read_pulse(directory, rank) for rank in pulses_in(directory)]
         assert len(pulses) == 2
-        assert pulses[1].state.num_steps == (24 if number == 10 else 21)
+        assert pulses[1].state.step == (24 if number == 10 else 21)
         assert (pulses[1].state.ended == Ended.FINISHED) is (number == 10)
         assert not [one for one in pulses if Path(one.identity.shared).exists()]
         assert all(is_gone(one.identity.pid) for one in pulses)

@@ -32,7 +32,7 @@ def identity(directory: Path, first_step: int = 0) -> PulseIdentity:
 
 
 class Clock:
-    """Replacement for the module ``time`` whose clock only a test moves."""
+    """Replacement for a clock, which only a test moves."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000
@@ -48,4 +48,5 @@ def keep(pulse: PulseWriter, said: list[str] | None = None) -> PulseKeeper:
 
 
 def decoded(pulse: PulseWriter) -> Pulse:
+    pulse.rows.make()
     return layout.decode(bytes(pulse.memory))

@@ -71,6 +71,12 @@ def test_it_is_the_link_even_if_only_some_steps_know_their_waiting() -> None:
     assert reason_for(ranks) == Reason(SlowdownCause.LINK, (0, 1))
 
 
+def test_waiting_that_is_known_only_in_the_slow_down_is_no_growth() -> None:
+    """The backward pass is no longer because nobody knew before what of it was waiting."""
+    ranks = dict.fromkeys((0, 1), change({"wait": -1.0}, WAITS))
+    assert reason_for(ranks) == Reason(SlowdownCause.UNKNOWN, (0, 1))
+
+
 def test_it_is_everybody_if_all_compute_longer() -> None:
     reason = reason_for({rank: change({}, {"forward": 32.0, "cpu": 62.0}) for rank in range(3)})
     assert reason == Reason(SlowdownCause.EVERYBODY, (0, 1, 2), StepPart.FORWARD)

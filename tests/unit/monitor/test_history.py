@@ -50,6 +50,27 @@ def test_waiting_is_unknown_where_no_bucket_was_seen() -> None:
     assert known.wait_ns == 8 * MS
 
 
+def test_rare_long_waits_count_once_though_not_every_step_looks(tmp_path: Path) -> None:
+    """Every 500th step waits for 5 s, as for a rank that saves; only every third step looks."""
+    for first in range(3):
+        looks = [first % 3 == number % 3 for number in range(3000)]
+        waits = [5020 if number % 500 == 499 else 20 for number in range(3000)]
+        steps = [
+            MadeStep(ms=80 + wait, backward_ms=30 + wait, wait_ms=wait if look else None)
+            for wait, look in zip(waits, looks, strict=True)
+        ]
+        whole = stretch_of(history(pulse(tmp_path / str(first), steps)))
+        assert whole.wait_ns == pytest.approx(30 * MS, rel=0.01)
+        assert whole.own_ns == pytest.approx(80 * MS, rel=0.01)
+
+
+def test_any_number_is_read(tmp_path: Path) -> None:
+    largest = (2**63 - 1) / MS
+    odd = [MadeStep(ms=value, backward_ms=value, wait_ms=0) for value in (1, largest * 0.99)]
+    rows = history(pulse(tmp_path, [*odd, *odd, MadeStep(ms=5, backward_ms=3, wait_ms=None)]))
+    assert rows.wait_ns.tolist()[-1] == 0
+
+
 def test_summaries_weigh_as_much_as_their_steps(tmp_path: Path) -> None:
     """100 summarised steps of 10 ms outweigh some single ones of 50 ms, though there are more rows of these."""
     rows = history(pulse(tmp_path, [*[MadeStep(ms=10)] * 3000, *[MadeStep(ms=50)] * 2100]))

@@ -58,6 +58,14 @@ def test_the_last_steps(run: Path) -> None:
     assert "wait" not in of_rank(named(run, "step_part_seconds"), 1, "part")
 
 
+def test_own_time_if_only_some_steps_know_their_waiting(run: Path) -> None:
+    """As with many gradients: the others wait as long as their backward passes are longer than what they compute."""
+    known, longer = MadeStep(ms=60, backward_ms=40, wait_ms=30), MadeStep(ms=80, backward_ms=60, wait_ms=None)
+    write_pulse(run, 0, [known, longer] * 40, first_step=0)
+    parts = of_rank(named(run, "step_part_seconds"), 0, "part")
+    assert (parts["wait"], parts["own"]) == pytest.approx((0.040, 0.030))
+
+
 def test_a_hang_is_told_until_the_job_goes_on(run: Path) -> None:
     assert named(run, "hang").values == (({}, 0.0),)
     write_verdict(run, Verdict(Fault.LINK))

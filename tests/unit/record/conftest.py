@@ -15,7 +15,7 @@ from ddpprof.record.pulse import PulseWriter
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("ddpprof.record.pulse.time", clock)
+    monkeypatch.setattr("ddpprof.record.pulse.time_ns", clock.time_ns)
     return clock
 
 

@@ -59,6 +59,7 @@ def test_the_copy_is_never_there_in_part(pulse: PulseWriter, tmp_path: Path, mon
 def test_the_memory_is_read_while_the_rank_lives(pulse: PulseWriter, tmp_path: Path) -> None:
     keeper = keep(pulse)
     pulse.step_ends(1)
+    pulse.rows.make()
     assert rundir.pulses_in(tmp_path) == [0]
     assert read_pulse(tmp_path, 0).state.num_steps == 1
     assert read_head(tmp_path, 0, 10).steps.number.tolist() == [0]
@@ -84,6 +85,7 @@ def test_a_head_has_the_last_steps(
     keeper = keep(pulse)
     for number in range(1, num_steps + 1):
         pulse.step_ends(number)
+    pulse.rows.make()
     expected = list(range(max(0, num_steps - min(wanted, layout.NUM_STEPS_KEPT)), num_steps))
     assert read_head(tmp_path, 0, wanted).steps.number.tolist() == expected
     keeper.close()
@@ -111,10 +113,13 @@ import os, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {support!r})
 from pulse_writers import identity, keep
+from ddpprof.model.pulse_layout import state_word
 from ddpprof.record.pulse import PulseWriter
 pulse = PulseWriter(identity(Path({directory!r})), threading.get_ident())
 keep(pulse)
 pulse.step_ends(1)
+while pulse.words[state_word("num_steps")] == 0:
+    time.sleep(0.01)
 print(pulse.identity.shared, flush=True)
 time.sleep(60)
 """

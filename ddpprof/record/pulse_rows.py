@@ -1,0 +1,160 @@
+"""What the training thread notes of its steps, and the rows in this rank's pulse that are made of it.
+
+The training thread only lists notes, and the rows are made in another thread, many at once: code that runs once in a
+step is slow, since nothing of it is in the processor's caches.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
+from threading import Lock
+from time import time_ns
+from typing import Any
+
+from ddpprof.model import UNKNOWN
+from ddpprof.model import pulse_layout as layout
+from ddpprof.model.pulse import Activity, PulseSteps, PulseSummaries, joined, summary_of
+from ddpprof.model.pulse_layout import state_word
+
+_NUM_ACTIVITIES = len(Activity)
+_NUM_STEPS = state_word("num_steps")
+_OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
+
+
+class Note(IntEnum):
+    """What a value means. With an `Activity` instead, the value is the time at which that begins."""
+
+    WAITED = 8
+    """ns of waiting for other ranks outside backward passes, within the current activity"""
+    GRADIENTS = 9
+    """When gradients came in the backward pass that has just ended, for each module: their ns from the moment from
+    which torch counts, which are empty if they are not known, and two times between which that moment lies."""
+    FLAGS = 10
+    """`StepFlag` of the current step"""
+    STEP_ENDED = 11
+    """number of the step that ended when the current activity began"""
+
+
+_WAITED, _GRADIENTS = int(Note.WAITED), int(Note.GRADIENTS)
+_FLAGS, _STEP_ENDED = int(Note.FLAGS), int(Note.STEP_ENDED)
+_Gradients = Sequence[tuple[Sequence[int], int, int]]
+
+
+class PulseRows:
+    """The rows and summaries in the memory of one pulse."""
+
+    def __init__(self, memory: mmap.mmap, words: memoryview[int], first_step: int) -> None:
+        self._memory, self._words = memory, words
+        self.notes: deque[tuple[int, Any]] = deque()
+        """kinds and values of notes, to which any thread may append"""
+        self.problem: Exception | None = None
+        """why no more rows are made"""
+        self._making = Lock()
+        self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
+        self._summarised_until = first_step
+        self.memory_bytes = UNKNOWN
+        """resident memory at the last sample"""
+        self._activity = _OTHER
+        self._before_ns = self._since_ns = self._step_start_ns = 0
+        self._begin_step()
+        words[_NUM_STEPS] = first_step
+        self.made_ns = time_ns()
+        """when notes were last read"""
+
+    def begin(self, now_ns: int) -> None:
+        """Begin the first step."""
+        self._since_ns = self._step_start_ns = now_ns
+
+    def _begin_step(self) -> None:
+        self._spent_ns = [0] * _NUM_ACTIVITIES
+        self._wait_ns = self._first_gradient_ns = UNKNOWN
+        self._waited_ns = self._flags = 0
+
+    def _write(self, name: str, value: int) -> None:
+        self._words[state_word(name)] = value
+
+    def make(self) -> None:
+        """Make the rows of steps that have ended. Any thread may call this, and it does not raise."""
+        with self._making:
+            if self.problem is None:
+                try:
+                    self._read_notes()
+                except Exception as error:  # the training goes on
+                    self.problem = error
+            if self.problem is not None:
+                self.notes.clear()
+            self.made_ns = time_ns()
+
+    def _read_notes(self) -> None:
+        notes = self.notes
+        spent_ns, activity, since_ns = self._spent_ns, self._activity, self._since_ns
+        while notes:
+            kind, value = notes.popleft()
+            if kind < _NUM_ACTIVITIES:
+                spent_ns[activity] += value - since_ns
+                self._before_ns, since_ns, activity = since_ns, value, kind
+                self._activity, self._since_ns = activity, since_ns
+            elif kind == _STEP_ENDED:
+                self._end_step(value, since_ns)
+                spent_ns = self._spent_ns
+            elif kind == _GRADIENTS:
+                self._note_gradients(value, self._before_ns, since_ns)
+            elif kind == _FLAGS:
+                self._flags = value
+            elif kind == _WAITED:
+                spent_ns[activity] -= value
+                spent_ns[_BACKWARD] += value
+                self._waited_ns += value
+
+    def _note_gradients(self, gradients: _Gradients, begin_ns: int, end_ns: int) -> None:
+        """Note how long a backward pass waited after its last gradient, unless torch tells of another pass."""
+        if not all(came_ns for came_ns, _, _ in gradients):
+            return
+        first_ns = min(earliest_ns + min(came_ns) for came_ns, earliest_ns, _ in gradients)
+        last_ns = max(earliest_ns + max(came_ns) for came_ns, earliest_ns, _ in gradients)
+        if begin_ns <= max(latest_ns + max(came_ns) for came_ns, _, latest_ns in gradients) and last_ns <= end_ns:
+            self._wait_ns = end_ns - max(begin_ns, last_ns) + max(self._wait_ns, 0)
+            self._first_gradient_ns = max(0, first_ns - begin_ns)
+
+    def _end_step(self, number: int, end_ns: int) -> None:
+        at = layout.STEPS_AT + number % layout.NUM_STEPS_KEPT * layout.STEP.size
+        layout.STEP.pack_into(
+            self._memory,
+            at,
+            number,
+            self._step_start_ns,
+            end_ns - self._step_start_ns,
+            *self._spent_ns[_OTHER + 1 :],  # data, forward, backward, optimizer, save and evaluation
+            self._wait_ns if self._wait_ns == UNKNOWN else self._wait_ns + self._waited_ns,
+            self._first_gradient_ns,
+            self._flags,
+        )
+        self._words[_NUM_STEPS] = number + 1
+        self._step_start_ns = end_ns
+        self._begin_step()
+        if number + 1 - self._summarised_until >= self._steps_per_summary:
+            self._summarise(number + 1)
+
+    def _summarise(self, num_steps: int) -> None:
+        """Add a summary of the steps since the last one. A pair of summaries becomes one each time they are full."""
+        first, self._summarised_until = self._summarised_until, num_steps
+        spans = layout.ring_spans(first, num_steps, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size)
+        steps = layout.decode_rows(PulseSteps, b"".join(self._memory[begin:end] for begin, end in spans))
+        if self._num_summaries == layout.NUM_SUMMARIES_KEPT:
+            self._halve_summaries()
+        at = layout.SUMMARIES_AT + self._num_summaries * layout.SUMMARY.size
+        layout.SUMMARY.pack_into(self._memory, at, *summary_of(steps, self.memory_bytes))
+        self._num_summaries += 1
+        self._write("num_summaries", self._num_summaries)
+
+    def _halve_summaries(self) -> None:
+        content = self._memory[layout.SUMMARIES_AT : layout.SAMPLES_AT]
+        halved = layout.encode_rows(joined(layout.decode_rows(PulseSummaries, content)))
+        self._num_summaries //= 2
+        self._steps_per_summary = min(2 * self._steps_per_summary, layout.NUM_STEPS_KEPT)
+        self._write("num_summaries", self._num_summaries)
+        self._write("steps_per_summary", self._steps_per_summary)
+        self._memory[layout.SUMMARIES_AT : layout.SUMMARIES_AT + len(halved)] = halved
