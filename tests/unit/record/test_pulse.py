@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pulse_writers import Clock, decoded, identity, keep
+from pulse_writers import Clock, decoded, identity
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model import UNKNOWN
@@ -198,27 +198,6 @@ def test_with_many_gradients_some_steps_look(num_gradients: int, every: int, pul
     assert decoded(pulse).state.num_passes == 1200
 
 
-def test_rows_are_made_by_two_threads_at_once(pulse: PulseWriter) -> None:
-    done = threading.Event()
-
-    def make() -> None:
-        while not done.is_set():
-            pulse.rows.make()
-
-    threads = [threading.Thread(target=make) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for number in range(1, 1501):
-        backward(pulse, Clock(), Reducer(5), 0)
-        pulse.step_ends(number)
-    done.set()
-    for thread in threads:
-        thread.join()
-    steps = decoded(pulse).steps
-    assert steps.number.tolist() == list(range(1500))
-    assert (steps.length_ns >= 0).all()
-
-
 def test_the_training_thread_makes_rows_if_nobody_else_does(pulse: PulseWriter, clock: Clock) -> None:
     """As when a disk does not answer."""
     pulse.step_ends(1)
@@ -238,22 +217,6 @@ def test_a_long_evaluation_takes_no_more_memory(pulse: PulseWriter, clock: Clock
     assert decoded(pulse).steps.evaluation_ns.tolist() == [210_000]
 
 
-def test_an_error_ends_the_rows_and_nothing_else(pulse: PulseWriter, clock: Clock, tmp_path: Path) -> None:
-    said: list[str] = []
-    keeper = keep(pulse, said)
-    pulse.step_ends(1)
-    pulse.rows.make()
-    pulse.rows.notes.append((int(Activity.FORWARD), "no time"))
-    for number in (2, 3):
-        pulse.step_ends(number)
-        keeper._keep()
-    assert len(said) == 1
-    assert "no longer notes how long steps take" in said[0]
-    keeper.close()
-    kept = read_pulse(tmp_path, 0)
-    assert (kept.state.step, kept.steps.number.tolist(), len(pulse.rows.notes)) == (3, [0], 0)
-
-
 def test_the_state_tells_what_happens_now(pulse: PulseWriter, clock: Clock) -> None:
     pulse.step_ends(1)
     forward_ends(pulse, None, clock.now_ns)
@@ -262,52 +225,6 @@ def test_the_state_tells_what_happens_now(pulse: PulseWriter, clock: Clock) -> N
     state = decoded(pulse).state
     assert (state.activity, state.since_ns, state.step) == (Activity.BACKWARD, 5_000_000, 1)
     assert (state.module, state.bucket, state.num_passes) == (UNKNOWN, UNKNOWN, 1)
-
-
-def test_the_ring_keeps_the_last_steps(pulse: PulseWriter, clock: Clock) -> None:
-    num_steps = layout.NUM_STEPS_KEPT + 5
-    for number in range(1, num_steps + 1):
-        clock.now_ns += number
-        pulse.step_ends(number)
-    steps = decoded(pulse).steps
-    assert steps.number.tolist() == list(range(5, num_steps))
-    assert steps.length_ns[-1] == num_steps
-
-
-def test_summaries_cover_all_steps(pulse: PulseWriter, clock: Clock) -> None:
-    for number in range(1, 301):
-        clock.now_ns += 10 if number <= 150 else 20
-        pulse.step_ends(number)
-    summaries = decoded(pulse).summaries
-    assert summaries.first_step.tolist() == [0, 100, 200]
-    assert summaries.num_steps.tolist() == [100, 100, 100]
-    assert summaries.median_ns.tolist() == [10, 15, 20]
-    assert summaries.longest_ns.tolist() == [10, 20, 20]
-
-
-def test_full_summaries_become_half_as_many(monkeypatch: pytest.MonkeyPatch, pulse: PulseWriter, clock: Clock) -> None:
-    monkeypatch.setattr(layout, "NUM_SUMMARIES_KEPT", 4)
-    monkeypatch.setattr(layout, "SAMPLES_AT", layout.SUMMARIES_AT + 4 * layout.SUMMARY.size)
-    samples = layout.NUM_SAMPLES_KEPT * layout.SAMPLE.size
-    monkeypatch.setattr(layout, "NUM_BYTES", layout.SAMPLES_AT + samples)
-    for number in range(1, 701):
-        clock.now_ns += 10
-        pulse.step_ends(number)
-    summaries = decoded(pulse).summaries
-    assert summaries.first_step.tolist() == [0, 200, 400, 500]
-    assert summaries.num_steps.tolist() == [200, 200, 100, 200]
-    assert decoded(pulse).state.steps_per_summary == 200
-
-
-def test_flagged_steps_are_no_part_of_the_median(pulse: PulseWriter, clock: Clock) -> None:
-    for number in range(1, 101):
-        is_flagged = number % 2 == 0
-        clock.now_ns += 1000 if is_flagged else 10
-        if is_flagged:
-            pulse.flag(StepFlag.SAVED)
-        pulse.step_ends(number)
-    summaries = decoded(pulse).summaries
-    assert (summaries.median_ns.tolist(), summaries.num_flagged.tolist()) == ([10], [50])
 
 
 @pytest.mark.parametrize(
