@@ -56,7 +56,8 @@ netbench_beside.py  How much of a concurrent computation do collectives cost?
 netbench_job.py     Start of the ranks of `ddpprof netbench` with torchrun, and a one-line reason if they fail
 parts.py            A part of the run: the files of one host's own ranks, if hosts share no file system
 pulse.py            The pulse of this rank: notes of what it does, in memory that outlives it
-pulse_keeper.py     A thread that copies the pulse into the run directory, and samples the machine
+pulse_rows.py       The rows of its steps, and summaries of many, made of these notes
+pulse_keeper.py     A thread that has the rows made, copies the pulse into the run directory, and samples the machine
 replicas.py         Do all ranks have the same model?
 same_model.py       Do all ranks construct DDP with the same model and the same arguments?
 rpc.py              Calls through ``torch.distributed.rpc`` in the current step
