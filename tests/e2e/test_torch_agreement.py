@@ -25,7 +25,7 @@ judged, because in a single step a thread may lose its core between the two stam
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
@@ -50,14 +50,23 @@ WINDOW = ["--skip-first", "2", "--cost-steps", "2", "--steps", "14"]
     ],
 )
 def test_our_times_are_ddps_own(job: list[str], ddpprof: Run, report: Report) -> None:
-    done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *job)
-    assert done.returncode == 0, done.stderr
-    for rank in report("run")["ranks"]:
-        times = [step["torch_times"] for step in rank["steps"] if step["torch_times"]]
-        assert len(rank["steps"]) == 14
-        assert len(times) == 13
-        for name in ("forward", "backward", "comm", "overlap"):
-            theirs = median(step[f"torch_{name}_ns"] for step in times)
-            off = median(step[f"{name}_ns"] - step[f"torch_{name}_ns"] for step in times)
-            assert theirs > 0
-            assert abs(off) <= max(RELATIVE * theirs, ABSOLUTE_NS), (rank["rank"], name, off, theirs)
+    """Other work on the machine can spoil a measurement, so up to three jobs are recorded; a mistake is in all."""
+    for number in range(3):
+        done = ddpprof("trace", "--quiet", "--out", f"run-{number}", *WINDOW, *job)
+        assert done.returncode == 0, done.stderr
+        far_off = [found for rank in report(f"run-{number}")["ranks"] for found in times_far_off(rank)]
+        if not far_off:
+            return
+    pytest.fail(f"ours are not DDP's own: {far_off}")
+
+
+def times_far_off(rank: dict[str, Any]) -> Iterator[str]:
+    times = [step["torch_times"] for step in rank["steps"] if step["torch_times"]]
+    assert len(rank["steps"]) == 14
+    assert len(times) == 13
+    for name in ("forward", "backward", "comm", "overlap"):
+        theirs = median(step[f"torch_{name}_ns"] for step in times)
+        off = median(step[f"{name}_ns"] - step[f"torch_{name}_ns"] for step in times)
+        assert theirs > 0
+        if abs(off) > max(RELATIVE * theirs, ABSOLUTE_NS):
+            yield f"rank {rank['rank']}, {name}: {off} ns off, of {theirs} ns"
