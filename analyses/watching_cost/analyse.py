@@ -77,7 +77,8 @@ def draw(results: dict[str, Any], figure: Figure) -> None:
         axes.plot([place, place], [low, high], color=COLOURS[0], linewidth=3)
         axes.plot(place, row["ratio"], "o", color=COLOURS[1])
     axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set_xticks(range(len(results["jobs"])), [row["job"] for row in results["jobs"]])
+    labels = [f"{row['job']}\n{row['step_ms']} ms a step" for row in results["jobs"]]
+    axes.set_xticks(range(len(labels)), labels)
     axes.set_ylabel("step with watching ÷ without")
 
 
