@@ -25,6 +25,8 @@ from ddpprof.model.capture import CaptureAnswer, CaptureRequest
 from ddpprof.monitor.pulse_files import read_head
 from ddpprof.record.boards import Board
 from ddpprof.record.control import Control
+from ddpprof.record.job import JobRank
+from ddpprof.record.settings import Settings
 from ddpprof.record.window import Window
 
 _ANSWER_S = 60.0
@@ -39,6 +41,22 @@ _BOARD_FAILS = (OSError, RuntimeError, ValueError)
 """errors of a board whose job is about to end"""
 _USUAL_STEPS = 200
 _RECENT_STEPS = 5
+
+
+def captures_of(job: JobRank, settings: Settings) -> Captures:
+    """Return the captures of a rank whose files are open."""
+    assert job.files is not None
+    neighbours = job.neighbours()
+
+    def find_board() -> Board | None:
+        are_all_here = neighbours.are_all()
+        return None if are_all_here is None else job.board(store_only=not are_all_here)
+
+    def prepare(folder: Path, request: CaptureRequest) -> None:
+        job.prepare_capture(folder, settings.to_capture(request, folder, 0))
+
+    listens = job.rank == 0 or job.began_part
+    return Captures(job.files.directory, job.rank, job.world_size, listens, prepare, find_board)
 
 
 class Captures:

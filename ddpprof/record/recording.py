@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, ParamSpec
 
 import torch
@@ -24,8 +23,7 @@ from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import gather_left
 from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
-from ddpprof.record.boards import Board
-from ddpprof.record.captures import Captures
+from ddpprof.record.captures import Captures, captures_of
 from ddpprof.record.device import PATIENCE_S
 from ddpprof.record.end_words import EndPlace
 from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusual_collective
@@ -197,25 +195,8 @@ class Recording:
             self._warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
             return
         self.pulse = self._window.pulse = pulse
-        self._take_requests()
-
-    def _take_requests(self) -> None:
-        """Let ``ddpprof capture`` ask for more profiled steps."""
-        job, keeper = self._job, self._keeper
-        assert job.files is not None
-        assert keeper is not None
-        neighbours = job.neighbours()
-
-        def find_board() -> Board | None:
-            are_all_here = neighbours.are_all()
-            return None if are_all_here is None else job.board(store_only=not are_all_here)
-
-        def prepare(folder: Path, request: CaptureRequest) -> None:
-            job.prepare_capture(folder, self._settings.to_capture(request, folder, 0))
-
-        listens = job.rank == 0 or job.began_part
-        self._captures = Captures(job.files.directory, job.rank, job.world_size, listens, prepare, find_board)
-        keeper.each_round = self._captures.round
+        self._captures = captures_of(self._job, self._settings)
+        self._keeper.each_round = self._captures.round
 
     def _look_for_capture(self) -> None:
         """Between two steps: begin a capture that all ranks have agreed on, or end one."""
