@@ -60,6 +60,11 @@ def state_word(name: str) -> int:
     return STATE_AT // 8 + [field.name for field in fields(PulseState)].index(name)
 
 
+def write_state(words: memoryview[int], name: str, value: int) -> None:
+    """Set a field of `PulseState` in the words of a pulse."""
+    words[state_word(name)] = value
+
+
 class NotAPulseError(ValueError):
     """The bytes are not a pulse, or one of another format."""
 

@@ -25,7 +25,7 @@ from ddpprof import own_files
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, Ended, PulseIdentity
-from ddpprof.model.pulse_layout import state_word
+from ddpprof.model.pulse_layout import state_word, write_state
 from ddpprof.record.pulse_rows import Note, PulseRows
 
 _ACTIVITY, _SINCE = state_word("activity"), state_word("since_ns")
@@ -57,7 +57,6 @@ class PulseWriter:
         "_looks",
         "_looks_every",
         "_note",
-        "_notes",
         "_num_passes",
         "_reduces",
         "_training_thread",
@@ -80,9 +79,9 @@ class PulseWriter:
         self.memory = mmap.mmap(self._file, layout.NUM_BYTES)
         self.words = memoryview(self.memory).cast("q")
         """the same memory as integers"""
-        self.rows = PulseRows(self.memory, self.words, identity.first_step)
-        self._notes = self.rows.notes
-        self._note = self._notes.append
+        now = time_ns()
+        self.rows = PulseRows(self.memory, self.words, identity.first_step, now)
+        self._note = self.rows.notes.append
         self._flags = 0
         self._waited_ns = 0
         """time for which the training thread has waited for other ranks outside backward passes"""
@@ -97,13 +96,9 @@ class PulseWriter:
         self._looks_every = 1
         self._looks = True
         """whether this step looks at when gradients came"""
-        now = self.begins(_OTHER)
-        self.rows.begin(now)
+        self.begins(_OTHER)
         self.words[_STEP] = identity.first_step
         self.words[_STEP_SINCE] = now
-
-    def _write(self, name: str, value: int) -> None:
-        self.words[state_word(name)] = value
 
     def begins(self, activity: int) -> int:
         """Note that the training thread begins another activity, which ends the one before. Returns the time."""
@@ -173,7 +168,7 @@ class PulseWriter:
         self._last_nonfinite = step
         if self.words[_NUM_NONFINITE] == 0:
             self.words[_NONFINITE_STEP] = step
-            self._write("finite_step", self._finite_step)
+            write_state(self.words, "finite_step", self._finite_step)
         self.words[_NUM_NONFINITE] += 1
 
     def backward_ends(self) -> None:
@@ -197,7 +192,7 @@ class PulseWriter:
         """Note what makes the current step a special one."""
         self._flags |= flag
         self.words[_FLAGS] = self._flags
-        if len(self._notes) > _MOST_NOTES:
+        if len(self.rows.notes) > _MOST_NOTES:
             self.rows.make()
 
     def step_ends(self, num_steps: int) -> None:
@@ -219,8 +214,8 @@ class PulseWriter:
 
     def ends_as(self, ended: Ended) -> None:
         """Note how the training ended."""
-        self._write("ended", ended)
-        self._write("ended_ns", time_ns())
+        write_state(self.words, "ended", ended)
+        write_state(self.words, "ended_ns", time_ns())
 
     def step_starts_ns(self, most: int) -> list[int]:
         """Return when the last steps began, up to `most` that are over and the current one, in order."""

@@ -18,6 +18,7 @@ from ddpprof import own_files
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import OVERDUE_S, Activity, PulseState, PulseSteps, overdue_after_s
+from ddpprof.model.pulse_layout import write_state
 from ddpprof.model.stack import frames_of
 from ddpprof.record import machine
 from ddpprof.record.flight_recorder import all_reduces_since, last_bucket
@@ -56,6 +57,7 @@ class PulseKeeper:
         self._copied_summaries = self._copied_span = self._copied_samples = 0
         self._num_samples = 0
         self._copies = True
+        self._told_of_rows = False
         self._process = os.getpid()
         self._ending = threading.Event()
         self.each_round: Callable[[], None] | None = None
@@ -76,16 +78,16 @@ class PulseKeeper:
                 self._sample()
             if round_number % _ROUNDS_PER_COPY == 0:
                 self._find_stack()
-                self._write("tick_ns", time.time_ns())
+                write_state(self._pulse.words, "tick_ns", time.time_ns())
                 self._keep()
             if self.each_round is not None:
                 self._do_also(self.each_round)
 
     def _make_rows(self) -> None:
         rows = self._pulse.rows
-        had_problem = rows.problem is not None
         rows.make()
-        if rows.problem is not None and not had_problem:
+        if rows.problem is not None and not self._told_of_rows:
+            self._told_of_rows = True
             self._warn(f"no longer notes how long steps take: {rows.problem}. Training goes on.")
 
     def _do_also(self, also: Callable[[], None]) -> None:
@@ -108,9 +110,6 @@ class PulseKeeper:
         self._keep()
         os.close(self._copy)
 
-    def _write(self, name: str, value: int) -> None:
-        self._pulse.words[layout.state_word(name)] = value
-
     def _state(self) -> PulseState:
         return layout.decode_state(self._pulse.memory[layout.STATE_AT : layout.STATE_AT + layout.STATE.size])
 
@@ -129,7 +128,7 @@ class PulseKeeper:
         )
         layout.SAMPLE.pack_into(self._pulse.memory, at, *row)
         self._num_samples += 1
-        self._write("num_samples", self._num_samples)
+        write_state(self._pulse.words, "num_samples", self._num_samples)
 
     def _training_cpu_ns(self) -> int:
         try:
@@ -143,7 +142,7 @@ class PulseKeeper:
         if not self._is_overdue(state):
             if state.stack_ns != UNKNOWN:
                 for name in ("stack_ns", "module", "bucket"):
-                    self._write(name, UNKNOWN)
+                    write_state(self._pulse.words, name, UNKNOWN)
             return
         if state.activity == Activity.BACKWARD and state.stack_ns == UNKNOWN:
             self._find_bucket(state)
@@ -157,14 +156,14 @@ class PulseKeeper:
             kept.append(line)
         text = "\n".join(reversed(kept)).encode(errors="replace") + b"\0"
         self._pulse.memory[layout.STACK_AT : layout.STACK_AT + len(text)] = text
-        self._write("stack_ns", time.time_ns())
+        write_state(self._pulse.words, "stack_ns", time.time_ns())
 
     def _find_bucket(self, state: PulseState) -> None:
         """Write which bucket was launched last in the current backward pass, as torch's flight recorder knows."""
         found = last_bucket(all_reduces_since(state.since_ns), self._bucket_numels)
         if found is not None:
             for name, value in zip(("module", "bucket", "bucket_ns"), found, strict=True):
-                self._write(name, value)
+                write_state(self._pulse.words, name, value)
 
     def _is_overdue(self, state: PulseState) -> bool:
         took_s = (time.time_ns() - state.step_since_ns) / 1e9

@@ -1,4 +1,4 @@
-"""What the training thread notes of its steps, and the rows in this rank's pulse that are made of it.
+"""The notes of the training thread become the rows of this rank's pulse.
 
 The training thread only lists notes, and the rows are made in another thread, many at once: code that runs once in a
 step is slow, since nothing of it is in the processor's caches.
@@ -17,7 +17,7 @@ from typing import Any
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, PulseSteps, PulseSummaries, joined, summary_of
-from ddpprof.model.pulse_layout import state_word
+from ddpprof.model.pulse_layout import state_word, write_state
 
 _NUM_ACTIVITIES = len(Activity)
 _NUM_STEPS = state_word("num_steps")
@@ -25,7 +25,10 @@ _OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
 
 
 class Note(IntEnum):
-    """What a value means. With an `Activity` instead, the value is the time at which that begins."""
+    """A note has a kind, which tells what its value means.
+
+    If the kind is an `Activity` instead of one of these, the value is the time at which that begins.
+    """
 
     WAITED = 8
     """ns of waiting for other ranks outside backward passes, within the current activity"""
@@ -46,7 +49,8 @@ _Gradients = Sequence[tuple[Sequence[int], int, int]]
 class PulseRows:
     """The rows and summaries in the memory of one pulse."""
 
-    def __init__(self, memory: mmap.mmap, words: memoryview[int], first_step: int) -> None:
+    def __init__(self, memory: mmap.mmap, words: memoryview[int], first_step: int, begin_ns: int) -> None:
+        """The first step begins at `begin_ns`."""
         self._memory, self._words = memory, words
         self.notes: deque[tuple[int, Any]] = deque()
         """kinds and values of notes, to which any thread may append"""
@@ -58,23 +62,16 @@ class PulseRows:
         self.memory_bytes = UNKNOWN
         """resident memory at the last sample"""
         self._activity = _OTHER
-        self._before_ns = self._since_ns = self._step_start_ns = 0
+        self._before_ns = self._since_ns = self._step_start_ns = begin_ns
         self._begin_step()
         words[_NUM_STEPS] = first_step
         self.made_ns = time_ns()
         """when notes were last read"""
 
-    def begin(self, now_ns: int) -> None:
-        """Begin the first step."""
-        self._since_ns = self._step_start_ns = now_ns
-
     def _begin_step(self) -> None:
         self._spent_ns = [0] * _NUM_ACTIVITIES
         self._wait_ns = self._first_gradient_ns = UNKNOWN
         self._waited_ns = self._flags = 0
-
-    def _write(self, name: str, value: int) -> None:
-        self._words[state_word(name)] = value
 
     def make(self) -> None:
         """Make the rows of steps that have ended. Any thread may call this, and it does not raise."""
@@ -148,13 +145,13 @@ class PulseRows:
         at = layout.SUMMARIES_AT + self._num_summaries * layout.SUMMARY.size
         layout.SUMMARY.pack_into(self._memory, at, *summary_of(steps, self.memory_bytes))
         self._num_summaries += 1
-        self._write("num_summaries", self._num_summaries)
+        write_state(self._words, "num_summaries", self._num_summaries)
 
     def _halve_summaries(self) -> None:
         content = self._memory[layout.SUMMARIES_AT : layout.SAMPLES_AT]
         halved = layout.encode_rows(joined(layout.decode_rows(PulseSummaries, content)))
         self._num_summaries //= 2
         self._steps_per_summary = min(2 * self._steps_per_summary, layout.NUM_STEPS_KEPT)
-        self._write("num_summaries", self._num_summaries)
-        self._write("steps_per_summary", self._steps_per_summary)
+        write_state(self._words, "num_summaries", self._num_summaries)
+        write_state(self._words, "steps_per_summary", self._steps_per_summary)
         self._memory[layout.SUMMARIES_AT : layout.SUMMARIES_AT + len(halved)] = halved

@@ -89,6 +89,7 @@ def test_an_error_ends_the_rows_and_nothing_else(pulse: PulseWriter, clock: Cloc
     pulse.step_ends(1)
     pulse.rows.make()
     pulse.rows.notes.append((int(Activity.FORWARD), "no time"))
+    pulse.rows.make()  # in the training thread, which says nothing
     for number in (2, 3):
         pulse.step_ends(number)
         keeper._keep()
