@@ -19,12 +19,13 @@ from time import time_ns
 from typing import Any
 
 from torch import Tensor, is_grad_enabled
+from torch._C import _current_graph_task_id
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof import own_files
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import Activity, Ended, PulseIdentity
+from ddpprof.model.pulse import Activity, Ended, PulseIdentity, StepFlag
 from ddpprof.model.pulse_layout import state_word, write_state
 from ddpprof.record.pulse_rows import Note, PulseRows
 
@@ -32,7 +33,10 @@ _ACTIVITY, _SINCE = state_word("activity"), state_word("since_ns")
 _STEP, _STEP_SINCE = state_word("step"), state_word("step_since_ns")
 _NUM_PASSES, _FLAGS = state_word("num_passes"), state_word("flags")
 _NONFINITE_STEP, _NUM_NONFINITE = state_word("nonfinite_step"), state_word("num_nonfinite")
-_OTHER, _BACKWARD = int(Activity.OTHER), int(Activity.BACKWARD)
+_OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
+_BACKWARD, _OPTIMIZER = int(Activity.BACKWARD), int(Activity.OPTIMIZER)
+_NO_TASK = -1
+"""number of the current backward pass where there is none"""
 _GRADIENTS_PER_LOOK = 400
 """number of gradients whose times a step may look at, which takes some 10 µs"""
 _GOLDEN = 0x9E3779B1
@@ -114,7 +118,7 @@ class PulseWriter:
         if self.words[_ACTIVITY] == activity:
             self.begins(_OTHER)
 
-    def waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
+    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
         """Call what waits for other ranks, such as DDP's broadcast of buffers, and note for how long it does.
 
         The time counts as that of backward passes, which have all other waiting. In a backward pass nothing is noted:
@@ -132,21 +136,46 @@ class PulseWriter:
                 self._note((_WAITED, waited_ns))
                 self._waited_ns += waited_ns
 
-    def forward_ends(self, ddp: DistributedDataParallel, inner_end_ns: int) -> None:
-        """Note the end of a forward of a DDP module, whose own part ended at `inner_end_ns`.
+    def loader_fetches(self, original: Callable[..., Any], iterator: Any) -> Any:
+        """Fetch a batch, and note how long that takes. Other threads fetch unseen."""
+        if get_ident() != self._training_thread:
+            return original(iterator)
+        self.begins(_DATA)
+        try:
+            return original(iterator)
+        except StopIteration:
+            self.flag(StepFlag.RAN_OUT)
+            raise
+        finally:
+            self.begins(_OTHER)
 
-        If the gradients are to be reduced, their times count from then; on an accelerator, for which the host does not
-        wait, they say nothing.
+    def ddp_post_forward(self, original: Callable[..., Any], ddp: DistributedDataParallel, output: Any) -> Any:
+        """End a forward of a DDP module.
+
+        If the gradients are to be reduced, their times count from its end; on an accelerator, for which the host does
+        not wait, they say nothing.
         """
+        inner_end_ns = time_ns()
+        result = original(ddp, output)
         now = self.begins(_OTHER)
-        if ddp.require_backward_grad_sync and is_grad_enabled():
-            self._reduces = True
-            if self._looks:
-                reducer = ddp.reducer if ddp.device_type == "cpu" else None
-                self._forwards.append((reducer, inner_end_ns, now))
+        try:
+            if ddp.require_backward_grad_sync and is_grad_enabled():
+                self._reduces = True
+                if self._looks:
+                    reducer = ddp.reducer if ddp.device_type == "cpu" else None
+                    self._forwards.append((reducer, inner_end_ns, now))
+        except Exception as error:  # the training goes on
+            self.rows.problem = error
+        return result
 
-    def backward_begins(self, loss: Any) -> None:
-        """Note the begin of a backward pass, and whether its loss is NaN or infinite; ``None`` is not looked at."""
+    def backward_begins(self, loss: Any) -> bool:
+        """Note the begin of a backward pass, and whether its loss is NaN or infinite; ``None`` is not looked at.
+
+        Returns False for a pass inside another, as in reentrant checkpointing, and for other threads: they are part of
+        what the training thread does.
+        """
+        if _current_graph_task_id() != _NO_TASK or get_ident() != self._training_thread:
+            return False
         self.begins(_BACKWARD)
         if self._reduces:
             self._reduces = False
@@ -160,7 +189,8 @@ class PulseWriter:
                 else:
                     self._note_nonfinite(self.words[_STEP])
         except Exception:  # it has no value, or several, or stands within a mode of torch that lets nothing be computed
-            return
+            return True
+        return True
 
     def _note_nonfinite(self, step: int) -> None:
         if self._last_nonfinite == step:  # in another backward pass
@@ -171,7 +201,7 @@ class PulseWriter:
             write_state(self.words, "finite_step", self._finite_step)
         self.words[_NUM_NONFINITE] += 1
 
-    def backward_ends(self) -> None:
+    def backward_is_over(self) -> None:
         """Note the end of a backward pass: from its last gradient on, nothing was left but to wait for the reduction.
 
         Torch makes a list of all gradients' times, which takes longer the more there are, so that with very many only
@@ -181,12 +211,18 @@ class PulseWriter:
         if self._forwards:
             forwards, self._forwards = self._forwards, []
             gradients = []
-            for reducer, end_ns, noted_ns in forwards:
-                came_ns = () if reducer is None else reducer.get_backward_stats()
-                gradients.append((came_ns, end_ns, noted_ns))
-                if len(came_ns) > _GRADIENTS_PER_LOOK:
-                    self._looks_every = len(came_ns) // _GRADIENTS_PER_LOOK
+            try:
+                for reducer, end_ns, noted_ns in forwards:
+                    came_ns = () if reducer is None else reducer.get_backward_stats()
+                    gradients.append((came_ns, end_ns, noted_ns))
+                    if len(came_ns) > _GRADIENTS_PER_LOOK:
+                        self._looks_every = len(came_ns) // _GRADIENTS_PER_LOOK
+            except Exception as error:  # the training goes on
+                self.rows.problem = error
             self._note((_GRADIENTS, gradients))
+
+    def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:
+        self.begins(_OPTIMIZER)
 
     def flag(self, flag: int) -> None:
         """Note what makes the current step a special one."""

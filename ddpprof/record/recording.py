@@ -31,6 +31,7 @@ from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
+from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
@@ -75,7 +76,7 @@ class Recording:
         self._handles: list[Any] = []
         self._training_thread = 0
         self._step_is_over = False
-        self.pulse: PulseWriter | None = None
+        self.pulse: PulseWriter | NoPulse = NoPulse()
         self._keeper: PulseKeeper | None = None
         self._captures: Captures | None = None
         self._main_window: Window | None = None
@@ -129,7 +130,6 @@ class Recording:
             WatchedSteps(
                 pulse=self.pulse,
                 finder=self._finder,
-                training_thread=self._training_thread,
                 count_step=self._count_step,
                 ddp_forward_fails=self.ddp_forward_fails,
                 runs_out=self._note_end_of_loader,
@@ -163,7 +163,7 @@ class Recording:
         if not self._job.everyone_records:
             self._window.do_without_profiler("not every rank runs under ddpprof, so the profiler would slow only some")
         self._window.write_facts(None)
-        if self._settings.pulse and not self._settings.trial and self._keeper is None:
+        if self._keeper is None:
             self._begin_pulse()
 
     @harmless
@@ -183,6 +183,9 @@ class Recording:
 
     def _begin_pulse(self) -> None:
         assert self._job.files is not None
+        self.pulse = self._window.pulse = NoPulse(self._job.files.last_step)
+        if not self._settings.pulse or self._settings.trial:
+            return
         gather_left()
         try:
             identity = self._job.identity(self._notes.device.type, self._window.step)
@@ -225,11 +228,12 @@ class Recording:
         self._choose_step_events()
 
     def _end_pulse(self, ended: Ended) -> None:
-        keeper, pulse, self._keeper, self.pulse, self._window.pulse = self._keeper, self.pulse, None, None, None
+        keeper, pulse, self._keeper = self._keeper, self.pulse, None
+        self.pulse = self._window.pulse = NoPulse(None if self._job.files is None else self._job.files.last_step)
         captures, self._captures = self._captures, None
         if captures is not None:
             captures.close()
-        if keeper is None or pulse is None or not self._job.in_this_process():
+        if keeper is None or isinstance(pulse, NoPulse) or not self._job.in_this_process():
             return
         pulse.ends_as(ended)
         keeper.close()
@@ -264,7 +268,7 @@ class Recording:
             self._warn_for_all(self._too_short())
         if self._losses is not None and self._job.files is not None:
             self._job.files.write_losses(self._losses.values())
-        if pulse is not None and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
+        if isinstance(pulse, PulseWriter) and ended.startswith("failed: RuntimeError"):  # as errors of gloo are
             self._add_unusual_collective(ended, pulse)
 
     def _add_unusual_collective(self, ended: str, pulse: PulseWriter) -> None:

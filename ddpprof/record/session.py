@@ -45,11 +45,9 @@ class Session(Recording):
         """Handle a forward before the profiler marks it, so that a step that begins here contains all of it."""
         if self._window.stopping:
             raise SystemExit(0)
-        pulse = self.pulse
         if not torch.is_grad_enabled():
-            if pulse is not None:
-                pulse.flag(StepFlag.EVALUATED)
-                pulse.begins(Activity.EVALUATION)
+            self.pulse.flag(StepFlag.EVALUATED)
+            self.pulse.begins(Activity.EVALUATION)
             return
         if not self._job.attached:
             self._attach(ddp)
@@ -60,8 +58,7 @@ class Session(Recording):
         self._end_step_that_is_over()
         if self._finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
             self._end_step()
-        if self.pulse is not None:
-            self.pulse.begins(Activity.FORWARD)
+        self.pulse.begins(Activity.FORWARD)
 
     @harmless
     def data_parallel_forward_begins(self, model: torch.nn.DataParallel[Any]) -> None:
@@ -97,9 +94,7 @@ class Session(Recording):
 
     def ddp_post_forward(self, original: Callable[..., Any], ddp: Any, output: Any) -> Any:
         inner_end = time.time_ns()
-        result = original(ddp, output)
-        if self.pulse is not None:
-            self._note(self.pulse.forward_ends, ddp, inner_end)
+        result = self.pulse.ddp_post_forward(original, ddp, output)
         self._note(self._notes.forward_is_over, ddp, inner_end)
         self._note(self._baseline.forward_is_over, ddp)
         return result
@@ -112,7 +107,7 @@ class Session(Recording):
         return result
 
     def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
-        return original(*work, **kwargs) if self.pulse is None else self.pulse.waits(original, *work, **kwargs)
+        return self.pulse.work_waits(original, *work, **kwargs)
 
     def wrap_comm_hook(self, ddp: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that also times its buckets. On an accelerator a future says nothing about its kernel."""
@@ -128,8 +123,7 @@ class Session(Recording):
 
     def optimizer_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Return arguments for the step whose closure reports when it runs; ``None`` if they stay unchanged."""
-        if self.pulse is not None:
-            self.pulse.begins(Activity.OPTIMIZER)
+        self.pulse.optimizer_begins(args, kwargs)
         if not self._notes.recording:
             return None
         self._note(self._notes.optimizer_begins)
@@ -138,8 +132,7 @@ class Session(Recording):
 
     @harmless
     def optimizer_ends(self, optimizer: Any) -> None:
-        if self.pulse is not None:
-            self.pulse.begins(Activity.OTHER)
+        self.pulse.begins(Activity.OTHER)
         self.num_optimizer_steps += 1
         if self._notes.recording:
             self._notes.optimizer_ends()
@@ -170,9 +163,8 @@ class Session(Recording):
         return True
 
     def _backward_begins(self, tensors: Any) -> None:
-        if self.pulse is not None:
-            # A trace would show the look at the loss as the script's own.
-            self.pulse.backward_begins(None if self._window.profiler.running else tensors)
+        # A trace would show the look at the loss as the script's own.
+        self.pulse.backward_begins(None if self._window.profiler.running else tensors)
         if self._losses is not None:
             self._losses.backward_begins(tensors)
         if self._notes.recording:
@@ -181,8 +173,7 @@ class Session(Recording):
     @harmless
     def backward_is_over(self) -> None:
         """Handle the end of a backward pass of which `backward_begins` returned True."""
-        if self.pulse is not None:
-            self.pulse.backward_ends()
+        self.pulse.backward_is_over()
         if self._notes.recording:
             self._notes.backward_is_over()
 
@@ -190,20 +181,9 @@ class Session(Recording):
         training_waits = threading.get_ident() == self._training_thread
         if training_waits:
             self._end_step_that_is_over()
-        pulse = self.pulse if training_waits else None
-        if pulse is not None:
-            pulse.begins(Activity.DATA)
-        try:
-            return self._fetches_noted(original, iterator, training_waits)
-        except StopIteration:
-            if pulse is not None:
-                pulse.flag(StepFlag.RAN_OUT)
-            raise
-        finally:
-            if pulse is not None:
-                pulse.begins(Activity.OTHER)
+        return self.pulse.loader_fetches(partial(self._fetches_noted, original, training_waits), iterator)
 
-    def _fetches_noted(self, original: Callable[..., Any], iterator: Any, training_waits: bool) -> Any:
+    def _fetches_noted(self, original: Callable[..., Any], training_waits: bool, iterator: Any) -> Any:
         """Fetch a batch, and note which one it is and how long training waited for it."""
         began, batch = time.time_ns(), None
         try:
@@ -214,7 +194,7 @@ class Session(Recording):
             self._note(self._notes.feeding.fetches, iterator, batch, waited_ns, self._notes.recording)
 
     def loader_begins(self, loader: Any) -> None:
-        if self.pulse is not None and threading.get_ident() == self._training_thread:
+        if threading.get_ident() == self._training_thread:
             self.pulse.flag(StepFlag.BEGAN_EPOCH)
         self._note(self._notes.feeding.loader_begins, loader)
 
@@ -226,7 +206,7 @@ class Session(Recording):
 
         Writing to a buffer or an open file is left to the script: suppressing it would leave an empty file.
         """
-        if self.pulse is not None and threading.get_ident() == self._training_thread:
+        if threading.get_ident() == self._training_thread:
             self.pulse.flag(StepFlag.SAVED)
             self.pulse.begins(Activity.SAVE)
         self._note(self._notes.environment.saves, target)
@@ -239,7 +219,7 @@ class Session(Recording):
         return False
 
     def save_ends(self) -> None:
-        if self.pulse is not None and threading.get_ident() == self._training_thread:
+        if threading.get_ident() == self._training_thread:
             self.pulse.ends(Activity.SAVE)
 
     def rpc_invoked(self, *call: Any) -> None:

@@ -20,6 +20,7 @@ from ddpprof.record.end_words import EndPlace
 from ddpprof.record.hang_signals import GRACE_S
 from ddpprof.record.job import JobRank
 from ddpprof.record.live import LiveScalars
+from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.profiler import StepProfiler
 from ddpprof.record.pulse import PulseWriter
@@ -66,7 +67,7 @@ class Window:
         self.mode = StepMode.SKIP
         self.step = 0
         """number of the current step"""
-        self.pulse: PulseWriter | None = None
+        self.pulse: PulseWriter | NoPulse = NoPulse()
         self.end_place = EndPlace()
         """where an error ended the training"""
         self.ended_ns: int | None = None
@@ -107,13 +108,9 @@ class Window:
         if self.profiler.left is not None:
             self.profiler.clear_away()
         self.step = num_steps = self.step + 1
-        pulse = self.pulse
-        if pulse is not None:
-            if self.mode not in _UNRECORDED:
-                pulse.flag(StepFlag.RECORDED)
-            pulse.step_ends(num_steps)
-        elif self._job.files is not None:
-            self._job.files.last_step.is_over(self.step, time.time_ns())
+        if self.mode not in _UNRECORDED:
+            self.pulse.flag(StepFlag.RECORDED)
+        self.pulse.step_ends(num_steps)
 
     @property
     def num_skipped(self) -> int:
@@ -133,7 +130,7 @@ class Window:
         if self.is_to_open:
             self._notes.recording_begins(self.step)
         before, self.mode = self.mode, self._mode_now()
-        if self.pulse is not None and before is not self.mode:
+        if before is not self.mode:
             self.pulse.flag(StepFlag.RECORDED)
         if self.mode in _PROFILED and not self.profiler.running:
             self._start_profiler()

@@ -12,6 +12,6 @@ from ddpprof.record.compiled import keep_out_of_compiled_graphs
 
 def test_only_hooks_that_a_compiled_optimizer_contains_are_compiled() -> None:
     keep_out_of_compiled_graphs()
-    codes: tuple[CodeType, ...] = (patches._forward.__code__, watching.WatchedSteps.ddp_post_forward.__code__)
+    codes: tuple[CodeType, ...] = (patches._forward.__code__, watching.WatchedSteps.ddp_forward_begins.__code__)
     assert all(rules.check(code) for code in codes)
     assert not rules.check(optimizer_hooks.hook_optimizers.__code__)

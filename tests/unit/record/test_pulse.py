@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,11 +41,18 @@ class Reducer:
         return list(self.came_ns)
 
 
-def forward_ends(pulse: PulseWriter, reducer: Reducer | None, end_ns: int, synchronises: bool = True) -> None:
-    """End a forward of a DDP module, on an accelerator if there is no `reducer`."""
+def forward_ends(
+    pulse: PulseWriter, clock: Clock, reducer: Reducer | None, synchronises: bool = True, after_ns: int = 0
+) -> None:
+    """End a forward of a DDP module, on an accelerator if there is no `reducer`; DDP's own end takes `after_ns`."""
+
+    def original(_ddp: object, output: object) -> object:
+        clock.now_ns += after_ns
+        return output
+
     device = "cpu" if reducer else "cuda"
     module = SimpleNamespace(reducer=reducer, device_type=device, require_backward_grad_sync=synchronises)
-    pulse.forward_ends(module, end_ns)  # type: ignore[arg-type]
+    assert pulse.ddp_post_forward(original, module, "output") == "output"  # type: ignore[arg-type]
 
 
 def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
@@ -52,11 +60,11 @@ def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
     do(pulse, clock, Activity.DATA, 100)
     pulse.begins(Activity.FORWARD)
     clock.now_ns += 200
-    forward_ends(pulse, Reducer(55, 85), clock.now_ns)
+    forward_ends(pulse, clock, Reducer(55, 85))
     clock.now_ns += 5
     pulse.backward_begins(())
     clock.now_ns += 480
-    pulse.backward_ends()
+    pulse.backward_is_over()
     do(pulse, clock, Activity.OPTIMIZER, 60)
     clock.now_ns += 7
     pulse.flag(StepFlag.BEGAN_EPOCH)
@@ -70,17 +78,17 @@ def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
 
 
 def backward(pulse: PulseWriter, clock: Clock, reducer: Reducer | None, ns: int, synchronises: bool = True) -> None:
-    forward_ends(pulse, reducer, clock.now_ns, synchronises)
+    forward_ends(pulse, clock, reducer, synchronises)
     pulse.backward_begins(())
     clock.now_ns += ns
-    pulse.backward_ends()
+    pulse.backward_is_over()
 
 
 def test_other_threads_wait_unseen(pulse: PulseWriter, clock: Clock) -> None:
     def takes() -> None:
         clock.now_ns += 70
 
-    thread = threading.Thread(target=pulse.waits, args=(takes,))
+    thread = threading.Thread(target=pulse.work_waits, args=(takes,))
     thread.start()
     thread.join()
     backward(pulse, clock, Reducer(5), 20)
@@ -105,16 +113,16 @@ def test_waiting_outside_backward_passes_is_waiting_too(pulse: PulseWriter, cloc
         return "done"
 
     pulse.begins(Activity.FORWARD)
-    assert pulse.waits(lambda: pulse.waits(takes, 70)) == "done"  # as within `join()`
+    assert pulse.work_waits(lambda: pulse.work_waits(takes, 70)) == "done"  # as within `join()`
     clock.now_ns += 30
     backward(pulse, clock, Reducer(5), 20)
     pulse.begins(Activity.BACKWARD)
-    pulse.waits(takes, 4)  # of a comm hook: the times of gradients contain it
+    pulse.work_waits(takes, 4)  # of a comm hook: the times of gradients contain it
     pulse.begins(Activity.OTHER)
-    pulse.waits(takes, 200)
+    pulse.work_waits(takes, 200)
     clock.now_ns += 1
     with pytest.raises(ZeroDivisionError):
-        pulse.waits(lambda: 1 // 0)
+        pulse.work_waits(lambda: 1 // 0)
     pulse.step_ends(1)
     backward(pulse, clock, Reducer(5), 20)
     pulse.step_ends(2)
@@ -144,12 +152,10 @@ def test_waiting_that_is_not_known(
 
 def test_times_count_from_a_moment_before_the_backward_pass(pulse: PulseWriter, clock: Clock) -> None:
     """The process lost its processor for 20 ns before torch noted the moment from which gradients' times count."""
-    end_ns = clock.now_ns
-    clock.now_ns += 20
-    forward_ends(pulse, Reducer(3, 5), end_ns)
+    forward_ends(pulse, clock, Reducer(3, 5), after_ns=20)
     pulse.backward_begins(())
     clock.now_ns += 10
-    pulse.backward_ends()
+    pulse.backward_is_over()
     pulse.step_ends(1)
     assert decoded(pulse).steps.wait_ns.tolist() == [10]
 
@@ -172,9 +178,9 @@ def test_a_loss_that_is_not_finite_is_noted(
     losses: list[object], noted: tuple[int, int, int], pulse: PulseWriter
 ) -> None:
     for number, loss in enumerate(losses, 1):
-        pulse.backward_begins(loss)
-        pulse.backward_begins(loss)  # a second pass, as in gradient accumulation
-        pulse.backward_ends()
+        for _ in range(2):  # as in gradient accumulation
+            assert pulse.backward_begins(loss)
+            pulse.backward_is_over()
         pulse.step_ends(number)
     state = decoded(pulse).state
     assert (state.nonfinite_step, state.num_nonfinite, state.finite_step) == noted
@@ -219,12 +225,66 @@ def test_a_long_evaluation_takes_no_more_memory(pulse: PulseWriter, clock: Clock
 
 def test_the_state_tells_what_happens_now(pulse: PulseWriter, clock: Clock) -> None:
     pulse.step_ends(1)
-    forward_ends(pulse, None, clock.now_ns)
+    forward_ends(pulse, clock, None)
     clock.now_ns = 5_000_000
     pulse.backward_begins(())
     state = decoded(pulse).state
     assert (state.activity, state.since_ns, state.step) == (Activity.BACKWARD, 5_000_000, 1)
     assert (state.module, state.bucket, state.num_passes) == (UNKNOWN, UNKNOWN, 1)
+
+
+def test_a_loader_gives_its_batches_and_its_end(pulse: PulseWriter, clock: Clock) -> None:
+    def fetch(batches: Iterator[int]) -> int:
+        clock.now_ns += 40
+        return next(batches)
+
+    batches = iter([7, 8])
+    fetched: list[int] = []
+    thread = threading.Thread(target=lambda: fetched.append(pulse.loader_fetches(fetch, batches)))
+    thread.start()
+    thread.join()
+    assert fetched == [7]  # other threads fetch unseen
+    assert pulse.loader_fetches(fetch, batches) == 8
+    with pytest.raises(StopIteration):
+        pulse.loader_fetches(fetch, batches)
+    pulse.step_ends(1)
+    steps = decoded(pulse).steps
+    assert (steps.data_ns.tolist(), steps.flags.tolist()) == ([80], [int(StepFlag.RAN_OUT)])
+
+
+def test_passes_inside_others_and_in_other_threads_are_part_of_them(pulse: PulseWriter) -> None:
+    began: list[bool] = []
+
+    class Reentrant(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            began.append(pulse.backward_begins(None))
+            return gradient
+
+    Reentrant.apply(torch.ones((), requires_grad=True)).backward()
+    thread = threading.Thread(target=lambda: began.append(pulse.backward_begins(None)))
+    thread.start()
+    thread.join()
+    assert began == [False, False]
+    assert decoded(pulse).state.activity == Activity.OTHER
+
+
+@pytest.mark.parametrize("has_stats", [True, False])
+def test_an_unknown_torch_ends_the_rows_alone(has_stats: bool, pulse: PulseWriter, clock: Clock) -> None:
+    """A DDP without what is read of it, or a reducer that fails."""
+    if has_stats:
+        forward_ends(pulse, clock, object())  # type: ignore[arg-type]
+        pulse.backward_begins(None)
+        pulse.backward_is_over()
+    else:
+        assert pulse.ddp_post_forward(lambda _ddp, output: output, object(), 3) == 3  # type: ignore[arg-type]
+    pulse.step_ends(1)
+    assert isinstance(pulse.rows.problem, AttributeError)
+    assert (decoded(pulse).state.step, decoded(pulse).state.num_steps) == (1, 0)
 
 
 @pytest.mark.parametrize(

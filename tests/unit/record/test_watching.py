@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ddpprof.model.pulse import Activity, StepFlag
+from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.steps import StepDetector
 from ddpprof.record.watching import WatchedSteps
 
 
-class Noted:
+class Noted(NoPulse):
     """Stands for the pulse and for the recording: keeps what it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.said: list[Any] = []
 
     def begins(self, activity: int) -> None:
         self.said.append(Activity(activity).name)
 
-    def flag(self, flag: StepFlag) -> None:
-        self.said.append(flag.name)
+    def flag(self, flag: int) -> None:
+        self.said.append(StepFlag(flag).name)
 
-    def waits(self, original: Callable[..., Any], *work: Any) -> Any:
+    def work_waits(self, original: Callable[..., Any], /, *work: Any, **kwargs: Any) -> Any:
         self.said.append("waits")
-        return original(*work)
-
-    def forward_ends(self, _ddp: object, _inner_end_ns: int) -> None:
-        raise AssertionError("no forward ends here")
-
-    def backward_begins(self, _loss: object) -> None:
-        self.said.append("BACKWARD")
-
-    def backward_ends(self) -> None:
-        raise RuntimeError("the reducer has gone")
+        return original(*work, **kwargs)
 
 
 @pytest.fixture
@@ -48,9 +40,8 @@ def noted() -> Noted:
 @pytest.fixture
 def steps(noted: Noted) -> WatchedSteps:
     return WatchedSteps(
-        pulse=noted,  # type: ignore[arg-type]
+        pulse=noted,
         finder=StepDetector(lambda: True),
-        training_thread=threading.get_ident(),
         count_step=lambda: noted.said.append("a step"),
         ddp_forward_fails=lambda _ddp, error: noted.said.append(str(error)),
         runs_out=lambda _iterator: noted.said.append("the loader is empty"),
@@ -62,17 +53,16 @@ def test_an_optimizer_ends_a_step_that_has_synchronised(steps: WatchedSteps, not
     optimizer = object()
     steps.optimizer_ends(optimizer)
     steps.ddp_forward_begins(SimpleNamespace(require_backward_grad_sync=True))  # type: ignore[arg-type]
-    steps.optimizer_begins((), {})
     steps.optimizer_ends(optimizer)
-    assert noted.said == ["OTHER", "FORWARD", "OPTIMIZER", "a step"]
+    assert noted.said == ["OTHER", "FORWARD", "a step"]
 
 
-def test_a_loader_gives_its_batches_and_its_end(steps: WatchedSteps, noted: Noted) -> None:
+def test_the_end_of_a_loader_is_noted(steps: WatchedSteps, noted: Noted) -> None:
     batches = iter([7])
     assert steps.loader_fetches(next, batches) == 7
     with pytest.raises(StopIteration):
         steps.loader_fetches(next, batches)
-    assert noted.said == ["DATA", "OTHER", "DATA", "RAN_OUT", "the loader is empty", "OTHER"]
+    assert noted.said == ["the loader is empty"]
 
 
 def test_waiting_for_other_ranks_is_noted(steps: WatchedSteps, noted: Noted) -> None:
@@ -81,25 +71,11 @@ def test_waiting_for_other_ranks_is_noted(steps: WatchedSteps, noted: Noted) -> 
     assert noted.said == ["waits", "waits"]
 
 
-def test_other_threads_fetch_unseen(steps: WatchedSteps, noted: Noted) -> None:
-    fetched: list[int] = []
-    batches: Iterator[int] = iter([7])
-    thread = threading.Thread(target=lambda: fetched.append(steps.loader_fetches(next, batches)))
-    thread.start()
-    thread.join()
-    assert (fetched, noted.said) == ([7], [])
-
-
 def test_missing_gradients_are_noted(steps: WatchedSteps, noted: Noted) -> None:
     steps.ddp_forward_fails(object(), RuntimeError("Expected to have finished reduction"))  # type: ignore[arg-type]
     assert noted.said == ["Expected to have finished reduction"]
 
 
 def test_what_fails_here_ends_the_watching_alone(steps: WatchedSteps, noted: Noted) -> None:
-    steps.backward_begins(())
-    steps.backward_is_over()
     steps.ddp_forward_begins(object())  # type: ignore[arg-type]
-    assert [one for one in noted.said if one != "BACKWARD"] == [
-        "gives up: the reducer has gone",
-        "gives up: 'object' object has no attribute 'require_backward_grad_sync'",
-    ]
+    assert noted.said == ["gives up: 'object' object has no attribute 'require_backward_grad_sync'"]
