@@ -1,7 +1,7 @@
-"""Live scalars for TensorBoard: the times of every step during training, as far as light recording knows them.
+"""Live scalars for TensorBoard: the times of every step during training, as the pulse has them.
 
 Each rank writes its own TensorBoard run, ``ddpprof-rank-N``, into the directory of the user's own writer, so that ranks
-have the same tags. A separate thread writes; training only passes some numbers on.
+have the same tags. A separate thread reads the pulse and writes; training does nothing for it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import os
 import sys
 import threading
 import time
-from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ddpprof import own_files
-from ddpprof.model import RecordedStep
-from ddpprof.model.light_step import measure_recorded_breakdown
+from ddpprof.model import UNKNOWN
+from ddpprof.model.pulse import PulseSteps
+from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.pulse_rows import PulseRows
 
 NS_PER_MS = 1e6
-_MOST_WAITING = 10_000
-"""most steps waiting to be written, if the disk is slow; then the oldest are dropped"""
 _EVERY_S = 1.0
 _BETWEEN_S = 0.001
 """seconds that the writer yields to training after each step, which holds the interpreter's lock for 0.1 ms"""
@@ -30,18 +31,26 @@ _END_S = 10.0
 """seconds that the end of recording waits for the last steps to be written"""
 
 
-def scalars_of(step: RecordedStep, of_launches: bool = False) -> dict[str, float]:
-    """Return the scalars of a step by tag, with the same tags and parts as the TensorBoard data of a report.
+def scalars_of(steps: PulseSteps, of_launches: bool = False) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Return the scalars of steps by tag, shape (steps,), NaN where not known. The parts add up to a step.
 
     `of_launches`: an accelerator does the work, so the parts are the times that the host took to launch it.
     """
-    scalars = {"ddp/step_ms": (step.end_ns - step.start_ns) / NS_PER_MS}
-    parts = measure_recorded_breakdown(step)
-    if parts is None:
-        return scalars
     group = "ddp_launches" if of_launches else "ddp_step"
-    named = {f"{group}/{name.removesuffix('_ns')}_ms": ns / NS_PER_MS for name, ns in asdict(parts).items()}
-    return {**scalars, **named}
+    parts = {
+        "forward": steps.forward_ns,
+        "backward_and_comm": steps.backward_ns,
+        "optimizer": steps.optimizer_ns,
+        "data": steps.data_ns,
+    }
+    other_ns = steps.length_ns - np.sum(list(parts.values()), axis=0)
+    is_known = steps.wait_ns != UNKNOWN
+    return {
+        "ddp/step_ms": steps.length_ns / NS_PER_MS,
+        "ddp/wait_ms": np.where(is_known, steps.wait_ns / NS_PER_MS, np.nan),
+        "ddp/own_ms": np.where(is_known, steps.own_ns / NS_PER_MS, np.nan),
+        **{f"{group}/{name}_ms": ns / NS_PER_MS for name, ns in {**parts, "other": other_ns}.items()},
+    }
 
 
 class LiveScalars:
@@ -50,20 +59,20 @@ class LiveScalars:
     def __init__(self, target: Any) -> None:
         """Set the target: a ``SummaryWriter`` or its directory."""
         self._target = target
-        self._steps: deque[RecordedStep] = deque(maxlen=_MOST_WAITING)
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        self._of_launches = False
 
-    def open(self, rank: int, of_launches: bool) -> None:
-        """Open the file at the first step, when the rank and its device are known."""
-        self._of_launches = of_launches
+    def open(self, pulse: PulseWriter | None, of_launches: bool) -> None:
+        """Begin to write the steps that `pulse` notes."""
+        if pulse is None:
+            _warn("they are read from the pulse, which is switched off or has no memory")
+            return
         try:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.summary.writer.record_writer import RecordWriter
 
-            directory = _directory(self._target) / f"ddpprof-rank-{rank}"
+            directory = _directory(self._target) / f"ddpprof-rank-{pulse.identity.rank}"
             own_files.make_named_folder(directory)
             path = directory / f"events.out.tfevents.{int(time.time()):010}.{os.getpid()}.ddpprof"
             records = RecordWriter(os.fdopen(own_files.overwrite(path), "wb"))
@@ -71,26 +80,29 @@ class LiveScalars:
         except Exception as error:
             _warn(error)
             return
-        self._thread = threading.Thread(target=self._write, args=(records,), name="ddpprof-live", daemon=True)
+        what = (records, pulse.rows, pulse.identity.first_step, of_launches)
+        self._thread = threading.Thread(target=self._write, args=what, name="ddpprof-live", daemon=True)
         self._thread.start()
 
-    def add(self, step: RecordedStep) -> None:
-        if self._thread is not None:
-            self._steps.append(step)  # does not wake the thread, which would cost more than all else here
-
     def close(self) -> None:
-        """Write the waiting steps."""
+        """Write the last steps."""
         thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._process:
             self._ending.set()
             thread.join(_END_S)
 
-    def _write(self, records: Any) -> None:
+    def _write(self, records: Any, rows: PulseRows, step: int, of_launches: bool) -> None:
+        """Write steps from number `step` on until the end."""
         try:
-            while not self._ending.wait(_EVERY_S) or self._steps:
-                while self._steps:
-                    records.write(_event(self._steps.popleft(), self._of_launches).SerializeToString())
+            is_over = False
+            while not is_over:
+                is_over = self._ending.wait(_EVERY_S)
+                steps = rows.since(step)  # if the disk is slow, the oldest have gone
+                for event in _events(steps, of_launches):
+                    records.write(event)
                     self._ending.wait(_BETWEEN_S)
+                if len(steps):
+                    step = int(steps.number[-1]) + 1
                 records.flush()
         except Exception as error:
             self._thread = None
@@ -100,20 +112,24 @@ class LiveScalars:
                 records.close()
 
 
-def _event(step: RecordedStep, of_launches: bool) -> Any:
-    """Return all scalars of a step in one record."""
+def _events(steps: PulseSteps, of_launches: bool) -> Iterator[bytes]:
+    """Yield one record for each step, with all its scalars."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(step, of_launches).items()]
-    return Event(wall_time=step.end_ns / 1e9, step=step.number, summary=Summary(value=values))
+    scalars = scalars_of(steps, of_launches)
+    ends_s = (steps.start_ns + steps.length_ns) / 1e9
+    for index, number in enumerate(steps.number.tolist()):
+        known = {tag: float(values[index]) for tag, values in scalars.items() if not np.isnan(values[index])}
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
+        yield Event(wall_time=ends_s[index], step=number, summary=Summary(value=values)).SerializeToString()
 
 
 def _directory(target: Any) -> Path:
     return Path(target.log_dir if hasattr(target, "log_dir") else target)
 
 
-def _warn(error: Exception) -> None:
+def _warn(why: object) -> None:
     with suppress(Exception):  # stderr may be closed, or its disk full
-        hint = " Install it with: pip install 'ddpprof[tensorboard]'." if isinstance(error, ImportError) else ""
-        sys.stderr.write(f"ddpprof: no live scalars: {error}.{hint} Training goes on.\n")
+        hint = " Install it with: pip install 'ddpprof[tensorboard]'." if isinstance(why, ImportError) else ""
+        sys.stderr.write(f"ddpprof: no live scalars: {why}.{hint} Training goes on.\n")

@@ -7,7 +7,6 @@ import weakref
 from typing import Any
 
 import torch
-from msgspec import structs
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model import DETAILED_MODES, Forward, RecordedStep, StepMode
@@ -30,8 +29,6 @@ class StepNotes:
         self.device = TrainingDevice()
         self.rpc = RpcNotes()
         self.recording = False
-        self.live = False
-        """True if the inside of every step is noted, whatever its mode"""
         self._forwards: list[Forward] = []
         self._optimizers: list[tuple[int, int]] = []
         self._optimizer_start_ns = 0
@@ -89,7 +86,7 @@ class StepNotes:
 
     def begin_step(self, mode: StepMode) -> None:
         """Begin a step. Call this between two steps, when no collective is in flight."""
-        self.recording = self.live or mode in DETAILED_MODES
+        self.recording = mode in DETAILED_MODES
         for module in self.modules:
             module.begin_step(mode)
 
@@ -161,25 +158,19 @@ class StepNotes:
         if mode not in DETAILED_MODES:
             return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)
         passes = (one for module in self.modules for one in module.passes())
-        return structs.replace(
-            self.live_step(number, mode, start_ns, end_ns=0),
+        return RecordedStep(
+            number=number,
+            mode=mode,
+            start_ns=start_ns,
+            end_ns=0,
+            data_ns=self.feeding.data_ns,
+            forwards=tuple(self._forwards),
+            optimizers=tuple(self._optimizers),
             passes=tuple(sorted(passes, key=lambda one: one.origin_ns)),
             torch_stats={module.index: times for module in self.modules if (times := module.torch_times())},
             memory=self.memory.sample(),
             rpc=self.rpc.calls(),
             rpc_left_out=self.rpc.num_left_out,
-        )
-
-    def live_step(self, number: int, mode: StepMode, start_ns: int, end_ns: int) -> RecordedStep:
-        """Return a record of the step that has just ended, with all that its parts are derived from."""
-        return RecordedStep(
-            number=number,
-            mode=mode,
-            start_ns=start_ns,
-            data_ns=self.feeding.data_ns,
-            forwards=tuple(self._forwards),
-            optimizers=tuple(self._optimizers),
-            end_ns=end_ns,
         )
 
     def release_modules(self) -> None:

@@ -98,16 +98,14 @@ class RankOutput:
     def write_losses(self, losses: list[list[str]]) -> None:
         rundir.write_json(self.directory / rundir.losses_file(self._rank), losses)
 
-    def append_step(self, step: RecordedStep) -> int:
-        """Append one flushed line, which survives the death of this process; return the step's end, ns since 1970.
+    def append_step(self, step: RecordedStep) -> None:
+        """Append one flushed line, which survives the death of this process.
 
         The step ends when all but its end, the last field, is encoded, so that this cost is part of the step.
         """
         line = self._encode(step).removesuffix(b"0}")
-        end_ns = time.time_ns()
-        self._steps.write(b"%b%d}\n" % (line, end_ns))
+        self._steps.write(b"%b%d}\n" % (line, time.time_ns()))
         self._steps.flush()
-        return end_ns
 
     def close(self) -> None:
         self._steps.close()

@@ -38,10 +38,11 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         with_stack: as in ``torch.profiler.profile``.
         profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
-        pulse: ``False`` does not watch the steps after the recorded ones.
+        pulse: ``False`` does not watch the steps after the recorded ones, and writes no scalars.
         keep_command: ``False`` does not store the process's command line in the run.
-        tensorboard: a ``SummaryWriter`` or its directory, for scalars of every step during training. Each rank writes
-            its own TensorBoard run ``ddpprof-rank-N``. Ranks without this argument write none.
+        tensorboard: a ``SummaryWriter`` or its directory, for scalars of every step after the first `skip_first` during
+            training. Each rank writes its own TensorBoard run ``ddpprof-rank-N``. Ranks without this argument write
+            none.
 
     Recording never raises: a problem is reported once on stderr, and training goes on. In a script under
     `ddpprof trace`, the block creates no run of its own, but its `step()` counts.

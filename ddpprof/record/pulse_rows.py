@@ -85,6 +85,15 @@ class PulseRows:
                 self.notes.clear()
             self.made_ns = time_ns()
 
+    def since(self, first: int) -> PulseSteps:
+        """Return the steps from number `first` on that have a row, and are still kept. Any thread may call this."""
+        with self._making:
+            return self._rows(first, self._words[_NUM_STEPS])
+
+    def _rows(self, first: int, until: int) -> PulseSteps:
+        spans = layout.ring_spans(first, until, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size)
+        return layout.decode_rows(PulseSteps, b"".join(self._memory[begin:end] for begin, end in spans))
+
     def _read_notes(self) -> None:
         notes = self.notes
         spent_ns, activity, since_ns = self._spent_ns, self._activity, self._since_ns
@@ -138,8 +147,7 @@ class PulseRows:
     def _summarise(self, num_steps: int) -> None:
         """Add a summary of the steps since the last one. A pair of summaries becomes one each time they are full."""
         first, self._summarised_until = self._summarised_until, num_steps
-        spans = layout.ring_spans(first, num_steps, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size)
-        steps = layout.decode_rows(PulseSteps, b"".join(self._memory[begin:end] for begin, end in spans))
+        steps = self._rows(first, num_steps)
         if self._num_summaries == layout.NUM_SUMMARIES_KEPT:
             self._halve_summaries()
         at = layout.SUMMARIES_AT + self._num_summaries * layout.SUMMARY.size

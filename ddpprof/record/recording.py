@@ -29,6 +29,7 @@ from ddpprof.record.end_words import EndPlace
 from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusual_collective
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
+from ddpprof.record.last_step import LastStep
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
 from ddpprof.record.no_pulse import NoPulse
@@ -71,8 +72,7 @@ class Recording:
         self.graphs = Graphs()
         self._losses = LossNotes() if settings.losses else None
         self._job = JobRank(settings)
-        self._notes.live = live is not None
-        self._window = Window(settings, self._job, self._notes, self._warn_for_all, live)
+        self._window = Window(settings, self._job, self._notes, self._warn_for_all)
         self._handles: list[Any] = []
         self._training_thread = 0
         self._step_is_over = False
@@ -91,7 +91,7 @@ class Recording:
     @property
     def _is_over(self) -> bool:
         """Whether nothing that happens from now on counts."""
-        return self._window.mode is StepMode.DONE and not self._notes.live
+        return self._window.mode is StepMode.DONE
 
     def _attach(self, ddp: DistributedDataParallel) -> None:
         self._notes.environment.describe(ddp)
@@ -101,8 +101,6 @@ class Recording:
     def _begin_training(self, attach: Callable[[], None]) -> None:
         self._training_thread = threading.get_ident()
         attach()
-        if self._live is not None:
-            self._live.open(self._job.rank, self._notes.device.is_accelerator)
         self._window.begin()
 
     def _between_backward_passes(self) -> bool:
@@ -183,23 +181,26 @@ class Recording:
 
     def _begin_pulse(self) -> None:
         assert self._job.files is not None
-        self.pulse = self._window.pulse = NoPulse(self._job.files.last_step)
-        if not self._settings.pulse or self._settings.trial:
-            return
+        last_step = self._job.files.last_step
+        pulse = self._make_pulse(last_step) if self._settings.pulse and not self._settings.trial else None
+        self.pulse = self._window.pulse = pulse or NoPulse(last_step)
+        if pulse is not None and self._keeper is not None:
+            self._captures = captures_of(self._job, self._settings)
+            self._keeper.each_round = self._captures.round
+        if self._live is not None:
+            self._live.open(pulse, self._notes.device.is_accelerator)
+
+    def _make_pulse(self, last_step: LastStep) -> PulseWriter | None:
         gather_left()
         try:
             identity = self._job.identity(self._notes.device.type, self._window.step)
             pulse = PulseWriter(identity, self._training_thread)
-            self._keeper = PulseKeeper(
-                pulse, self._job.files.last_step, self._training_thread, self._notes.bucket_numels(), self._warn
-            )
+            self._keeper = PulseKeeper(pulse, last_step, self._training_thread, self._notes.bucket_numels(), self._warn)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             self._warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
-            return
-        self.pulse = self._window.pulse = pulse
-        self._captures = captures_of(self._job, self._settings)
-        self._keeper.each_round = self._captures.round
+            return None
+        return pulse
 
     def _look_for_capture(self) -> None:
         """Between two steps: begin a capture that all ranks have agreed on, or end one."""
@@ -219,7 +220,7 @@ class Recording:
     def _begin_capture(self, captures: Captures, request: CaptureRequest) -> None:
         settings = self._settings.to_capture(request, captures.folder, self._window.step)
         job = self._job.for_capture(captures.folder)
-        window = Window(settings, job, self._notes, self._warn_for_all, self._live)
+        window = Window(settings, job, self._notes, self._warn_for_all)
         window.step, window.pulse = self._window.step, self.pulse
         self._notes.reopen()
         window.begin()
@@ -237,6 +238,8 @@ class Recording:
             return
         pulse.ends_as(ended)
         keeper.close()
+        if self._live is not None:
+            self._live.close()
         pulse.close()
 
     @harmless
@@ -252,7 +255,6 @@ class Recording:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._end_live()
         self._end_pulse(_ENDS.get(ended, Ended.FAILED))
         if self._between_backward_passes():  # code after a `with` block trains as if there had been none
             self._notes.begin_step(StepMode.DONE)
@@ -298,14 +300,8 @@ class Recording:
         if self._settings.trial:  # whatever it trains from here on is useless
             raise SystemExit(1)
 
-    def _end_live(self) -> None:
-        self._notes.live = False
-        if self._live is not None:
-            self._live.close()
-
     def _retire(self) -> None:
         self._closed = True
-        self._end_live()
         self._end_pulse(Ended.UNWATCHED)
         self._window.mode = StepMode.DONE
         if not (self._settings.trial or self._baseline.has_begun):  # otherwise nothing may be saved until the end

@@ -19,7 +19,6 @@ from ddpprof.record.device import PATIENCE_S
 from ddpprof.record.end_words import EndPlace
 from ddpprof.record.hang_signals import GRACE_S
 from ddpprof.record.job import JobRank
-from ddpprof.record.live import LiveScalars
 from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.profiler import StepProfiler
@@ -48,9 +47,7 @@ class Window:
         job: JobRank,
         notes: StepNotes,
         warn_for_all: Callable[[str], None],
-        live: LiveScalars | None = None,
     ) -> None:
-        self._live = live
         self._settings = settings
         self._job = job
         self._notes = notes
@@ -88,7 +85,6 @@ class Window:
 
     def end_step(self) -> None:
         """End a step. The cost of recording between steps is part of one, except the profiler's start and end."""
-        end_ns = None
         self.profiler.end_step()
         self._bounds.step_ends(usual=self.mode is not StepMode.SKIP)
         if self.mode is StepMode.PROFILED and self.profiler.has_left_out:
@@ -96,10 +92,7 @@ class Window:
         if self.mode in _TIMED and self._schedule.mode(self.step + 1) is not self.mode:
             self._wait_for_device()
         if self._job.files is not None and self.mode in (*_TIMED, StepMode.CUT, *DETAILED_MODES):
-            end_ns = self._job.files.append_step(self._notes.step(self.step, self.mode, self._step_start_ns))
-        if self._live is not None:
-            end_ns = end_ns or time.time_ns()
-            self._live.add(self._notes.live_step(self.step, self.mode, self._step_start_ns, end_ns))
+            self._job.files.append_step(self._notes.step(self.step, self.mode, self._step_start_ns))
         self._notes.end_step()
         self.count_step()
 
