@@ -82,7 +82,7 @@ class RankWholeRun:
     first_step: int
     """number of the first noted step"""
     num_steps: int
-    """number of finished steps, with those before the first noted one"""
+    """number of finished steps, with those before the first noted one, and so the number of the step that it was in"""
     last_ns: int
     """last sign of the process"""
     ended: str | None
@@ -90,8 +90,6 @@ class RankWholeRun:
     activity: str
     """what the training thread did at last, such as ``"backward"``"""
     activity_since_ns: int
-    step: int
-    """number of the step that it was in"""
     whole: Stretch | None
     """all noted steps; ``None`` if there are none"""
     stretches: tuple[Stretch, ...] = ()

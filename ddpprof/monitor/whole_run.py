@@ -55,7 +55,6 @@ def whole_run(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWhole
         ended=ended_word(state.ended),
         activity=activity_word(state.activity) or "unknown",
         activity_since_ns=state.since_ns,
-        step=state.step,
         whole=stretch_of(rows) if len(rows) else None,
         stretches=stretches(rows, _NUM_STRETCHES) if with_course else (),
         curve=_curve(rows) if with_course else (),

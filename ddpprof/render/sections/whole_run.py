@@ -233,7 +233,7 @@ def _stands(one: RankWholeRun) -> str:
     if one.ended is not None:
         return _ENDS.get(one.ended, clean(one.ended))
     since = duration(one.last_ns - one.activity_since_ns)
-    return f"no end noted: in step {one.step}, {clean(one.activity)} for {since} when last seen"
+    return f"no end noted: in step {one.num_steps}, {clean(one.activity)} for {since} when last seen"
 
 
 def _own_times(ranks: Sequence[RankWholeRun]) -> str:

@@ -42,7 +42,7 @@ def test_a_rank_without_an_end_was_last_seen_doing_something(tmp_path: Path) -> 
     one = made(
         tmp_path, [MadeStep()], activity=Activity.BACKWARD, since_ns=BEGIN_NS + SECOND, tick_ns=BEGIN_NS + 9 * SECOND
     )
-    assert (one.ended, one.activity, one.step) == (None, "backward", 4)
+    assert (one.ended, one.activity, one.num_steps) == (None, "backward", 4)
     assert one.last_ns - one.activity_since_ns == 8 * SECOND
 
 
