@@ -16,7 +16,7 @@ import numpy as np
 
 from ddpprof.diagnosis import places
 from ddpprof.diagnosis.evidence import RankEvidence
-from ddpprof.model.pulse import Activity, Ended, StepFlag, overdue_after_s
+from ddpprof.model.pulse import Activity, Ended, PulseState, StepFlag, overdue_after_s
 from ddpprof.monitor.pulse_files import PulseHead, read_heads
 
 _FEW_STEPS = 5
@@ -53,17 +53,9 @@ class HangDetector:
     def __init__(self, directory: Path, clock: Callable[[], int] = time.time_ns) -> None:
         self._directory = directory
         self._clock = clock
-        self._moved: dict[int, tuple[tuple[float, int], int]] = {}
-        """by rank: what its process had computed, read and written, and since when that has not changed"""
-        self._awake_since_ns = 0
-        self._took_long = False
-        """whether the last look took so long that the machine may have slept meanwhile"""
-        self._seen: tuple[int, int] = (-1, 0)
-        """the current step, and since when it is seen"""
-        self._paused: tuple[int, int] | None = None
-        """step in which the job was last seen to pause on purpose, and when"""
-        self._num_moves = 0
-        """how often ranks were seen to move on in that step"""
+        self._waking = _Waking()
+        self._idle = _IdleTimes()
+        self._pause = _Pause()
 
     def look(self, missed_s: float = 0.0) -> Overdue | None:
         """Return the step that is overdue now; ``None`` while all is well, or nothing is known.
@@ -74,69 +66,102 @@ class HangDetector:
         if missed_s > _SLEPT_S:
             self._wakes(now)
         heads = self._heads()
-        took_long, self._took_long = self._took_long, self._clock() - now > _SLEPT_S * 1e9
-        if self._took_long and not took_long:  # again and again, it is the storage that is slow
+        if self._waking.may_have_slept(self._clock() - now):
             self._wakes(self._clock())
             return None
         living = [head for head in heads if head.state.ended == Ended.NOT_YET]
         if not living or any(head.state.ended == Ended.UNWATCHED for head in heads):
             return None
         latest = max(living, key=lambda head: head.state.step_since_ns)
-        waited_s = (now - max(self._begin_of_step_ns(latest, now), self._awake_since_ns)) / 1e9
+        waited_s = (now - self._waking.begin_of_step_ns(latest.state, now)) / 1e9
         usual_s = _usual_s(latest)
         if waited_s < allowed_s(usual_s):
-            self._moved.clear()
-            self._paused, self._num_moves = None, 0
+            self._idle, self._pause = _IdleTimes(), _Pause()
             return None
         overdue = Overdue(latest.state.step, waited_s, usual_s)
-        return None if self._is_seen_to_pause(overdue, now) else overdue
-
-    def _begin_of_step_ns(self, latest: PulseHead, now_ns: int) -> int:
-        """Return since when the step lasts: by its pulse, unless that lies in the future, as after a clock was set."""
-        step, since_ns = latest.state.step, latest.state.step_since_ns
-        if self._seen[0] != step:
-            self._seen = step, now_ns
-        return since_ns if since_ns <= now_ns + _SLEPT_S * 1e9 else self._seen[1]
+        return None if self._pause.was_just_now(overdue, now) else overdue
 
     def _wakes(self, now_ns: int) -> None:
         """Handle that times before now say nothing: the machine slept, or the clock was set."""
-        self._awake_since_ns = now_ns
-        self._seen = (-1, 0)
-        self._moved.clear()
-
-    def _is_seen_to_pause(self, overdue: Overdue, now_ns: int) -> bool:
-        """Return whether the job paused on purpose a moment ago, so that the rest of its step may still be to come."""
-        if self._paused is None or self._paused[0] != overdue.step:
-            return False
-        return now_ns - self._paused[1] < _rest_s(overdue.usual_s) * 1e9
+        self._waking.wakes(now_ns)
+        self._idle = _IdleTimes()
 
     def is_on_purpose(self, evidence: Sequence[RankEvidence], overdue: Overdue) -> bool:
         """Return whether an overdue job pauses on purpose, or a rank has just ended a pause."""
+        now = self._clock()
         pauses = any(places.is_debugged(one.stack) for one in evidence) or any(
-            overdue.waited_s < allowed_to(one) and self._idle_s(one) < _IDLE_S for one in evidence
+            overdue.waited_s < allowed_to(one) and self._idle.of(one, now) < _IDLE_S for one in evidence
         )
         if not pauses:
-            if not _has_moved(evidence, _rest_s(overdue.usual_s)) or self._num_moves == _MOST_MOVES:
+            if not _has_moved(evidence, _rest_s(overdue.usual_s)) or self._pause.num_moves == _MOST_MOVES:
                 return False
-            self._num_moves += 1
-        self._paused = overdue.step, self._clock()
+            self._pause.num_moves += 1
+        self._pause.step, self._pause.seen_ns = overdue.step, now
         return True
-
-    def _idle_s(self, one: RankEvidence) -> float:
-        """Return for how long, as far as this detector has seen, the rank and its workers have not done anything."""
-        if one.process is None:
-            return 0.0
-        processes = (one.process, *one.workers)
-        done = (sum(each.main_thread_cpu_s for each in processes), sum(each.moved_bytes for each in processes))
-        now = self._clock()
-        if self._moved.get(one.rank, (None, 0))[0] != done:
-            self._moved[one.rank] = done, now
-        return (now - self._moved[one.rank][1]) / 1e9
 
     def _heads(self) -> list[PulseHead]:
         with suppress(OSError):  # the run has not begun
             return list(read_heads(self._directory, _STEPS))
         return []
+
+
+class _Waking:
+    """Since when times can be believed: the machine may have slept, and somebody may have set the clock."""
+
+    def __init__(self) -> None:
+        self._since_ns = 0
+        self._took_long = False
+        """whether the last look took so long that the machine may have slept meanwhile"""
+        self._seen: tuple[int, int] = (-1, 0)
+        """the current step, and since when it is seen"""
+
+    def wakes(self, now_ns: int) -> None:
+        self._since_ns = now_ns
+        self._seen = (-1, 0)
+
+    def may_have_slept(self, took_ns: int) -> bool:
+        """Return whether the machine may have slept in a look; if looks take long again and again, storage is slow."""
+        took_long_before, self._took_long = self._took_long, took_ns > _SLEPT_S * 1e9
+        return self._took_long and not took_long_before
+
+    def begin_of_step_ns(self, state: PulseState, now_ns: int) -> int:
+        """Return since when the step lasts: by its pulse, unless that lies in the future, as after a clock was set."""
+        if self._seen[0] != state.step:
+            self._seen = state.step, now_ns
+        is_past = state.step_since_ns <= now_ns + _SLEPT_S * 1e9
+        return max(state.step_since_ns if is_past else self._seen[1], self._since_ns)
+
+
+class _IdleTimes:
+    """For how long, as far as was seen, ranks and their workers have not done anything."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, tuple[tuple[float, int], int]] = {}
+        """by rank: what its processes had computed, read and written, and since when that has not changed"""
+
+    def of(self, one: RankEvidence, now_ns: int) -> float:
+        """Return the idle time of a rank in seconds; 0 if its process is not known."""
+        if one.process is None:
+            return 0.0
+        processes = (one.process, *one.workers)
+        done = (sum(each.main_thread_cpu_s for each in processes), sum(each.moved_bytes for each in processes))
+        if self._done.get(one.rank, (None, 0))[0] != done:
+            self._done[one.rank] = done, now_ns
+        return (now_ns - self._done[one.rank][1]) / 1e9
+
+
+class _Pause:
+    """The last pause on purpose that was seen in the current step."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.seen_ns = 0
+        self.num_moves = 0
+        """how often ranks were seen to move on in the step"""
+
+    def was_just_now(self, overdue: Overdue, now_ns: int) -> bool:
+        """Return whether it was a moment ago, so that the rest of its step may still be to come."""
+        return self.step == overdue.step and now_ns - self.seen_ns < _rest_s(overdue.usual_s) * 1e9
 
 
 def _rest_s(usual_s: float | None) -> float:
