@@ -74,7 +74,6 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     memory = tuple(record.memory for record in records if record.memory)
     job, beside = _job(run, ranks, modules), combine_beside([one.beside for one in ranks])
     usual = usual_steps((step.step, step.duration_ns) for one in reports for step in one.measured_steps)
-    observed = observe(run, modules, job.backend, ranks, buckets, slowdown, across, outside, memory, usual)
     report = Report(
         format=REPORT_FORMAT,
         ddpprof=__version__,
@@ -97,6 +96,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         whole_run=summarise_whole_run(run.pulses, run.slowdowns, run.hang, run.captures),
         **beside,
     )
+    observed = observe(run, modules, ranks, buckets, report)
     passes = {one.rank: one.trace.passes for one in ranks if one.trace}
     predictions = _predictions(KnownRun(report, modules, {}, passes), observed, recorded)
     observed = observe_beside(replace(observed, predictions=predictions), beside)

@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ddpprof.findings import Observed
 from ddpprof.measures.buckets.bucket_summary import BucketSummary
-from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import imbalance_ns
-from ddpprof.measures.ranks.memory import RankMemory
 from ddpprof.measures.ranks.replicas import find_drifts
 from ddpprof.measures.ranks.same_samples import find_same_samples
 from ddpprof.measures.statistics.medians import error_of_median, mean_known, median_known
 from ddpprof.measures.statistics.paired_ratio import student_quantile
 from ddpprof.model import DdpModule, Run
 from ddpprof.report.rank_summary import RankSummary, RecordSummary
-from ddpprof.report.tree import AcrossRanks, RankReport, SlowdownReport, StepReport
+from ddpprof.report.tree import RankReport, Report, StepReport
 
 
 def observe(
     run: Run,
     modules: tuple[DdpModule, ...],
-    backend: str | None,
     ranks: Sequence[RankSummary],
     buckets: tuple[BucketSummary, ...],
-    slowdown: SlowdownReport | None,
-    across: AcrossRanks,
-    outside: tuple[OutsideCalls, ...] | None,
-    memory: tuple[RankMemory, ...],
-    usual: Collection[int],
+    report: Report,
 ) -> Observed:
-    """Return the rules' input. `usual`: numbers of the steps to average over."""
+    """Return the rules' input. `report`: what is known without them."""
 
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Return the mean over steps, of the rank where it is least: others' surplus is waiting for a slower rank."""
-        of_ranks = [[value(step) for step in one.measured_steps if step.step in usual] for one in reports]
+        of_ranks = [[value(step) for step in one.measured_steps if step.step in report.usual_steps] for one in reports]
         return _least(mean_known(values) for values in of_ranks)
 
-    reports = [rank.report for rank in ranks]
+    reports, slowdown, across = report.ranks, report.slowdown, report.across
     records = {rank.rank: rank.record for rank in ranks if rank.record is not None}
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
     data = least(lambda s: s.parts.data_ns if s.parts else None)
     return Observed(
         world_size=run.world_size,
-        backend=backend,
+        backend=report.job.backend,
         step_ns=least(lambda s: s.parts.step_ns if s.parts else s.duration_ns) or light_ns,
         step_noise_ns=_step_noise_ns(reports),
         modules=modules,
@@ -65,10 +58,10 @@ def observe(
         slowdown_known_share=slowdown.known_share if slowdown else None,
         slowdown_control=slowdown.control if slowdown else None,
         launch_bound_ns=least(lambda s: s.idle.launch_bound_ns if s.idle else None),
-        stragglers=across.stragglers.stragglers if across.stragglers else (),
-        late_gradients={late.rank: late.gradients for late in across.late_gradients},
-        outside=outside or (),
-        memory=memory,
+        stragglers=across.stragglers.stragglers if across and across.stragglers else (),
+        late_gradients={late.rank: late.gradients for late in (across.late_gradients if across else ())},
+        outside=report.outside or (),
+        memory=report.memory,
         device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
         loaders={rank: record.loaders for rank, record in records.items()},
         same_samples=find_same_samples({rank: record.loaders for rank, record in records.items()}),
