@@ -47,7 +47,7 @@ data_parallel.py    The ``nn.DataParallel`` modules of a process that trains wit
 device.py           Which devices does DDP train on, and when have they finished their work?
 graphs.py           CUDA graphs: no step may end during a capture
 hang_signals.py     Handling of signals while the training thread may hang in a call that never returns
-live.py             Live scalars for TensorBoard: the times of every step during training
+live.py             Live scalars for TensorBoard: during training, the times of every step that the pulse has
 losses.py           The losses of each step: the scalars on which the script calls ``backward``
 machine.py          What does the machine give to this process, and what does it withhold?
 memory.py           How much memory does this process hold?

@@ -1,7 +1,8 @@
-"""Live scalars for TensorBoard: the times of every step during training, as the pulse has them.
+"""Live scalars for TensorBoard: during training, the times of every step that the pulse has.
 
 Each rank writes its own TensorBoard run, ``ddpprof-rank-N``, into the directory of the user's own writer, so that ranks
-have the same tags. A separate thread reads the pulse and writes; training does nothing for it.
+have the same tags. They are not those of a report, whose steps do not contain what happens between them. A separate
+thread reads the pulse and writes; training does nothing for it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddpprof import own_files
 from ddpprof.model import UNKNOWN
-from ddpprof.model.pulse import PulseSteps
+from ddpprof.model.pulse import PulseSteps, StepFlag, select
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_rows import PulseRows
 
 NS_PER_MS = 1e6
+_TIMES, _LAUNCHES = "ddp_live", "ddp_live_launches"
 _EVERY_S = 1.0
 _BETWEEN_S = 0.001
 """seconds that the writer yields to training after each step, which holds the interpreter's lock for 0.1 ms"""
@@ -31,25 +34,26 @@ _END_S = 10.0
 """seconds that the end of recording waits for the last steps to be written"""
 
 
-def scalars_of(steps: PulseSteps, of_launches: bool = False) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+def scalars_of(steps: PulseSteps, of_launches: bool = False) -> dict[str, NDArray[np.float64]]:
     """Return the scalars of steps by tag, shape (steps,), NaN where not known. The parts add up to a step.
 
     `of_launches`: an accelerator does the work, so the parts are the times that the host took to launch it.
     """
-    group = "ddp_launches" if of_launches else "ddp_step"
-    parts = {
+    parts_ns = {
         "forward": steps.forward_ns,
-        "backward_and_comm": steps.backward_ns,
+        "backward": steps.backward_ns,
         "optimizer": steps.optimizer_ns,
         "data": steps.data_ns,
     }
-    other_ns = steps.length_ns - np.sum(list(parts.values()), axis=0)
-    is_known = steps.wait_ns != UNKNOWN
+    parts_ns["other"] = steps.length_ns - np.sum(list(parts_ns.values()), axis=0)
+    waiting_is_known = steps.wait_ns != UNKNOWN
+    has_forward = steps.forward_ns > 0  # `DataParallel` tells only how long a step is
+    group = _LAUNCHES if of_launches else _TIMES
     return {
-        "ddp/step_ms": steps.length_ns / NS_PER_MS,
-        "ddp/wait_ms": np.where(is_known, steps.wait_ns / NS_PER_MS, np.nan),
-        "ddp/own_ms": np.where(is_known, steps.own_ns / NS_PER_MS, np.nan),
-        **{f"{group}/{name}_ms": ns / NS_PER_MS for name, ns in {**parts, "other": other_ns}.items()},
+        f"{_TIMES}/step_ms": steps.length_ns / NS_PER_MS,
+        f"{_TIMES}/wait_ms": np.where(waiting_is_known, steps.wait_ns / NS_PER_MS, np.nan),
+        f"{_TIMES}/own_ms": np.where(waiting_is_known, steps.own_ns / NS_PER_MS, np.nan),
+        **{f"{group}/{name}_ms": np.where(has_forward, ns / NS_PER_MS, np.nan) for name, ns in parts_ns.items()},
     }
 
 
@@ -59,29 +63,32 @@ class LiveScalars:
     def __init__(self, target: Any) -> None:
         """Set the target: a ``SummaryWriter`` or its directory."""
         self._target = target
+        self._records: Any = None
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
-    def open(self, pulse: PulseWriter | None, of_launches: bool) -> None:
-        """Begin to write the steps that `pulse` notes."""
-        if pulse is None:
-            _warn("they are read from the pulse, which is switched off or has no memory")
-            return
+    def open(self, rank: int) -> None:
+        """Create the file."""
         try:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.summary.writer.record_writer import RecordWriter
 
-            directory = _directory(self._target) / f"ddpprof-rank-{pulse.identity.rank}"
+            directory = _directory(self._target) / f"ddpprof-rank-{rank}"
             own_files.make_named_folder(directory)
             path = directory / f"events.out.tfevents.{int(time.time()):010}.{os.getpid()}.ddpprof"
             records = RecordWriter(os.fdopen(own_files.overwrite(path), "wb"))
             records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            self._records = records
         except Exception as error:
             _warn(error)
+
+    def read(self, pulse: PulseWriter, of_launches: bool) -> None:
+        """Begin to write the steps that `pulse` notes, if there is a file."""
+        if self._records is None:
             return
-        what = (records, pulse.rows, pulse.identity.first_step, of_launches)
-        self._thread = threading.Thread(target=self._write, args=what, name="ddpprof-live", daemon=True)
+        arguments = (self._records, pulse.rows, pulse.identity.first_step, of_launches)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="ddpprof-live", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -97,7 +104,7 @@ class LiveScalars:
             is_over = False
             while not is_over:
                 is_over = self._ending.wait(_EVERY_S)
-                steps = rows.since(step)  # if the disk is slow, the oldest have gone
+                steps = rows.since(step)  # if the disk is slow, the oldest are gone
                 for event in _events(steps, of_launches):
                     records.write(event)
                     self._ending.wait(_BETWEEN_S)
@@ -113,10 +120,11 @@ class LiveScalars:
 
 
 def _events(steps: PulseSteps, of_launches: bool) -> Iterator[bytes]:
-    """Yield one record for each step, with all its scalars."""
+    """Yield one record with all scalars for each step, except those that also contain ddpprof's detailed recording."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
+    steps = select(steps, steps.flags & StepFlag.RECORDED == 0)
     scalars = scalars_of(steps, of_launches)
     ends_s = (steps.start_ns + steps.length_ns) / 1e9
     for index, number in enumerate(steps.number.tolist()):

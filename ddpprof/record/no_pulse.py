@@ -10,7 +10,7 @@ from ddpprof.record.last_step import LastStep
 
 
 class NoPulse:
-    """Takes what `PulseWriter` takes. A method that is given an original calls it."""
+    """A stand-in for `PulseWriter` where there is none. A method that is given an original calls it."""
 
     def __init__(self, last_step: LastStep | None = None) -> None:
         self._last_step = last_step

@@ -38,9 +38,9 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
         with_stack: as in ``torch.profiler.profile``.
         profile_memory: as in ``torch.profiler.profile``.
         force: replace an earlier run in `out`.
-        pulse: ``False`` does not watch the steps after the recorded ones, and writes no scalars.
+        pulse: ``False`` does not watch the steps after the recorded ones; `tensorboard` then writes nothing.
         keep_command: ``False`` does not store the process's command line in the run.
-        tensorboard: a ``SummaryWriter`` or its directory, for scalars of every step after the first `skip_first` during
+        tensorboard: a ``SummaryWriter`` or its directory, for scalars of every step after the recorded ones, during
             training. Each rank writes its own TensorBoard run ``ddpprof-rank-N``. Ranks without this argument write
             none.
 
@@ -136,7 +136,8 @@ def watch(
         out: the run directory, which is created; an earlier run in it is kept unless `force` is given.
         force: replace an earlier run in `out`.
         keep_command: ``False`` does not store the process's command line in the run.
-        tensorboard: as in `profile`.
+        tensorboard: a ``SummaryWriter`` or its directory, for scalars of every step except the first few, during
+            training. Otherwise as in `profile`.
 
     Watching never raises: a problem is reported once on stderr, and training goes on.
     """

@@ -152,8 +152,8 @@ class PulseWriter:
     def ddp_post_forward(self, original: Callable[..., Any], ddp: DistributedDataParallel, output: Any) -> Any:
         """End a forward of a DDP module.
 
-        If the gradients are to be reduced, their times count from its end; on an accelerator, for which the host does
-        not wait, they say nothing.
+        If the gradients are to be reduced, their times count from the end of the module's own forward; on an
+        accelerator, for which the host does not wait, they say nothing.
         """
         inner_end_ns = time_ns()
         result = original(ddp, output)
@@ -165,7 +165,7 @@ class PulseWriter:
                     reducer = ddp.reducer if ddp.device_type == "cpu" else None
                     self._forwards.append((reducer, inner_end_ns, now))
         except Exception as error:  # the training goes on
-            self.rows.problem = error
+            self.rows.end_for(error)
         return result
 
     def backward_begins(self, loss: Any) -> bool:
@@ -218,7 +218,7 @@ class PulseWriter:
                     if len(came_ns) > _GRADIENTS_PER_LOOK:
                         self._looks_every = len(came_ns) // _GRADIENTS_PER_LOOK
             except Exception as error:  # the training goes on
-                self.rows.problem = error
+                self.rows.end_for(error)
             self._note((_GRADIENTS, gradients))
 
     def optimizer_begins(self, _args: Any, _kwargs: Any) -> None:

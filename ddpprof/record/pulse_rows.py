@@ -54,7 +54,7 @@ class PulseRows:
         self._memory, self._words = memory, words
         self.notes: deque[tuple[int, Any]] = deque()
         """kinds and values of notes, to which any thread may append"""
-        self.problem: Exception | None = None
+        self.problem: str | None = None
         """why no more rows are made"""
         self._making = Lock()
         self._num_summaries, self._steps_per_summary = 0, layout.STEPS_PER_SUMMARY
@@ -80,19 +80,26 @@ class PulseRows:
                 try:
                     self._read_notes()
                 except Exception as error:  # the training goes on
-                    self.problem = error
+                    self.end_for(error)
             if self.problem is not None:
                 self.notes.clear()
             self.made_ns = time_ns()
 
-    def since(self, first: int) -> PulseSteps:
-        """Return the steps from number `first` on that have a row, and are still kept. Any thread may call this."""
-        with self._making:
-            return self._rows(first, self._words[_NUM_STEPS])
+    def end_for(self, error: Exception) -> None:
+        """Make no more rows. Of `error` only the words are kept: it may hold a model and its results."""
+        if self.problem is None:
+            self.problem = str(error) or type(error).__name__
 
-    def _rows(self, first: int, until: int) -> PulseSteps:
+    def since(self, first: int) -> PulseSteps:
+        """Return the finished steps from number `first` on that are still kept. Any thread may call this."""
+        self.make()
+        with self._making:  # the training thread may wait for this
+            rows = self._rows(first, self._words[_NUM_STEPS])
+        return layout.decode_rows(PulseSteps, rows)
+
+    def _rows(self, first: int, until: int) -> bytes:
         spans = layout.ring_spans(first, until, layout.NUM_STEPS_KEPT, layout.STEPS_AT, layout.STEP.size)
-        return layout.decode_rows(PulseSteps, b"".join(self._memory[begin:end] for begin, end in spans))
+        return b"".join(self._memory[begin:end] for begin, end in spans)
 
     def _read_notes(self) -> None:
         notes = self.notes
@@ -147,7 +154,7 @@ class PulseRows:
     def _summarise(self, num_steps: int) -> None:
         """Add a summary of the steps since the last one. A pair of summaries becomes one each time they are full."""
         first, self._summarised_until = self._summarised_until, num_steps
-        steps = self._rows(first, num_steps)
+        steps = layout.decode_rows(PulseSteps, self._rows(first, num_steps))
         if self._num_summaries == layout.NUM_SUMMARIES_KEPT:
             self._halve_summaries()
         at = layout.SUMMARIES_AT + self._num_summaries * layout.SUMMARY.size

@@ -29,7 +29,6 @@ from ddpprof.record.end_words import EndPlace
 from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusual_collective
 from ddpprof.record.graphs import Graphs
 from ddpprof.record.job import JobRank
-from ddpprof.record.last_step import LastStep
 from ddpprof.record.live import LiveScalars
 from ddpprof.record.losses import LossNotes
 from ddpprof.record.no_pulse import NoPulse
@@ -77,6 +76,7 @@ class Recording:
         self._training_thread = 0
         self._step_is_over = False
         self.pulse: PulseWriter | NoPulse = NoPulse()
+        self._has_begun_pulse = False
         self._keeper: PulseKeeper | None = None
         self._captures: Captures | None = None
         self._main_window: Window | None = None
@@ -161,7 +161,8 @@ class Recording:
         if not self._job.everyone_records:
             self._window.do_without_profiler("not every rank runs under ddpprof, so the profiler would slow only some")
         self._window.write_facts(None)
-        if self._keeper is None:
+        if not self._has_begun_pulse:
+            self._has_begun_pulse = True
             self._begin_pulse()
 
     @harmless
@@ -180,27 +181,31 @@ class Recording:
         self._open_files()
 
     def _begin_pulse(self) -> None:
+        """Begin to note what happens in every step, unless that is switched off or not possible."""
         assert self._job.files is not None
-        last_step = self._job.files.last_step
-        pulse = self._make_pulse(last_step) if self._settings.pulse and not self._settings.trial else None
-        self.pulse = self._window.pulse = pulse or NoPulse(last_step)
-        if pulse is not None and self._keeper is not None:
-            self._captures = captures_of(self._job, self._settings)
-            self._keeper.each_round = self._captures.round
-        if self._live is not None:
-            self._live.open(pulse, self._notes.device.is_accelerator)
-
-    def _make_pulse(self, last_step: LastStep) -> PulseWriter | None:
+        last_step, live = self._job.files.last_step, self._live
+        self.pulse = self._window.pulse = NoPulse(last_step)
+        if self._settings.trial:
+            return
+        if not self._settings.pulse:
+            if live is not None:
+                self._warn_for_all("writes no live scalars, since they are read from the pulse, which is switched off.")
+            return
+        if live is not None:
+            live.open(self._job.rank)  # which takes a while, before the first step of the pulse begins
         gather_left()
         try:
-            identity = self._job.identity(self._notes.device.type, self._window.step)
-            pulse = PulseWriter(identity, self._training_thread)
-            self._keeper = PulseKeeper(pulse, last_step, self._training_thread, self._notes.bucket_numels(), self._warn)
+            pulse = PulseWriter(self._job.identity(self._notes.device.type, self._window.step), self._training_thread)
+            keeper = PulseKeeper(pulse, last_step, self._training_thread, self._notes.bucket_numels(), self._warn)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             self._warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
-            return None
-        return pulse
+            return
+        self.pulse = self._window.pulse = pulse
+        self._keeper, self._captures = keeper, captures_of(self._job, self._settings)
+        keeper.each_round = self._captures.round
+        if live is not None:
+            live.read(pulse, self._notes.device.is_accelerator)
 
     def _look_for_capture(self) -> None:
         """Between two steps: begin a capture that all ranks have agreed on, or end one."""
@@ -237,9 +242,9 @@ class Recording:
         if keeper is None or isinstance(pulse, NoPulse) or not self._job.in_this_process():
             return
         pulse.ends_as(ended)
-        keeper.close()
         if self._live is not None:
             self._live.close()
+        keeper.close()
         pulse.close()
 
     @harmless

@@ -24,7 +24,6 @@ class Job:
         self.device_is_done = False
         self.said: list[str] = []
         self.files = self
-        self.last_step = self
         self.trace = self
         self._veto, self._all_came = veto, all_came
 
@@ -41,13 +40,10 @@ class Job:
     def all_came_to_the_end(self) -> bool:
         return self._all_came and self.device_is_done
 
-    def append_step(self, _step: object) -> int:
-        return 0
-
     def nothing(self, *_: object) -> None:
         pass
 
-    is_over = write_facts = write = wait = nothing
+    append_step = write_facts = write = wait = nothing
 
 
 class Notes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,18 +275,33 @@ def test_passes_inside_others_and_in_other_threads_are_part_of_them(pulse: Pulse
     assert decoded(pulse).state.activity == Activity.OTHER
 
 
-@pytest.mark.parametrize("has_stats", [True, False])
-def test_an_unknown_torch_ends_the_rows_alone(has_stats: bool, pulse: PulseWriter, clock: Clock) -> None:
-    """A DDP without what is read of it, or a reducer that fails."""
-    if has_stats:
-        forward_ends(pulse, clock, object())  # type: ignore[arg-type]
-        pulse.backward_begins(None)
-        pulse.backward_is_over()
-    else:
-        assert pulse.ddp_post_forward(lambda _ddp, output: output, object(), 3) == 3  # type: ignore[arg-type]
+def test_an_unknown_ddp_ends_only_the_rows(pulse: PulseWriter) -> None:
+    assert pulse.ddp_post_forward(lambda _ddp, output: output, object(), 3) == 3  # type: ignore[arg-type]
     pulse.step_ends(1)
-    assert isinstance(pulse.rows.problem, AttributeError)
+    assert "require_backward_grad_sync" in (pulse.rows.problem or "")
     assert (decoded(pulse).state.step, decoded(pulse).state.num_steps) == (1, 0)
+
+
+def test_an_unknown_reducer_ends_only_the_rows(pulse: PulseWriter, clock: Clock) -> None:
+    forward_ends(pulse, clock, object())  # type: ignore[arg-type]
+    pulse.backward_begins(None)
+    pulse.backward_is_over()
+    pulse.step_ends(1)
+    assert "get_backward_stats" in (pulse.rows.problem or "")
+    assert (decoded(pulse).state.step, decoded(pulse).state.num_steps) == (1, 0)
+
+
+def test_a_problem_keeps_no_model_alive(pulse: PulseWriter) -> None:
+    class Model:
+        """Has nothing that DDP has."""
+
+    model = Model()
+    seen = weakref.ref(model)
+    pulse.ddp_post_forward(lambda _ddp, output: output, model, 3)  # type: ignore[arg-type]
+    del model
+    gc.collect()
+    assert pulse.rows.problem is not None
+    assert seen() is None
 
 
 @pytest.mark.parametrize(

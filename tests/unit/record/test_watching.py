@@ -65,6 +65,11 @@ def test_the_end_of_a_loader_is_noted(steps: WatchedSteps, noted: Noted) -> None
     assert noted.said == ["the loader is empty"]
 
 
+def test_the_pulse_takes_the_other_events(steps: WatchedSteps, noted: Noted) -> None:
+    for name in ("ddp_post_forward", "backward_begins", "backward_is_over", "optimizer_begins", "work_waits"):
+        assert getattr(steps, name) == getattr(noted, name)
+
+
 def test_waiting_for_other_ranks_is_noted(steps: WatchedSteps, noted: Noted) -> None:
     assert steps.ddp_sync_buffers(str, 3) == "3"
     assert steps.work_waits(str, 7) == "7"

@@ -20,13 +20,6 @@ class Files:
     def __init__(self, seen: list[str]) -> None:
         self.seen = seen
 
-    @property
-    def last_step(self) -> Files:
-        return self
-
-    def is_over(self, num_steps: int, _ended_ns: int) -> None:
-        assert num_steps > 0
-
     def append_step(self, step: RecordedStep) -> None:
         self.seen.append(step.mode)
 

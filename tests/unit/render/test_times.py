@@ -146,5 +146,5 @@ def test_scalars_of_launches_have_tags_of_their_own() -> None:
     assert any(tag.startswith("ddp_launches/") for tag in tags)
     assert not any(tag.startswith("ddp_step/") for tag in tags)
     steps = steps_of([{}])
-    assert "ddp_step/forward_ms" in live_scalars(steps)
-    assert "ddp_launches/forward_ms" in live_scalars(steps, of_launches=True)
+    assert "ddp_live/forward_ms" in live_scalars(steps)
+    assert "ddp_live_launches/forward_ms" in live_scalars(steps, of_launches=True)
