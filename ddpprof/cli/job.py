@@ -163,6 +163,7 @@ def run_recorded(
     from ddpprof.monitor.pulse_files import gather_left
     from ddpprof.record import launch
     from ddpprof.record.attempts import agent_of_this_process
+    from ddpprof.record.oom import num_oom_kills, oom_kills_since
 
     options, words = job.options, job.words
     shown = not options.no_command
@@ -193,6 +194,7 @@ def run_recorded(
             except Exception as error:  # noqa: BLE001 (the job runs already, and must go on)
                 say(f"ddpprof: no metrics: {error}", file=sys.stderr)
 
+    oom_kills_before = num_oom_kills()
     try:
         outcome = launch.run_job(command, settings, explain_rank=not inside, when_started=job_runs if speaks else None)
     finally:
@@ -200,7 +202,7 @@ def run_recorded(
             with suppress(Exception):  # the job's exit code is what counts
                 end()
     gather_left()
-    _note_exit(outcome, settings, inside)
+    _note_exit(outcome, settings, inside, oom_kills_since(oom_kills_before))
     if outcome.needs_rank:
         torchrun = "torchrun --nproc-per-node 2 train.py"
         instead = f"-- {torchrun}" if job.is_wrapped else f"--nproc-per-node 2 {_shown(options, words)}"
@@ -229,7 +231,7 @@ def _check_packages(options: argparse.Namespace) -> None:
         find_py_spy()
 
 
-def _note_exit(outcome: JobEnd, settings: Settings, inside: bool) -> None:
+def _note_exit(outcome: JobEnd, settings: Settings, inside: bool, num_oom_kills: int | None) -> None:
     """Write how the job, or inside a job this rank, ended; a rank that is killed cannot do that itself."""
     from ddpprof.record import exits
     from ddpprof.record.launch import rank_given
@@ -237,7 +239,8 @@ def _note_exit(outcome: JobEnd, settings: Settings, inside: bool) -> None:
     whose = {"rank": int(rank_given(os.environ) or 0)} if inside else {"is_job": True}
     code = outcome.exit_code if outcome.signal is None else -outcome.signal
     with suppress(OSError, ValueError):  # the job's exit code is what counts
-        exits.append(Path(settings.out), {**whose, "exit_code": code, "interrupted": outcome.interrupted})
+        how = {"exit_code": code, "interrupted": outcome.interrupted, "num_oom_kills": num_oom_kills}
+        exits.append(Path(settings.out), {**whose, **how})
 
 
 def _shown(options: argparse.Namespace, words: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.load.exits import load_exits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import ProcessExit, Record
+from ddpprof.model.process_exit import oom_kills_on
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
 from ddpprof.monitor import pulse_files
@@ -38,6 +39,8 @@ class RankEvidence:
     workers: tuple[Process, ...]
     computes: bool
     exit: ProcessExit | None
+    num_oom_kills: int | None
+    """number of processes that the kernel ended on its host for lack of memory, as far as a launcher has seen"""
     now_ns: int
 
     @property
@@ -116,6 +119,7 @@ def _of_rank(
         workers=tuple(workers_of(identity.pid)) if process is not None else (),
         computes=process is not None and (process.state == "R" or used_s > _COMPUTES * _LOOK_AGAIN_S),
         exit=_exit_of(identity, exits),
+        num_oom_kills=oom_kills_on(identity.host, exits),
         now_ns=time.time_ns(),
     )
 

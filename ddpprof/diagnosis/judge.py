@@ -148,6 +148,7 @@ def _verdict(fault: Fault, blamed: Position, waiting: Sequence[Position]) -> Ver
         usual_ns=_usual_ns(blamed.evidence),
         has_failed=blamed.fault is Fault.DIED,
         exit_code=None if exit_seen is None else exit_seen.exit_code,
+        num_oom_kills=blamed.evidence.num_oom_kills,
         at_unix_ns=blamed.evidence.now_ns,
     )
 

@@ -33,6 +33,7 @@ output.py        files of one rank
 last_step.py     number of steps that a rank has finished, in case it is killed
 end_words.py       a rank's words for how it ended
 exits.py         how torchrun and the launcher saw ranks end
+oom.py           processes that the kernel ends because memory is full
 attempts.py      torchrun's restarts: which runs belong to one job
 hooks.py         `ddpprof.hooks`: a comm hook that times buckets, without the profiler
 accumulated.py      Which parameters got a gradient in a backward pass?

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpprof.layout import clean
 from ddpprof.model.hang import Fault, Verdict
+from ddpprof.render.killed_words import killer_sentence
 
 _MOST_NAMES = 6
 _MOST_RANKS = 8
@@ -56,7 +57,10 @@ _ADVICE_ON_ERRORS = (
     (re.compile(r"verify_params|_verify_param_shape|params.*(?:size|shape).*(?:mismatch|appears not to match)"),
      "The ranks have built different models: build the same one from the same arguments on every rank."),
     (re.compile(r"out of memory|OutOfMemory"), "Its memory was full: a smaller batch, or accumulation of gradients."),
+    (re.compile(r"insufficient shared memory|killed by signal: Bus error"),
+     "Shared memory was full: give the container more (docker run --shm-size=8g), or use fewer DataLoader workers."),
 )  # fmt: skip
+_KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 
 
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
@@ -110,11 +114,7 @@ def _how_it_died(verdict: Verdict) -> str:
         return f": {clean(verdict.detail, most=300).rstrip('.')}"
     code = verdict.exit_code
     if code is not None and code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        killer = (
-            "; the out-of-memory killer sends it (see dmesg), and so does kill -9" if -code == signal.SIGKILL else ""
-        )
-        return f" of {name}{killer}"
+        return f" of {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
     return f" with exit code {code}" if code is not None else " without a message"
 
 
@@ -154,7 +154,15 @@ def _listed(names: Sequence[str]) -> str:
 
 def _advice(verdict: Verdict) -> str | None:
     if verdict.fault is Fault.DIED:
-        detail = verdict.detail or ""
-        return next((advice for pattern, advice in _ADVICE_ON_ERRORS if pattern.search(detail)), None)
+        return _advice_on_death(verdict)
     advice = _DO.get(verdict.fault)
     return None if advice is None else advice.format(pid=verdict.pid)
+
+
+def _advice_on_death(verdict: Verdict) -> str | None:
+    detail, code, num_oom_kills = verdict.detail, verdict.exit_code, verdict.num_oom_kills
+    if detail is not None and not _KILLED_WORKER.search(detail):
+        return next((advice for pattern, advice in _ADVICE_ON_ERRORS if pattern.search(detail)), None)
+    if detail is not None or code == -signal.SIGKILL or (code is None and num_oom_kills):
+        return killer_sentence(num_oom_kills)
+    return None

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +50,43 @@ def test_ctrl_c_and_a_good_end_are_no_failures(ddpprof: Run, report: Report) -> 
     stopped = ddpprof("trace", "--stop-after", "--force", *options, *script("failing.py", "--how", "not"))
     assert stopped.returncode == 0, stopped.stderr
     assert report("run")["failure"] is None
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group whose processes share 2 GB of memory."""
+    group = Path("/sys/fs/cgroup/memory", f"ddpprof-test-{os.getpid()}")
+    limit = group / "memory.limit_in_bytes"
+    if not limit.parent.parent.is_dir():  # version 2
+        group = Path("/sys/fs/cgroup", group.name)
+        limit = group / "memory.max"
+    try:
+        group.mkdir()
+        limit.write_text(str(2 * 2**30))
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_a_rank_that_the_kernel_kills_for_lack_of_memory(
+    launcher: str, small_memory: Path, tmp_path: Path, ddpprof: Run
+) -> None:
+    options = ["--nproc-per-node=2", "--standalone"] if launcher == "torchrun" else []
+    job = [*options, *script("failing.py", "--how", "memory", *(["--spawn"] if launcher == "spawn" else []))]
+    watch = shlex.join([sys.executable, "-m", "ddpprof", "watch", "--out", "run", *map(str, job)])
+    into_group = f"echo $$ > {small_memory}/cgroup.procs; exec {watch}"
+    done = subprocess.run(
+        ["sh", "-c", into_group], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 1, done.stderr
+    said = done.stdout + done.stderr
+    assert "The kernel's out-of-memory killer ended a process on that host during the job" in said, said
+    asked = ddpprof("diagnose", "run", "--format", "json")
+    verdict = json.loads(asked.stdout)
+    assert (verdict["fault"], verdict["rank"], verdict["num_oom_kills"]) == ("died", 1, 1)
 
 
 TWO_MODELS = """

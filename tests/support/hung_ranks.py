@@ -79,6 +79,7 @@ def rank(number: int, *stack: Frame, since_s: float = 10, **state: int) -> RankE
         workers=(),
         computes=False,
         exit=None,
+        num_oom_kills=None,
         now_ns=NOW_NS,
     )
 

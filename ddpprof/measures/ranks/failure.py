@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddpprof.model import ProcessExit, Record
+from ddpprof.model.process_exit import oom_kills_on
 
 _OF_A_LOST_PEER = re.compile(
     r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
@@ -39,6 +40,8 @@ class RankEnd:
     exit_code: int | None = None
     """exit code as seen by its parent; if negative, the signal that ended it"""
     pid: int | None = None
+    num_oom_kills: int | None = None
+    """number of processes that the kernel ended on its host for lack of memory; ``None`` if that is not known"""
 
     @property
     def failed(self) -> bool:
@@ -103,7 +106,8 @@ def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failu
         return None  # the failure was caught, or torchrun has restarted the job
     if any(end.ended == "interrupted" for end in ends):
         return None
-    seen = (*with_exits(ends, exits), *_known_by_exit_alone(ends, exits))
+    known = (*with_exits(ends, exits), *_known_by_exit_alone(ends, exits))
+    seen = tuple(replace(end, num_oom_kills=oom_kills_on(end.host, exits)) for end in known)
     failed = sorted((end for end in seen if end.failed), key=_when)
     silent = [end for end in seen if end.ended is None and not end.failed]
     if not failed and not (silent and job is not None):

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.measures.ranks.failure import Failure, RankEnd
+from ddpprof.render.killed_words import killer_sentence
 from ddpprof.report import Report
 
 _MOST_LISTED = 8
@@ -40,7 +41,8 @@ def _sentences(failure: Failure) -> Iterator[str]:
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first
     if first is not None and first.ended is None and first.exit_code in (None, -signal.SIGKILL):
-        yield _OF_THE_KILLER if first.exit_code else f"It may have been killed. {_OF_THE_KILLER}"
+        killer = killer_sentence(first.num_oom_kills)
+        yield killer if first.exit_code else f"It may have been killed. {killer}"
     lost, silent = [end for end in rest if end.failed], [end for end in rest if not end.failed]
     then = "then " if failure.first is not None else "also "
     for end in lost[:_MOST_LISTED]:
@@ -62,7 +64,6 @@ def _sentences(failure: Failure) -> Iterator[str]:
         yield "A collective times out when another rank does not take part in it: look at what the others were doing."
 
 
-_OF_THE_KILLER = "The out-of-memory killer ends processes like this; the host's log (dmesg) would have a line about it."
 _ENDED = "got SIGTERM, which launchers send to all ranks when one fails"
 _WITHOUT_A_WORD = (
     "they were killed, for example by SIGKILL or the out-of-memory killer, or ended by the launcher, which ends all "

@@ -6,11 +6,13 @@ torchrun --nproc-per-node 2 failing.py --how raise
 import argparse
 import os
 import signal
+import socket
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -22,12 +24,36 @@ def end(how):
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "hang":
         time.sleep(60)
+    if how == "memory":
+        kept = []
+        while True:
+            kept.append(bytearray(2**24))
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--how", required=True)
-    how = parser.parse_args().how
+    parser.add_argument("--spawn", action="store_true", help="start two ranks with mp.spawn")
+    args = parser.parse_args()
+    if not args.spawn:
+        train(args.how)
+        return
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE="2")
+    mp.spawn(rank_of_spawn, (args.how,), nprocs=2)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def rank_of_spawn(rank, how):
+    os.environ["RANK"] = str(rank)
+    train(how)
+
+
+def train(how):
     dist.init_process_group("gloo", timeout=timedelta(seconds=5))
     torch.manual_seed(0)
     model = DDP(nn.Linear(64, 64))

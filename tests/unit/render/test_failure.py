@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from reports import report
@@ -62,6 +63,20 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
             "The out-of-memory killer ends processes like this; the host's log (dmesg) would have a line about it.\n"
             "Rank 0 still ran after 1 step, and got SIGTERM, which launchers send to all ranks when one fails.",
             id="killed",
+        ),
+        pytest.param(
+            Failure(replace(end(1, None, 1, -9), num_oom_kills=0), (), ()),
+            "The job failed: rank 1 was killed by SIGKILL after 1 step.\n"
+            "It was not the kernel's out-of-memory killer, which ended no process on that host during the job: a "
+            "scheduler, a person or a program sent the signal.",
+            id="killed-by-somebody",
+        ),
+        pytest.param(
+            Failure(replace(end(1, None, 1), num_oom_kills=1), (), ()),
+            "The job failed: rank 1 ended without a message after 1 step.\n"
+            "It may have been killed. The kernel's out-of-memory killer ended a process on that host during the job: "
+            "memory was full. Use a smaller batch or fewer DataLoader workers, or give the job more memory.",
+            id="killed-by-the-kernel",
         ),
         pytest.param(
             Failure(end(1, None, 9), (end(0, LOST, 9, is_consequence=True),), ()),

@@ -53,10 +53,7 @@ def test_every_fault_has_a_sentence_and_names_its_rank(fault: Fault) -> None:
     ("known", "expected"),
     [
         ({"detail": "ValueError: no batch."}, "rank 1 has died: ValueError: no batch."),
-        (
-            {"exit_code": -9},
-            "rank 1 has died of SIGKILL; the out-of-memory killer sends it (see dmesg), and so does kill -9.",
-        ),
+        ({"exit_code": -9}, "rank 1 has died of SIGKILL."),
         ({"exit_code": -11}, "rank 1 has died of SIGSEGV."),
         ({"exit_code": -99}, "rank 1 has died of signal 99."),
         ({"exit_code": 3}, "rank 1 has died with exit code 3."),
@@ -67,6 +64,47 @@ def test_every_fault_has_a_sentence_and_names_its_rank(fault: Fault) -> None:
 def test_how_a_rank_died(known: dict[str, object], expected: str) -> None:
     died = replace(HANGING, fault=Fault.DIED, has_failed=True, **known)
     assert verdict_lines(died)[0] == f"The job failed at step 1,200: {expected}"
+
+
+NOT_KNOWN = "The out-of-memory killer ends processes like this"
+SOMEBODY_ELSE = "It was not the kernel's out-of-memory killer"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "num_oom_kills", "advice"),
+    [
+        pytest.param(-9, None, NOT_KNOWN, id="not-known"),
+        pytest.param(-9, 0, SOMEBODY_ELSE, id="somebody-else"),
+        pytest.param(-9, 1, "The kernel's out-of-memory killer ended a process on that host", id="by-the-kernel"),
+        pytest.param(None, 2, "The kernel's out-of-memory killer ended 2 processes on that host", id="unseen"),
+        pytest.param(None, 0, None, id="unseen-and-no-memory-was-full"),
+        pytest.param(-11, 1, None, id="another-signal"),
+        pytest.param(1, 1, None, id="by-itself"),
+    ],
+)
+def test_who_killed_a_rank(exit_code: int | None, num_oom_kills: int | None, advice: str | None) -> None:
+    died = replace(HANGING, fault=Fault.DIED, has_failed=True, detail=None, parameters=())
+    lines = verdict_lines(replace(died, exit_code=exit_code, num_oom_kills=num_oom_kills))
+    if advice is None:
+        assert "killer" not in " ".join(lines)
+    else:
+        assert lines[-1].startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        ("DataLoader worker (pid 7) is killed by signal: Killed.", NOT_KNOWN),
+        (
+            "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers …",
+            "Shared memory was full",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "Its memory was full"),
+    ],
+)
+def test_advice_on_memory(error: str, advice: str) -> None:
+    died = replace(HANGING, fault=Fault.DIED, has_failed=True, detail=f"RuntimeError: {error}", parameters=())
+    assert verdict_lines(died)[-1].startswith(advice)
 
 
 def test_parameters_without_gradient() -> None:
