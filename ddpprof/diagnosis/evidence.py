@@ -25,6 +25,10 @@ _LOOK_AGAIN_S = 0.2
 _COMPUTES = 0.3
 """share of a core; a process that is ready to run computes as soon as it gets one"""
 
+_SWAPPING_PER_S = 50
+"""pages that a thread reads from a disk in a second while its memory does not fit"""
+_MUCH_SWAPPED_BYTES = 16 * 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
@@ -38,6 +42,7 @@ class RankEvidence:
     """its process, if that is on this machine and alive"""
     workers: tuple[Process, ...]
     computes: bool
+    is_swapping: bool
     exit: ProcessExit | None
     num_oom_kills: int | None
     """number of processes that the kernel ended on its host for lack of memory, as far as a launcher has seen"""
@@ -77,17 +82,16 @@ def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
 
     Raises ``OSError`` if there is no such directory.
     """
-    before = {rank: _processor_time(directory, rank) for rank in rundir.pulses_in(directory)}
+    before = {rank: _process_now(directory, rank) for rank in rundir.pulses_in(directory)}
     exits = load_exits(directory)
     time.sleep(_LOOK_AGAIN_S)
     found = (_of_rank(directory, rank, exits, earlier, records) for rank, earlier in before.items())
     return tuple(one for one in found if one is not None)
 
 
-def _processor_time(directory: Path, rank: int) -> float | None:
+def _process_now(directory: Path, rank: int) -> Process | None:
     with suppress(OSError, DdpprofError):
-        process = _process_of(read_head(directory, rank, 0))
-        return None if process is None else process.main_thread_cpu_s
+        return _process_of(read_head(directory, rank, 0))
     return None
 
 
@@ -100,7 +104,7 @@ def _process_of(head: PulseHead) -> Process | None:
 
 
 def _of_rank(
-    directory: Path, rank: int, exits: tuple[ProcessExit, ...], earlier: float | None, records: bool
+    directory: Path, rank: int, exits: tuple[ProcessExit, ...], earlier: Process | None, records: bool
 ) -> RankEvidence | None:
     try:
         head = read_head(directory, rank, _STEPS)
@@ -108,7 +112,6 @@ def _of_rank(
         return None
     identity = head.identity
     process = _process_of(head)
-    used_s = process.main_thread_cpu_s - earlier if process is not None and earlier is not None else 0.0
     return RankEvidence(
         identity=identity,
         state=head.state,
@@ -117,11 +120,23 @@ def _of_rank(
         record=_record(directory, rank) if records else None,
         process=process,
         workers=tuple(workers_of(identity.pid)) if process is not None else (),
-        computes=process is not None and (process.state == "R" or used_s > _COMPUTES * _LOOK_AGAIN_S),
+        computes=process is not None and _computes(earlier, process),
+        is_swapping=earlier is not None and process is not None and _is_swapping(earlier, process),
         exit=_exit_of(identity, exits),
         num_oom_kills=oom_kills_on(identity.host, exits),
         now_ns=time.time_ns(),
     )
+
+
+def _computes(earlier: Process | None, now: Process) -> bool:
+    used_s = 0.0 if earlier is None else now.main_thread_cpu_s - earlier.main_thread_cpu_s
+    return now.state == "R" or used_s > _COMPUTES * _LOOK_AGAIN_S
+
+
+def _is_swapping(earlier: Process, now: Process) -> bool:
+    """Return whether the process reads its memory back again and again; some of it may lie in swap for good."""
+    num_paged_in = now.num_paged_in - earlier.num_paged_in
+    return now.swapped_bytes > _MUCH_SWAPPED_BYTES and num_paged_in > _SWAPPING_PER_S * _LOOK_AGAIN_S
 
 
 def _exit_of(identity: PulseIdentity, exits: tuple[ProcessExit, ...]) -> ProcessExit | None:

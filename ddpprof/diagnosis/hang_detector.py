@@ -200,6 +200,6 @@ def allowed_to(one: RankEvidence) -> float:
         return _ON_PURPOSE_S
     if activity == Activity.DATA and flags & StepFlag.BEGAN_EPOCH:
         return _FIRST_BATCH_S
-    if activity in (Activity.OTHER, Activity.FORWARD) and one.computes:
+    if activity in (Activity.OTHER, Activity.FORWARD) and one.computes and not one.is_swapping:
         return _COMPUTES_S
     return 0.0

@@ -28,6 +28,7 @@ _MISMATCHED = re.compile(r"op\.preamble\.length|op\.nbytes|[Mm]ismatch(?:ed)? .*
 _WORST_FIRST = (
     Fault.DIED,
     Fault.STOPPED,
+    Fault.SWAPPING,
     Fault.TRACED,
     Fault.INTERPRETER_HELD,
     Fault.ENDED_EARLY,

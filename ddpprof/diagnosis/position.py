@@ -56,6 +56,8 @@ def position_of(evidence: RankEvidence) -> Position:
         return Position(evidence, None, Fault.STOPPED)
     if process is not None and process.is_traced:
         return Position(evidence, None, Fault.TRACED)
+    if evidence.is_swapping:
+        return Position(evidence, None, Fault.SWAPPING)
     if evidence.is_silent:
         waits_for_disk = evidence.state.activity == Activity.SAVE or (process is not None and process.state == "D")
         return Position(evidence, None, Fault.STORAGE if waits_for_disk else Fault.INTERPRETER_HELD)

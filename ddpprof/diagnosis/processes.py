@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ class Process:
     tracer: int | None
     """process of the debugger that is attached"""
     main_thread_cpu_s: float
+    num_paged_in: int
+    """number of pages that its main thread has had to read from a disk: from swap, or from a file in memory"""
+    swapped_bytes: int
+    """memory of the process that is in swap"""
     waits_in: str
     """function of the kernel in which its main thread sleeps; empty if the system does not tell"""
     moved_bytes: int
@@ -44,12 +49,23 @@ class Process:
 def look_at(pid: int) -> Process | None:
     """Return the process; ``None`` if there is none, or it is dead."""
     try:
-        name, state, ticks = _stat(Path(f"/proc/{pid}/task/{pid}/stat"))
+        name, state, ticks, num_paged_in = _stat(Path(f"/proc/{pid}/task/{pid}/stat"))
     except (OSError, ValueError, IndexError):
         return None
     if state in "ZX":
         return None
-    return Process(pid, name, state, _tracer(pid), ticks / _TICKS_PER_S, _waits_in(pid), _moved_bytes(pid))
+    status = _status(pid)
+    return Process(
+        pid=pid,
+        name=name,
+        state=state,
+        tracer=_number(status, "TracerPid") or None,
+        main_thread_cpu_s=ticks / _TICKS_PER_S,
+        num_paged_in=num_paged_in,
+        swapped_bytes=1024 * _number(status, "VmSwap"),
+        waits_in=_waits_in(pid),
+        moved_bytes=_moved_bytes(pid),
+    )
 
 
 def workers_of(pid: int) -> list[Process]:
@@ -57,11 +73,14 @@ def workers_of(pid: int) -> list[Process]:
     return [found for child in children(pid) if (found := look_at(child)) is not None]
 
 
-def _stat(path: Path) -> tuple[str, str, int]:
-    """Return name, state and processor time in ticks. The name may contain anything, so the rest is behind its end."""
+def _stat(path: Path) -> tuple[str, str, int, int]:
+    """Return name, state, processor time in ticks, and number of pages read from a disk.
+
+    The name may contain anything, so the rest is behind its end.
+    """
     before, _, after = path.read_text(encoding="utf-8", errors="replace").rpartition(")")
     words = after.split()
-    return before.partition("(")[2], words[0], int(words[11]) + int(words[12])
+    return before.partition("(")[2], words[0], int(words[11]) + int(words[12]), int(words[9])
 
 
 def _waits_in(pid: int) -> str:
@@ -78,9 +97,16 @@ def _moved_bytes(pid: int) -> int:
     return 0
 
 
-def _tracer(pid: int) -> int | None:
-    with suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("TracerPid:"):
-                return int(line.split()[1]) or None
-    return None
+def _status(pid: int) -> dict[str, str]:
+    """Return what the system tells by name; nothing if it does not."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+        return {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return {}
+
+
+def _number(status: Mapping[str, str], name: str) -> int:
+    """Return a number, whose unit may follow it; 0 if it is not there."""
+    with suppress(KeyError, ValueError, IndexError):
+        return int(status[name].split()[0])
+    return 0

@@ -32,6 +32,8 @@ class Fault(StrEnum):
     """a rank waits for a disk, or saves"""
     STOPPED = "stopped"
     """a rank's process is stopped by a signal"""
+    SWAPPING = "swapping"
+    """a rank's memory is being read back from swap"""
     TRACED = "traced"
     """a debugger holds a rank's process"""
     INTERPRETER_HELD = "interpreter-held"

@@ -24,6 +24,7 @@ _WHAT = {
     Fault.LOADER: "rank {rank} waits for its DataLoader",
     Fault.STORAGE: "rank {rank} waits for its disk",
     Fault.STOPPED: "rank {rank} is stopped by a signal",
+    Fault.SWAPPING: "rank {rank} is swapping: its memory does not fit",
     Fault.TRACED: "rank {rank} is held by a debugger",
     Fault.INTERPRETER_HELD: "rank {rank} is in code that holds Python's interpreter lock",
     Fault.LINK: "all ranks wait for each other at the same place, and nothing arrives",
@@ -43,6 +44,7 @@ _DO = {
     "turns a stuck worker into an error.",
     Fault.STORAGE: "Look at the file system that it uses; only saving on every rank, or on none, keeps them together.",
     Fault.STOPPED: "Let it go on: kill -CONT {pid}",
+    Fault.SWAPPING: "Give the job more memory, or let it use less: a smaller batch, fewer DataLoader workers.",
     Fault.TRACED: "Let it go on, or detach the debugger.",
     Fault.INTERPRETER_HELD: "See where: py-spy dump --native --pid {pid}. Code in C that takes long should release the "
     "lock.",

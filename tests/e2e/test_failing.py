@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import QUICK, Run, script
+from jobs import DDPPROF, QUICK, Run, environment, script
+from processes import started, wait_until
+from watched_jobs import NEEDS_SHARED_MEMORY, TWO
 
 SLOW = pytest.mark.slow
 Report = Callable[[str], dict[str, Any]]
@@ -52,41 +55,82 @@ def test_ctrl_c_and_a_good_end_are_no_failures(ddpprof: Run, report: Report) -> 
     assert report("run")["failure"] is None
 
 
-@pytest.fixture
-def small_memory() -> Iterator[Path]:
-    """A control group whose processes share 2 GB of memory."""
+@contextmanager
+def little_memory(num_bytes: int) -> Iterator[Path]:
+    """Yield a control group whose processes share so much memory, and are removed at the end."""
     group = Path("/sys/fs/cgroup/memory", f"ddpprof-test-{os.getpid()}")
     limit = group / "memory.limit_in_bytes"
-    if not limit.parent.parent.is_dir():  # version 2
+    if not group.parent.is_dir():  # version 2
         group = Path("/sys/fs/cgroup", group.name)
         limit = group / "memory.max"
     try:
         group.mkdir()
-        limit.write_text(str(2 * 2**30))
+        limit.write_text(str(num_bytes))
     except OSError as error:
         pytest.skip(f"no control group can be made here: {error}")
-    yield group
-    group.rmdir()
+    try:
+        yield group
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of the processes")
+        group.rmdir()
 
 
+@contextmanager
+def swap_file(path: Path, num_mb: int) -> Iterator[None]:
+    try:
+        for command in (
+            ["dd", "if=/dev/zero", f"of={path}", "bs=1M", f"count={num_mb}"],
+            ["chmod", "600", str(path)],
+            ["/sbin/mkswap", str(path)],
+            ["/sbin/swapon", str(path)],
+        ):
+            subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this machine gets no swap: {error}")
+    try:
+        yield
+    finally:
+        subprocess.run(["/sbin/swapoff", str(path)], check=True)
+
+
+@NEEDS_SHARED_MEMORY
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_a_rank_that_the_kernel_kills_for_lack_of_memory(
-    launcher: str, small_memory: Path, tmp_path: Path, ddpprof: Run
-) -> None:
+def test_a_rank_that_the_kernel_kills_for_lack_of_memory(launcher: str, tmp_path: Path, ddpprof: Run) -> None:
     options = ["--nproc-per-node=2", "--standalone"] if launcher == "torchrun" else []
     job = [*options, *script("failing.py", "--how", "memory", *(["--spawn"] if launcher == "spawn" else []))]
-    watch = shlex.join([sys.executable, "-m", "ddpprof", "watch", "--out", "run", *map(str, job)])
-    into_group = f"echo $$ > {small_memory}/cgroup.procs; exec {watch}"
-    done = subprocess.run(
-        ["sh", "-c", into_group], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=180
-    )
+    watch = shlex.join([*DDPPROF, "watch", "--out", "run", *map(str, job)])
+    with little_memory(2 * 2**30) as group:
+        done = subprocess.run(
+            ["sh", "-c", f"echo $$ > {group}/cgroup.procs; exec {watch}"],
+            check=False,
+            env=environment(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
     assert done.returncode == 1, done.stderr
     said = done.stdout + done.stderr
     assert "The kernel's out-of-memory killer ended a process on that host during the job" in said, said
     asked = ddpprof("diagnose", "run", "--format", "json")
     verdict = json.loads(asked.stdout)
     assert (verdict["fault"], verdict["rank"], verdict["num_oom_kills"]) == ("died", 1, 1)
+
+
+@NEEDS_SHARED_MEMORY
+@pytest.mark.slow
+def test_a_rank_that_swaps_is_named_while_it_does(tmp_path: Path, ddpprof: Run) -> None:
+    run, job = tmp_path / "run", script("failing.py", "--how", "swap")
+    with little_memory(400 * 2**20) as group, swap_file(tmp_path / "swap", 1024):
+        command = [*DDPPROF, "watch", "--out", "run", *TWO, *job]
+        with started(*command, cwd=tmp_path, GROUP=str(group)) as watch:
+            wait_until((run / "hang.json").exists, "a verdict")
+            verdict = json.loads((run / "hang.json").read_text())
+            os.kill(watch.pid, signal.SIGTERM)
+            _, said = watch.communicate(timeout=90)
+    assert (verdict["fault"], verdict["rank"], verdict["step"]) == ("swapping", 1, 20)
+    assert "The job hangs at step 20: rank 1 is swapping: its memory does not fit." in said
 
 
 TWO_MODELS = """

@@ -32,6 +32,8 @@ def process(state: str = "S", **other: Any) -> Process:
         "state": state,
         "tracer": None,
         "main_thread_cpu_s": 5.0,
+        "num_paged_in": 0,
+        "swapped_bytes": 0,
         "waits_in": "",
         "moved_bytes": 0,
     }
@@ -78,6 +80,7 @@ def rank(number: int, *stack: Frame, since_s: float = 10, **state: int) -> RankE
         process=process(pid=100 + number),
         workers=(),
         computes=False,
+        is_swapping=False,
         exit=None,
         num_oom_kills=None,
         now_ns=NOW_NS,

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,12 @@ def end(how):
         kept = []
         while True:
             kept.append(bytearray(2**24))
+    if how == "swap":
+        Path(os.environ["GROUP"], "cgroup.procs").write_text(str(os.getpid()))
+        needed = bytearray(600 * 2**20)
+        while True:
+            for page in range(0, len(needed), 4096):
+                needed[page] += 1
 
 
 def main():
@@ -54,7 +61,7 @@ def rank_of_spawn(rank, how):
 
 
 def train(how):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60 if how == "swap" else 5))
     torch.manual_seed(0)
     model = DDP(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

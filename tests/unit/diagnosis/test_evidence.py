@@ -51,6 +51,25 @@ def test_a_rank_that_said_nothing_has_not_died_in_a_job_that_ended_well(
     assert not found.is_dead
 
 
+@pytest.mark.parametrize(
+    ("num_paged_in", "swapped_mb", "is_swapping"),
+    [
+        pytest.param(40, 100, True, id="swaps"),
+        pytest.param(4, 100, False, id="has-memory-in-swap-for-good"),
+        pytest.param(40, 0, False, id="reads-a-file-in-memory"),
+    ],
+)
+def test_a_rank_swaps_if_it_reads_its_memory_back_again_and_again(
+    num_paged_in: int, swapped_mb: int, is_swapping: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    of_this_machine(monkeypatch)
+    monkeypatch.setattr(evidence, "is_gone", lambda _: False)
+    monkeypatch.setattr(evidence, "_LOOK_AGAIN_S", 0.2)
+    seen = (process(num_paged_in=n, swapped_bytes=swapped_mb * 2**20) for n in (7, 7 + num_paged_in))
+    monkeypatch.setattr(evidence, "look_at", lambda _: next(seen))
+    assert of_one_rank(tmp_path).is_swapping is is_swapping
+
+
 @pytest.mark.parametrize("is_locked", [True, False], ids=["living", "dead"])
 def test_another_process_with_the_number_of_a_dead_rank(
     is_locked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

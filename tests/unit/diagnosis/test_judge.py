@@ -44,6 +44,8 @@ LIBRARY = Frame("/usr/lib/python3.11/queue.py", 180, "get")
         pytest.param(rank(1, num_passes=10, ended=Ended.FINISHED), Fault.ENDED_EARLY, id="has-finished"),
         pytest.param(replace(rank(1, num_passes=10), process=process("T")), Fault.STOPPED, id="is-stopped-by-a-signal"),
         pytest.param(replace(rank(1, num_passes=10), process=process("t")), Fault.TRACED, id="is-held-by-a-debugger"),
+        pytest.param(replace(rank(1, num_passes=10), is_swapping=True), Fault.SWAPPING, id="swaps"),
+        pytest.param(replace(waiting(1), is_swapping=True), Fault.SWAPPING, id="swaps-in-its-backward-pass"),
         pytest.param(rank(1, num_passes=10, tick_ns=NOW_NS - 5 * S), Fault.INTERPRETER_HELD, id="does-not-give-a-sign"),
         pytest.param(
             replace(rank(1, num_passes=10, tick_ns=NOW_NS - 5 * S), process=process("D")),

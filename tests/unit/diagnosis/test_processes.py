@@ -1,0 +1,40 @@
+"""What the system tells of a process, here of one that a test has started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpprof.diagnosis.processes import look_at, workers_of
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system has no /proc")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_sleeping_process(sleeper: int) -> None:
+    deadline = time.monotonic() + 20
+    while (found := look_at(sleeper)) is None or found.state != "S":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (found.pid, found.tracer, found.swapped_bytes) == (sleeper, None, 0)
+    assert (found.is_stopped, found.is_traced) == (False, False)
+    assert found.num_paged_in >= 0
+    assert sleeper in [one.pid for one in workers_of(os.getpid())]
+
+
+def test_a_process_that_has_ended(sleeper: int) -> None:
+    os.kill(sleeper, 9)
+    os.waitid(os.P_PID, sleeper, os.WEXITED | os.WNOWAIT)  # it is dead, and nobody has asked how
+    assert look_at(sleeper) is None
