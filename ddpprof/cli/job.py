@@ -163,7 +163,7 @@ def run_recorded(
     from ddpprof.monitor.pulse_files import gather_left
     from ddpprof.record import launch
     from ddpprof.record.attempts import agent_of_this_process
-    from ddpprof.record.oom import num_oom_kills, oom_kills_since
+    from ddpprof.record.oom import OomKills
 
     options, words = job.options, job.words
     shown = not options.no_command
@@ -194,7 +194,7 @@ def run_recorded(
             except Exception as error:  # noqa: BLE001 (the job runs already, and must go on)
                 say(f"ddpprof: no metrics: {error}", file=sys.stderr)
 
-    oom_kills_before = num_oom_kills()
+    oom_kills = OomKills()
     try:
         outcome = launch.run_job(command, settings, explain_rank=not inside, when_started=job_runs if speaks else None)
     finally:
@@ -202,7 +202,7 @@ def run_recorded(
             with suppress(Exception):  # the job's exit code is what counts
                 end()
     gather_left()
-    _note_exit(outcome, settings, inside, oom_kills_since(oom_kills_before))
+    _note_exit(outcome, settings, inside, oom_kills.since_last_time())
     if outcome.needs_rank:
         torchrun = "torchrun --nproc-per-node 2 train.py"
         instead = f"-- {torchrun}" if job.is_wrapped else f"--nproc-per-node 2 {_shown(options, words)}"

@@ -13,7 +13,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.load.exits import load_exits
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import ProcessExit, Record
-from ddpprof.model.process_exit import oom_kills_on
+from ddpprof.model.process_exit import oom_kills_seen
 from ddpprof.model.pulse import Ended, PulseIdentity, PulseState, PulseSteps
 from ddpprof.model.stack import Frame, read_stack
 from ddpprof.monitor import pulse_files
@@ -26,7 +26,7 @@ _COMPUTES = 0.3
 """share of a core; a process that is ready to run computes as soon as it gets one"""
 
 _SWAPPING_PER_S = 50
-"""pages that a thread reads from a disk in a second while its memory does not fit"""
+"""least number of pages a second that a swapping thread reads back"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
 
 
@@ -45,7 +45,7 @@ class RankEvidence:
     is_swapping: bool
     exit: ProcessExit | None
     num_oom_kills: int | None
-    """number of processes that the kernel ended on its host for lack of memory, as far as a launcher has seen"""
+    """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
     now_ns: int
 
     @property
@@ -111,7 +111,7 @@ def _of_rank(
     except (OSError, DdpprofError):
         return None
     identity = head.identity
-    process = _process_of(head)
+    process, seen = _process_of(head), _exit_of(identity, exits)
     return RankEvidence(
         identity=identity,
         state=head.state,
@@ -122,21 +122,27 @@ def _of_rank(
         workers=tuple(workers_of(identity.pid)) if process is not None else (),
         computes=process is not None and _computes(earlier, process),
         is_swapping=earlier is not None and process is not None and _is_swapping(earlier, process),
-        exit=_exit_of(identity, exits),
-        num_oom_kills=oom_kills_on(identity.host, exits),
+        exit=seen,
+        num_oom_kills=oom_kills_seen(seen, identity.host, identity.created_ns, exits),
         now_ns=time.time_ns(),
     )
 
 
 def _computes(earlier: Process | None, now: Process) -> bool:
-    used_s = 0.0 if earlier is None else now.main_thread_cpu_s - earlier.main_thread_cpu_s
-    return now.state == "R" or used_s > _COMPUTES * _LOOK_AGAIN_S
+    if now.state == "R" or earlier is None:
+        return now.state == "R"
+    took_s = now.seen_s - earlier.seen_s
+    return now.main_thread_cpu_s - earlier.main_thread_cpu_s > _COMPUTES * took_s
 
 
 def _is_swapping(earlier: Process, now: Process) -> bool:
-    """Return whether the process reads its memory back again and again; some of it may lie in swap for good."""
-    num_paged_in = now.num_paged_in - earlier.num_paged_in
-    return now.swapped_bytes > _MUCH_SWAPPED_BYTES and num_paged_in > _SWAPPING_PER_S * _LOOK_AGAIN_S
+    """Return whether the process reads its memory back from swap again and again.
+
+    Some of it may lie in swap for good, and pages of files in memory are read from a disk, too.
+    """
+    num_paged_in = min(now.num_paged_in - earlier.num_paged_in, now.num_swapped_in - earlier.num_swapped_in)
+    enough = _SWAPPING_PER_S * (now.seen_s - earlier.seen_s)
+    return now.swapped_bytes > _MUCH_SWAPPED_BYTES and num_paged_in > enough
 
 
 def _exit_of(identity: PulseIdentity, exits: tuple[ProcessExit, ...]) -> ProcessExit | None:

@@ -106,7 +106,7 @@ class HangDetector:
 
 
 class _Waking:
-    """Since when times can be believed: the machine may have slept, and somebody may have set the clock."""
+    """The time since which clocks can be trusted: the machine may have slept, and somebody may have set the clock."""
 
     def __init__(self) -> None:
         self._since_ns = 0
@@ -116,6 +116,7 @@ class _Waking:
         """the current step, and since when it is seen"""
 
     def wakes(self, now_ns: int) -> None:
+        """Trust no clock before now."""
         self._since_ns = now_ns
         self._seen = (-1, 0)
 
@@ -133,7 +134,7 @@ class _Waking:
 
 
 class _IdleTimes:
-    """For how long, as far as was seen, ranks and their workers have not done anything."""
+    """Idle times of ranks and their workers, as far as they were seen."""
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[tuple[float, int], int]] = {}

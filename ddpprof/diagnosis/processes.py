@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ class Process:
     """number of pages that its main thread has had to read from a disk: from swap, or from a file in memory"""
     swapped_bytes: int
     """memory of the process that is in swap"""
+    num_swapped_in: int
+    """number of pages that the machine has read back from swap, for whichever process"""
+    seen_s: float
+    """when it was looked at, by the monotonic clock"""
     waits_in: str
     """function of the kernel in which its main thread sleeps; empty if the system does not tell"""
     moved_bytes: int
@@ -63,6 +68,8 @@ def look_at(pid: int) -> Process | None:
         main_thread_cpu_s=ticks / _TICKS_PER_S,
         num_paged_in=num_paged_in,
         swapped_bytes=1024 * _number(status, "VmSwap"),
+        num_swapped_in=_num_swapped_in(),
+        seen_s=time.monotonic(),
         waits_in=_waits_in(pid),
         moved_bytes=_moved_bytes(pid),
     )
@@ -109,4 +116,12 @@ def _number(status: Mapping[str, str], name: str) -> int:
     """Return a number, whose unit may follow it; 0 if it is not there."""
     with suppress(KeyError, ValueError, IndexError):
         return int(status[name].split()[0])
+    return 0
+
+
+def _num_swapped_in() -> int:
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            if line.startswith("pswpin "):
+                return int(line.split()[1])
     return 0

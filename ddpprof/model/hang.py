@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from ddpprof.model.record import Count
+
 VERDICT_FORMAT = 1
 
 
@@ -76,8 +78,8 @@ class Verdict(Struct, frozen=True):
     """whether the job has ended because of it"""
     exit_code: int | None = None
     """exit code of a dead rank; if negative, the signal that ended it"""
-    num_oom_kills: int | None = None
-    """number of processes that the kernel ended on the rank's host for lack of memory; ``None`` if that is not known"""
+    num_oom_kills: Count | None = None
+    """number of processes that the kernel killed on the rank's host for lack of memory; see `ProcessExit`"""
     at_unix_ns: int | None = None
     """time of the verdict"""
     resumed_unix_ns: int | None = None

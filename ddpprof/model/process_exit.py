@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from ddpprof.model.record import Int64
+from ddpprof.model.record import Count, Int64
 
 
 class ProcessExit(Struct, frozen=True):
@@ -22,11 +22,17 @@ class ProcessExit(Struct, frozen=True):
     """True for the job's first process"""
     interrupted: bool = False
     """True if the user asked it to end"""
-    num_oom_kills: Int64 | None = None
-    """number of processes that the kernel had ended on the parent's machine, for lack of memory, since the job began"""
+    num_oom_kills: Count | None = None
+    """number of processes that the kernel killed on the parent's host for lack of memory, since the parent began or saw
+    another process fail"""
 
 
-def oom_kills_on(host: str, exits: Sequence[ProcessExit]) -> int | None:
-    """Return how many processes the kernel has ended on a host for lack of memory; ``None`` if that is not known."""
-    known = (one.num_oom_kills for one in exits if one.host == host and one.num_oom_kills is not None)
-    return max(known, default=None)
+def oom_kills_seen(of_rank: ProcessExit | None, host: str, since_ns: int, exits: Sequence[ProcessExit]) -> int | None:
+    """Return the `num_oom_kills` that says most about a rank of a host: that of its own end, or else of the job's.
+
+    `since_ns`: when the rank began, in ns since 1970.
+    """
+    if of_rank is not None and of_rank.num_oom_kills is not None:
+        return of_rank.num_oom_kills
+    of_job = (one for one in exits if one.is_job and one.host == host and (one.unix_ns or 0) >= since_ns)
+    return next((one.num_oom_kills for one in of_job), None)

@@ -20,6 +20,8 @@ def how_it_ends(error: BaseException | None) -> str:
         return "finished"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if "exited unexpectedly" in str(error) and error.__cause__ is not None:
+        error = error.__cause__  # `DataLoader` says with it what killed its worker
     said = str(error).strip().partition("\n")[0]
     return f"failed: {type(error).__name__}: {said if len(said) <= _MOST else f'{said[: _MOST - 1]}…'}"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ddpprof import own_files, rundir
 from ddpprof.record.inject._ddpprof_ends_with_agent import place
-from ddpprof.record.oom import num_oom_kills, oom_kills_since
+from ddpprof.record.oom import OomKills
 from ddpprof.record.settings import settings_from_environment
 
 AGENT = "DDPPROF_AGENT"
@@ -36,14 +36,14 @@ def install(errors: ModuleType) -> None:
     if _OF_RANKS not in os.environ:  # a rank also imports that module if its script uses `record`
         with suppress(OSError):
             os.environ[AGENT] = f"{os.getpid()} {place()}"
-    original, out, before = failure.__post_init__, Path(settings.out), num_oom_kills()
+    original, out, oom_kills = failure.__post_init__, Path(settings.out), OomKills()
 
     @functools.wraps(original)
     def post_init(self: Any) -> None:
         original(self)
         with suppress(Exception):  # torchrun must go on, whatever happens to ddpprof
-            seen = {"pid": int(self.pid), "exit_code": int(self.exitcode), "num_oom_kills": oom_kills_since(before)}
-            append(out, seen)
+            how = {"exit_code": int(self.exitcode), "num_oom_kills": oom_kills.since_last_time()}
+            append(out, {"pid": int(self.pid), **how})
 
     failure.__post_init__ = post_init
 

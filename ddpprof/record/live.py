@@ -1,7 +1,7 @@
 """Live scalars for TensorBoard: during training, the times of every step that the pulse has.
 
 Each rank writes its own TensorBoard run, ``ddpprof-rank-N``, into the directory of the user's own writer, so that ranks
-have the same tags. They are not those of a report, whose steps do not contain what happens between them. A separate
+have the same tags. These differ from a report's, whose steps do not contain what happens between them. A separate
 thread reads the pulse and writes; training does nothing for it.
 """
 
@@ -88,15 +88,25 @@ class LiveScalars:
         if self._records is None:
             return
         arguments = (self._records, pulse.rows, pulse.identity.first_step, of_launches)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="ddpprof-live", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._write, args=arguments, name="ddpprof-live", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many
+            _warn(error)
+            return
+        self._thread = thread
 
     def close(self) -> None:
         """Write the last steps."""
         thread, self._thread = self._thread, None
-        if thread is not None and os.getpid() == self._process:
+        if os.getpid() != self._process:
+            return
+        if thread is not None:
             self._ending.set()
             thread.join(_END_S)
+        elif self._records is not None:
+            with suppress(Exception):  # the disk may be full
+                self._records.close()
 
     def _write(self, records: Any, rows: PulseRows, step: int, of_launches: bool) -> None:
         """Write steps from number `step` on until the end."""

@@ -1,23 +1,41 @@
-"""Processes that the kernel ends because memory is full, its own or that of a control group."""
+"""Processes that the kernel kills because the memory of the machine, or of a control group, is full."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_COUNTERS = Path("/proc/vmstat")
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
+_OF_MACHINE = Path("/proc/vmstat")
 
 
-def num_oom_kills() -> int | None:
-    """Return how many there were on this machine since it began; ``None`` if it does not tell."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in _COUNTERS.read_text(encoding="ascii").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+class OomKills:
+    """Counts the kills in this process's control group, or else on the whole machine."""
+
+    def __init__(self) -> None:
+        self._before = _num_kills()
+
+    def since_last_time(self) -> int | None:
+        """Return how many there were since the last call, or since the begin; ``None`` if that is not known."""
+        before, self._before = self._before, _num_kills()
+        return None if before is None or self._before is None else max(0, self._before - before)
+
+
+def _num_kills() -> int | None:
+    for path in (*_own_events(), _OF_MACHINE):
+        with suppress(OSError, ValueError, IndexError):
+            for line in path.read_text(encoding="ascii").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
     return None
 
 
-def oom_kills_since(before: int | None) -> int | None:
-    """Return how many there were since `num_oom_kills` returned `before`."""
-    now = num_oom_kills()
-    return None if before is None or now is None else now - before
+def _own_events() -> Iterator[Path]:
+    """Yield the file that counts the kills in this control group and those within it; only version 2 has one."""
+    with suppress(OSError, ValueError):
+        for line in _OWN_GROUP.read_text(encoding="utf-8").splitlines():
+            number, _, group = line.split(":", 2)
+            if number == "0":
+                yield _GROUPS / group.lstrip("/") / "memory.events"

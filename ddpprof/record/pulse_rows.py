@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntEnum
 from threading import Lock
 from time import time_ns
@@ -88,7 +89,9 @@ class PulseRows:
     def end_for(self, error: Exception) -> None:
         """Make no more rows. Of `error` only the words are kept: it may hold a model and its results."""
         if self.problem is None:
-            self.problem = str(error) or type(error).__name__
+            self.problem = type(error).__name__
+            with suppress(Exception):  # an error may be unable to say anything
+                self.problem = str(error) or self.problem
 
     def since(self, first: int) -> PulseSteps:
         """Return the finished steps from number `first` on that are still kept. Any thread may call this."""

@@ -199,10 +199,15 @@ class Recording:
             keeper = PulseKeeper(pulse, last_step, self._training_thread, self._notes.bucket_numels(), self._warn)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self._warn_for_all(f"does not note what ranks do after the recorded steps: {why}. Training goes on.")
+            what = "what ranks do after the recorded steps"
+            if live is not None:
+                live.close()
+                what += ", and writes no live scalars"
+            self._warn_for_all(f"does not note {what}: {why}. Training goes on.")
             return
         self.pulse = self._window.pulse = pulse
-        self._keeper, self._captures = keeper, captures_of(self._job, self._settings)
+        self._keeper = keeper
+        self._captures = captures_of(self._job, self._settings)
         keeper.each_round = self._captures.round
         if live is not None:
             live.read(pulse, self._notes.device.is_accelerator)

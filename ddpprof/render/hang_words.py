@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpprof.layout import clean
 from ddpprof.model.hang import Fault, Verdict
-from ddpprof.render.killed_words import killer_sentence
+from ddpprof.render.killed_words import is_of_worker, killer_sentence
 
 _MOST_NAMES = 6
 _MOST_RANKS = 8
@@ -24,7 +24,7 @@ _WHAT = {
     Fault.LOADER: "rank {rank} waits for its DataLoader",
     Fault.STORAGE: "rank {rank} waits for its disk",
     Fault.STOPPED: "rank {rank} is stopped by a signal",
-    Fault.SWAPPING: "rank {rank} is swapping: its memory does not fit",
+    Fault.SWAPPING: "rank {rank} is swapping: it needs more memory than there is",
     Fault.TRACED: "rank {rank} is held by a debugger",
     Fault.INTERPRETER_HELD: "rank {rank} is in code that holds Python's interpreter lock",
     Fault.LINK: "all ranks wait for each other at the same place, and nothing arrives",
@@ -60,9 +60,8 @@ _ADVICE_ON_ERRORS = (
      "The ranks have built different models: build the same one from the same arguments on every rank."),
     (re.compile(r"out of memory|OutOfMemory"), "Its memory was full: a smaller batch, or accumulation of gradients."),
     (re.compile(r"insufficient shared memory|killed by signal: Bus error"),
-     "Shared memory was full: give the container more (docker run --shm-size=8g), or use fewer DataLoader workers."),
+     "Shared memory (/dev/shm) was probably full: make it larger (docker run --shm-size=8g), or use fewer workers."),
 )  # fmt: skip
-_KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 
 
 def verdict_lines(verdict: Verdict, *, is_over: bool = False) -> list[str]:
@@ -162,9 +161,7 @@ def _advice(verdict: Verdict) -> str | None:
 
 
 def _advice_on_death(verdict: Verdict) -> str | None:
-    detail, code, num_oom_kills = verdict.detail, verdict.exit_code, verdict.num_oom_kills
-    if detail is not None and not _KILLED_WORKER.search(detail):
-        return next((advice for pattern, advice in _ADVICE_ON_ERRORS if pattern.search(detail)), None)
-    if detail is not None or code == -signal.SIGKILL or (code is None and num_oom_kills):
-        return killer_sentence(num_oom_kills)
-    return None
+    said = verdict.detail
+    if said is not None and not is_of_worker(said):
+        return next((advice for pattern, advice in _ADVICE_ON_ERRORS if pattern.search(said)), None)
+    return killer_sentence(said, verdict.exit_code, verdict.num_oom_kills)

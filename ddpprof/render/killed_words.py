@@ -1,22 +1,37 @@
-"""Who killed a process that could say nothing: the kernel, because memory was full, or somebody else?"""
+"""Who killed a process, or one of its workers: the kernel, because memory was full, or something else?"""
 
 from __future__ import annotations
 
-_NOT_KNOWN = "The out-of-memory killer ends processes like this; the host's log (dmesg) would have a line about it."
+import re
+import signal
+
+_BY_A_SHELL = 128
+"""a shell adds this to the number of the signal that ended its command"""
+_KILLED_WORKER = re.compile(r"DataLoader worker .* is killed by signal: Killed")
+NOT_KNOWN = "The out-of-memory killer ends processes like this; the host's log (dmesg) would have a line about it."
 _NOT_BY_THE_KERNEL = (
-    "It was not the kernel's out-of-memory killer, which ended no process on that host during the job: a scheduler, a "
-    "person or a program sent the signal."
+    "It was not the kernel's out-of-memory killer, which ended no process on that host meanwhile: something else sent "
+    "the signal, such as a scheduler, which may watch memory and time as well, systemd-oomd, or a person."
 )
 
 
-def killer_sentence(num_oom_kills: int | None) -> str:
-    """Return who may have sent SIGKILL. `num_oom_kills`: processes that the kernel ended on the host during the job."""
-    if num_oom_kills is None:
-        return _NOT_KNOWN
-    if num_oom_kills == 0:
-        return _NOT_BY_THE_KERNEL
-    processes = "a process" if num_oom_kills == 1 else f"{num_oom_kills} processes"
-    return (
-        f"The kernel's out-of-memory killer ended {processes} on that host during the job: memory was full. Use a "
-        "smaller batch or fewer DataLoader workers, or give the job more memory."
-    )
+def killer_sentence(said: str | None, exit_code: int | None, num_oom_kills: int | None) -> str | None:
+    """Return what may have killed a rank, or a worker of its `DataLoader`; ``None`` if nothing says that it was killed.
+
+    `said`: the rank's own words; ``None`` if it said nothing.
+    """
+    was_killed = exit_code in (-signal.SIGKILL, _BY_A_SHELL + signal.SIGKILL) if said is None else is_of_worker(said)
+    if num_oom_kills and (was_killed or (said is None and exit_code is None)):
+        processes = "a process" if num_oom_kills == 1 else f"{num_oom_kills} processes"
+        return (
+            f"The kernel's out-of-memory killer ended {processes} on that host, so memory was probably full. If so, "
+            "use a smaller batch or fewer DataLoader workers, or give the job more memory."
+        )
+    if not was_killed:
+        return None
+    return NOT_KNOWN if num_oom_kills is None else _NOT_BY_THE_KERNEL
+
+
+def is_of_worker(said: str) -> bool:
+    """Return whether a rank ended because a worker of its `DataLoader` was killed."""
+    return _KILLED_WORKER.search(said) is not None

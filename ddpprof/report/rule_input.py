@@ -24,7 +24,7 @@ def observe(
     buckets: tuple[BucketSummary, ...],
     report: Report,
 ) -> Observed:
-    """Return the rules' input. `report`: what is known without them."""
+    """Return the rules' input. `report`: the report, still without findings."""
 
     def least(value: Callable[[StepReport], int | None]) -> int | None:
         """Return the mean over steps, of the rank where it is least: others' surplus is waiting for a slower rank."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_ctrl_c_and_a_good_end_are_no_failures(ddpprof: Run, report: Report) -> 
 
 
 @contextmanager
-def little_memory(num_bytes: int) -> Iterator[Path]:
+def little_memory(num_bytes: int, *, without_swap: bool = False) -> Iterator[Path]:
     """Yield a control group whose processes share so much memory, and are removed at the end."""
     group = Path("/sys/fs/cgroup/memory", f"ddpprof-test-{os.getpid()}")
     limit = group / "memory.limit_in_bytes"
@@ -66,7 +67,12 @@ def little_memory(num_bytes: int) -> Iterator[Path]:
     try:
         group.mkdir()
         limit.write_text(str(num_bytes))
+        for name in ("memory.memsw.limit_in_bytes", "memory.swap.max"):  # of version 1, with swap, and of version 2
+            if without_swap and (group / name).exists():
+                (group / name).write_text(str(num_bytes if "memsw" in name else 0))
     except OSError as error:
+        with suppress(OSError):
+            group.rmdir()
         pytest.skip(f"no control group can be made here: {error}")
     try:
         yield group
@@ -100,7 +106,7 @@ def test_a_rank_that_the_kernel_kills_for_lack_of_memory(launcher: str, tmp_path
     options = ["--nproc-per-node=2", "--standalone"] if launcher == "torchrun" else []
     job = [*options, *script("failing.py", "--how", "memory", *(["--spawn"] if launcher == "spawn" else []))]
     watch = shlex.join([*DDPPROF, "watch", "--out", "run", *map(str, job)])
-    with little_memory(2 * 2**30) as group:
+    with little_memory(2 * 2**30, without_swap=True) as group:
         done = subprocess.run(
             ["sh", "-c", f"echo $$ > {group}/cgroup.procs; exec {watch}"],
             check=False,
@@ -112,10 +118,11 @@ def test_a_rank_that_the_kernel_kills_for_lack_of_memory(launcher: str, tmp_path
         )
     assert done.returncode == 1, done.stderr
     said = done.stdout + done.stderr
-    assert "The kernel's out-of-memory killer ended a process on that host during the job" in said, said
+    assert re.search(r"The kernel's out-of-memory killer ended (a process|\d+ processes) on that host, so ", said), said
     asked = ddpprof("diagnose", "run", "--format", "json")
     verdict = json.loads(asked.stdout)
-    assert (verdict["fault"], verdict["rank"], verdict["num_oom_kills"]) == ("died", 1, 1)
+    assert (verdict["fault"], verdict["rank"]) == ("died", 1)
+    assert verdict["num_oom_kills"] > 0
 
 
 @NEEDS_SHARED_MEMORY
@@ -125,12 +132,12 @@ def test_a_rank_that_swaps_is_named_while_it_does(tmp_path: Path, ddpprof: Run) 
     with little_memory(400 * 2**20) as group, swap_file(tmp_path / "swap", 1024):
         command = [*DDPPROF, "watch", "--out", "run", *TWO, *job]
         with started(*command, cwd=tmp_path, GROUP=str(group)) as watch:
-            wait_until((run / "hang.json").exists, "a verdict")
+            wait_until((run / "hang.json").exists, "a verdict", at_most_s=180)
             verdict = json.loads((run / "hang.json").read_text())
             os.kill(watch.pid, signal.SIGTERM)
             _, said = watch.communicate(timeout=90)
     assert (verdict["fault"], verdict["rank"], verdict["step"]) == ("swapping", 1, 20)
-    assert "The job hangs at step 20: rank 1 is swapping: its memory does not fit." in said
+    assert "The job hangs at step 20: rank 1 is swapping: it needs more memory than there is." in said
 
 
 TWO_MODELS = """

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddpprof.model import ProcessExit, Record
-from ddpprof.model.process_exit import oom_kills_on
+from ddpprof.model.process_exit import oom_kills_seen
 
 _OF_A_LOST_PEER = re.compile(
     r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
@@ -41,7 +41,7 @@ class RankEnd:
     """exit code as seen by its parent; if negative, the signal that ended it"""
     pid: int | None = None
     num_oom_kills: int | None = None
-    """number of processes that the kernel ended on its host for lack of memory; ``None`` if that is not known"""
+    """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
 
     @property
     def failed(self) -> bool:
@@ -91,6 +91,7 @@ def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[R
     def seen(end: RankEnd) -> RankEnd:
         of_rank = (one for one in exits if one.rank == end.rank or (one.host, one.pid) == (end.host, end.pid))
         found = next((one for one in of_rank if one.exit_code), None)
+        end = replace(end, num_oom_kills=oom_kills_seen(found, end.host, 0, exits))
         if found is None:
             return end
         when = end.unix_ns if end.ended is not None or found.unix_ns is None else found.unix_ns
@@ -106,8 +107,7 @@ def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failu
         return None  # the failure was caught, or torchrun has restarted the job
     if any(end.ended == "interrupted" for end in ends):
         return None
-    known = (*with_exits(ends, exits), *_known_by_exit_alone(ends, exits))
-    seen = tuple(replace(end, num_oom_kills=oom_kills_on(end.host, exits)) for end in known)
+    seen = (*with_exits(ends, exits), *_known_by_exit_alone(ends, exits))
     failed = sorted((end for end in seen if end.failed), key=_when)
     silent = [end for end in seen if end.ended is None and not end.failed]
     if not failed and not (silent and job is not None):
@@ -123,7 +123,16 @@ def _known_by_exit_alone(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) 
     known = {end.rank for end in ends}
     unknown = {one.rank: one for one in exits if one.rank is not None and one.rank not in known and one.exit_code}
     return [
-        RankEnd(rank, one.host or "", None, False, unix_ns=one.unix_ns, exit_code=one.exit_code, pid=one.pid)
+        RankEnd(
+            rank=rank,
+            host=one.host or "",
+            ended=None,
+            is_consequence=False,
+            unix_ns=one.unix_ns,
+            exit_code=one.exit_code,
+            pid=one.pid,
+            num_oom_kills=one.num_oom_kills,
+        )
         for rank, one in sorted(unknown.items())
     ]
 

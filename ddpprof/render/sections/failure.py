@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ddpprof.layout import Line, Section, clean, count
 from ddpprof.measures.ranks.failure import Failure, RankEnd
-from ddpprof.render.killed_words import killer_sentence
+from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence
 from ddpprof.report import Report
 
 _MOST_LISTED = 8
@@ -40,9 +40,11 @@ def _sentences(failure: Failure) -> Iterator[str]:
     yield failure_sentence(failure)
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first
-    if first is not None and first.ended is None and first.exit_code in (None, -signal.SIGKILL):
-        killer = killer_sentence(first.num_oom_kills)
-        yield killer if first.exit_code else f"It may have been killed. {killer}"
+    killer = None if first is None else killer_sentence(first.ended, first.exit_code, first.num_oom_kills)
+    if killer is not None:
+        yield killer
+    elif first is not None and first.ended is None and first.exit_code is None:
+        yield f"It may have been killed.{f' {NOT_KNOWN}' if first.num_oom_kills is None else ''}"
     lost, silent = [end for end in rest if end.failed], [end for end in rest if not end.failed]
     then = "then " if failure.first is not None else "also "
     for end in lost[:_MOST_LISTED]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,20 +53,31 @@ def test_a_rank_that_said_nothing_has_not_died_in_a_job_that_ended_well(
 
 
 @pytest.mark.parametrize(
-    ("num_paged_in", "swapped_mb", "is_swapping"),
+    ("num_paged_in", "num_swapped_in", "swapped_mb", "seconds", "is_swapping"),
     [
-        pytest.param(40, 100, True, id="swaps"),
-        pytest.param(4, 100, False, id="has-memory-in-swap-for-good"),
-        pytest.param(40, 0, False, id="reads-a-file-in-memory"),
+        pytest.param(40, 40, 100, 0.2, True, id="swaps"),
+        pytest.param(4, 4, 100, 0.2, False, id="has-memory-in-swap-for-good"),
+        pytest.param(40, 0, 100, 0.2, False, id="reads-a-file-in-memory"),
+        pytest.param(40, 400, 0, 0.2, False, id="another-process-swaps"),
+        pytest.param(40, 40, 100, 2.0, False, id="was-looked-at-late"),
     ],
 )
 def test_a_rank_swaps_if_it_reads_its_memory_back_again_and_again(
-    num_paged_in: int, swapped_mb: int, is_swapping: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    num_paged_in: int,
+    num_swapped_in: int,
+    swapped_mb: int,
+    seconds: float,
+    is_swapping: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     of_this_machine(monkeypatch)
     monkeypatch.setattr(evidence, "is_gone", lambda _: False)
-    monkeypatch.setattr(evidence, "_LOOK_AGAIN_S", 0.2)
-    seen = (process(num_paged_in=n, swapped_bytes=swapped_mb * 2**20) for n in (7, 7 + num_paged_in))
+    before = process(num_paged_in=7, num_swapped_in=1, swapped_bytes=swapped_mb * 2**20, seen_s=3.0)
+    after = replace(
+        before, num_paged_in=7 + num_paged_in, num_swapped_in=1 + num_swapped_in, seen_s=before.seen_s + seconds
+    )
+    seen = iter((before, after))
     monkeypatch.setattr(evidence, "look_at", lambda _: next(seen))
     assert of_one_rank(tmp_path).is_swapping is is_swapping
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddpprof.load.exits import load_exits
 from ddpprof.model import ProcessExit
-from ddpprof.model.process_exit import oom_kills_on
+from ddpprof.model.process_exit import oom_kills_seen
 from ddpprof.record import exits, oom
 
 
@@ -44,32 +44,23 @@ def test_torchrun_notes_each_rank_that_fails(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(errors.ProcessFailure, "__post_init__", errors.ProcessFailure.__post_init__)
     counters = tmp_path / "vmstat"
     counters.write_text("nr_free_pages 9\noom_kill 3\n")
-    monkeypatch.setattr(oom, "_COUNTERS", counters)
+    monkeypatch.setattr(oom, "_own_events", lambda: ())
+    monkeypatch.setattr(oom, "_OF_MACHINE", counters)
     exits.install(errors)
     counters.write_text("nr_free_pages 7\noom_kill 5\n")
     failure = errors.ProcessFailure(local_rank=1, pid=42, exitcode=-9, error_file="none")
     assert failure.signal_name() == "SIGKILL"
-    (seen,) = load_exits(tmp_path)
+    errors.ProcessFailure(local_rank=0, pid=41, exitcode=-9, error_file="none")
+    seen, later = load_exits(tmp_path)
     assert (seen.pid, seen.exit_code, seen.num_oom_kills) == (42, -9, 2)
+    assert (later.pid, later.num_oom_kills) == (41, 0), "an end of another attempt is not put down to those kills"
     assert isinstance(seen, ProcessExit)
 
 
-@pytest.mark.parametrize("content", [None, "nr_free_pages 9\n", "oom_kill\n", "oom_kill many\n"])
-def test_a_machine_may_not_tell_of_killed_processes(
-    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(oom, "_COUNTERS", tmp_path / "vmstat")
-    if content is not None:
-        (tmp_path / "vmstat").write_text(content)
-    assert oom.num_oom_kills() is None
-    assert oom.oom_kills_since(3) is None
-    assert oom.oom_kills_since(None) is None
-
-
-def test_processes_that_were_killed_on_a_host() -> None:
-    exits = (
-        ProcessExit(exit_code=-9, host="a", num_oom_kills=1),
-        ProcessExit(exit_code=1, host="a", num_oom_kills=2),
-        ProcessExit(exit_code=1, host="b"),
-    )
-    assert [oom_kills_on(host, exits) for host in "abc"] == [2, None, None]
+def test_the_end_of_a_rank_says_most_of_what_was_killed() -> None:
+    own = ProcessExit(exit_code=-9, host="a", num_oom_kills=0, unix_ns=10)
+    job = ProcessExit(exit_code=1, host="a", num_oom_kills=2, unix_ns=20, is_job=True)
+    assert oom_kills_seen(own, "a", 5, (own, job)) == 0
+    assert oom_kills_seen(None, "a", 5, (own, job)) == 2
+    assert oom_kills_seen(None, "a", 30, (own, job)) is None, "that was an earlier job"
+    assert oom_kills_seen(None, "b", 5, (own, job)) is None

@@ -14,6 +14,14 @@ def exit_while_handling(error: BaseException) -> SystemExit:
     return made
 
 
+KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -25,6 +33,11 @@ def exit_while_handling(error: BaseException) -> SystemExit:
         (ValueError("boom\nmore"), "failed: ValueError: boom"),
         (exit_while_handling(ValueError("boom")), "failed: ValueError: boom"),
         (exit_while_handling(KeyboardInterrupt()), "interrupted"),
+        (
+            caused(RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), KILLED),
+            f"failed: RuntimeError: {KILLED}",
+        ),
+        (caused(RuntimeError("no batch"), KILLED), "failed: RuntimeError: no batch"),
         (ValueError("x" * 300), "failed: ValueError: " + "x" * 199 + "…"),
     ],
 )

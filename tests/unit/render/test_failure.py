@@ -20,6 +20,7 @@ from ddpprof.render.sections.findings import finding_list
 from ddpprof.render.sections.verdict import verdict
 from ddpprof.render.terminal import render_terminal
 
+KILLED_WORKER = "DataLoader worker (pid 7) is killed by signal: Killed."
 LOST = (
     "failed: RuntimeError: [/a/pair.cc:553] Connection closed by peer [127.0.0.1]:9. This is typically caused by a "
     "remote worker crashing. Check the…"
@@ -67,16 +68,29 @@ UNEVEN = Failure(None, (end(0, LOST, 26, is_consequence=True),), (end(1, "finish
         pytest.param(
             Failure(replace(end(1, None, 1, -9), num_oom_kills=0), (), ()),
             "The job failed: rank 1 was killed by SIGKILL after 1 step.\n"
-            "It was not the kernel's out-of-memory killer, which ended no process on that host during the job: a "
-            "scheduler, a person or a program sent the signal.",
+            "It was not the kernel's out-of-memory killer, which ended no process on that host meanwhile: something "
+            "else sent the signal, such as a scheduler, which may watch memory and time as well, systemd-oomd, or a "
+            "person.",
             id="killed-by-somebody",
         ),
         pytest.param(
             Failure(replace(end(1, None, 1), num_oom_kills=1), (), ()),
             "The job failed: rank 1 ended without a message after 1 step.\n"
-            "It may have been killed. The kernel's out-of-memory killer ended a process on that host during the job: "
-            "memory was full. Use a smaller batch or fewer DataLoader workers, or give the job more memory.",
+            "The kernel's out-of-memory killer ended a process on that host, so memory was probably full. If so, use a "
+            "smaller batch or fewer DataLoader workers, or give the job more memory.",
             id="killed-by-the-kernel",
+        ),
+        pytest.param(
+            Failure(replace(end(1, None, 1), num_oom_kills=0), (), ()),
+            "The job failed: rank 1 ended without a message after 1 step.\nIt may have been killed.",
+            id="killed-perhaps",
+        ),
+        pytest.param(
+            Failure(replace(end(1, f"failed: RuntimeError: {KILLED_WORKER}", 1), num_oom_kills=2), (), ()),
+            f"The job failed: rank 1 failed after 1 step: RuntimeError: {KILLED_WORKER}\n"
+            "The kernel's out-of-memory killer ended 2 processes on that host, so memory was probably full. If so, use "
+            "a smaller batch or fewer DataLoader workers, or give the job more memory.",
+            id="a-worker-was-killed",
         ),
         pytest.param(
             Failure(end(1, None, 9), (end(0, LOST, 9, is_consequence=True),), ()),

@@ -78,6 +78,7 @@ SOMEBODY_ELSE = "It was not the kernel's out-of-memory killer"
         pytest.param(-9, 1, "The kernel's out-of-memory killer ended a process on that host", id="by-the-kernel"),
         pytest.param(None, 2, "The kernel's out-of-memory killer ended 2 processes on that host", id="unseen"),
         pytest.param(None, 0, None, id="unseen-and-no-memory-was-full"),
+        pytest.param(137, 1, "The kernel's out-of-memory killer ended a process on that host", id="as-a-shell-says"),
         pytest.param(-11, 1, None, id="another-signal"),
         pytest.param(1, 1, None, id="by-itself"),
     ],
@@ -97,7 +98,7 @@ def test_who_killed_a_rank(exit_code: int | None, num_oom_kills: int | None, adv
         ("DataLoader worker (pid 7) is killed by signal: Killed.", NOT_KNOWN),
         (
             "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers …",
-            "Shared memory was full",
+            "Shared memory (/dev/shm) was probably full",
         ),
         ("torch.OutOfMemoryError: CUDA out of memory.", "Its memory was full"),
     ],
