@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from ddpprof.findings.finding import Finding, Observed
 
@@ -11,7 +12,10 @@ _LONG_S = 2 * 3600.0
 
 
 def unequal_batches(o: Observed) -> Iterator[Finding]:
-    """Report ranks that get different numbers of batches in a pass over the data."""
+    """Report ranks that get different numbers of batches in a pass over the data, and so take different steps.
+
+    If a step accumulates several batches, that depends on what the script does with those that are left at the end.
+    """
     if o.joins or (o.world_size or 1) < 2 or o.group_size != o.world_size:
         return
     lengths: dict[int, list[int]] = {}
@@ -20,14 +24,24 @@ def unequal_batches(o: Observed) -> Iterator[Finding]:
         if len(feeding) != 1 or feeding[0].batches_per_pass is None:
             return  # which loaders belong together is not known
         lengths.setdefault(feeding[0].batches_per_pass, []).append(rank)
-    if len(lengths) < 2:
+    per_step = 1 if o.accumulation else o.num_micro_steps  # ranks meet in every pass that reduces
+    differs_if_left = len({number // per_step for number in lengths}) > 1
+    differs_if_used = len({ceil(number / per_step) for number in lengths}) > 1
+    if not (differs_if_left or differs_if_used):
         return
+    hangs, rest = "will hang", ""
+    if not (differs_if_left and differs_if_used):
+        hangs = "may hang"
+        rest = (
+            f". A step accumulates {per_step} of them, so it depends on whether the script takes a step with those "
+            "that are left at the end"
+        )
     fewest, most = min(lengths), max(lengths)
     yield Finding(
         "unequal-batches",
-        "The ranks have different numbers of batches: the job will hang at the end of the epoch",
+        f"The ranks have different numbers of batches: the job {hangs} at the end of the epoch",
         f"rank {lengths[fewest][0]} gets {fewest:,} batches in a pass over its DataLoader, and rank {lengths[most][0]} "
-        f"gets {most:,}",
+        f"gets {most:,}{rest}",
         "Give every rank the same number: DistributedSampler(…, drop_last=True) divides a dataset evenly; or train "
         "within `with model.join():`.",
         None,

@@ -6,6 +6,8 @@ import pytest
 from observations import loader, observed, only
 
 from ddpprof.findings import find
+from ddpprof.findings.hangs import unequal_batches
+from ddpprof.measures.step.accumulation import Accumulation
 from ddpprof.model import CollectiveOfSomeRanks, Loader
 
 Loaders = dict[int, tuple[Loader, ...]]
@@ -38,6 +40,32 @@ def test_unequal_batches(loaders: Loaders, changes: dict[str, object], is_found:
     if found:
         assert found[0].is_correctness
         assert found[0].evidence == "rank 1 gets 99 batches in a pass over its DataLoader, and rank 0 gets 100"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "per_step", "hangs"),
+    [
+        pytest.param((9, 10), 1, "will hang", id="no-accumulation"),
+        pytest.param((9, 10), 4, None, id="as-many-steps-whatever-the-script-does"),
+        pytest.param((8, 10), 4, "may hang", id="if-the-rest-is-used"),
+        pytest.param((7, 8), 4, "may hang", id="if-the-rest-is-left"),
+        pytest.param((8, 12), 4, "will hang", id="one-step-less"),
+        pytest.param((7, 10), 4, "will hang", id="one-step-less-and-another-rest"),
+    ],
+)
+def test_unequal_batches_that_are_accumulated(numbers: tuple[int, int], per_step: int, hangs: str | None) -> None:
+    found = find(observed(loaders=of_lengths(*numbers), group_size=2, num_micro_steps=per_step))
+    told = [one for one in found if one.rule == "unequal-batches"]
+    begin = "The ranks have different numbers of batches: the job"
+    assert [one.title for one in told] == ([] if hangs is None else [f"{begin} {hangs} at the end of the epoch"])
+    assert all((f"A step accumulates {per_step}" in one.evidence) is (hangs == "may hang") for one in told)
+
+
+def test_passes_that_all_reduce_meet_one_by_one() -> None:
+    accumulation = (Accumulation(module=0, num_passes=4, num_superfluous=3, num_steps=5),)
+    seen = observed(loaders=of_lengths(9, 10), group_size=2, num_micro_steps=4, accumulation=accumulation)
+    (told,) = unequal_batches(seen)
+    assert "will hang" in told.title
 
 
 def test_collective_of_some_ranks() -> None:
