@@ -1,6 +1,6 @@
 """Record jobs that train with and without ``ddpprof.watch`` in turns, within one process.
 
-python analyses/watching_cost/collect.py        some 18 minutes; nothing else should run
+python analyses/watching_cost/collect.py        some 10 minutes; nothing else should run
 
 Tiny steps with few and with many buckets show the processor time that watching takes; longer steps on two ranks show
 whether they become slower.
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 JOBS = {
     "2 buckets": ["--nproc-per-node", "1", "--layers", "2", "--blocks", "40", "--steps", "200"],
     "16 buckets": ["--nproc-per-node", "1", "--layers", "16", "--blocks", "40", "--steps", "200"],
-    "40 ms": ["--nproc-per-node", "2", "--layers", "4", "--blocks", "200", "--steps", "40", "--sleep-ms", "38"],
+    "40 ms": ["--nproc-per-node", "2", "--layers", "4", "--blocks", "120", "--steps", "40", "--sleep-ms", "38"],
 }
 """name → torchrun's options, and those of ``train.py``"""
 

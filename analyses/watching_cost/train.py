@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 train.py OUT.json --layers 8 --blocks 20 --steps 50 
 
 import argparse
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -18,6 +19,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
 import ddpprof
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from counted import CountedEvents
 
 SETTLE = 5
 """steps at the begin of each block that are not counted: DDP and ddpprof agree in them"""
@@ -35,6 +39,7 @@ def main():
     parser.add_argument("--layers", type=int, default=8, help="layers, each of which is a bucket")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=20, help="pairs of blocks")
+    parser.add_argument("--counted-blocks", type=int, default=10, help="blocks in which ddpprof's own code is timed")
     parser.add_argument("--steps", type=int, default=50, help="steps of a block that count")
     parser.add_argument("--sleep-ms", type=float, default=0)
     args = parser.parse_args()
@@ -47,7 +52,13 @@ def main():
     model = DDP(nn.Sequential(*layers), bucket_cap_mb=args.width * args.width * 4 / 2**20)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     data = DataLoader(TensorDataset(torch.randn(8 * (args.steps + SETTLE), args.width)), batch_size=8)
-    blocks = []
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    blocks, counted = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(2 * args.blocks):
             is_watched = bool(number % 2) == bool(number // 2 % 2)  # in turns, and so is who comes first
@@ -57,18 +68,26 @@ def main():
                 block_began = time.perf_counter_ns()
                 for (x,) in data:
                     began, cpu = time.perf_counter_ns(), time.thread_time_ns()
-                    optimizer.zero_grad()
-                    model(x).square().mean().backward()
-                    optimizer.step()
+                    step(x)
                     cpu_ns.append(time.thread_time_ns() - cpu)
                     time.sleep(args.sleep_ms / 1000)
                     wall_ns.append(time.perf_counter_ns() - began)
                 block_ns, own_ns = time.perf_counter_ns() - block_began, keeper_ns()
             block = {"watched": is_watched, "wall_ns": wall_ns[SETTLE:], "cpu_ns": cpu_ns[SETTLE:]}
             blocks.append({**block, "block_ns": block_ns, "keeper_ns": own_ns})
+        for number in range(args.counted_blocks):
+            with ddpprof.watch(f"{folder}/counted-{number}"):
+                for position, (x,) in enumerate(data):
+                    if position == SETTLE:
+                        events = CountedEvents()
+                    step(x)
+                    time.sleep(args.sleep_ms / 1000)
+                    if position >= SETTLE:
+                        events.end_step()
+            counted += events.steps
     if dist.get_rank() == 0:
         num_buckets = len(model.reducer._get_zeros_like_grad_buckets())
-        args.out.write_text(json.dumps({"buckets": num_buckets, "blocks": blocks}))
+        args.out.write_text(json.dumps({"buckets": num_buckets, "blocks": blocks, "counted": counted}))
     time.sleep(0.2)
     dist.destroy_process_group()
 
