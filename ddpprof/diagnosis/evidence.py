@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof import rundir
-from ddpprof.diagnosis.processes import Process, look_at, workers_of
+from ddpprof.diagnosis.processes import Process, look_at, num_swapped_in, workers_of
 from ddpprof.errors import DdpprofError
 from ddpprof.load.exits import load_exits
 from ddpprof.load.record import BadRecordError, load_record
@@ -24,7 +24,6 @@ _LOOK_AGAIN_S = 0.2
 """seconds between two looks at a process, which show whether it computes"""
 _COMPUTES = 0.3
 """share of a core; a process that is ready to run computes as soon as it gets one"""
-
 _SWAPPING_PER_S = 50
 """least number of pages a second that a swapping thread reads back"""
 _MUCH_SWAPPED_BYTES = 16 * 2**20
@@ -83,9 +82,10 @@ def gather(directory: Path, records: bool = True) -> tuple[RankEvidence, ...]:
     Raises ``OSError`` if there is no such directory.
     """
     before = {rank: _process_now(directory, rank) for rank in rundir.pulses_in(directory)}
-    exits = load_exits(directory)
+    exits, swapped_in_before = load_exits(directory), num_swapped_in()
     time.sleep(_LOOK_AGAIN_S)
-    found = (_of_rank(directory, rank, exits, earlier, records) for rank, earlier in before.items())
+    swapped_in = num_swapped_in() - swapped_in_before
+    found = (_of_rank(directory, rank, exits, earlier, swapped_in, records) for rank, earlier in before.items())
     return tuple(one for one in found if one is not None)
 
 
@@ -104,7 +104,12 @@ def _process_of(head: PulseHead) -> Process | None:
 
 
 def _of_rank(
-    directory: Path, rank: int, exits: tuple[ProcessExit, ...], earlier: Process | None, records: bool
+    directory: Path,
+    rank: int,
+    exits: tuple[ProcessExit, ...],
+    earlier: Process | None,
+    swapped_in: int,
+    records: bool,
 ) -> RankEvidence | None:
     try:
         head = read_head(directory, rank, _STEPS)
@@ -121,7 +126,7 @@ def _of_rank(
         process=process,
         workers=tuple(workers_of(identity.pid)) if process is not None else (),
         computes=process is not None and _computes(earlier, process),
-        is_swapping=earlier is not None and process is not None and _is_swapping(earlier, process),
+        is_swapping=earlier is not None and process is not None and _is_swapping(earlier, process, swapped_in),
         exit=seen,
         num_oom_kills=oom_kills_seen(seen, identity.host, identity.created_ns, exits),
         now_ns=time.time_ns(),
@@ -135,12 +140,13 @@ def _computes(earlier: Process | None, now: Process) -> bool:
     return now.main_thread_cpu_s - earlier.main_thread_cpu_s > _COMPUTES * took_s
 
 
-def _is_swapping(earlier: Process, now: Process) -> bool:
+def _is_swapping(earlier: Process, now: Process, swapped_in: int) -> bool:
     """Return whether the process reads its memory back from swap again and again.
 
-    Some of it may lie in swap for good, and pages of files in memory are read from a disk, too.
+    Some of it may lie in swap for good, and pages of files in memory are read from a disk, too. `swapped_in`: number of
+    pages that the machine read back from swap in the meantime.
     """
-    num_paged_in = min(now.num_paged_in - earlier.num_paged_in, now.num_swapped_in - earlier.num_swapped_in)
+    num_paged_in = min(now.num_paged_in - earlier.num_paged_in, swapped_in)
     enough = _SWAPPING_PER_S * (now.seen_s - earlier.seen_s)
     return now.swapped_bytes > _MUCH_SWAPPED_BYTES and num_paged_in > enough
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof.child_processes import children
+from ddpprof.kernel_numbers import OF_MACHINE, number_in
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -29,8 +30,6 @@ class Process:
     """number of pages that its main thread has had to read from a disk: from swap, or from a file in memory"""
     swapped_bytes: int
     """memory of the process that is in swap"""
-    num_swapped_in: int
-    """number of pages that the machine has read back from swap, for whichever process"""
     seen_s: float
     """when it was looked at, by the monotonic clock"""
     waits_in: str
@@ -68,7 +67,6 @@ def look_at(pid: int) -> Process | None:
         main_thread_cpu_s=ticks / _TICKS_PER_S,
         num_paged_in=num_paged_in,
         swapped_bytes=1024 * _number(status, "VmSwap"),
-        num_swapped_in=_num_swapped_in(),
         seen_s=time.monotonic(),
         waits_in=_waits_in(pid),
         moved_bytes=_moved_bytes(pid),
@@ -119,9 +117,6 @@ def _number(status: Mapping[str, str], name: str) -> int:
     return 0
 
 
-def _num_swapped_in() -> int:
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-            if line.startswith("pswpin "):
-                return int(line.split()[1])
-    return 0
+def num_swapped_in() -> int:
+    """Return how many pages this machine has read back from swap, for whichever process; 0 if it does not tell."""
+    return number_in(OF_MACHINE, "pswpin") or 0

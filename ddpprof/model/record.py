@@ -15,8 +15,8 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct, field
 
 Int64 = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
-Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 """integer that fits into int64, as does the sum of two"""
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class StepMode(StrEnum):

@@ -57,7 +57,7 @@ netbench_beside.py  How much of a concurrent computation do collectives cost?
 netbench_job.py     Start of the ranks of `ddpprof netbench` with torchrun, and a one-line reason if they fail
 parts.py            A part of the run: the files of one host's own ranks, if hosts share no file system
 pulse.py            The pulse of this rank: notes of what it does, in memory that outlives it
-no_pulse.py         What is noted of a rank without a pulse: the number of its finished steps, in a file
+no_pulse.py         A rank without a pulse notes only how many steps it has finished, in a file
 pulse_rows.py       The rows of its steps, and summaries of many, made of these notes
 pulse_keeper.py     A thread that has the rows made, copies the pulse into the run directory, and samples the machine
 replicas.py         Do all ranks have the same model?

@@ -1,4 +1,4 @@
-"""What is noted of a rank without a pulse: the number of its finished steps, in a file."""
+"""A rank without a pulse notes only how many steps it has finished, in a file."""
 
 from __future__ import annotations
 

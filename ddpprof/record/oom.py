@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ddpprof.kernel_numbers import OF_MACHINE, number_in
+
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
-_OF_MACHINE = Path("/proc/vmstat")
 
 
 class OomKills:
@@ -24,12 +25,8 @@ class OomKills:
 
 
 def _num_kills() -> int | None:
-    for path in (*_own_events(), _OF_MACHINE):
-        with suppress(OSError, ValueError, IndexError):
-            for line in path.read_text(encoding="ascii").splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return None
+    counts = (number_in(path, "oom_kill") for path in (*_own_events(), OF_MACHINE))
+    return next((count for count in counts if count is not None), None)
 
 
 def _own_events() -> Iterator[Path]:

@@ -34,7 +34,6 @@ def process(state: str = "S", **other: Any) -> Process:
         "main_thread_cpu_s": 5.0,
         "num_paged_in": 0,
         "swapped_bytes": 0,
-        "num_swapped_in": 0,
         "seen_s": 0.0,
         "waits_in": "",
         "moved_bytes": 0,

@@ -73,10 +73,10 @@ def test_a_rank_swaps_if_it_reads_its_memory_back_again_and_again(
 ) -> None:
     of_this_machine(monkeypatch)
     monkeypatch.setattr(evidence, "is_gone", lambda _: False)
-    before = process(num_paged_in=7, num_swapped_in=1, swapped_bytes=swapped_mb * 2**20, seen_s=3.0)
-    after = replace(
-        before, num_paged_in=7 + num_paged_in, num_swapped_in=1 + num_swapped_in, seen_s=before.seen_s + seconds
-    )
+    swapped_in = iter((1, 1 + num_swapped_in))
+    monkeypatch.setattr(evidence, "num_swapped_in", lambda: next(swapped_in))
+    before = process(num_paged_in=7, swapped_bytes=swapped_mb * 2**20, seen_s=3.0)
+    after = replace(before, num_paged_in=7 + num_paged_in, seen_s=before.seen_s + seconds)
     seen = iter((before, after))
     monkeypatch.setattr(evidence, "look_at", lambda _: next(seen))
     assert of_one_rank(tmp_path).is_swapping is is_swapping

@@ -1,4 +1,4 @@
-"""What the system tells of a process, here of one that a test has started."""
+"""A process is looked at from outside, while it sleeps and once it has ended."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_torchrun_notes_each_rank_that_fails(tmp_path: Path, monkeypatch: pytest
     counters = tmp_path / "vmstat"
     counters.write_text("nr_free_pages 9\noom_kill 3\n")
     monkeypatch.setattr(oom, "_own_events", lambda: ())
-    monkeypatch.setattr(oom, "_OF_MACHINE", counters)
+    monkeypatch.setattr(oom, "OF_MACHINE", counters)
     exits.install(errors)
     counters.write_text("nr_free_pages 7\noom_kill 5\n")
     failure = errors.ProcessFailure(local_rank=1, pid=42, exitcode=-9, error_file="none")

@@ -1,4 +1,4 @@
-"""What is noted of a rank without a pulse."""
+"""A rank without a pulse still counts its steps, and calls what it wraps."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ddpprof.record.oom import OomKills
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A system whose files a test writes."""
-    monkeypatch.setattr(oom, "_OF_MACHINE", tmp_path / "vmstat")
+    monkeypatch.setattr(oom, "OF_MACHINE", tmp_path / "vmstat")
     monkeypatch.setattr(oom, "_OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(oom, "_GROUPS", tmp_path / "groups")
     return tmp_path
