@@ -204,7 +204,10 @@ def _begin_job() -> None:
 def end_jobs_into(out: Path) -> None:
     """End all processes of this user that record into `out`, whose parent was killed."""
     deadline = time.monotonic() + _GRACE_S
-    while (left := _recording_into(out)) and time.monotonic() < deadline:
+    looks_without_any = 0  # a process that is just being started shows no environment for a moment
+    while looks_without_any < 2 and time.monotonic() < deadline:
+        left = _recording_into(out)
+        looks_without_any = 0 if left else looks_without_any + 1
         for process in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)

@@ -97,7 +97,8 @@ def test_what_still_records_into_a_folder_ends_before_it_is_used_again(tmp_path:
 
     left, other = recording(tmp_path / "trial-0-0"), recording(tmp_path / "trial-1-0")
     try:
-        wait_until(lambda: len(launch._recording_into(tmp_path / "trial-1-0")) == 1, "started")
+        folders = (tmp_path / "trial-0-0", tmp_path / "trial-1-0")
+        wait_until(lambda: all(len(launch._recording_into(folder)) == 1 for folder in folders), "started")
         launch.end_jobs_into(tmp_path / "trial-0-0")
         assert left.wait(10) == -signal.SIGKILL
         assert other.poll() is None
