@@ -8,7 +8,7 @@ accumulation.py     Rules about gradient accumulation
 bucket_layout.py    Which buckets would DDP make under other caps?
 buckets.py          Rules about gradient buckets and exposed communication
 collectives.py      Rules about collectives that the script calls itself, outside DDP
-data.py             Rules about the training script around DDP: data loading and checkpoints
+data.py             Rules about the training script around DDP: data loading, random numbers and checkpoints
 hangs.py            Rules about what will make the job hang one day
 device.py           Rules about computation slowed by communication, and an accelerator that waits for its host
 finding.py          The input and the output of a rule
@@ -111,6 +111,7 @@ RULES: tuple[Rule, ...] = (
     losses.nonfinite_loss,
     replicas.copies_differ,
     data.same_samples,
+    data.same_random_numbers,
     data.epoch_never_set,
     hangs.unequal_batches,
     hangs.collective_of_some_ranks,

@@ -1,11 +1,11 @@
-"""Rules about the training script around DDP: data loading and checkpoints."""
+"""Rules about the training script around DDP: data loading, random numbers and checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, ms
-from ddpprof.findings.framework_words import divide_data, load_with, reshuffle
+from ddpprof.findings.framework_words import divide_data, load_with, reshuffle, seed_ranks
 from ddpprof.model import Loader
 
 
@@ -33,6 +33,23 @@ def same_samples(o: Observed) -> Iterator[Finding]:
             f"rank also went to another rank; {drawn}"
         )
     yield Finding("same-samples", title, evidence, divide_data(o.framework, same.loader), None, is_correctness=True)
+
+
+def same_random_numbers(o: Observed) -> Iterator[Finding]:
+    """Report ranks that draw the same random numbers, since they were given the same seed."""
+    same = o.same_random_numbers
+    if same is None or len(same.ranks) != o.world_size or o.group_size != o.world_size:
+        return  # ranks that do not average gradients with each other may need the same numbers
+    ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks"
+    yield Finding(
+        "same-random-numbers",
+        f"{ranks.capitalize()} draw the same random numbers",
+        f"at the start of each of {same.num_steps} recorded steps torch's random-number generators were in the same "
+        f"state on {ranks}, and every step drew from them",
+        f"{seed_ranks(o.framework)} Otherwise dropout masks, noise and augmentation repeat on every rank. Keep one "
+        "seed only for what ranks must decide alike, such as which layers to skip.",
+        None,
+    )
 
 
 def epoch_never_set(o: Observed) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.measures.ranks.late_gradients import LateGradient
 from ddpprof.measures.ranks.memory import RankMemory
+from ddpprof.measures.ranks.random_numbers import SameRandomNumbers
 from ddpprof.measures.ranks.replicas import Drift
 from ddpprof.measures.ranks.same_samples import SameSamples
 from ddpprof.measures.ranks.stragglers import Straggler
@@ -94,6 +95,7 @@ class Observed:
     loaders: Mapping[int, tuple[Loader, ...]] = field(default_factory=dict)
     """rank → its data loaders"""
     same_samples: SameSamples | None = None
+    same_random_numbers: SameRandomNumbers | None = None
     drifts: tuple[Drift, ...] = ()
     joins: bool = False
     """whether ranks may have different numbers of batches, as within DDP's ``join()``"""

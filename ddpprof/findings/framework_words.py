@@ -129,6 +129,22 @@ def reshuffle(framework: str | None) -> str:
     return "Call sampler.set_epoch(epoch) at the start of each epoch."
 
 
+def seed_ranks(framework: str | None) -> str:
+    """Return how to give each rank random numbers of its own."""
+    return _SEEDS.get(framework, _SEEDS[None])
+
+
+_SEEDS = {
+    None: "Give each rank its own seed once DDP has wrapped the model: torch.manual_seed(seed + dist.get_rank()).",
+    "transformers": "Give each rank its own seed in a TrainerCallback: set_seed(args.seed + args.process_index) in "
+    "on_train_begin.",
+    "accelerate": "Give each rank its own seed after accelerator.prepare(…): set_seed(seed, device_specific=True).",
+    "lightning": "Give each rank its own seed in the LightningModule: torch.manual_seed(seed + self.global_rank) in "
+    "on_train_start.",
+    "fabric": "Give each rank its own seed after fabric.setup(…): fabric.seed_everything(seed + fabric.global_rank).",
+}
+
+
 def load_with(framework: str | None, num_workers: int, persistent: bool) -> str:
     """Return how to load data in that many processes. `persistent`: whether they live through all epochs."""
     if framework == "transformers":

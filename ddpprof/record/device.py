@@ -31,6 +31,10 @@ class TrainingDevice:
         return self._devices[0].type if self._devices else "cpu"
 
     @property
+    def accelerators(self) -> tuple[torch.device, ...]:
+        return self._devices
+
+    @property
     def is_accelerator(self) -> bool:
         return bool(self._devices)
 

@@ -16,6 +16,7 @@ from ddpprof.record.environment import JobEnvironment
 from ddpprof.record.feeding import Feeding
 from ddpprof.record.memory import MemoryNotes
 from ddpprof.record.modules import OpenForward, RecordedModule
+from ddpprof.record.random_state import random_state
 from ddpprof.record.rpc import RpcNotes
 
 
@@ -29,6 +30,7 @@ class StepNotes:
         self.device = TrainingDevice()
         self.rpc = RpcNotes()
         self.recording = False
+        self._random_state: int | None = None
         self._forwards: list[Forward] = []
         self._optimizers: list[tuple[int, int]] = []
         self._optimizer_start_ns = 0
@@ -87,6 +89,7 @@ class StepNotes:
     def begin_step(self, mode: StepMode) -> None:
         """Begin a step. Call this between two steps, when no collective is in flight."""
         self.recording = mode in DETAILED_MODES
+        self._random_state = random_state(self.device.accelerators) if self.recording else None
         for module in self.modules:
             module.begin_step(mode)
 
@@ -171,6 +174,7 @@ class StepNotes:
             memory=self.memory.sample(),
             rpc=self.rpc.calls(),
             rpc_left_out=self.rpc.num_left_out,
+            random_state=self._random_state,
         )
 
     def release_modules(self) -> None:

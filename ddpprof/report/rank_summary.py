@@ -73,6 +73,8 @@ class RecordSummary:
     timeout_s: float | None = None
     joins: bool = False
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
+    random_states: Mapping[int, int] = field(default_factory=dict)
+    """number of a recorded step → digest of the state of torch's random-number generators when it began"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,7 @@ def _record_summary(record: Record) -> RecordSummary:
         timeout_s=record.timeout_s,
         joins=record.joins,
         of_some_ranks=record.of_some_ranks,
+        random_states={step.number: state for step in record.steps if (state := step.random_state) is not None},
     )
 
 

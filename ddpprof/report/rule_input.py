@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ddpprof.findings import Observed
 from ddpprof.measures.buckets.bucket_summary import BucketSummary
 from ddpprof.measures.kernels.devices import imbalance_ns
+from ddpprof.measures.ranks.random_numbers import find_same_random_numbers
 from ddpprof.measures.ranks.replicas import find_drifts
 from ddpprof.measures.ranks.same_samples import find_same_samples
 from ddpprof.measures.statistics.medians import error_of_median, mean_known, median_known
@@ -65,6 +66,7 @@ def observe(
         device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
         loaders={rank: record.loaders for rank, record in records.items()},
         same_samples=find_same_samples({rank: record.loaders for rank, record in records.items()}),
+        same_random_numbers=find_same_random_numbers({rank: record.random_states for rank, record in records.items()}),
         drifts=find_drifts({rank: record.replicas for rank, record in records.items()}),
         joins=any(record.joins for record in records.values()),
         timeout_s=max((record.timeout_s for record in records.values() if record.timeout_s), default=None),

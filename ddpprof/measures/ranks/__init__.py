@@ -9,6 +9,7 @@ late_gradients.py  With which gradient does a slow rank first fall behind?
 memory.py          How much memory does each rank hold, on its host and on every accelerator?
 own_time.py        How much time does a rank spend on its own work before the others wait for it?
 own_time_light.py  How much of a step is a rank's own work, if only the light recorder saw it?
+random_numbers.py  Do all ranks draw the same random numbers?
 replicas.py        Do the ranks still train one model?
 same_samples.py    Do several ranks train on the same samples?
 stragglers.py      Which rank do the others wait for, how often, how long, in which part, and since when?

@@ -39,6 +39,12 @@ class Model(nn.Module):
         return self.head(x + self.spare(x) if use_spare else x)
 
 
+def seed(mistake, model):
+    """Let the model drop activations, with random numbers that are each rank's own, or not."""
+    model.module.norm.register_forward_hook(lambda _, __, out: nn.functional.dropout(out, 0.1))
+    torch.manual_seed(0 if mistake == "same_seed" else dist.get_rank())
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mistake", required=True)
@@ -48,6 +54,8 @@ def main():
     torch.manual_seed(0)
     searching = mistake in ("find_unused_for_nothing", "unused", "branches_take_turns", "branch_by_rank")
     model = DDP(Model(), find_unused_parameters=searching, bucket_cap_mb=0.1 if mistake == "small_buckets" else None)
+    if mistake in ("same_seed", "none"):
+        seed(mistake, model)
     data = Data(0.002 if mistake == "slow_data" else 0.0)
     sampler = None if mistake == "no_sampler" else DistributedSampler(data)
     loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=sampler is None)

@@ -4,6 +4,7 @@ import pytest
 from observations import MS, loader, observed, only
 
 from ddpprof.findings import find
+from ddpprof.measures.ranks.random_numbers import SameRandomNumbers
 from ddpprof.measures.ranks.same_samples import SameSamples
 
 SAME = SameSamples(loader(), (0, 1), num_batches=9, num_samples=36, num_compared=36)
@@ -41,6 +42,35 @@ def test_same_samples(same: SameSamples, world_size: int, title: str, evidence: 
 )
 def test_ranks_that_may_have_the_same_samples(same: SameSamples | None, group_size: int | None) -> None:
     assert find(observed(same_samples=same, group_size=group_size)) == ()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "title", "seeds", "framework"),
+    [
+        ((0, 1), "Both ranks draw the same random numbers", "torch.manual_seed(seed + dist.get_rank())", None),
+        ((0, 1, 2), "All 3 ranks draw the same random numbers", "device_specific=True", "accelerate"),
+    ],
+)
+def test_same_random_numbers(ranks: tuple[int, ...], title: str, seeds: str, framework: str | None) -> None:
+    same = SameRandomNumbers(ranks, 9)
+    given = {"same_random_numbers": same, "world_size": len(ranks), "framework": framework}
+    finding = only(observed(group_size=len(ranks), **given))
+    assert (finding.rule, finding.title, finding.gain_ns) == ("same-random-numbers", title, None)
+    assert "each of 9 recorded steps" in finding.evidence
+    assert seeds in finding.advice
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"same_random_numbers": None}, id="others"),
+        pytest.param({"group_size": 1}, id="each-rank-averages-alone"),
+        pytest.param({"world_size": 4, "group_size": 4}, id="not-known-of-all"),
+    ],
+)
+def test_ranks_that_may_draw_the_same_random_numbers(changes: dict[str, object]) -> None:
+    given = {"same_random_numbers": SameRandomNumbers((0, 1), 9), "world_size": 2, "group_size": 2, **changes}
+    assert find(observed(**given)) == ()
 
 
 @pytest.mark.parametrize(

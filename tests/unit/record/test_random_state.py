@@ -1,0 +1,35 @@
+"""A digest of the generators: it follows what is drawn, draws nothing, and leaves no trace."""
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ddpprof.record.random_state import random_state
+
+
+def test_it_is_equal_as_long_as_the_same_numbers_are_drawn() -> None:
+    torch.manual_seed(3)
+    seeded = random_state(())
+    assert random_state(()) == seeded
+    torch.rand(1)
+    drawn = random_state(())
+    assert drawn != seeded
+    torch.manual_seed(3)
+    assert random_state(()) == seeded
+    torch.rand(1)
+    assert random_state(()) == drawn
+    torch.manual_seed(4)
+    assert random_state(()) != seeded
+
+
+def test_it_draws_nothing() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    random_state(())
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_the_profiler_does_not_see_it() -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        random_state(())
+    assert [event.name for event in seen.events()] == []
