@@ -260,7 +260,7 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rpc_left_out: Int64 = 0
     """number of calls beyond those kept per step"""
     random_state: Int64 | None = None
-    """digest of the state of torch's random-number generators when the step began"""
+    """digest of the state of torch's random-number generators when the step began; ``None`` if it could not be read"""
     end_ns: Int64
     """stands last, since the recorder learns it after encoding the rest"""
 

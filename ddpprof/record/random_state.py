@@ -12,14 +12,17 @@ _DIGEST_BYTES = 7
 """size of a number that every JSON reader holds in 64 bits"""
 
 
-def random_state(devices: Iterable[torch.device]) -> int:
-    """Return a digest of the state of the CPU's generator and of those of accelerators.
+def random_state(accelerators: Iterable[torch.device]) -> int | None:
+    """Return a digest of the state of the CPU's generator and those of accelerators; ``None`` if one cannot be read.
 
     Nothing is drawn and no operator of torch runs. An accelerator keeps its state on the host, so nothing waits for it.
     """
     digest = hashlib.blake2b(_bytes_of(torch.default_generator.get_state()), digest_size=_DIGEST_BYTES)
-    for device in devices:
-        digest.update(_bytes_of(torch.get_device_module(device).get_rng_state(device)))
+    try:
+        for device in accelerators:
+            digest.update(_bytes_of(torch.get_device_module(device).get_rng_state(device)))
+    except Exception:  # each kind of accelerator has its own code for this
+        return None
     return int.from_bytes(digest.digest())
 
 
