@@ -49,6 +49,7 @@ def same_random_numbers(o: Observed) -> Iterator[Finding]:
         f"{seed_ranks(o.framework)} Otherwise dropout masks, noise and augmentation repeat on every rank. Keep one "
         "seed only for what ranks must decide alike, such as which layers to skip.",
         None,
+        is_correctness=True,
     )
 
 

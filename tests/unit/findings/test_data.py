@@ -56,6 +56,7 @@ def test_same_random_numbers(ranks: tuple[int, ...], title: str, seeds: str, fra
     given = {"same_random_numbers": same, "world_size": len(ranks), "framework": framework}
     finding = only(observed(group_size=len(ranks), **given))
     assert (finding.rule, finding.title, finding.gain_ns) == ("same-random-numbers", title, None)
+    assert finding.is_correctness
     assert "each of 9 recorded steps" in finding.evidence
     assert seeds in finding.advice
 
