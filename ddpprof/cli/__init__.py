@@ -19,7 +19,6 @@ netbench.py            `ddpprof netbench`: start the ranks, or be one of them, a
 output.py              Where a command writes its result, and in which format
 reading.py             Reading a run: which parts, by how many processes, and with what progress bar
 report.py              `ddpprof report`: read a run, measure it and print the report
-run_watch.py           A thread of the launcher that looks at the job and says what is wrong
 saying.py              The one place that prints sentences, whose names and texts may come from foreign files
 schema.py              `ddpprof schema`: print the JSON Schema of the output of ``--format json``
 tables.py              `ddpprof report RUN --out FOLDER/`: write the report's tables as Parquet files

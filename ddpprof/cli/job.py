@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpprof.cli.arguments import seconds
 from ddpprof.cli.metrics_out import check, metrics_target, publish
-from ddpprof.cli.run_watch import RunWatch
 from ddpprof.cli.saying import say
 from ddpprof.files import local
+from ddpprof.job_watch.run_watch import RunWatch
 
 if TYPE_CHECKING:
     from ddpprof.record.launch import JobEnd
@@ -180,7 +180,8 @@ def run_recorded(
     if launch.is_first_rank(os.environ) if inside else not _is_further_node(options.torchrun):
         settings = launch.clear_out(settings, inside)
     command = words if job.is_wrapped else launch.script_command(words, options.module, options.torchrun)
-    watch = RunWatch(out, options.quiet, options.kill_after, options.dump_stacks, names_top=verb == "watch")
+    tell = _tell_nothing if options.quiet else _tell
+    watch = RunWatch(out, tell, options.kill_after, options.dump_stacks, names_top=verb == "watch")
     speaks = settings.pulse and (not inside or launch.is_first_rank(os.environ))
     if speaks:
         _check_packages(options)
@@ -267,3 +268,13 @@ def _die_of(number: int) -> NoReturn:
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
     os.kill(os.getpid(), number)
     sys.exit(128 + number)
+
+
+def _tell(text: str) -> None:
+    """Say something of the job while it runs."""
+    with suppress(Exception):  # stderr may be closed
+        say(f"ddpprof: {text}", file=sys.stderr, flush=True)
+
+
+def _tell_nothing(_text: str) -> None:
+    pass

@@ -1,0 +1,89 @@
+"""Does the job hang, and why?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import structs
+
+from ddpprof import own_files, rundir
+from ddpprof.diagnosis.diagnose import diagnose_overdue
+from ddpprof.diagnosis.evidence import gather
+from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
+from ddpprof.diagnosis.stacks import dump_stacks
+from ddpprof.job_watch.run_watch import Say
+from ddpprof.model.hang import Verdict
+from ddpprof.monitor.hangs import write_verdict
+from ddpprof.monitor.pulse_files import read_heads
+from ddpprof.render.hang_words import verdict_lines
+
+_LAUNCHER_S = 30.0
+"""seconds in which a launcher, once a rank has died, ends the others or starts all ranks anew"""
+
+
+class HangLook:
+    """Says when a job hangs, and why. It never touches the job, unless it was told to end one that hangs."""
+
+    every_s = 1.0
+
+    def __init__(self, say: Say, kill_after_s: float | None, dumps_stacks: bool) -> None:
+        self._say, self._dumps_stacks = say, dumps_stacks
+        self._kill_after_s = kill_after_s
+        self._directory: Path | None = None
+        self._verdict: Verdict | None = None
+        self._hangs_at: int | None = None
+        """step of the current hang"""
+        self._judged_at = 0.0
+
+    def at(self, directory: Path, missed_s: float) -> None:
+        if self._directory != directory:
+            self._directory, self._detector = directory, HangDetector(directory)
+            self._verdict = self._hangs_at = None
+        overdue = self._detector.look(missed_s)
+        if overdue is None:
+            self._goes_on(directory)
+        elif self._hangs_at != overdue.step:
+            self._judge(directory, overdue)
+        elif self._kill_after_s is not None and time.monotonic() - self._judged_at > self._kill_after_s:
+            self._say(f"the job still hangs after {self._kill_after_s:g} more seconds, so --kill-after ends it")
+            self._kill_after_s = None
+            os.kill(os.getpid(), signal.SIGTERM)  # as if somebody had asked for it: it is passed on to the job
+
+    def last_time(self, directory: Path) -> None:
+        """Do nothing: how a job ended is told by others."""
+
+    def _judge(self, directory: Path, overdue: Overdue) -> None:
+        verdict = diagnose_overdue(directory, overdue, self._detector)
+        if verdict is None or (verdict.has_failed and overdue.waited_s < _LAUNCHER_S):
+            return
+        self._hangs_at, self._verdict, self._judged_at = overdue.step, verdict, time.monotonic()
+        with suppress(OSError):
+            write_verdict(directory, verdict)
+        for line in verdict_lines(verdict):
+            self._say(line)
+        if self._dumps_stacks:
+            self._dump_stacks(directory)
+
+    def _dump_stacks(self, directory: Path) -> None:
+        path = directory / rundir.HANG_STACKS_FILE
+        try:
+            own_files.write_whole(path, dump_stacks(gather(directory, records=False)).encode())
+        except OSError as error:
+            self._say(f"cannot write {path}: {error.strerror}")
+        else:
+            self._say(f"Where all threads stand: {path}")
+
+    def _goes_on(self, directory: Path) -> None:
+        """Note that a job that hung has ended the step."""
+        if self._verdict is None or self._hangs_at is None:
+            return
+        if not any(head.state.step > self._hangs_at for head in read_heads(directory, 1)):
+            return  # its ranks have ended
+        with suppress(OSError):
+            write_verdict(directory, structs.replace(self._verdict, resumed_unix_ns=time.time_ns()))
+        self._say(f"the job goes on: step {self._hangs_at} is over")
+        self._verdict = self._hangs_at = None

@@ -1,0 +1,118 @@
+"""A thread of the launcher that looks at the job's pulses while it runs, and says what is wrong as soon as it is."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ddpprof import rundir
+
+_FIRST_LOOK_S = 3.0
+_SHARE = 0.02
+"""most of a core that each kind of looking may take, on average"""
+
+Say = Callable[[str], None]
+
+
+class Look(Protocol):
+    every_s: float
+    """seconds between two looks, or more if a look takes long"""
+
+    def at(self, directory: Path, missed_s: float) -> None:
+        """Look at the run in a directory. `missed_s`: by how much the time has gone on unseen since the last look."""
+
+    def last_time(self, directory: Path) -> None:
+        """Look at a run whose job has ended."""
+
+
+class RunWatch:
+    """Looks at one run until it is ended."""
+
+    def __init__(
+        self, out: Path, say: Say, kill_after_s: float | None, dumps_stacks: bool = False, names_top: bool = False
+    ) -> None:
+        """`names_top`: name the command that shows the ranks, once it can."""
+        self._out = out
+        self._say = say
+        self._kill_after_s = kill_after_s
+        self._dumps_stacks = dumps_stacks
+        self._names_top = names_top
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpprof-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop looking; call this before the run is read."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread waits for them
+        try:
+            self._look_until_the_end()
+        except Exception as error:  # noqa: BLE001 (the job goes on, whatever happens to who watches it)
+            self._say(f"no longer watches the job: {error}")
+
+    def _look_until_the_end(self) -> None:
+        self._ending.wait(_FIRST_LOOK_S)
+        looks = self._looks()
+        due = dict.fromkeys(looks, _now_s())
+        times_of_day = dict.fromkeys(looks, _time_of_day_s())
+        while not self._ending.wait(max(0.1, min(due.values()) - _now_s())):
+            directory = self._directory()
+            if directory is not None:
+                self._name_top(directory)
+            for look in looks:
+                late_s = _now_s() - due[look]
+                if late_s < 0:
+                    continue
+                began, time_of_day = time.thread_time(), _time_of_day_s()
+                missed_s = max(late_s, abs(time_of_day - times_of_day[look]))
+                times_of_day[look] = time_of_day
+                if directory is not None:
+                    look.at(directory, missed_s)
+                took_s = time.thread_time() - began
+                due[look] = _now_s() + max(look.every_s, took_s / _SHARE)
+        directory = self._directory()
+        if directory is not None:
+            for look in looks:
+                look.last_time(directory)
+
+    def _looks(self) -> tuple[Look, ...]:
+        """Import what takes a while, which the start of a job need not wait for."""
+        from ddpprof.job_watch.hang_look import HangLook
+        from ddpprof.job_watch.loss_look import LossLook
+        from ddpprof.job_watch.slowdown_look import SlowdownLook
+
+        return (
+            HangLook(self._say, self._kill_after_s, self._dumps_stacks),
+            SlowdownLook(self._say),
+            LossLook(self._say),
+        )
+
+    def _name_top(self, directory: Path) -> None:
+        """Say once where the run is, as soon as its ranks can be seen."""
+        if self._names_top and rundir.pulses_in(directory):
+            self._names_top = False
+            self._say(f"the run is in {self._out}. See its ranks while they train: ddpprof top {self._out}")
+
+    def _directory(self) -> Path | None:
+        """Return the directory of the attempt that runs now, once there is one."""
+        return rundir.last_attempt(self._out) if rundir.is_run(self._out) else None
+
+
+def _now_s() -> float:
+    """Return seconds of a clock that goes on while the machine sleeps, where the system has one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _time_of_day_s() -> float:
+    """Return the time of day less `_now_s`: it changes if somebody sets the clock."""
+    return time.time() - _now_s()

@@ -1,0 +1,63 @@
+"""When the launcher speaks of a hang."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddpprof.diagnosis.hang_detector import Overdue
+from ddpprof.job_watch import hang_look
+from ddpprof.job_watch.hang_look import HangLook
+from ddpprof.model.hang import Fault, Verdict
+
+
+class Detector:
+    """Looks at a job whose step 20 is overdue for so long."""
+
+    waited_s = 0.0
+
+    def look(self, _missed_s: float) -> Overdue:
+        return Overdue(20, self.waited_s, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "silent_at_s", "told_at_s"),
+    [
+        pytest.param(Verdict(Fault.LOADER, rank=1), [], 6, id="hangs"),
+        pytest.param(Verdict(Fault.DIED, rank=1, has_failed=True), [6, 29], 31, id="launcher-may-start-it-anew"),
+    ],
+)
+def test_when_a_verdict_is_told(
+    verdict: Verdict, silent_at_s: list[float], told_at_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    detector = Detector()
+    monkeypatch.setattr(hang_look, "HangDetector", lambda _: detector)
+    monkeypatch.setattr(hang_look, "diagnose_overdue", lambda *_: verdict)
+    look = HangLook(said.append, None, dumps_stacks=False)
+    for detector.waited_s in silent_at_s:
+        look.at(tmp_path, 0.0)
+        assert said == []
+    detector.waited_s = told_at_s
+    look.at(tmp_path, 0.0)
+    num_said = len(said)
+    assert said[0].startswith("The job ")
+    look.at(tmp_path, 0.0)
+    assert len(said) == num_said, "once"
+
+
+def test_the_same_hang_of_the_next_attempt_is_told_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+    detector = Detector()
+    detector.waited_s = 6
+    monkeypatch.setattr(hang_look, "HangDetector", lambda _: detector)
+    monkeypatch.setattr(hang_look, "diagnose_overdue", lambda *_: Verdict(Fault.LOADER, rank=1))
+    look = HangLook(said.append, 0.0, dumps_stacks=False)
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a job that has only begun to hang is not ended"))
+    for attempt in ("attempt-0", "attempt-1"):
+        (tmp_path / attempt).mkdir()
+        look.at(tmp_path / attempt, 0.0)
+        assert (tmp_path / attempt / "hang.json").exists()
+    assert len([line for line in said if line.startswith("The job hangs")]) == 2
