@@ -1,3 +1,5 @@
+"""A slow-down in a sentence."""
+
 from __future__ import annotations
 
 import msgspec

@@ -24,7 +24,7 @@ from ddpprof.render.plot import can_plot, plot
 from ddpprof.render.sections.experiments import experiment_sections
 from ddpprof.render.terminal import render_terminal
 
-CHECKOUT = Path(__file__).parents[3]
+CHECKOUT = Path(__file__).parents[4]
 REPORTS = {
     "overhead": overhead_report(),
     "scaling": scaling_report(),

@@ -13,7 +13,7 @@ from ddpprof.render.json import render_json
 from ddpprof.report.tables import TABLES
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'ddpprof[tables]'")
-GLOO = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
+GLOO = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 NAMES = {f"{table.name}.parquet" for table in TABLES}
 
 

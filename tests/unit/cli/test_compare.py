@@ -8,7 +8,7 @@ import pytest
 
 from ddpprof.cli import main
 
-SAMPLES = Path(__file__).parents[2] / "sample_traces"
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
 SAMPLE, OTHER = (str(SAMPLES / name) for name in ("convnet-gloo-2ranks", "transformer-gloo-4ranks"))
 
 

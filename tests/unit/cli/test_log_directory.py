@@ -18,7 +18,7 @@ from ddpprof.model import Rank, Run
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.report import build_report
 
-SAMPLE = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
+SAMPLE = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from reports import report
 from ddpprof.cli import main
 from ddpprof.render.json import render_json
 
-GLOO = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
+GLOO = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ddpprof.cli import main
 from ddpprof.render.json import schema
 from ddpprof.report.whatif import WhatIf
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[3]
 RUN = str(CHECKOUT / "sample_traces" / "transformer-gloo-4ranks")
 
 
