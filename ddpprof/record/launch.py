@@ -33,6 +33,8 @@ _INJECT = Path(__file__).parent / "inject"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _SI_KERNEL = 0x80
 """`si_code` of a signal that the terminal sent to the whole job; passing it on would deliver it twice"""
+_POLL_S = 1.0
+"""seconds after which a job has ended even if a thread of a library has taken the signal that says so"""
 _GRACE_S = 10.0
 """seconds before SIGKILL for processes that outlive a signal"""
 
@@ -229,14 +231,13 @@ def _recording_into(out: Path) -> list[int]:
 def _wait(job: Process) -> tuple[int, bool]:
     """Return the job's return code, and whether a signal asked it to end."""
     interrupted = False
-    while True:
-        info = signal.sigwaitinfo({*_PASSED_ON, signal.SIGCHLD})
-        if info.si_signo != signal.SIGCHLD:
+    while job.poll() is None:
+        info = signal.sigtimedwait({*_PASSED_ON, signal.SIGCHLD}, _POLL_S)
+        if info is not None and info.si_signo != signal.SIGCHLD:
             interrupted |= info.si_signo not in (signal.SIGUSR1, signal.SIGUSR2)
             if info.si_code != _SI_KERNEL:
                 _pass_on(job.pid, info.si_signo)
-        if job.poll() is not None:
-            return job.returncode, interrupted
+    return job.returncode, interrupted
 
 
 def _pass_on(job: int, number: int) -> None:
