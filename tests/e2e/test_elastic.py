@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from jobs import DDPPROF, QUICK, TORCHRUN, Run, environment, script
+from ports import unused_port
 from processes import is_gone
 
 from ddpprof.model.pulse import Ended
@@ -75,7 +76,7 @@ def test_a_rank_that_ddpprof_wraps_inside_the_job(tmp_path: Path, start: Run, re
 def test_the_context_manager(tmp_path: Path, start: Run, report: Report) -> None:
     (tmp_path / "train.py").write_text(
         """
-import os, sys, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 import ddpprof
 dist.init_process_group("gloo")
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -87,6 +88,7 @@ for _ in range(2):
             optimizer.zero_grad()
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()
+time.sleep(0.2)
 if attempt == 0:
     raise ValueError("bad batch")
 """
@@ -99,9 +101,7 @@ if attempt == 0:
 
 @pytest.mark.slow
 def test_a_node_goes(tmp_path: Path, report: Report) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = unused_port()
     command = [
         *DDPPROF, "trace", "--quiet", "--out", "run", *QUICK, "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3",
         "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job",

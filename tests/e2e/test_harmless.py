@@ -106,6 +106,7 @@ def test_training_goes_on(case: str, tmp_path: Path, ddpprof: Run) -> None:
 def test_a_recorder_that_cannot_be_imported_lets_training_go_on(tmp_path: Path, ddpprof: Run) -> None:
     (tmp_path / "train.py").write_text(
         f"{TRAINING}\nsys.modules['ddpprof.record.session'] = None\ntrain(wrap(), 20)\nprint('trained')\n"
+        "time.sleep(0.2)\n"
     )
     done = ddpprof("trace", "--out", "run", *QUICK, "--nproc-per-node=1", "train.py")
     assert (done.returncode, done.stdout) == (0, "trained\n")

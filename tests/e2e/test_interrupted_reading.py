@@ -10,11 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import DDPPROF, environment
+from jobs import DDPPROF, environment, seconds_to_start
 from remotes import CONVNET
-
-START_S = 0.12
-"""The interpreter itself is not to blame for what it says while it starts."""
 
 
 @pytest.mark.slow
@@ -22,7 +19,7 @@ def test_ctrl_c_at_any_moment_of_a_report(tmp_path: Path) -> None:
     run = shutil.copytree(CONVNET, tmp_path / "run", ignore=shutil.ignore_patterns("summaries"))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    ended_by_it = 0
+    ended_by_it, start_s = 0, seconds_to_start()
     for number in range(16):
         job = subprocess.Popen(
             [*DDPPROF, "report", str(run), "--jobs", "2", "--no-cache"],
@@ -32,10 +29,10 @@ def test_ctrl_c_at_any_moment_of_a_report(tmp_path: Path) -> None:
             text=True,
             start_new_session=True,
         )
-        time.sleep(START_S + number / 10)
+        time.sleep(start_s + number / 10)
         os.killpg(job.pid, signal.SIGINT)
         _, errors = job.communicate(timeout=20)
-        assert "Traceback" not in errors, f"after {START_S + number / 10} s: {errors}"
+        assert "Traceback" not in errors, f"after {start_s + number / 10} s: {errors}"
         assert job.returncode in (0, 130, -signal.SIGINT)
         ended_by_it += job.returncode != 0
         assert list(scratch.iterdir()) == []

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -15,16 +14,12 @@ from typing import Any
 
 import pytest
 from jobs import DDPPROF, script
+from ports import unused_port
 from processes import started, wait_until
 from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 pytestmark = [pytest.mark.e2e, NEEDS_SHARED_MEMORY]
-
-
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture

@@ -24,10 +24,9 @@ ENDLESS = """
 import os, sys, time, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-def main(rank, port, kill_at):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def main(rank, store, kill_at):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     model = DDP(torch.nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(100_000):
@@ -41,11 +40,7 @@ def main(rank, port, kill_at):
         time.sleep(0.01)
 
 if __name__ == "__main__":
-    import socket
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(main, args=(port, int(sys.argv[1])), nprocs=2)
+    mp.spawn(main, args=(os.path.abspath(f"store-{os.getpid()}"), int(sys.argv[1])), nprocs=2)
 """
 
 STEPS = """

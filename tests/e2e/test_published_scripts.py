@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from jobs import DDPPROF, SCRIPTS, TORCHRUN, environment, without_torch_aborting
+from processes import wait_until
 from shared import JOBS
 
 pytestmark = pytest.mark.slow
@@ -92,12 +97,32 @@ def run_until_it_ends(command: list[str], folder: Path, num_tries: int) -> subpr
     what its last all-gather returned, and the destructor waits for that thread while it holds the lock.
     """
     for _ in range(num_tries - 1):
+        done = run_unless_it_hangs(command, folder)
+        if done is not None:
+            return done
+    return run(command, folder, timeout=400)
+
+
+def run_unless_it_hangs(command: list[str], folder: Path) -> subprocess.CompletedProcess[str] | None:
+    """Run a script; ``None`` if it has not ended half a minute after it has trained."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        job = subprocess.Popen(
+            command, cwd=folder, env=environment(**OFFLINE), stdout=out, stderr=err, start_new_session=True
+        )
         try:
-            return run(command, folder, timeout=75)
-        except subprocess.TimeoutExpired as expired:
-            if "Training completed" not in str(expired.stdout):
-                raise
-    return run(command, folder)
+            wait_until(lambda: job.poll() is not None or "Training completed" in written(out), "trained", 400)
+            job.wait(30)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+        return subprocess.CompletedProcess(command, job.returncode, written(out), written(err))
+
+
+def written(file: IO[str]) -> str:
+    return os.pread(file.fileno(), 1 << 24, 0).decode()
 
 
 def with_and_without(job: Published, folders: list[Path], out: Path) -> list[str]:

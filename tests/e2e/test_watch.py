@@ -75,7 +75,7 @@ def test_a_watched_block(torchrun: Run, tmp_path: Path) -> None:
 def test_own_time_is_without_waiting_wherever_a_rank_waits(
     phase: str, options: list[str], part: StepPart, ddpprof: Run, tmp_path: Path
 ) -> None:
-    slow = ["--slow", "1", "--phase", phase, "--seconds", "0.03", "--since", "60", "--steps", "120"]
+    slow = ["--slow", "1", "--phase", phase, "--seconds", "0.1", "--since", "60", "--steps", "100"]
     done = ddpprof("watch", "--out", "run", *on_ranks(2, *script("straggler.py", *slow, *options)))
     assert done.returncode == 0, done.stderr
     changes = {}
@@ -86,9 +86,9 @@ def test_own_time_is_without_waiting_wherever_a_rank_waits(
         changes[pulse.identity.rank] = Change(before, after)
     reason = reason_for(changes)
     assert (reason.ranks, reason.part) == ((1,), part)
-    assert changes[1].own_ns == pytest.approx(30e6, rel=0.3)
-    assert changes[0].own_ns < 6e6
-    assert changes[0].grew("wait_ns") == pytest.approx(30e6, rel=0.3)
+    assert changes[1].own_ns == pytest.approx(100e6, rel=0.3)
+    assert changes[0].own_ns < 20e6
+    assert changes[0].grew("wait_ns") == pytest.approx(100e6, rel=0.3)
 
 
 def _before_and_after(pulse: Pulse, step: int) -> tuple[Any, Any]:

@@ -6,13 +6,13 @@ python forked_ranks.py NUM_RANKS SCRIPT [ARGUMENTS]
 import os
 import runpy
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch._dynamo  # every optimizer imports it
 import torch.nn.parallel  # noqa: F401 (so that it is there before the fork)
+from ports import unused_port
 
 
 def run_rank(rank: int, num_ranks: int, port: int, script: str, arguments: Sequence[str]) -> None:
@@ -29,12 +29,15 @@ def run_rank(rank: int, num_ranks: int, port: int, script: str, arguments: Seque
     runpy.run_path(script, run_name="__main__")
 
 
+def end(processes: set[int]) -> None:
+    for process in processes:
+        os.kill(process, signal.SIGTERM)
+
+
 def main(number: str, script: str, *arguments: str) -> int:
-    """Return the exit code of the first rank that failed; the others are ended then."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    num_ranks = int(number)
-    alive = set()
+    """Return the exit code of the first rank that failed; the others are ended a second later."""
+    port, num_ranks = unused_port(), int(number)
+    alive: set[int] = set()
     for rank in range(num_ranks):
         process = os.fork()
         if process == 0:
@@ -48,8 +51,8 @@ def main(number: str, script: str, *arguments: str) -> int:
         code = os.waitstatus_to_exitcode(status)
         if code and not first_failure:
             first_failure = code
-            for other in alive:
-                os.kill(other, signal.SIGTERM)
+            signal.signal(signal.SIGALRM, lambda *_: end(alive))
+            signal.alarm(1)
     return first_failure if first_failure >= 0 else 128 - first_failure
 
 

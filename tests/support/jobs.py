@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,16 @@ def environment(**more: str) -> dict[str, str]:
 
 def script(name: str, *arguments: str) -> list[str]:
     return [str(SCRIPTS / name), *arguments]
+
+
+def seconds_to_start() -> float:
+    """Return after how long `ddpprof` runs code of its own; until then, Python says of a signal what it wants."""
+    took_s = []
+    for _ in range(3):
+        began = time.monotonic()
+        subprocess.run([*DDPPROF, "--version"], env=environment(), stdout=subprocess.DEVNULL, check=True)
+        took_s.append(time.monotonic() - began)
+    return max(took_s)
 
 
 def on_ranks(num_ranks: int, *training: str | Path) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jobs import environment
@@ -20,20 +20,23 @@ def wait_until(holds: Callable[[], bool], what: str, at_most_s: float = 60) -> N
 
 def children(pid: int) -> list[int]:
     """Return the process's descendants."""
-    try:
-        tasks = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
-    except (FileNotFoundError, ProcessLookupError):  # one has just ended
-        return []
-    mine = [int(child) for task in tasks for child in task.split()]
+    mine: list[int] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            mine.extend(map(int, (task / "children").read_text().split()))
     return [one for child in mine for one in (child, *children(child))]
 
 
 def readers(pid: int) -> list[int]:
     """Return the processes of the pool."""
+    return [one for one in children(pid) if b"spawn_main" in _command_of(one)]
+
+
+def _command_of(pid: int) -> bytes:
     try:
-        return [one for one in children(pid) if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
-    except (FileNotFoundError, ProcessLookupError):  # one has just ended
-        return []
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return b""
 
 
 def is_gone(pid: int) -> bool:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import yaml
 from documents import CHECKOUT, Block
 from jobs import SCRIPTS
 from netbenches import netbench
+from ports import unused_port
 
 SAMPLES = CHECKOUT / "sample_traces"
 CONVNET, TRANSFORMER = SAMPLES / "convnet-gloo-2ranks", SAMPLES / "transformer-gloo-4ranks"
@@ -89,9 +89,6 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     tools.mkdir(exist_ok=True)
     (tools / "ddpprof").write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m ddpprof "$@"\n')
     (tools / "ddpprof").chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     environment = {
         **{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
         "PATH": os.pathsep.join((str(tools), str(Path(sys.executable).parent), os.environ["PATH"])),
@@ -99,7 +96,7 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         "COLUMNS": "80",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "PET_MASTER_PORT": str(port),  # torchrun's own port may be taken
+        "PET_MASTER_PORT": str(unused_port()),  # torchrun's own port may be taken
     }
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

@@ -19,17 +19,12 @@ from threading import Thread
 from urllib.request import Request, urlopen
 
 import pytest
+from ports import unused_port
 
 CONVNET = Path(__file__).parents[2] / "sample_traces" / "convnet-gloo-2ranks"
 TRACE = "rank-1.trace.json.gz"
 
 _PATIENCE_S = 60
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
@@ -97,7 +92,7 @@ class ObjectStore:
 
 @contextmanager
 def object_store(folder: Path, **env: str) -> Iterator[ObjectStore]:
-    port = _free_port()
+    port = unused_port()
     log = folder / f"moto-{port}.log"
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with _running(command, port, log, **env):
@@ -121,7 +116,7 @@ def ssh_server(folder: Path) -> Iterator[SshServer]:
         pytest.skip("no sshd here: apt-get install openssh-server")
     for key in ("host", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
-    port = _free_port()
+    port = unused_port()
     options = {
         "Port": port,
         "ListenAddress": "127.0.0.1",

@@ -21,9 +21,12 @@ def test_complaints_are_recorded(tab: Tab, tmp_path: Path, markup: str, complain
     page.write_text(f"<!doctype html><title>page</title>{markup}")
 
     tab.open(page)
-    tab.page.wait_for_timeout(100)
-
-    assert any(complaint in each for each in tab.complaints), tab.complaints
+    for _ in range(500):
+        if any(complaint in each for each in tab.complaints):
+            break
+        tab.page.wait_for_timeout(20)
+    else:
+        pytest.fail(f"never {complaint}: {tab.complaints}")
     tab.complaints.clear()
 
 

@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 long_training.py --steps 400 --sleep-ms 20
 import argparse
 import hashlib
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,11 +23,20 @@ def fingerprint(module):
     return digest.hexdigest()
 
 
+def is_there(path):
+    """Return whether rank 0 sees the file, on all ranks."""
+    seen = torch.tensor(float(path is not None and Path(path).exists()))
+    if path is not None:
+        dist.broadcast(seen, 0)
+    return bool(seen)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--sleep-ms", type=float, default=20)
-    parser.add_argument("--slower-from", type=int, default=1 << 30, help="steps from here on take twice as long")
+    parser.add_argument("--slower-from", type=int, default=1 << 30, help="steps from here on take ten times as long")
+    parser.add_argument("--until", help="end before the steps are over, as soon as rank 0 sees this file")
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -41,7 +51,7 @@ def main():
     model = DDP(nn.Sequential(*layers, nn.Linear(64, 1)), bucket_cap_mb=0.05)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     step, epoch = 0, 0
-    while step < args.steps:
+    while step < args.steps and not is_there(args.until):
         sampler.set_epoch(epoch)
         for inputs, targets in loader:
             if step >= args.steps:
@@ -50,7 +60,7 @@ def main():
             loss = nn.functional.mse_loss(model(inputs), targets)
             loss.backward()
             optimizer.step()
-            time.sleep(args.sleep_ms / 1000 * (2 if step >= args.slower_from else 1))
+            time.sleep(args.sleep_ms / 1000 * (10 if step >= args.slower_from else 1))
             step += 1
         epoch += 1
 

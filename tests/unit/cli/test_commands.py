@@ -298,8 +298,8 @@ from types import SimpleNamespace
 from ddpprof import cli
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 cli.main(["explain", "bucket"])
-sys.unraisablehook(SimpleNamespace(exc_type=KeyboardInterrupt))
 try:
+    sys.unraisablehook(SimpleNamespace(exc_type=KeyboardInterrupt))
     time.sleep(600)
 except KeyboardInterrupt:
     sys.exit(130)

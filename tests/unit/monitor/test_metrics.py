@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from ports import unused_port
 from pulse_files import MadeStep, write_pulse
 
 from ddpprof.cli.metrics_out import MetricsTarget, check, metrics_target, publish
@@ -107,8 +108,7 @@ def test_what_is_no_target(text: str) -> None:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    return unused_port()
 
 
 def test_prometheus_reads_them(run: Path, port: int) -> None:

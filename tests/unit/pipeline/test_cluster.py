@@ -17,15 +17,20 @@ from ddpprof.pipeline.cache import Cache
 from ddpprof.render.json import render_json
 
 distributed = pytest.importorskip("distributed", reason="pip install 'ddpprof[cluster]'")
+pytestmark = pytest.mark.filterwarnings("ignore:Creating scratch directories:UserWarning")  # the machine is busy
 
 
 @pytest.fixture
-def client() -> Iterator[Any]:
-    made = distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp://", host="127.0.0.1"
-    )
-    with made, distributed.Client(made, set_as_default=False) as client:
-        yield client
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    import dask
+
+    with dask.config.set({"temporary-directory": str(tmp_path_factory.mktemp("dask"))}):
+        made = distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp://",
+            host="127.0.0.1",
+        )  # fmt: skip
+        with made, distributed.Client(made, set_as_default=False) as client:
+            yield client
 
 
 def test_tasks_that_the_client_gave_up_are_not_ranks_that_cannot_be_read(client: Any, tmp_path: Path) -> None:

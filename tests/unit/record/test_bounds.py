@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,12 +75,19 @@ def work_for(seconds: float) -> None:
         sum(range(100))
 
 
+def work_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds() and time.monotonic() < end:
+        sum(range(100))
+
+
 def test_a_step_that_does_not_end_is_left_out_once() -> None:
     one, asked = bounds(most_seconds=0.1)
     one.step_begins(profiled=False)
     one.step_ends(usual=True)
     one.step_begins(profiled=True)
-    work_for(0.5)
+    work_until(lambda: len(asked) == 2)
+    work_for(0.2)
     one.end()
     assert len(asked) == 2
 
@@ -87,7 +95,7 @@ def test_a_step_that_does_not_end_is_left_out_once() -> None:
 def test_a_usual_step_is_profiled_to_its_end() -> None:
     one, asked = bounds()
     one.step_begins(profiled=False)
-    work_for(0.1)
+    work_for(1.0)
     one.step_ends(usual=True)
     one.step_begins(profiled=True)
     held = bytearray(32 << 20)

@@ -33,7 +33,8 @@ def test_the_folder_of_rank_0_is_left_alone(tmp_path: Path, capsys: Out) -> None
     assert capsys.readouterr().err == ""
 
 
-def test_a_file_system_that_shows_it_late(tmp_path: Path, capsys: Out) -> None:
+def test_a_file_system_that_shows_it_late(tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_PATIENCE_S", 30.0)
     later = threading.Timer(0.3, write, (tmp_path, "mine"))
     later.start()
     keep(tmp_path)

@@ -1,0 +1,21 @@
+"""Ports for servers that tests start."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+
+def unused_port() -> int:
+    """Return a port at which nobody listens, and which the system gives to nobody who leaves the choice to it.
+
+    So it is still free when a server, which may first have to import torch, binds it.
+    """
+    given_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(given_from // 2, given_from)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
