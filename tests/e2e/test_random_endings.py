@@ -17,7 +17,7 @@ from accelerator import environment as on_accelerator
 from jobs import DDPPROF, TORCHRUN, environment
 
 NUM_MOMENTS = int(os.environ.get("DDPPROF_TEST_MOMENTS", "6"))
-LATER_S = 5.0
+LATER_S = 15.0
 
 TRAINING = """
 import os, sys, time, torch, torch.distributed as dist
