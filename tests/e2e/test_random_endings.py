@@ -17,7 +17,7 @@ from accelerator import environment as on_accelerator
 from jobs import DDPPROF, TORCHRUN, environment
 
 NUM_MOMENTS = int(os.environ.get("DDPPROF_TEST_MOMENTS", "6"))
-LATER_S = 15.0
+LATER_S = 5.0
 
 TRAINING = """
 import os, sys, time, torch, torch.distributed as dist
@@ -97,11 +97,16 @@ def test_a_job_ends_in_time_at_any_moment(
     fails_at = str(chance.randrange(FIRST + 1, LAST)) if how == "exception" else "-1"
     wait_s = chance.uniform(0, 2.0)
     ranks = ("--standalone", "--nproc-per-node=2", "train.py", fails_at)
-    recorded = start(*DDPPROF, "trace", "--quiet", "--out", "run", *WINDOW, *ranks, **on_accelerator(STOP_BLOCKS))
-    took_s = _time_to_end(recorded, how, wait_s)
-    usual_s = _time_to_end(start(*TORCHRUN, *ranks), how, wait_s)
-    print(f"moment {moment}: {how}, {took_s:.2f} s, without ddpprof {usual_s:.2f} s")
-    assert took_s < usual_s + LATER_S
+    trace = (*DDPPROF, "trace", "--quiet", "--force", "--out", "run", *WINDOW, *ranks)
+    for _ in range(3):  # other work on the machine may hold one of the two jobs up
+        recorded = start(*trace, **on_accelerator(STOP_BLOCKS))
+        took_s = _time_to_end(recorded, how, wait_s)
+        usual_s = _time_to_end(start(*TORCHRUN, *ranks), how, wait_s)
+        print(f"moment {moment}: {how}, {took_s:.2f} s, without ddpprof {usual_s:.2f} s")
+        if took_s < usual_s + LATER_S:
+            break
+    else:
+        pytest.fail(f"ended {took_s - usual_s:.1f} s later than without ddpprof")
     assert recorded.returncode not in (0, -signal.SIGSEGV)
     for rank in (0, 1):
         steps = [json.loads(line) for line in (tmp_path / "run" / f"rank-{rank}.steps.jsonl").read_text().splitlines()]
