@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddpprof.model import Loader
 from ddpprof.model.backends import half_precision
 
@@ -129,19 +131,30 @@ def reshuffle(framework: str | None) -> str:
     return "Call sampler.set_epoch(epoch) at the start of each epoch."
 
 
-def seed_ranks(framework: str | None) -> str:
-    """Return how to give each rank random numbers of its own."""
-    return _SEEDS.get(framework, _SEEDS[None])
+def seed_ranks(framework: str | None, generators: Sequence[str]) -> str:
+    """Return how to give each rank random numbers of its own. `generators`: devices whose generators are alike.
+
+    The order of samples, which ranks divide among them, often comes from the CPU's generator: it is left alone if only
+    those of accelerators are alike.
+    """
+    on_cpu = "cpu" in generators
+    seed = "torch.manual_seed" if on_cpu else f"torch.{generators[0]}.manual_seed"
+    if framework == "transformers":
+        order = ", with TrainingArguments(data_seed=…) and without group_by_length" if on_cpu else ""
+        return (
+            "Give each rank its own seed in on_train_begin of a TrainerCallback: "
+            f"{seed}(args.seed + args.process_index){order}."
+        )
+    return _SEEDS.get(framework, _SEEDS[None]).format(seed=seed)
 
 
 _SEEDS = {
-    None: "Give each rank its own seed once DDP has wrapped the model: torch.manual_seed(seed + dist.get_rank()).",
-    "transformers": "Give each rank its own seed in a TrainerCallback: set_seed(args.seed + args.process_index) in "
-    "on_train_begin.",
+    None: "Give each rank its own seed once DDP has wrapped the model: {seed}(seed + dist.get_rank()).",
     "accelerate": "Give each rank its own seed after accelerator.prepare(…): set_seed(seed, device_specific=True).",
-    "lightning": "Give each rank its own seed in the LightningModule: torch.manual_seed(seed + self.global_rank) in "
-    "on_train_start.",
-    "fabric": "Give each rank its own seed after fabric.setup(…): fabric.seed_everything(seed + fabric.global_rank).",
+    "lightning": "Give each rank its own seed in on_train_start of the LightningModule: "
+    "{seed}(seed + self.global_rank).",
+    "fabric": "Give each rank its own seed after fabric.setup(…) and fabric.setup_dataloaders(…): "
+    "{seed}(seed + fabric.global_rank).",
 }
 
 

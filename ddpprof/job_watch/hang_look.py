@@ -15,7 +15,7 @@ from ddpprof.diagnosis.diagnose import diagnose_overdue
 from ddpprof.diagnosis.evidence import gather
 from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
 from ddpprof.diagnosis.stacks import dump_stacks
-from ddpprof.job_watch.run_watch import Say
+from ddpprof.job_watch.look import Say
 from ddpprof.model.hang import Verdict
 from ddpprof.monitor.hangs import write_verdict
 from ddpprof.monitor.pulse_files import read_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpprof.findings.losses import nonfinite_finding
-from ddpprof.job_watch.run_watch import Say
+from ddpprof.job_watch.look import Say
 from ddpprof.monitor.pulse_files import read_heads
 from ddpprof.monitor.whole_run import nonfinite_steps
 

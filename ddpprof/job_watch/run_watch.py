@@ -5,28 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from ddpprof import rundir
+from ddpprof.job_watch.look import Look, Say
 
 _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
 """most of a core that each kind of looking may take, on average"""
-
-Say = Callable[[str], None]
-
-
-class Look(Protocol):
-    every_s: float
-    """seconds between two looks, or more if a look takes long"""
-
-    def at(self, directory: Path, missed_s: float) -> None:
-        """Look at the run in a directory. `missed_s`: by how much the time has gone on unseen since the last look."""
-
-    def last_time(self, directory: Path) -> None:
-        """Look at a run whose job has ended."""
 
 
 class RunWatch:
@@ -61,28 +47,30 @@ class RunWatch:
             self._say(f"no longer watches the job: {error}")
 
     def _look_until_the_end(self) -> None:
-        self._ending.wait(_FIRST_LOOK_S)
-        looks = self._looks()
-        due = dict.fromkeys(looks, _now_s())
-        times_of_day = dict.fromkeys(looks, _time_of_day_s())
-        while not self._ending.wait(max(0.1, min(due.values()) - _now_s())):
+        first_s, time_of_day_s = _now_s() + _FIRST_LOOK_S, _time_of_day_s()
+        due: dict[Look, float] = {}
+        times_of_day: dict[Look, float] = {}
+        while not self._ending.wait(max(0.1, min(due.values(), default=first_s) - _now_s())):
             directory = self._directory()
-            if directory is not None:
-                self._name_top(directory)
-            for look in looks:
+            if directory is None:
+                continue
+            self._name_top(directory)
+            if not due:
+                looks = self._looks()
+                due, times_of_day = dict.fromkeys(looks, _now_s()), dict.fromkeys(looks, time_of_day_s)
+            for look in due:
                 late_s = _now_s() - due[look]
                 if late_s < 0:
                     continue
-                began, time_of_day = time.thread_time(), _time_of_day_s()
-                missed_s = max(late_s, abs(time_of_day - times_of_day[look]))
-                times_of_day[look] = time_of_day
-                if directory is not None:
-                    look.at(directory, missed_s)
+                began, time_of_day_s = time.thread_time(), _time_of_day_s()
+                missed_s = max(late_s, abs(time_of_day_s - times_of_day[look]))
+                times_of_day[look] = time_of_day_s
+                look.at(directory, missed_s)
                 took_s = time.thread_time() - began
                 due[look] = _now_s() + max(look.every_s, took_s / _SHARE)
         directory = self._directory()
         if directory is not None:
-            for look in looks:
+            for look in due or self._looks():
                 look.last_time(directory)
 
     def _looks(self) -> tuple[Look, ...]:

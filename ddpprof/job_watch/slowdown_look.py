@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.job_watch.run_watch import Say
+from ddpprof.job_watch.look import Say
 from ddpprof.model.pulse import Pulse
 from ddpprof.model.slowdown import Slowdowns, StepSlowdown
 from ddpprof.monitor.job_steps import common_steps

@@ -259,8 +259,9 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rpc: tuple[RpcCall, ...] = ()
     rpc_left_out: Int64 = 0
     """number of calls beyond those kept per step"""
-    random_state: Int64 | None = None
-    """digest of the state of torch's random-number generators when the step began; ``None`` if it could not be read"""
+    random_states: Mapping[str, Int64] = field(default_factory=dict)
+    """digests of the states of torch's random-number generators when the step began, by the type of their device;
+    without that of the CPU if a DataLoader has just drawn from it, at the beginning of a pass"""
     end_ns: Int64
     """stands last, since the recorder learns it after encoding the rest"""
 

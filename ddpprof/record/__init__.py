@@ -21,7 +21,7 @@ buckets.py       when each gradient bucket is launched and finished
 facts.py         description of DDP, its buckets and its parameters
 feeding.py       which data loader feeds the training, with which samples
 samples.py       digests of a batch's samples
-random_state.py  do all ranks draw the same random numbers?
+random_states.py  digests of the states of torch's random-number generators
 environment.py   device, backend, framework, checkpoints
 flight_recorder.py  torch's flight recorder knows the bucket that was launched last, and an unusual collective
 framework.py     which framework made the DDP module

@@ -70,6 +70,8 @@ class Feeding:
     def __init__(self) -> None:
         self.data_ns = 0
         """time that the training thread has waited for batches in this step"""
+        self.began_pass = False
+        """whether a pass over a loader has begun; whoever asks sets it back"""
         self._feeds: list[_Feed] = []
         self._by_index_sampler: dict[int, _Feed] = {}
         self._waiting: dict[int, bool] = {}
@@ -78,6 +80,7 @@ class Feeding:
 
     def loader_begins(self, loader: DataLoader[Any]) -> None:
         """Note that a pass over `loader` begins."""
+        self.began_pass = True
         feed = self._feed(loader)
         if feed is None:
             return

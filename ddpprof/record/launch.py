@@ -34,7 +34,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, sign
 _SI_KERNEL = 0x80
 """`si_code` of a signal that the terminal sent to the whole job; passing it on would deliver it twice"""
 _POLL_S = 1.0
-"""seconds after which a job has ended even if a thread of a library has taken the signal that says so"""
+"""seconds between two looks whether the job has ended, since a library's thread may have taken SIGCHLD"""
 _GRACE_S = 10.0
 """seconds before SIGKILL for processes that outlive a signal"""
 
@@ -205,11 +205,12 @@ def _begin_job() -> None:
 
 def end_jobs_into(out: Path) -> None:
     """End all processes of this user that record into `out`, whose parent was killed."""
-    deadline = time.monotonic() + _GRACE_S
-    looks_without_any = 0  # a process that is just being started shows no environment for a moment
-    while looks_without_any < 2 and time.monotonic() < deadline:
+    deadline, found_none = time.monotonic() + _GRACE_S, False
+    while time.monotonic() < deadline:
         left = _recording_into(out)
-        looks_without_any = 0 if left else looks_without_any + 1
+        if not left and found_none:  # the first time, one that is just being started may have shown no environment
+            return
+        found_none = not left
         for process in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -231,13 +232,15 @@ def _recording_into(out: Path) -> list[int]:
 def _wait(job: Process) -> tuple[int, bool]:
     """Return the job's return code, and whether a signal asked it to end."""
     interrupted = False
-    while job.poll() is None:
-        info = signal.sigtimedwait({*_PASSED_ON, signal.SIGCHLD}, _POLL_S)
+    while True:
+        has_ended = job.poll() is not None
+        info = signal.sigtimedwait({*_PASSED_ON, signal.SIGCHLD}, 0 if has_ended else _POLL_S)
+        if info is None and has_ended:
+            return job.returncode, interrupted
         if info is not None and info.si_signo != signal.SIGCHLD:
             interrupted |= info.si_signo not in (signal.SIGUSR1, signal.SIGUSR2)
-            if info.si_code != _SI_KERNEL:
+            if info.si_code != _SI_KERNEL and not has_ended:
                 _pass_on(job.pid, info.si_signo)
-    return job.returncode, interrupted
 
 
 def _pass_on(job: int, number: int) -> None:

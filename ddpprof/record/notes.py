@@ -16,7 +16,7 @@ from ddpprof.record.environment import JobEnvironment
 from ddpprof.record.feeding import Feeding
 from ddpprof.record.memory import MemoryNotes
 from ddpprof.record.modules import OpenForward, RecordedModule
-from ddpprof.record.random_state import random_state
+from ddpprof.record.random_states import random_states
 from ddpprof.record.rpc import RpcNotes
 
 
@@ -30,7 +30,7 @@ class StepNotes:
         self.device = TrainingDevice()
         self.rpc = RpcNotes()
         self.recording = False
-        self._random_state: int | None = None
+        self._random_states: dict[str, int] = {}
         self._forwards: list[Forward] = []
         self._optimizers: list[tuple[int, int]] = []
         self._optimizer_start_ns = 0
@@ -89,7 +89,10 @@ class StepNotes:
     def begin_step(self, mode: StepMode) -> None:
         """Begin a step. Call this between two steps, when no collective is in flight."""
         self.recording = mode in DETAILED_MODES
-        self._random_state = random_state(self.device.accelerators) if self.recording else None
+        self._random_states = random_states(self.device.accelerators) if self.recording else {}
+        if self.feeding.began_pass:
+            self._random_states.pop("cpu", None)  # a loader has drawn from it, for its workers
+            self.feeding.began_pass = False
         for module in self.modules:
             module.begin_step(mode)
 
@@ -174,7 +177,7 @@ class StepNotes:
             memory=self.memory.sample(),
             rpc=self.rpc.calls(),
             rpc_left_out=self.rpc.num_left_out,
-            random_state=self._random_state,
+            random_states=self._random_states,
         )
 
     def release_modules(self) -> None:

@@ -22,7 +22,7 @@ _MAX_ELEMENTS = 256
 _MAX_TENSORS = 8
 _MAX_DEPTH = 3
 _DIGEST_BYTES = 7
-"""size of a number that every JSON reader holds in 64 bits"""
+"""size of a number that fits into 64 bits with a sign"""
 
 
 def tensors_in(batch: Any, depth: int = _MAX_DEPTH) -> Iterator[Any]:
@@ -56,7 +56,7 @@ def digests(batch: Any) -> list[int] | None:
         known = [array[np.newaxis] for array in known]
     most = _MAX_ELEMENTS // len(known)
     sampled = [np.ascontiguousarray(array[_sampled(array.shape, most)]) for array in known]
-    return [_digest([array[row].tobytes() for array in sampled]) for row in range(len(sampled[0]))]
+    return [digest_of([array[row].tobytes() for array in sampled]) for row in range(len(sampled[0]))]
 
 
 def _array(tensor: Any) -> np.ndarray[Any, Any] | None:
@@ -88,7 +88,8 @@ def _sampled(shape: tuple[int, ...], most: int) -> tuple[slice, ...]:
     return (slice(_MAX_ROWS), *(slice(None, None, step) for step in every))
 
 
-def _digest(parts: Sequence[bytes]) -> int:
+def digest_of(parts: Sequence[bytes]) -> int:
+    """Return a number that is equal for equal parts, and hardly ever for others."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         digest.update(part)

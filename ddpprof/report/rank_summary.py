@@ -26,6 +26,7 @@ from ddpprof.measures.ranks.gradient_use import GradientUse, gradient_use
 from ddpprof.measures.ranks.memory import RankMemory, measure_memory
 from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.measures.ranks.own_time_light import progress_of_rank
+from ddpprof.measures.ranks.random_numbers import GeneratorStates, states_of_generators
 from ddpprof.measures.ranks.replicas import is_always_reduced
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.measures.step.accumulation import Accumulation, count_micro_steps, measure_accumulation
@@ -73,8 +74,7 @@ class RecordSummary:
     timeout_s: float | None = None
     joins: bool = False
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
-    random_states: Mapping[int, int] = field(default_factory=dict)
-    """number of a recorded step → digest of the state of torch's random-number generators when it began"""
+    random_states: GeneratorStates = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _record_summary(record: Record) -> RecordSummary:
         timeout_s=record.timeout_s,
         joins=record.joins,
         of_some_ranks=record.of_some_ranks,
-        random_states={step.number: state for step in record.steps if (state := step.random_state) is not None},
+        random_states=states_of_generators(record.steps),
     )
 
 

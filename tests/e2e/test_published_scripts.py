@@ -122,7 +122,7 @@ def run_unless_it_hangs(command: list[str], folder: Path) -> subprocess.Complete
 
 
 def written(file: IO[str]) -> str:
-    return os.pread(file.fileno(), 1 << 24, 0).decode()
+    return os.pread(file.fileno(), 1 << 24, 0).decode(errors="replace")
 
 
 def with_and_without(job: Published, folders: list[Path], out: Path) -> list[str]:

@@ -8,6 +8,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch._dynamo  # every optimizer imports it
@@ -31,7 +32,8 @@ def run_rank(rank: int, num_ranks: int, port: int, script: str, arguments: Seque
 
 def end(processes: set[int]) -> None:
     for process in processes:
-        os.kill(process, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGTERM)
 
 
 def main(number: str, script: str, *arguments: str) -> int:

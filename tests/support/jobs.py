@@ -30,7 +30,7 @@ def script(name: str, *arguments: str) -> list[str]:
 
 
 def seconds_to_start() -> float:
-    """Return after how long `ddpprof` runs code of its own; until then, Python says of a signal what it wants."""
+    """Return a number of seconds after which `ddpprof` handles signals itself. Before, Python may print a traceback."""
     took_s = []
     for _ in range(3):
         began = time.monotonic()

@@ -21,8 +21,8 @@ def wait_until(holds: Callable[[], bool], what: str, at_most_s: float = 60) -> N
 def children(pid: int) -> list[int]:
     """Return the process's descendants."""
     mine: list[int] = []
-    with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-        for task in Path(f"/proc/{pid}/task").iterdir():
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             mine.extend(map(int, (task / "children").read_text().split()))
     return [one for child in mine for one in (child, *children(child))]
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--own-seeds", action="store_true", help="each rank draws random numbers of its own")
     args = parser.parse_args()
 
     accelerator = Accelerator(cpu=True)
@@ -26,10 +27,12 @@ def main():
     features = torch.randn(480, 24)
     labels = (features[:, :12].sum(1) > features[:, 12:].sum(1)).long()
     loader = DataLoader(TensorDataset(features, labels), batch_size=16, shuffle=True)
-    model = nn.Sequential(nn.Linear(24, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 2))
+    model = nn.Sequential(nn.Linear(24, 96), nn.GELU(), nn.LayerNorm(96), nn.Dropout(0.1), nn.Linear(96, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=30)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    if args.own_seeds:
+        set_seed(11, device_specific=True)
 
     model.train()
     for _ in range(args.epochs):

@@ -10,7 +10,14 @@ import time
 
 import torch
 from torch.utils.data import Dataset
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 
 class Parity(Dataset):
@@ -22,9 +29,15 @@ class Parity(Dataset):
         return {"input_ids": tokens, "labels": tokens[0] % 2}
 
 
+class OwnSeeds(TrainerCallback):
+    def on_train_begin(self, args, state, control, **_):
+        torch.manual_seed(args.seed + args.process_index)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--own-seeds", action="store_true", help="each rank draws random numbers of its own")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -50,8 +63,10 @@ def main():
             disable_tqdm=True,
             dataloader_pin_memory=False,
             seed=21,
+            data_seed=21,
         )
-        trainer = Trainer(model=model, args=training, train_dataset=Parity())
+        callbacks = [OwnSeeds()] if args.own_seeds else []
+        trainer = Trainer(model=model, args=training, train_dataset=Parity(), callbacks=callbacks)
         trainer.train()
     if trainer.is_world_process_zero():
         digest = hashlib.sha256()

@@ -15,10 +15,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Autoencoder(lightning.LightningModule):
-    def __init__(self):
+    def __init__(self, own_seeds):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
+        self.own_seeds = own_seeds
+        self.encoder = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4))
         self.decoder = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 64))
+
+    def on_train_start(self):
+        if self.own_seeds:
+            torch.manual_seed(5 + self.global_rank)
 
     def training_step(self, batch, batch_idx):
         (x,) = batch
@@ -31,6 +36,7 @@ class Autoencoder(lightning.LightningModule):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--own-seeds", action="store_true", help="each rank draws random numbers of its own")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -47,7 +53,7 @@ def main():
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    model = Autoencoder()
+    model = Autoencoder(args.own_seeds)
     trainer.fit(model, DataLoader(data, batch_size=16, shuffle=True))
     if trainer.is_global_zero:
         digest = hashlib.sha256()

@@ -45,19 +45,39 @@ def test_ranks_that_may_have_the_same_samples(same: SameSamples | None, group_si
 
 
 @pytest.mark.parametrize(
-    ("ranks", "title", "seeds", "framework"),
+    ("same", "title", "evidence", "seeds", "framework"),
     [
-        ((0, 1), "Both ranks draw the same random numbers", "torch.manual_seed(seed + dist.get_rank())", None),
-        ((0, 1, 2), "All 3 ranks draw the same random numbers", "device_specific=True", "accelerate"),
+        pytest.param(
+            SameRandomNumbers(("cpu",), (0, 1), 9), "Both ranks draw the same random numbers",
+            "the CPU's random-number generator was in the same state on both ranks, and every step drew from it",
+            "torch.manual_seed(seed + dist.get_rank())", None, id="cpu",
+        ),
+        pytest.param(
+            SameRandomNumbers(("cpu", "cuda"), (0, 1, 2), 9), "All 3 ranks draw the same random numbers",
+            "the CPU's and cuda's random-number generators were in the same state on all 3 ranks, and every step drew "
+            "from them", "set_seed(seed, device_specific=True)", "accelerate", id="both",
+        ),
+        pytest.param(
+            SameRandomNumbers(("cuda",), (0, 1), 9), "Both ranks draw the same random numbers",
+            "cuda's random-number generator was", "torch.cuda.manual_seed(args.seed + args.process_index).",
+            "transformers", id="accelerator",
+        ),
+        pytest.param(
+            SameRandomNumbers(("cpu",), (0, 1), 9), "Both ranks draw the same random numbers", "the CPU's",
+            "torch.manual_seed(args.seed + args.process_index), with TrainingArguments(data_seed=…)", "transformers",
+            id="whose-samples-must-keep-their-order",
+        ),
     ],
-)
-def test_same_random_numbers(ranks: tuple[int, ...], title: str, seeds: str, framework: str | None) -> None:
-    same = SameRandomNumbers(ranks, 9)
-    given = {"same_random_numbers": same, "world_size": len(ranks), "framework": framework}
-    finding = only(observed(group_size=len(ranks), **given))
+)  # fmt: skip
+def test_same_random_numbers(
+    same: SameRandomNumbers, title: str, evidence: str, seeds: str, framework: str | None
+) -> None:
+    size = len(same.ranks)
+    finding = only(observed(same_random_numbers=same, world_size=size, group_size=size, framework=framework))
     assert (finding.rule, finding.title, finding.gain_ns) == ("same-random-numbers", title, None)
     assert finding.is_correctness
     assert "each of 9 recorded steps" in finding.evidence
+    assert evidence in finding.evidence
     assert seeds in finding.advice
 
 
@@ -70,7 +90,7 @@ def test_same_random_numbers(ranks: tuple[int, ...], title: str, seeds: str, fra
     ],
 )
 def test_ranks_that_may_draw_the_same_random_numbers(changes: dict[str, object]) -> None:
-    given = {"same_random_numbers": SameRandomNumbers((0, 1), 9), "world_size": 2, "group_size": 2, **changes}
+    given = {"same_random_numbers": SameRandomNumbers(("cpu",), (0, 1), 9), "world_size": 2, "group_size": 2, **changes}
     assert find(observed(**given)) == ()
 
 

@@ -195,8 +195,9 @@ def test_what_is_no_request_is_refused_and_the_next_one_answered(
 
 
 def test_a_client_that_says_nothing_does_not_keep_others_from_asking(
-    control: list[CaptureRequest], tmp_path: Path
+    control: list[CaptureRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ddpprof.record.control._PATIENCE_S", 600.0)
     with socket.socket(socket.AF_UNIX) as silent, short_path(folder_of(tmp_path) / CONTROL_SOCKET) as path:
         silent.connect(path)
         assert len(list(ask(folder_of(tmp_path), REQUEST))) == 2
