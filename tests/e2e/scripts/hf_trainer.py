@@ -65,8 +65,9 @@ def main():
             seed=21,
             data_seed=21,
         )
-        callbacks = [OwnSeeds()] if args.own_seeds else []
-        trainer = Trainer(model=model, args=training, train_dataset=Parity(), callbacks=callbacks)
+        trainer = Trainer(model=model, args=training, train_dataset=Parity())
+        if args.own_seeds:
+            trainer.add_callback(OwnSeeds())
         trainer.train()
     if trainer.is_world_process_zero():
         digest = hashlib.sha256()
