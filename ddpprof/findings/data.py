@@ -41,14 +41,14 @@ def same_random_numbers(o: Observed) -> Iterator[Finding]:
     if same is None or len(same.ranks) != o.world_size or o.group_size != o.world_size:
         return  # ranks that do not average gradients with each other may need the same numbers
     ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks"
-    named = " and ".join("the CPU's" if one == "cpu" else f"{one}'s" for one in same.generators)
+    named = " and ".join("the CPU's" if one == "cpu" else "the accelerator's" for one in same.generators)
     were, them = ("generators were", "them") if len(same.generators) > 1 else ("generator was", "it")
     yield Finding(
         "same-random-numbers",
         f"{ranks.capitalize()} draw the same random numbers",
         f"at the start of each of {same.num_steps} recorded steps {named} random-number {were} in the same state on "
         f"{ranks}, and every step drew from {them}",
-        f"{seed_ranks(o.framework, same.generators)} Otherwise whatever is random in the training, such as dropout "
+        f"{seed_ranks(o.framework, same.generators)} As it is, whatever is random in the training, such as dropout "
         "masks, noise or augmentation, is the same on every rank. What ranks must decide alike, such as the order of "
         "samples that they divide among them, needs a torch.Generator with one seed on all ranks.",
         None,

@@ -54,12 +54,12 @@ def test_ranks_that_may_have_the_same_samples(same: SameSamples | None, group_si
         ),
         pytest.param(
             SameRandomNumbers(("cpu", "cuda"), (0, 1, 2), 9), "All 3 ranks draw the same random numbers",
-            "the CPU's and cuda's random-number generators were in the same state on all 3 ranks, and every step drew "
-            "from them", "set_seed(seed, device_specific=True)", "accelerate", id="both",
+            "the CPU's and the accelerator's random-number generators were in the same state on all 3 ranks, and every "
+            "step drew from them", "set_seed(seed, device_specific=True)", "accelerate", id="both",
         ),
         pytest.param(
             SameRandomNumbers(("cuda",), (0, 1), 9), "Both ranks draw the same random numbers",
-            "cuda's random-number generator was", "torch.cuda.manual_seed(args.seed + args.process_index).",
+            "the accelerator's random-number generator was", "torch.cuda.manual_seed(args.seed + args.process_index).",
             "transformers", id="accelerator",
         ),
         pytest.param(
