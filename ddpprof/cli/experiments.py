@@ -240,7 +240,7 @@ def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Ended
     from statistics import median
 
     from ddpprof.load.record import load_record
-    from ddpprof.measures.step.step_times import timed_steps
+    from ddpprof.measures.step.trial_steps import timed_steps
     from ddpprof.rundir import ranks_in
 
     title, folder = experiment.variants[trial.variant].title, trial.folder(directory)

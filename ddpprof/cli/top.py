@@ -175,7 +175,7 @@ def _no_key(at_most_s: float) -> str:
 
 def _hang_lines(directory: Path, now: Overview) -> list[str]:
     """Return the verdict on a hang that has not ended yet."""
-    from ddpprof.monitor.hangs import read_verdict
+    from ddpprof.monitor.hang_file import read_verdict
     from ddpprof.render.hang_words import verdict_lines
 
     verdict = read_verdict(directory)

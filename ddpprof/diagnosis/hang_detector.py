@@ -75,7 +75,7 @@ class HangDetector:
         latest = max(living, key=lambda head: head.state.step_since_ns)
         waited_s = (now - self._waking.begin_of_step_ns(latest.state, now)) / 1e9
         usual_s = _usual_s(latest)
-        if waited_s < allowed_s(usual_s):
+        if waited_s < overdue_limit_s(usual_s):
             self._idle, self._pause = _IdleTimes(), _Pause()
             return None
         overdue = Overdue(latest.state.step, waited_s, usual_s)
@@ -87,10 +87,10 @@ class HangDetector:
         self._idle = _IdleTimes()
 
     def is_on_purpose(self, evidence: Sequence[RankEvidence], overdue: Overdue) -> bool:
-        """Return whether an overdue job pauses on purpose, or a rank has just ended a pause."""
+        """Return whether an overdue job pauses on purpose, or a rank has just ended a pause; the pause is noted."""
         now = self._clock()
         pauses = any(places.is_debugged(one.stack) for one in evidence) or any(
-            overdue.waited_s < allowed_to(one) and self._idle.of(one, now) < _IDLE_S for one in evidence
+            overdue.waited_s < pause_limit_s(one) and self._idle.of(one, now) < _IDLE_S for one in evidence
         )
         if not pauses:
             if not _has_moved(evidence, _rest_s(overdue.usual_s)) or self._pause.num_moves == _MOST_MOVES:
@@ -183,12 +183,12 @@ def _usual_s(head: PulseHead) -> float | None:
     return float(np.median(usual)) / 1e9 if len(usual) >= _FEW_STEPS else None
 
 
-def allowed_s(usual_s: float | None) -> float:
+def overdue_limit_s(usual_s: float | None) -> float:
     """Return how many seconds a step may take before its job is looked at."""
     return _FIRST_STEPS_S if usual_s is None else overdue_after_s(usual_s)
 
 
-def allowed_to(one: RankEvidence) -> float:
+def pause_limit_s(one: RankEvidence) -> float:
     """Return how many seconds what a living rank does may take; 0 if that is nothing that jobs pause for."""
     process, activity, flags = one.process, one.state.activity, one.state.flags
     if one.is_dead or one.has_ended or (process is not None and process.is_stopped):

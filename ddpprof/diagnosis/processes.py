@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof.child_processes import children
-from ddpprof.kernel_numbers import OF_MACHINE, number_in
+from ddpprof.linux_counters import OF_MACHINE, number_in
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 

@@ -14,7 +14,7 @@ from ddpprof.measures.statistics.hopeless_variant import is_losing, start_spread
 from ddpprof.measures.statistics.joint_ratios import joint_ratios
 from ddpprof.measures.statistics.loss_match import Losses, LossMatch, Match, match_losses
 from ddpprof.measures.statistics.paired_ratio import Ratio, paired_ratio
-from ddpprof.measures.step.step_times import Steps
+from ddpprof.measures.step.trial_steps import Steps
 from ddpprof.predict.candidates import Candidate, Forecast
 from ddpprof.report.tree import Job
 

@@ -17,7 +17,7 @@ from ddpprof.files.small import read_small
 from ddpprof.load.losses import load_losses
 from ddpprof.load.run import load_run
 from ddpprof.measures.statistics.loss_match import Losses
-from ddpprof.measures.step.step_times import timed_steps
+from ddpprof.measures.step.trial_steps import timed_steps
 from ddpprof.report.build import build_report
 
 

@@ -15,6 +15,7 @@ finding.py          The input and the output of a rule
 framework_words.py  Where does the user set each option?
 losses.py           A rule about losses that are NaN or infinite
 memory.py           Rules about a place that holds more memory than the others, and processes on foreign devices
+noise.py            When may chance have made a finding?
 predictions.py      Predicted effects, by replay of the recorded steps, of the changes that rules advise
 ranks.py            Rules about single ranks that all others wait for
 replicas.py         Rules about the ranks' copies of a model, which DDP should keep equal
@@ -40,6 +41,7 @@ from ddpprof.findings import (
     wrapper,
 )
 from ddpprof.findings.finding import Finding, Observed
+from ddpprof.findings.noise import is_noise
 
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
 
@@ -54,7 +56,7 @@ def find(observed: Observed) -> tuple[Finding, ...]:
     found: dict[object, Finding] = {}
     for finding in (finding for rule in RULES for finding in rule(observed)):
         advice = observed.advice.get(finding.rule, finding.advice)
-        noted = replace(finding, advice=advice, is_noise=observed.is_noise(finding))
+        noted = replace(finding, advice=advice, is_noise=is_noise(finding, observed))
         found.setdefault(finding.predicted or finding, noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
     gains = _by_gain([finding for finding in beyond if finding.expected_ns is not None])

@@ -41,16 +41,16 @@ def same_random_numbers(o: Observed) -> Iterator[Finding]:
     if same is None or len(same.ranks) != o.world_size or o.group_size != o.world_size:
         return  # ranks that do not average gradients with each other may need the same numbers
     ranks = "both ranks" if len(same.ranks) == 2 else f"all {len(same.ranks)} ranks"
-    named = " and ".join("the CPU's" if one == "cpu" else "the accelerator's" for one in same.generators)
-    were, them = ("generators were", "them") if len(same.generators) > 1 else ("generator was", "it")
+    generators = " and ".join("CPU" if one == "cpu" else "accelerator" for one in same.generators)
+    were, used = ("generators were", "were used") if len(same.generators) > 1 else ("generator was", "was used")
     yield Finding(
         "same-random-numbers",
         f"{ranks.capitalize()} draw the same random numbers",
-        f"at the start of each of {same.num_steps} recorded steps {named} random-number {were} in the same state on "
-        f"{ranks}, and every step drew from {them}",
+        f"torch's {generators} {were} in the same state on {ranks} at the start of each of {same.num_steps} recorded "
+        f"steps, and {used} in every step",
         f"{seed_ranks(o.framework, same.generators)} As it is, whatever is random in the training, such as dropout "
-        "masks, noise or augmentation, is the same on every rank. What ranks must decide alike, such as the order of "
-        "samples that they divide among them, needs a torch.Generator with one seed on all ranks.",
+        "masks, noise or augmentation, is identical on every rank. For anything that the ranks must agree on, such as "
+        "the order of samples that they divide, use a separate torch.Generator with the same seed on all ranks.",
         None,
         is_correctness=True,
     )

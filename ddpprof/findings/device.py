@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, ms
 from ddpprof.measures.kernels.devices import imbalance_ns
-from ddpprof.measures.kernels.slowdown import ENOUGH_KNOWN
+from ddpprof.measures.kernels.overlap_slowdown import ENOUGH_KNOWN
 
 _MUCH = 0.1
 """of the step: less is not worth moving work for"""
@@ -18,14 +18,17 @@ def overlap_slowdown(o: Observed) -> Iterator[Finding]:
         return
     if o.slowdown_control is not None and abs(o.slowdown_control - 1) >= o.slowdown_ratio - 1:
         return  # the steps to compare with differed by more than the effect of communication
+    may_be_other_work = o.shares_cores and o.slowdown_control is None
+    other_work = "; other work on the cores may explain it, which --baseline-steps would tell"
     yield Finding(
         "overlap-slowdown",
         f"Communication makes concurrent computation take {o.slowdown_ratio:.2f} × as long",
         f"{ms(o.slowdown_lost_ns or 0)} per step are lost by kernels that also ran without communication, "
-        f"{o.slowdown_known_share:.0%} of the computation under it; the step only loses the part on its critical path",
+        f"{o.slowdown_known_share:.0%} of the computation under it; the step only loses the part on its critical path"
+        f"{other_work if may_be_other_work else ''}",
         _advice(o),
         o.slowdown_lost_ns,
-        is_noise=o.shares_cores and o.slowdown_control is None,  # other work on the cores would explain as much
+        is_noise=may_be_other_work,
     )
 
 

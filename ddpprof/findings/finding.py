@@ -23,10 +23,6 @@ from ddpprof.model.whole_run import NonfiniteSteps
 
 _WORTH_SAYING = 0.01
 """least fraction of the step worth a finding"""
-_NOISE_OF_MEASURED = 0.02
-"""fraction of the step above which another run of the job hardly misses a measured finding"""
-_ROUNDS_TO_NOTHING_NS = 5_000
-"""gains below it are shown as 0.00 ms"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,26 +122,6 @@ class Observed:
     def shares_cores(self) -> bool:
         """Return whether the ranks compute on CPU cores, which the machine also gives to other work."""
         return self.backend in ON_HOST
-
-    def is_noise(self, finding: Finding) -> bool:
-        """Return whether chance may have made the finding.
-
-        A prediction may be chance if it may be a loss, or if it is below the noise of the step and may be less than
-        half of what it says. A measured cost may be chance if it is so near the threshold for findings that another
-        run might not report it.
-        """
-        gain_ns = finding.expected_ns
-        if finding.is_noise or gain_ns is None:
-            return finding.is_noise
-        if finding.predicted is not None:
-            return self.may_be_chance(finding.predicted)
-        return gain_ns < max(_ROUNDS_TO_NOTHING_NS, _NOISE_OF_MEASURED * (self.step_ns or 0))
-
-    def may_be_chance(self, predicted: Predicted) -> bool:
-        gain_ns, low_ns = predicted.gain_ns, predicted.low_ns
-        if gain_ns < _ROUNDS_TO_NOTHING_NS or low_ns <= 0:
-            return True
-        return gain_ns < (self.step_noise_ns or 0) and 2 * low_ns < gain_ns
 
     def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
         """Return whether the gain is worth a finding. `gain_ns` is a measured bound; both gains must be big enough."""

@@ -17,7 +17,7 @@ from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
 from ddpprof.diagnosis.stacks import dump_stacks
 from ddpprof.job_watch.look import Say
 from ddpprof.model.hang import Verdict
-from ddpprof.monitor.hangs import write_verdict
+from ddpprof.monitor.hang_file import write_verdict
 from ddpprof.monitor.pulse_files import read_heads
 from ddpprof.render.hang_words import verdict_lines
 

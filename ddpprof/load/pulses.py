@@ -18,7 +18,7 @@ from ddpprof.model.pulse import Pulse
 from ddpprof.model.pulse_layout import NotAPulseError, decode
 from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.whole_run import RankWholeRun
-from ddpprof.monitor.hangs import read_verdict
+from ddpprof.monitor.hang_file import read_verdict
 from ddpprof.monitor.past_slowdowns import slowdowns_of_run
 from ddpprof.monitor.pulse_files import MOST_COMPARED, read_pulse
 from ddpprof.monitor.slowdown_file import read_slowdowns

@@ -1,9 +1,9 @@
-"""The tables of a run: ``Run > Rank > Step``, as read-only numpy columns of int64 nanoseconds.
+"""The tables of one rank's trace, as read-only numpy columns of int64 nanoseconds.
 
-All spans are half-open: ``start_ns <= t < end_ns``. Times are on the trace file's own clock; add ``Rank.epoch_ns`` to
+All spans are half-open: ``start_ns <= t < end_ns``. Times are on the trace file's own clock; add ``Trace.epoch_ns`` to
 get nanoseconds since 1970. Rows of every table are sorted by ``start_ns``. A row's ``step`` is an index into
-``Rank.steps``, or ``NO_STEP``. On an accelerator it is the step whose host span contains the row's *launch*, and on CPU
-the one that contains its start.
+``Trace.steps``, or ``NO_STEP``. On an accelerator it is the step whose host span contains the row's *launch*, and on
+CPU the one that contains its start.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Work(_Table):
     start_ns: Int64Column
     end_ns: Int64Column
     name: Int32Column
-    """index into ``Rank.names``"""
+    """index into ``Trace.names``"""
     phase: NDArray[np.int8]
     """`Phase`"""
     step: Int32Column

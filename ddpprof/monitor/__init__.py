@@ -1,7 +1,7 @@
 """Whole runs: readers of the pulses that ranks leave, and verdicts on them. Nothing in here imports torch.
 
 pulse_files.py   the pulses of a run, read from memory while ranks live, else from the run directory
-hangs.py         ``hang.json``: the last verdict on a job that hung
+hang_file.py     ``hang.json``: the last verdict on a job that hung
 metrics.py       metrics of a running job, by the conventions of Prometheus and OpenTelemetry
 requests.py      requests to a running job, through the socket in its run directory
 history.py       How did the length of steps develop over a whole training?

@@ -17,7 +17,7 @@ import numpy as np
 from ddpprof import rundir
 from ddpprof.model import UNKNOWN
 from ddpprof.model.pulse import Activity, Ended
-from ddpprof.monitor.hangs import read_verdict
+from ddpprof.monitor.hang_file import read_verdict
 from ddpprof.monitor.pulse_files import PulseHead, is_silent, read_heads
 
 MOST_RANKS = 64

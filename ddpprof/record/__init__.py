@@ -14,7 +14,7 @@ ddp_variants.py  DDP with other arguments, or without its work, for trials
 recording.py     one recording: its steps, its files and its end; session.py: the events of torch that it is made of
 window.py        the recorded steps: their modes, their profiler, their output
 schedule.py      which steps are skipped, timed, recorded, profiled
-steps.py         where a training step ends
+step_detector.py  where a training step ends
 notes.py         events inside the current step
 modules.py       one DDP module under observation
 buckets.py       when each gradient bucket is launched and finished

@@ -159,7 +159,7 @@ class StepNotes:
     def closure_ends(self) -> None:
         self.optimizer_begins()
 
-    def step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
+    def recorded_step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
         """Return the step that is about to end, with an end of 0."""
         if mode not in DETAILED_MODES:
             return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)

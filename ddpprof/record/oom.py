@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.kernel_numbers import OF_MACHINE, number_in
+from ddpprof.linux_counters import OF_MACHINE, number_in
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")

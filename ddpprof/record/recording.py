@@ -36,7 +36,7 @@ from ddpprof.record.notes import StepNotes
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_keeper import PulseKeeper
 from ddpprof.record.settings import Settings
-from ddpprof.record.steps import StepDetector
+from ddpprof.record.step_detector import StepDetector
 from ddpprof.record.watching import WatchedSteps
 from ddpprof.record.window import Window
 from ddpprof.step_options import options_for

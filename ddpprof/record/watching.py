@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpprof.model.pulse import Activity, StepFlag
 from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.pulse import PulseWriter
-from ddpprof.record.steps import StepDetector
+from ddpprof.record.step_detector import StepDetector
 
 _OTHER, _FORWARD, _EVALUATION = int(Activity.OTHER), int(Activity.FORWARD), int(Activity.EVALUATION)
 

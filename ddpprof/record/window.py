@@ -92,7 +92,7 @@ class Window:
         if self.mode in _TIMED and self._schedule.mode(self.step + 1) is not self.mode:
             self._wait_for_device()
         if self._job.files is not None and self.mode in (*_TIMED, StepMode.CUT, *DETAILED_MODES):
-            self._job.files.append_step(self._notes.step(self.step, self.mode, self._step_start_ns))
+            self._job.files.append_step(self._notes.recorded_step(self.step, self.mode, self._step_start_ns))
         self._notes.end_step()
         self.count_step()
 
@@ -209,8 +209,8 @@ class Window:
         num_bytes = num_parameters * num_steps * _BYTES_OF_A_PARAMETER
         if num_bytes > _MUCH_BYTES:
             self._warn_for_all(
-                f"{num_steps} profiled steps of {num_parameters} parameters may take {num_bytes / 1e9:.1f} GB of "
-                "memory in each rank: --steps 1 takes less, --no-profiler almost none"
+                f"{num_steps} profiled steps of {num_parameters} parameter tensors may take {num_bytes / 1e9:.1f} GB "
+                "of memory in each rank: --steps 1 takes less, --no-profiler almost none"
             )
 
     def do_without_profiler(self, why: str) -> None:

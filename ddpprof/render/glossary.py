@@ -285,8 +285,8 @@ TERMS = (
         "not beyond noise",
         "A finding that another run of the same job might not have. A predicted gain is one if its 95 % interval "
         "includes a loss, or if it is below the noise of the step (half of the 95 % interval of its length) and may be "
-        "less than half of what it says. A measured gain is one below 2 % of the step. Such findings come last and "
-        "without advice.",
+        "less than half of what it says. A measured gain is one below 2 % of the step or below 5 µs. So is what other "
+        "work on the ranks' cores may explain as well. Such findings come last and without advice.",
         field="findings[].is_noise",
         aliases=("noise", "may save"),
     ),

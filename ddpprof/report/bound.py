@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from ddpprof.findings import Observed
+from ddpprof.findings.noise import may_be_chance
 from ddpprof.findings.predictions import Predicted
 from ddpprof.report.tree import Bound, BoundBy, Report, WhatHelps, WouldHelp
 
@@ -82,7 +83,7 @@ def _would_help(observed: Observed) -> Sequence[WouldHelp]:
         (WhatHelps.BUCKETS, best.predicted if best is not None else None),
     ]
     return [
-        WouldHelp(what, predicted, observed.may_be_chance(predicted))
+        WouldHelp(what, predicted, may_be_chance(predicted, observed.step_noise_ns))
         for what, predicted in found
         if predicted is not None
     ]

@@ -21,13 +21,13 @@ from ddpprof.model import DdpModule, RecordedStep, Run
 from ddpprof.report.across_ranks import RecordedSteps, across_ranks
 from ddpprof.report.bound import find_bound
 from ddpprof.report.other_file import report_of_file
+from ddpprof.report.overlap_slowdown import slowdown_report
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.ranks import modules_of, steps_to_replay
 from ddpprof.report.rule_input import observe
 from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.side_streets import combine_beside, observe_beside
-from ddpprof.report.slowdown import slowdown_report
 from ddpprof.report.times import times_of
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 from ddpprof.report.whole_run import summarise_whole_run

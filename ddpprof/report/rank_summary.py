@@ -20,7 +20,7 @@ from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_
 from ddpprof.measures.collectives.script_collectives import OutsideCalls, measure_outside
 from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices, median_load
 from ddpprof.measures.kernels.kernels import KernelSummary, summarise_kernels
-from ddpprof.measures.kernels.slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
+from ddpprof.measures.kernels.overlap_slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.measures.ranks.failure import RankEnd, rank_end
 from ddpprof.measures.ranks.gradient_use import GradientUse, gradient_use
 from ddpprof.measures.ranks.memory import RankMemory, measure_memory

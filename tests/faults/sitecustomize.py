@@ -146,7 +146,7 @@ FAULTS = {
     "wrong_times": ("ddpprof.record.profiler", wrong_times),
     "lost_parts": ("ddpprof.measures.step.breakdown", lost_parts),
     "unused_without_reason": ("ddpprof.record.facts", unused_without_reason),
-    "lost_steps": ("ddpprof.record.steps", lost_steps),
+    "lost_steps": ("ddpprof.record.step_detector", lost_steps),
     "half_a_delay": ("ranks", half_a_delay),
     "hasty_clock": ("ranks", hasty_clock),
     "long_replay": ("ddpprof.predict.replay", long_replay),

@@ -55,6 +55,7 @@ def main(number: str, script: str, *arguments: str) -> int:
             first_failure = code
             signal.signal(signal.SIGALRM, lambda *_: end(alive))
             signal.alarm(1)
+    signal.alarm(0)
     return first_failure if first_failure >= 0 else 128 - first_failure
 
 

@@ -15,7 +15,7 @@ from ddpprof.measures.buckets.overlap import measure_overlap, spans_of
 from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
 from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.measures.kernels.kernels import summarise_kernels
-from ddpprof.measures.kernels.slowdown import measure_slowdown
+from ddpprof.measures.kernels.overlap_slowdown import measure_slowdown
 from ddpprof.measures.step.wrapper import measure_wrapper_cost
 from ddpprof.model import Mark, Trace
 

@@ -2,5 +2,5 @@
 
 devices.py   How much does each accelerator of one process work?
 kernels.py   Which kernels take the time of a step?
-slowdown.py  How much slower are kernels during communication, and what does that cost a step?
+overlap_slowdown.py  How much slower are kernels during communication, and what does that cost a step?
 """

@@ -1,7 +1,7 @@
 """Do all ranks draw the same random numbers?
 
-Each rank noted a digest of the state of each of torch's generators at the beginning of its recorded steps. The ranks
-draw the same numbers if these are equal on all ranks, and they draw some in every step if no two of a rank are equal.
+Each rank noted a digest of the state of each of torch's generators at the beginning of its recorded steps. Ranks draw
+the same numbers if their digests are equal in every step. A generator was used in every step if its digests all differ.
 """
 
 from __future__ import annotations

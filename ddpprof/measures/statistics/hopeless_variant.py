@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from ddpprof.measures.statistics.shift import shift_between
-from ddpprof.measures.step.step_times import Steps
+from ddpprof.measures.step.trial_steps import Steps
 
 _MARGIN = 0.02
 _MARGIN_WITHOUT_INTERVAL = 0.1

@@ -5,7 +5,7 @@ blocks.py          What did an accelerator do, block of time by block of time?
 breakdown.py       Where does a step's time go?
 idle.py            Why is an accelerator idle?
 recording_cost.py  What does ddpprof itself cost?
-step_times.py      How long are the steps of a trial?
+trial_steps.py     How long are the steps of a trial?
 timeline.py        What happened when, in one step of one rank?
 torch_times.py     Does DDP agree?
 usual_steps.py     Over which profiled steps do the tables average?

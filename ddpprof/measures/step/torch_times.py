@@ -1,4 +1,4 @@
-"""Does DDP agree? Our times of a step are compared with DDP's own from `_get_ddp_logging_data()`.
+"""Do our times of a step agree with those that DDP itself takes, from `_get_ddp_logging_data()`?
 
 DDP's definitions differ from ours, so the columns are the same quantities by DDP's definitions, from our events:
 

@@ -22,7 +22,7 @@ ranks.py        Ranks compared: who is late, who waits for whom, and what their 
 repeated.py     Runs of one job compared: their steps, and how many of them have each finding
 scaling.py      Weak and strong scaling, and where the lost time goes, in words
 shown_steps.py  Which step is shown first, and, of many ranks, which ones?
-slowdown.py     How much communication slows concurrent computation, kernel by kernel
+overlap_slowdown.py  How much communication slows concurrent computation, kernel by kernel
 spread.py       How far many ranks differ in one step; there are too many bars to look at
 steps.py        Where the time of a step goes, and how much of the communication is hidden
 sweep.py        Step times over the varied quantity, models and crossovers, in words
@@ -51,9 +51,9 @@ from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.sections.memory import memory_table
 from ddpprof.render.sections.outside import outside_table
+from ddpprof.render.sections.overlap_slowdown import slowdown_section
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
 from ddpprof.render.sections.shown_steps import typical_step
-from ddpprof.render.sections.slowdown import slowdown_section
 from ddpprof.render.sections.spread import spread_table
 from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
 from ddpprof.render.sections.whole_run import whole_run_tables

@@ -26,7 +26,7 @@ _UNTOLD = (
 
 _CELLS: Mapping[str, Callable[[BucketRow], str]] = {
     "MB": lambda b: megabytes(b.num_bytes),
-    "params": lambda b: optional(b.num_parameters),
+    "tensors": lambda b: optional(b.num_parameters),
     "ready": lambda b: ms(b.ready_ns),
     "launched": lambda b: ms(b.launched_ns),
     "started": lambda b: ms(b.started_ns),

@@ -10,7 +10,7 @@ from ddpprof.comparison.gate import ConditionVerdict, GateResult
 from ddpprof.comparison.kernels import KernelChange
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, megabytes, ms
 from ddpprof.measures.buckets.bucket_summary import BucketRow
-from ddpprof.render.sections.slowdown import kernel_name
+from ddpprof.render.sections.overlap_slowdown import kernel_name
 
 _MAX_BUCKETS = 24
 _MAX_KERNELS = 10

@@ -32,7 +32,7 @@ BUCKETS: TableSchema[BucketRow] = TableSchema(
         integer("module", "index of the DDP module", lambda r: r.module),
         integer("bucket", "index of the bucket, in the order of launch", lambda r: r.index),
         integer("size_bytes", "size of the bucket", lambda r: r.num_bytes),
-        integer("num_parameters", "number of parameters in it", lambda r: r.num_parameters),
+        integer("num_parameters", "number of parameter tensors in it", lambda r: r.num_parameters),
         text("first_parameter", "its first parameter", lambda r: r.first_parameter),
         text("last_parameter", "its last parameter", lambda r: r.last_parameter),
         integer("num_passes", "number of times that a step sends it", lambda r: r.num_passes),

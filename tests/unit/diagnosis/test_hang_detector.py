@@ -12,7 +12,7 @@ from ddpprof import rundir
 from ddpprof.diagnosis import hang_detector
 from ddpprof.diagnosis.diagnose import diagnose_overdue
 from ddpprof.diagnosis.evidence import RankEvidence
-from ddpprof.diagnosis.hang_detector import HangDetector, Overdue, allowed_s
+from ddpprof.diagnosis.hang_detector import HangDetector, Overdue, overdue_limit_s
 from ddpprof.errors import DdpprofError
 from ddpprof.model.pulse import Activity, Ended, PulseSteps, StepFlag
 from ddpprof.model.stack import Frame
@@ -47,7 +47,7 @@ class Job:
     [(0.01, 5), (0.5, 5), (0.6, 6), (30, 300), (None, 600)],
 )
 def test_ten_times_the_usual_step_and_at_least_five_seconds(usual_s: float | None, allowed: float) -> None:
-    assert allowed_s(usual_s) == allowed
+    assert overdue_limit_s(usual_s) == allowed
 
 
 @pytest.mark.parametrize(("waited_s", "is_overdue"), [(4.9, False), (5.1, True)])

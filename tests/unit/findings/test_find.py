@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from observations import BUFFERS, HELD, LATE, MS, loader, observed
 from tables import ddp_module
 
-from ddpprof.findings import RULES, Finding, Observed, find
+from ddpprof.findings import RULES, Finding, Observed, find, noise
 from ddpprof.findings.predictions import Predicted
 
 
@@ -57,7 +57,7 @@ def test_what_may_be_noise(
     gain_ns: int | None, prediction: Predicted | None, noise_ns: int | None, is_noise: bool
 ) -> None:
     finding = Finding("rule", "title", "evidence", "advice", gain_ns, predicted=prediction)
-    assert observed(step_noise_ns=noise_ns).is_noise(finding) is is_noise
+    assert noise.is_noise(finding, observed(step_noise_ns=noise_ns)) is is_noise
 
 
 def test_gains_that_may_be_equal_stand_in_the_order_of_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:

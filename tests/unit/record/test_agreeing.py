@@ -59,7 +59,7 @@ class Notes:
     def nothing(self, *_: object) -> None:
         pass
 
-    step = begin_step = end_step = release_modules = recording_begins = recording_ends = nothing
+    recorded_step = begin_step = end_step = release_modules = recording_begins = recording_ends = nothing
 
 
 def modes_of(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[list[StepMode], Window]:

@@ -37,7 +37,7 @@ class Job:
 class Notes:
     modules: tuple[Any, ...] = ()
 
-    def step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
+    def recorded_step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
         return RecordedStep(number=number, mode=mode, start_ns=start_ns, end_ns=0)
 
     def facts(self) -> dict[str, Any]:
@@ -97,5 +97,5 @@ def test_a_model_of_which_the_profiler_keeps_gigabytes_is_announced(
     window = Window(Settings("run", warmup=1, steps=5), Job([]), notes, seen.append)  # type: ignore[arg-type]
     monkeypatch.setattr(window.profiler, "prepare", lambda: None)
     window._start_profiler()
-    warning = "6 profiled steps of 20000 parameters may take 4.8 GB of memory in each rank"
+    warning = "6 profiled steps of 20000 parameter tensors may take 4.8 GB of memory in each rank"
     assert [text.partition(":")[0] for text in seen] == [warning] * warns

@@ -75,7 +75,7 @@ def titled(shown: Report, words: str) -> list[Table]:
 def test_no_row_of_buckets_has_times_of_both() -> None:
     host, device = titled(on("cuda"), "Gradient buckets")
     assert "on the host" in host.title
-    assert [column.name for column in host.columns] == ["bucket", "MB", "params", "ready", "launched", "late"]
+    assert [column.name for column in host.columns] == ["bucket", "MB", "tensors", "ready", "launched", "late"]
     assert "on the device" in device.title
     assert [column.name for column in device.columns] == ["bucket", "started", "finished"]
     (both,) = titled(on("cpu"), "Gradient buckets")

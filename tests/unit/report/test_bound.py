@@ -10,6 +10,7 @@ import reports
 from observations import MS, observed
 
 from ddpprof.findings import Finding
+from ddpprof.findings.noise import is_noise
 from ddpprof.findings.predictions import Predicted, Predictions
 from ddpprof.measures.step.accumulation import Accumulation
 from ddpprof.report import Bound, BoundBy, Report
@@ -53,7 +54,7 @@ def test_what_is_noise_as_a_finding_is_noise_here(step_noise_ns: int | None) -> 
     seen = observed(step_noise_ns=step_noise_ns)
     (one,) = found(of_steps(4), step_noise_ns=step_noise_ns, predictions=Predictions(double_link=SAVES)).would_help
     finding = Finding("rule", "title", "why", "what", SAVES.high_ns, predicted=SAVES)
-    assert one.is_noise == seen.is_noise(finding) == (step_noise_ns == 15 * MS)
+    assert one.is_noise == is_noise(finding, seen) == (step_noise_ns == 15 * MS)
 
 
 def test_the_collectives_of_a_step_are_those_of_the_usual_one() -> None:

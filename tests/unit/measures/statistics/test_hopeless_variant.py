@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpprof.measures.statistics.hopeless_variant import is_losing, start_spread
-from ddpprof.measures.step.step_times import Steps
+from ddpprof.measures.step.trial_steps import Steps
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tables import Op, collective, idle_of, trace
 
 from ddpprof.measures.buckets.overlap import measure_overlap
 from ddpprof.measures.kernels.kernels import batches_of_kernels, summarise_kernels
-from ddpprof.measures.kernels.slowdown import measure_slowdown
+from ddpprof.measures.kernels.overlap_slowdown import measure_slowdown
 from ddpprof.measures.ranks.own_time import measure_progress
 from ddpprof.measures.step.blocks import blocks_of
 from ddpprof.measures.step.idle import find_gaps

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from ddpprof.layout import ABSENT, Line, Section, Table, clean, median_of, ms, percent, table_of
-from ddpprof.measures.kernels.slowdown import ENOUGH_KNOWN
+from ddpprof.measures.kernels.overlap_slowdown import ENOUGH_KNOWN
 from ddpprof.model import Kernel
 from ddpprof.report import Report
 from ddpprof.report.tree import SlowdownReport

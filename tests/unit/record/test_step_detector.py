@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.record.steps import StepDetector
+from ddpprof.record.step_detector import StepDetector
 
 
 def marked(calls: str, *, optimizer_alive: bool = True) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpprof.measures.kernels.slowdown import KernelSlowdown, Slowdown
+from ddpprof.measures.kernels.overlap_slowdown import KernelSlowdown, Slowdown
 from ddpprof.report.rank_summary import MOST_KERNELS
 from ddpprof.report.tree import SlowdownReport, SlowedKernel
 

@@ -12,7 +12,7 @@ from shared import TRACES
 from tables import collective, trace
 
 from ddpprof.load.folder import load_trace
-from ddpprof.measures.kernels.slowdown import MIN_RUNS, Slowdown, measure_slowdown, merge_slowdowns
+from ddpprof.measures.kernels.overlap_slowdown import MIN_RUNS, Slowdown, measure_slowdown, merge_slowdowns
 from ddpprof.model import Kernel, Phase, Trace
 
 B = Phase.BACKWARD

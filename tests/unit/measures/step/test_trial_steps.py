@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 from tables import record
 
-from ddpprof.measures.step.step_times import timed_blocks, timed_steps
+from ddpprof.measures.step.trial_steps import timed_blocks, timed_steps
 from ddpprof.model import RecordedStep, StepMode
 
 
