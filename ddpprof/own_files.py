@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ddpprof.signals import deferred_signals
+
 WORLD_READABLE = "DDPPROF_WORLD_READABLE"
 """environment variable that lets everybody on the machine read new files; ``--world-readable`` sets it"""
 _PART = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}\.part(?:\.tmp)?")
@@ -111,15 +113,20 @@ def whole_file(path: Path) -> Iterator[Path]:
 def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
     """Give a new folder that only this user can read, and remove it at the end. Raises ``OSError``.
 
-    Folders of that `name` left behind by killed processes are removed first.
+    Folders of that `name` left behind by killed processes are removed first. Signals wait until the folder is there, or
+    gone.
     """
     remove_left_parts(parent, name)
-    folder, descriptor = _locked_part(parent / name, _create_folder)
+    folder, descriptor = None, -1
     try:
+        with deferred_signals():
+            folder, descriptor = _locked_part(parent / name, _create_folder)
         yield folder
     finally:
-        remove_folder(folder)
-        os.close(descriptor)
+        with deferred_signals():
+            if folder is not None:
+                remove_folder(folder)
+                os.close(descriptor)
 
 
 def _create_folder(path: Path) -> int:

@@ -45,7 +45,7 @@ def on_ranks(num_ranks: int, *training: str | Path) -> list[str]:
 
 
 def without_torch_aborting(start: Callable[[], subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
-    """Run a job without ddpprof, again while torch aborts it after its last line: up to five times.
+    """Run a job, again while torch aborts it after its last line: up to five times.
 
     If Python ends before gloo's threads have let go of the last gradients, torch 2.13 aborts the process
     (pytorch 179291), one short job in ten.
