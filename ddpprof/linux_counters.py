@@ -1,4 +1,4 @@
-"""Numbers that the kernel tells by name, one a line, as in ``/proc/vmstat``."""
+"""Linux reports counters by name, one a line, as in ``/proc/vmstat``; this reads one of them."""
 
 from __future__ import annotations
 

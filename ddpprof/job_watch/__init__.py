@@ -1,6 +1,6 @@
-"""What a launcher says of its job while that runs: a thread of it looks at the pulses of all ranks.
+"""A thread of the launcher looks at the pulses of all ranks while the job runs, and reports what is wrong.
 
-look.py           What one kind of looking is
+look.py           What does every look have in common?
 run_watch.py      The thread: when does it look, and at which attempt?
 hang_look.py      Does the job hang, and why?
 slowdown_look.py  Since when, by how much and why do steps take longer?

@@ -1,4 +1,4 @@
-"""What one kind of looking at a running job is."""
+"""Each look answers one question about a running job, again and again; this is what all of them have in common."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_all_ranks_capture_the_same_steps(ddpprof: Run, torchrun: Run, report: R
                 f"Wrote run/capture-{number}. See it with: ddpprof report run/capture-{number}\n",
             )
             first = int(captured.stderr.split("profile steps ")[1].split()[0])
-            assert asked_at < first
+            assert asked_at < first <= asked_at + 2 + 100, "2 steps, and as many as fit into the start of the command"
         out, said = job.communicate(timeout=60)
     assert job.returncode == 0, said
     first, second = (report(f"run/capture-{number}") for number in (1, 2))
@@ -88,17 +88,13 @@ def test_nobody_takes_requests(ddpprof: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_captures_in_a_row(report: Report, tmp_path: Path) -> None:
-    """Each has the same steps on both ranks, which begin within two steps and a second of the request.
-
-    That holds for their median: the machine may give its cores to other work in one of them.
-    """
+    """Each has the same steps on both ranks, which begin within two steps and a second of the request."""
     number = int(os.environ.get("DDPPROF_CAPTURES", "10"))
     long = script("long_training.py", "--steps", "1000000", "--sleep-ms", "5")
     with started(*DDPPROF, "watch", "--quiet", "--out", "run", *TWO, *long, cwd=tmp_path) as job:
         wait_until(lambda: is_training(tmp_path / "run", 10), "the training to begin")
         wait_until((tmp_path / "run" / "board").exists, "the ranks to find each other")
         time.sleep(1)
-        late_ns = []
         for _ in range(number):
             pulse, asked_ns = read_pulse(tmp_path / "run", 0), time.time_ns()
             *_, last = ask(tmp_path / "run", CaptureRequest(steps=2, profiler=False))
@@ -106,10 +102,9 @@ def test_many_captures_in_a_row(report: Report, tmp_path: Path) -> None:
             steps = read_pulse(tmp_path / "run", 0).steps
             begun_ns = int(steps.start_ns[steps.number == last.first_step][0])
             usual_ns = int(np.median(pulse.steps.length_ns))
-            late_ns.append(begun_ns - asked_ns - 2 * usual_ns)
+            assert begun_ns - asked_ns < 2 * usual_ns + 1e9
         os.kill(job.pid, signal.SIGTERM)
         job.communicate(timeout=60)
-    assert np.median(late_ns) < 1e9, late_ns
     for one in range(1, number + 1):
         light = [[step["step"] for step in rank["light_steps"]] for rank in report(f"run/capture-{one}")["ranks"]]
         assert light[0] == light[1]

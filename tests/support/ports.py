@@ -14,7 +14,8 @@ def unused_port() -> int:
     So it is still free when a server, which may first have to import torch, binds it.
     """
     given_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(min(16_384, given_from), given_from), k=min(100, given_from - 16_384)):
+    ports = range(1024, given_from)
+    for port in random.sample(ports, k=min(100, len(ports))):
         with socket.socket() as one, suppress(OSError):
             one.bind(("127.0.0.1", port))
             return port

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,11 @@ def begin(*words: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_as_if_nobody_had_handled_the_signal(number: signal.Signals) -> None:
     job = begin("default", "for ever")
+    began = time.monotonic()
     job.send_signal(number)
     job.communicate(timeout=20)
     assert job.returncode == -number
+    assert time.monotonic() - began < 5
 
 
 def test_where_the_call_returns_the_scripts_own_handler_runs() -> None:
