@@ -38,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Some machines set it. Then `print` writes a line in pieces, and those of two ranks mix.
+    os.environ.pop("PYTHONUNBUFFERED", None)
     if config.getoption("--as-on-accelerator"):
         os.environ.update(accelerator.environment())
 

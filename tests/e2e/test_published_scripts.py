@@ -106,9 +106,8 @@ def run_until_it_ends(command: list[str], folder: Path, num_tries: int) -> subpr
 def run_unless_it_hangs(command: list[str], folder: Path) -> subprocess.CompletedProcess[str] | None:
     """Run a script; ``None`` if it has not ended half a minute after it has trained."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        job = subprocess.Popen(
-            command, cwd=folder, env=environment(**OFFLINE), stdout=out, stderr=err, start_new_session=True
-        )
+        at_once = environment(**OFFLINE, PYTHONUNBUFFERED="1")
+        job = subprocess.Popen(command, cwd=folder, env=at_once, stdout=out, stderr=err, start_new_session=True)
         try:
             wait_until(lambda: job.poll() is not None or "Training completed" in written(out), "trained", 400)
             job.wait(30)
