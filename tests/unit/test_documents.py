@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
@@ -101,6 +102,17 @@ def test_options_are_those_of_the_commands() -> None:
         text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
         unknown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) - known
         assert not unknown, f"{path.name}: {', '.join(sorted(unknown))}"
+
+
+def test_every_finding_is_in_the_list_of_findings() -> None:
+    calls = [
+        node
+        for path in (CHECKOUT / "ddpprof").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
+    ]
+    listed = re.findall(r"^\| `([a-z-]+)`", (CHECKOUT / "docs/reference/findings.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(ast.literal_eval(call.args[0]) for call in calls) == sorted(listed)
 
 
 def test_the_readme_is_a_page() -> None:
