@@ -61,7 +61,10 @@ def rank_of_spawn(rank, how):
 
 
 def train(how):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60 if how == "swap" else 5))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.barrier()  # ranks may start at different times
+    if how in ("hang", "uneven"):
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5))
     torch.manual_seed(0)
     model = DDP(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
