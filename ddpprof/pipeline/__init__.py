@@ -1,9 +1,7 @@
 """Analysis of many ranks, or a few large ones: who reads them, where results are kept, and how they form one report.
 
 analysis.py   from a path to its report and timeline: the entry point for the command line
-task.py       the map: one rank's files → its entry, in any process on any machine
-entry.py      content of an entry: the rank's summary, and its steps for drawing
-codec.py      summaries as bytes
+entry.py      the map: one rank's files → its entry, which has the rank's summary, and its steps for drawing
 cache.py      where entries are kept, and which are still valid
 pool.py       the map on this machine's cores
 cluster.py    the map on a Dask cluster

@@ -14,12 +14,11 @@ from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.load.run import complete, find_parts
 from ddpprof.model import DdpModule, Record, RecordedStep
 from ddpprof.pipeline.cache import Cache, cache_of
-from ddpprof.pipeline.entry import read_about, read_drawing, read_summary
+from ddpprof.pipeline.entry import RankTask, read_about, read_drawing, read_summary
 from ddpprof.pipeline.numbers import Numbers
 from ddpprof.pipeline.pool import run_on_cores
 from ddpprof.pipeline.progress import Watch
 from ddpprof.pipeline.rank_selection import select_ranks
-from ddpprof.pipeline.task import RankTask
 from ddpprof.report import Report
 from ddpprof.report.across_ranks import RecordedSteps
 from ddpprof.report.build import Reduced, reduce_summary

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,21 +19,25 @@ from pathlib import Path
 import ddpprof
 from ddpprof import own_files
 from ddpprof.errors import DdpprofError
-from ddpprof.files import Location, RemotePath, identity, spelled
-from ddpprof.files.small import open_file
+from ddpprof.files import Location, RemotePath, spelled
 from ddpprof.load.rank import RankFiles
 from ddpprof.model import DdpModule
-from ddpprof.pipeline.codec import encode
-from ddpprof.pipeline.entry import About, BadEntryError, SeenFile, copy_entry, read_about
+from ddpprof.pipeline.entry import (
+    About,
+    BadEntryError,
+    content_of,
+    copy_entry,
+    encode,
+    paths_of,
+    read_about,
+    seen_files,
+)
 from ddpprof.report.side_streets import SIDE_STREETS
 from ddpprof.rundir import (
     CACHE_DIRECTORY,
     CACHE_IGNORE_ALL,
     CACHE_IGNORED_BY_GIT,
-    facts_file,
     is_cached,
-    last_step_file,
-    steps_file,
 )
 from ddpprof.scratch import scratch_folder
 from ddpprof.user_key import SEAL_BYTES, is_of_this_user, is_sealed_file, seal_file, user_folder, user_key
@@ -42,8 +45,6 @@ from ddpprof.user_key import SEAL_BYTES, is_of_this_user, is_sealed_file, seal_f
 _UNUSED_S = 30 * 24 * 3600
 """seconds after which unused folders of the user's cache are removed"""
 
-_CHUNK_BYTES = 1 << 20
-_MOST_LOOKED_AT_BYTES = 16 << 30
 _LARGEST_ENTRY_BYTES = 4 << 30
 
 
@@ -85,7 +86,7 @@ class Cache:
         now = seen_files(files, with_content=False)
         if not about.is_whole or now.keys() != about.files.keys():
             return False
-        paths = _paths(files)
+        paths = paths_of(files)
         moved = [name for name, seen in now.items() if seen.stamp != about.files[name].stamp]
         if not all(_has_content(paths[name], about.files[name].content) for name in moved):
             return False
@@ -203,40 +204,5 @@ _DEPENDS_ON = (
 )  # fmt: skip
 
 
-def seen_files(files: RankFiles, *, with_content: bool = True) -> dict[str, SeenFile]:
-    """Return the existing files, by name."""
-    found = {}
-    for name, path in _paths(files).items():
-        stamp = identity(path)
-        if stamp is not None:
-            content = _content(path) if with_content and isinstance(path, Path) else None
-            found[name] = SeenFile(stamp, content)
-    return found
-
-
-def _paths(files: RankFiles) -> dict[str, Location]:
-    recorded = (
-        []
-        if files.directory is None or files.rank is None
-        else [files.directory / name(files.rank) for name in (facts_file, steps_file, last_step_file)]
-    )
-    # A name need not be UTF-8.
-    return {os.fsencode(path.name).decode("utf-8", "backslashreplace"): path for path in (*files.traces, *recorded)}
-
-
 def _has_content(path: Location, content: str | None) -> bool:
-    return content is not None and isinstance(path, Path) and _content(path) == content
-
-
-def _content(path: Path) -> str | None:
-    """Return the file's checksum; ``None`` if it is unreadable, or so large that reading the rank may be as fast."""
-    num_bytes, checksum = 0, 0
-    try:
-        with os.fdopen(open_file(path), "rb") as file:
-            if os.fstat(file.fileno()).st_size > _MOST_LOOKED_AT_BYTES:
-                return None
-            while chunk := file.read(_CHUNK_BYTES):
-                num_bytes, checksum = num_bytes + len(chunk), zlib.crc32(chunk, checksum)
-    except OSError:
-        return None
-    return f"{num_bytes}-{checksum:08x}"
+    return content is not None and isinstance(path, Path) and content_of(path) == content

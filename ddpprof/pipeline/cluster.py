@@ -24,10 +24,8 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import Location
 from ddpprof.model import DdpModule
 from ddpprof.pipeline.cache import Cache, code_version
-from ddpprof.pipeline.codec import decode, encode
-from ddpprof.pipeline.entry import read_summary
+from ddpprof.pipeline.entry import RankTask, decode, encode, read_summary, run_task
 from ddpprof.pipeline.progress import Progress, Watch, num_bytes
-from ddpprof.pipeline.task import RankTask, run_task
 from ddpprof.report.rank_summary import RunSummary, merge_summaries
 
 if TYPE_CHECKING:

@@ -1,32 +1,90 @@
-"""An entry: what is kept of one rank. It is a zip file, so that single steps can be read.
+"""The map: one rank's files → its entry. It runs in any process on any machine that sees the files.
+
+An entry is a zip file, so that single steps can be read:
 
 about       the files it was made from
 summary     `RunSummary` of the rank alone
 drawing     `DrawnRank`; absent without a trace
 step-N      `StepTimeline` of the step with that index
+
+Each member is msgpack, compressed; equal objects give equal bytes. Columns of times grow slowly, so their differences
+compress well. Only the code that wrote an entry reads it, since the cache knows its version.
 """
 
 from __future__ import annotations
 
+import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, get_origin
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ddpprof.errors import DdpprofError
+from ddpprof.files import Location, identity
+from ddpprof.files.small import open_file
+from ddpprof.load.limits import DEFAULT_LIMITS, Limits
+from ddpprof.load.rank import LoadedRank, RankFiles, load_rank
+from ddpprof.load.step_selection import only_steps
 from ddpprof.measures.step.timeline import StepTimeline
-from ddpprof.pipeline.codec import decode, encode
-from ddpprof.report.rank_summary import RunSummary
-from ddpprof.report.timeline import Drawing, DrawnRank
+from ddpprof.model import DdpModule, Rank, StepMode
+from ddpprof.report.build import utf8_text
+from ddpprof.report.rank_summary import RunSummary, summarise_rank
+from ddpprof.report.ranks import training_steps
+from ddpprof.report.timeline import Drawing, DrawnRank, drawing_of
+from ddpprof.rundir import facts_file, last_step_file, steps_file
 
 _T = TypeVar("_T")
+_LEVEL = 1
+"""compression level; higher ones take longer than reading the trace"""
 _ALWAYS = (1980, 1, 1, 0, 0, 0)
 """time stamp of every member, so that equal entries are equal bytes"""
+_CHUNK_BYTES = 1 << 20
+_MOST_LOOKED_AT_BYTES = 16 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    files: RankFiles
+    modules: tuple[DdpModule, ...]
+    """modules of the job"""
+    steps: Container[int] | None = None
+    """numbers of the steps to measure; ``None`` for all"""
+    limits: Limits = DEFAULT_LIMITS
+
+
+def run_task(task: RankTask, out: BinaryIO, num_processes: int = 1) -> None:
+    """Read a rank and write its entry. `num_processes`: number of processes that may decode its traces.
+
+    Raises `BadTrace` if the rank is one bad trace that the user named.
+    """
+    seen = seen_files(task.files)  # taken before reading: later writes must not count as known
+    loaded = load_rank(task.files, task.limits, num_processes)
+    steps = _step_numbers(loaded.rank) if loaded.rank is not None else ()
+    if loaded.rank is not None and task.steps is not None:
+        loaded = replace(loaded, rank=only_steps(loaded.rank, task.steps))
+    drawing = drawing_of(loaded.rank) if loaded.rank is not None else None
+    write_entry(out, About(seen, loaded.is_whole, steps), _summary(loaded, task), drawing)
+
+
+def _step_numbers(rank: Rank) -> tuple[int, ...]:
+    traced = {step.number for step in rank.trace.steps} if rank.trace is not None else set()
+    return tuple(sorted(traced | {step.number for step in training_steps(rank.record) if step.mode is StepMode.LIGHT}))
+
+
+def _summary(loaded: LoadedRank, task: RankTask) -> RunSummary:
+    number = loaded.rank.rank if loaded.rank is not None else task.files.rank or 0
+    missing = {number: tuple(map(utf8_text, loaded.missing))}
+    if loaded.rank is None:
+        return RunSummary(missing=missing)
+    return replace(summarise_rank(loaded.rank, task.modules), missing=missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +163,76 @@ def _opened(source: Path | BinaryIO) -> Iterator[zipfile.ZipFile]:
             yield file
     except (OSError, zipfile.BadZipFile, KeyError, zlib.error, msgspec.MsgspecError, ValueError) as error:
         raise BadEntryError(f"{source} cannot be read ({error}). Delete it, or try --no-cache.") from error
+
+
+def encode(value: object) -> bytes:
+    return zlib.compress(_ENCODER.encode(value), _LEVEL)
+
+
+def decode(content: bytes, kind: type[_T]) -> _T:
+    """Decode a value. Raises ``zlib.error`` and ``msgspec.MsgspecError``."""
+    return msgspec.msgpack.decode(zlib.decompress(content), type=kind, dec_hook=_decoded)
+
+
+class _Column(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    is_differences: bool
+    content: bytes
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, array):
+        return value.tobytes()
+    if isinstance(value, np.ndarray):
+        as_differences = value.dtype == np.int64 and value.ndim == 1
+        content = np.diff(value, prepend=np.int64(0)) if as_differences else np.ascontiguousarray(value)
+        return _Column(value.dtype.str, value.shape, as_differences, content.tobytes())
+    raise NotImplementedError(type(value))
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    if kind is array:
+        return array("d", value)
+    assert get_origin(kind) is np.ndarray, kind
+    column = msgspec.convert(value, _Column)
+    values: NDArray[Any] = np.frombuffer(column.content, np.dtype(column.dtype)).reshape(column.shape)
+    return np.cumsum(values, dtype=np.int64) if column.is_differences else values
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encoded)
+
+
+def seen_files(files: RankFiles, *, with_content: bool = True) -> dict[str, SeenFile]:
+    """Return the existing files, by name."""
+    found = {}
+    for name, path in paths_of(files).items():
+        stamp = identity(path)
+        if stamp is not None:
+            content = content_of(path) if with_content and isinstance(path, Path) else None
+            found[name] = SeenFile(stamp, content)
+    return found
+
+
+def paths_of(files: RankFiles) -> dict[str, Location]:
+    recorded = (
+        []
+        if files.directory is None or files.rank is None
+        else [files.directory / name(files.rank) for name in (facts_file, steps_file, last_step_file)]
+    )
+    # A name need not be UTF-8.
+    return {os.fsencode(path.name).decode("utf-8", "backslashreplace"): path for path in (*files.traces, *recorded)}
+
+
+def content_of(path: Path) -> str | None:
+    """Return the file's checksum; ``None`` if it is unreadable, or so large that reading the rank may be as fast."""
+    num_bytes, checksum = 0, 0
+    try:
+        with os.fdopen(open_file(path), "rb") as file:
+            if os.fstat(file.fileno()).st_size > _MOST_LOOKED_AT_BYTES:
+                return None
+            while chunk := file.read(_CHUNK_BYTES):
+                num_bytes, checksum = num_bytes + len(chunk), zlib.crc32(chunk, checksum)
+    except OSError:
+        return None
+    return f"{num_bytes}-{checksum:08x}"

@@ -15,9 +15,9 @@ from ddpprof.child_processes import safe_path, start_resource_tracker
 from ddpprof.load.helper_process import begin_reading_process
 from ddpprof.load.inflate import telling
 from ddpprof.pipeline.cache import Cache
+from ddpprof.pipeline.entry import RankTask, run_task
 from ddpprof.pipeline.memory import available_bytes
 from ddpprof.pipeline.progress import FileBytes, Progress, Watch, num_bytes
-from ddpprof.pipeline.task import RankTask, run_task
 from ddpprof.scratch import choose_temporary_directory
 from ddpprof.signals import children_without_ctrl_c
 

@@ -13,8 +13,8 @@ import pytest
 
 from ddpprof.load.run import find_ranks
 from ddpprof.pipeline.analysis import analysed
-from ddpprof.pipeline.cache import cache_of, seen_files
-from ddpprof.pipeline.entry import About, write_entry
+from ddpprof.pipeline.cache import cache_of
+from ddpprof.pipeline.entry import About, seen_files, write_entry
 from ddpprof.report.rank_summary import RunSummary
 
 RUN = Path(__file__).parents[3] / "sample_traces" / "convnet-gloo-2ranks"

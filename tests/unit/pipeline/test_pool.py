@@ -9,8 +9,8 @@ from fleets import make_fleet
 
 from ddpprof.pipeline import pool
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
+from ddpprof.pipeline.entry import RankTask
 from ddpprof.pipeline.memory import available_bytes
-from ddpprof.pipeline.task import RankTask
 
 GB = 10**9
 

@@ -11,7 +11,7 @@ from shared import TRACES
 
 from ddpprof.load.run import load_run
 from ddpprof.measures.step.timeline import StepTimeline
-from ddpprof.pipeline.codec import decode, encode
+from ddpprof.pipeline.entry import decode, encode
 from ddpprof.report.rank_summary import RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.ranks import modules_of
 from ddpprof.report.timeline import DrawnRank, drawing_of
