@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ddpprof.comparison import between_runs
     from ddpprof.comparison.compare import compare_reports
     from ddpprof.errors import DdpprofError
-    from ddpprof.load.folder import load_trace
     from ddpprof.load.free_memory import give_back_large_arrays
+    from ddpprof.load.rank import load_trace
     from ddpprof.load.run import load_run
     from ddpprof.measures.buckets.overlap import Overlap, measure_overlap
     from ddpprof.measures.statistics.shift import Shift, shift_between
@@ -65,7 +65,7 @@ _HOME = {
     "integrations": "ddpprof.integrations",
     "load_ipython_extension": "ddpprof.notebook_magic",
     "load_run": "ddpprof.load.run",
-    "load_trace": "ddpprof.load.folder",
+    "load_trace": "ddpprof.load.rank",
     "main": "ddpprof.cli",
     "measure_overlap": "ddpprof.measures.buckets.overlap",
     "profile": "ddpprof.record.profile",

@@ -5,19 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location, spelled
-from ddpprof.load.free_memory import give_back_holes
-from ddpprof.load.kineto.read import Header, read_header, read_trace
+from ddpprof.load.kineto.read import Header, read_header
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.other_files import why_alone
-from ddpprof.load.tables.build import build_trace
-from ddpprof.load.tables.cycles import join_cycles
-from ddpprof.load.tables.trace_rows import TraceRows
-from ddpprof.model import Trace
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _NUMBER_IN_NAME = re.compile(r"_(\d{1,7})\.")
@@ -38,31 +33,12 @@ class FoundTraces:
     missing: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedTraces:
-    """The files of one rank as one trace; ``None`` if none of them can be read."""
-
-    trace: Trace | None
-    missing: tuple[str, ...]
-    is_whole: bool
-    """whether every file could be read"""
-
-
-def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> Trace:
-    """Read the tables of one trace file; up to `num_processes` processes decode it. Raises `BadTrace`."""
-    header, columns = read_trace(path, limits, num_processes)
-    give_back_holes()
-    file = TraceRows(columns)
-    del columns  # so that `file` can free columns while tables are built
-    return replace(build_trace(header, file), files=(spelled(path),))
-
-
 def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> FoundTraces:
     """Find which of the files are traces, and of which ranks. Reads little more than their beginnings."""
     paths = sorted(paths, key=spelled)
     with ThreadPoolExecutor(_READERS) as readers:
         stated = dict(zip(paths, readers.map(partial(_stated, limits=limits), paths), strict=True))
-    missing = [_skipped(path, error) for path, error in stated.items() if isinstance(error, BadTrace)]
+    missing = [skipped(path, error) for path, error in stated.items() if isinstance(error, BadTrace)]
     headers, left_out = _of_one_job({path: one for path, one in stated.items() if isinstance(one, Header)})
     missing += left_out
     ranks: dict[int, list[Location]] = {}
@@ -73,34 +49,11 @@ def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> F
             nameless.append(path)
         else:
             ranks.setdefault(rank, []).append(path)
-    for of_one in _by_worker(nameless):
+    for of_one in _byworker_of(nameless):
         rank = next(number for number in range(len(paths)) if number not in ranks)
         ranks[rank] = of_one
         missing.append(assumed_rank(of_one[0].name, rank))
     return FoundTraces({rank: tuple(ranks[rank]) for rank in sorted(ranks)}, tuple(missing))
-
-
-def load_traces(
-    rank: int, paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS, num_processes: int = 1
-) -> LoadedTraces:
-    """Join the profiler's cycles in one process into one trace; traces of other processes are left out."""
-    names, traces, missing = [], [], []
-    for path in paths:
-        try:
-            traces.append(load_trace(path, limits, num_processes))
-            names.append(path.name)
-        except BadTrace as error:
-            missing.append(_skipped(path, error))
-    if not traces:
-        return LoadedTraces(None, tuple(missing), is_whole=False)
-    worker = _worker(names[0])
-    mine = [index for index, name in enumerate(names) if None in (worker, of := _worker(name)) or of == worker]
-    joined, objections = join_cycles([traces[index] for index in mine])
-    why = {name: "is of another process" for index, name in enumerate(names) if index not in mine}
-    why |= {names[index]: reason for index, reason in zip(mine, objections, strict=True) if reason}
-    kept = next(names[index] for index in mine if names[index] not in why)
-    missing += [f"left out: {name} is of rank {rank}, as {kept} is, and {reason}" for name, reason in why.items()]
-    return LoadedTraces(joined, tuple(missing), is_whole=len(traces) == len(paths))
 
 
 def _stated(path: Location, limits: Limits) -> Header | BadTrace:
@@ -131,7 +84,7 @@ def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Head
     return {path: header for path, header in headers.items() if header.world_size in (chosen, None)}, left_out
 
 
-def _skipped(path: Location, error: BadTrace) -> str:
+def skipped(path: Location, error: BadTrace) -> str:
     return f"skipped: {why_alone(path) or error}"
 
 
@@ -147,15 +100,15 @@ def assumed_rank(name: str, rank: int) -> str:
     return f"{name} does not say its rank: taken as rank {rank}"
 
 
-def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:
+def _byworker_of(paths: Sequence[Location]) -> list[list[Location]]:
     """Group files without a rank: files of one process belong to one rank."""
     groups: dict[str, list[Location]] = {}
     for path in paths:
-        groups.setdefault(_worker(path.name) or path.name, []).append(path)
+        groups.setdefault(worker_of(path.name) or path.name, []).append(path)
     return list(groups.values())
 
 
-def _worker(name: str) -> str | None:
+def worker_of(name: str) -> str | None:
     """Return the process that wrote the file, if the name says; a rank's name does not, as other files may share it."""
     match = _WORKER_IN_NAME.fullmatch(name)
     return match.group(1) if match else None

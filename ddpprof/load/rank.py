@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ddpprof.errors import BadTrace
-from ddpprof.files import Location
-from ddpprof.load.folder import assumed_rank, load_trace, load_traces, rank_of_name
+from ddpprof.files import Location, spelled
+from ddpprof.load.folder import assumed_rank, rank_of_name, skipped, worker_of
+from ddpprof.load.free_memory import give_back_holes
+from ddpprof.load.kineto.read import read_trace
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.tables.build import build_trace
+from ddpprof.load.tables.cycles import join_cycles
+from ddpprof.load.tables.trace_rows import TraceRows
 from ddpprof.model import Rank, Record, StepMode, Trace
 from ddpprof.rundir import RUN_FILE, facts_file, steps_file
 
@@ -53,6 +59,15 @@ def some_file(files: RankFiles) -> Location:
     return path
 
 
+def load_trace(path: Location, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> Trace:
+    """Read the tables of one trace file; up to `num_processes` processes decode it. Raises `BadTrace`."""
+    header, columns = read_trace(path, limits, num_processes)
+    give_back_holes()
+    file = TraceRows(columns)
+    del columns  # so that `file` can free columns while tables are built
+    return replace(build_trace(header, file), files=(spelled(path),))
+
+
 def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: int = 1) -> LoadedRank:
     """Load one rank; up to `num_processes` processes decode its traces.
 
@@ -61,14 +76,33 @@ def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: 
     if files.directory is not None:
         return _recorded_rank(files, files.directory, limits, num_processes)
     if files.rank is not None:
-        loaded = load_traces(files.rank, files.traces, limits, num_processes)
-        rank = Rank(files.rank, loaded.trace, None) if loaded.trace is not None else None
-        return LoadedRank(rank, loaded.missing, loaded.is_whole)
+        return _rank_of_traces(files.rank, files.traces, limits, num_processes)
     (path,) = files.traces
     trace = load_trace(path, limits, num_processes)
     number = trace.rank if trace.rank is not None else rank_of_name(path.name, num_files=1)
     missing = (assumed_rank(path.name, 0),) if number is None else ()
     return LoadedRank(Rank(number or 0, trace, None), missing)
+
+
+def _rank_of_traces(rank: int, paths: Sequence[Location], limits: Limits, num_processes: int) -> LoadedRank:
+    """Join the profiler's cycles in one process into one trace; traces of other processes are left out."""
+    names, traces, missing = [], [], []
+    for path in paths:
+        try:
+            traces.append(load_trace(path, limits, num_processes))
+            names.append(path.name)
+        except BadTrace as error:
+            missing.append(skipped(path, error))
+    if not traces:
+        return LoadedRank(None, tuple(missing), is_whole=False)
+    worker = worker_of(names[0])
+    mine = [index for index, name in enumerate(names) if None in (worker, of := worker_of(name)) or of == worker]
+    joined, objections = join_cycles([traces[index] for index in mine])
+    why = {name: "is of another process" for index, name in enumerate(names) if index not in mine}
+    why |= {names[index]: reason for index, reason in zip(mine, objections, strict=True) if reason}
+    kept = next(names[index] for index in mine if names[index] not in why)
+    missing += [f"left out: {name} is of rank {rank}, as {kept} is, and {reason}" for name, reason in why.items()]
+    return LoadedRank(Rank(rank, joined, None), tuple(missing), is_whole=len(traces) == len(paths))
 
 
 def _recorded_rank(files: RankFiles, directory: Location, limits: Limits, num_processes: int) -> LoadedRank:

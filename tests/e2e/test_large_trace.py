@@ -75,7 +75,7 @@ def test_two_hold_little_more_than_one_does(trace: Path) -> None:
     """What they share counts once."""
 
     def peak(num_processes: int) -> int:
-        imports = "from pathlib import Path; from ddpprof.load.folder import load_trace"
+        imports = "from pathlib import Path; from ddpprof.load.rank import load_trace"
         load = f"load_trace(Path({str(trace)!r}), num_processes={num_processes})"
         return peak_bytes([sys.executable, "-c", f"{imports}; {load}"])
 

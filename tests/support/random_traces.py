@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ddpprof.load.folder import load_trace
+from ddpprof.load.rank import load_trace
 from ddpprof.model import Trace
 
 TRAINING, AUTOGRAD, WORKER = 100, 200, 300

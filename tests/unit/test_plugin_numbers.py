@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from random_traces import TRAINING, Event, device_events, device_traces, host_traces, load
 
 from ddpprof.intervals import Spans, clip, intersect, subtract, union
-from ddpprof.load.folder import load_trace
 from ddpprof.load.plugin_trace import write_plugin_trace
+from ddpprof.load.rank import load_trace
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.model import Rank, Trace
 from ddpprof.render.tensorboard.plugin_view import plugin_views

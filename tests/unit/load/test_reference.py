@@ -10,7 +10,7 @@ import pytest
 from shared import REFERENCE, TRACES
 
 from ddpprof.intervals import intersect, subtract, union
-from ddpprof.load.folder import load_trace
+from ddpprof.load.rank import load_trace
 from ddpprof.model import Phase, Trace
 
 REFERENCES = sorted((REFERENCE).glob("*.json"))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpprof.errors import BadTrace
-from ddpprof.load.folder import load_trace
+from ddpprof.load.rank import load_trace
 
 KERNEL = {"Collective name": "allreduce", "In msg nelems": 9, "dtype": "Float", "stream": 7, "correlation": 1, "Seq": 3}
 EVENTS = [

@@ -11,11 +11,11 @@ import pytest
 
 from ddpprof.errors import BadTrace
 from ddpprof.load import inflate
-from ddpprof.load.folder import load_trace
 from ddpprof.load.kineto import collect
 from ddpprof.load.kineto.columns import Columns
 from ddpprof.load.kineto.read import Header, read_trace
 from ddpprof.load.limits import Limits
+from ddpprof.load.rank import load_trace
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -39,7 +39,7 @@ def test_blanks_in_the_file_make_no_difference(trace: Any) -> None:
     trace.op("aten::mm", 10, 20, **{"External id": 6, "Input Dims": [[7, 8]]})
     trace.kernel("gemm", 40, 50, 1, **{"External id": 5}).kernel("gemm", 60, 70, 2, **{"External id": 6})
     trace.path.write_text(trace.text().replace("[[7, 8]]", "[[7,8 ]\n]", 1))
-    from ddpprof.load.folder import load_trace
+    from ddpprof.load.rank import load_trace
 
     assert len(set(kernels(load_trace(trace.path)))) == 1
 

@@ -7,7 +7,7 @@ import pytest
 from shared import TRACES
 from tables import collective, trace
 
-from ddpprof.load.folder import load_trace
+from ddpprof.load.rank import load_trace
 from ddpprof.measures.buckets import traced_buckets
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace

@@ -11,7 +11,7 @@ import pytest
 from shared import TRACES
 from tables import collective, trace
 
-from ddpprof.load.folder import load_trace
+from ddpprof.load.rank import load_trace
 from ddpprof.measures.kernels.overlap_slowdown import MIN_RUNS, Slowdown, measure_slowdown, merge_slowdowns
 from ddpprof.model import Kernel, Phase, Trace
 
