@@ -22,7 +22,7 @@ from ddpprof.load.exits import load_exits
 from ddpprof.load.folder import find_traces
 from ddpprof.load.limits import DEFAULT_LIMITS, MAX_FILES_OPTION, Limits
 from ddpprof.load.other_files import load_other_file
-from ddpprof.load.pulses import load_captures, load_hang, load_pulses, load_slowdowns
+from ddpprof.load.pulses import load_whole_run
 from ddpprof.load.rank import RankFiles, load_rank, some_file
 from ddpprof.model import Run
 from ddpprof.model.run_file import RunFile
@@ -128,20 +128,9 @@ def complete(
     absent = (
         _absent_ranks(sorted(there), world_size, what) if run.other_file is None else []
     )  # another tool's file tells of all ranks
-    pulses, unreadable = load_pulses(files.ranks, left_out)
+    whole_run, unreadable = load_whole_run(files.ranks, left_out)
     missing = (*run.missing, *missing, *unreadable, *_of_other_jobs(ranks), *absent)
-    if not pulses:
-        return replace(run, world_size=world_size, missing=missing)
-    slowdowns, hang = load_slowdowns(files.ranks, left_out), load_hang(files.ranks)
-    return replace(
-        run,
-        world_size=world_size,
-        missing=missing,
-        pulses=pulses,
-        slowdowns=slowdowns,
-        hang=hang,
-        captures=load_captures(files.ranks),
-    )
+    return replace(run, world_size=world_size, missing=missing, whole_run=whole_run)
 
 
 def _of_other_jobs(ranks: Sequence[KnownRank]) -> list[str]:

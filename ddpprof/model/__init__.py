@@ -14,7 +14,7 @@ pulse.py              What a rank is doing, and how all its steps went: the layo
 pulse_layout.py        The layout of the file with a pulse
 stack.py               Where a thread stands: its stack, and the user's own lines in it
 hang.py                The verdict on a job that hangs or has failed
-whole_run.py          A rank's whole training in few numbers
+whole_run.py          A whole training in few numbers
 plugin.py             Data of one rank that TensorBoard's profiler plugin shows, equal to the report's
 """
 
@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ddpprof.model.hang import Verdict
 from ddpprof.model.process_exit import ProcessExit
 from ddpprof.model.record import (
     DETAILED_MODES,
@@ -46,7 +45,6 @@ from ddpprof.model.record import (
     StepMode,
     UnusualCollective,
 )
-from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.tables import (
     NO_STEP,
     UNKNOWN,
@@ -63,7 +61,7 @@ from ddpprof.model.tables import (
     Trace,
     Work,
 )
-from ddpprof.model.whole_run import RankWholeRun
+from ddpprof.model.whole_run import WholeRun
 
 __all__ = [
     "DETAILED_MODES",
@@ -162,14 +160,8 @@ class Run:
     """all attempts, in order, of a job that torchrun started more than once"""
     exits: tuple[ProcessExit, ...] = ()
     """ends of its processes, as far as their parents noted them"""
-    pulses: tuple[RankWholeRun, ...] = ()
-    """whole training of each rank that left a pulse"""
-    slowdowns: Slowdowns | None = None
-    """slow-downs of the whole run, and what pauses on purpose took"""
-    hang: Verdict | None = None
-    """last verdict on a hang of the job"""
-    captures: tuple[int, ...] = ()
-    """numbers of the captures that were made while it ran"""
+    whole_run: WholeRun | None = None
+    """the whole training, and not only its recorded steps; ``None`` if no rank left a pulse"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,11 @@
-"""A rank's whole training in few numbers, as its pulse tells it. Times are ns since 1970, lengths ns per step."""
+"""A whole training in few numbers, as the pulses of its ranks tell it. Times are ns since 1970, lengths ns per step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ddpprof.model.hang import Verdict
+from ddpprof.model.slowdown import Pause, StepSlowdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +107,35 @@ class RankWholeRun:
     """at the last one"""
     nonfinite: NonfiniteSteps | None = None
     """``None`` if no step had such a loss"""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRun:
+    """The whole training, from the first step that ranks noted in their pulses."""
+
+    num_steps: int
+    """number of steps that the rank furthest ahead has finished, with those before the first noted one"""
+    first_step: int
+    """number of the first noted step"""
+    duration_ns: int
+    """from the begin of the notes to their end"""
+    ranks: tuple[RankWholeRun, ...]
+    """ranks with a pulse; only the first one with steps has its course over time, as DDP keeps the ranks in step"""
+    slowdowns: tuple[StepSlowdown, ...] = ()
+    """times in which steps took longer, without a known pause, in order"""
+    pauses: tuple[Pause, ...] = ()
+    """what checkpoints, evaluation, recording and new epochs took"""
+    hang: Verdict | None = None
+    """last verdict on a hang of the job"""
+    captures: tuple[int, ...] = ()
+    """numbers of the runs, such as ``capture-1``, that ``ddpprof capture`` asked for"""
+
+    @property
+    def shown(self) -> RankWholeRun | None:
+        """Return the rank whose steps stand for those of the job; ``None`` if no step was noted."""
+        return next((one for one in self.ranks if one.whole is not None), None)
+
+    @property
+    def steps(self) -> Stretch | None:
+        """Return all noted steps of that rank as one stretch."""
+        return self.shown.whole if self.shown is not None else None

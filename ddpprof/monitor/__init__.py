@@ -8,7 +8,7 @@ history.py       How did the length of steps develop over a whole training?
 overview.py      What does a running job do?
 rank_now.py      What does one rank do at this moment, and how does it stand?
 waiting.py       Who waits for whom?
-whole_run.py     What became of a whole training: a pulse in few numbers
+whole_run.py     What became of a whole training: pulses in few numbers
 job_steps.py      the steps that all ranks have in common, and which of them are longer for a known reason
 step_noise.py     how much steady steps differ, and where one level gives way to another
 level_shifts.py   since which step steps take longer, and by how much, found while they come

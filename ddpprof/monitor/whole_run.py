@@ -1,4 +1,4 @@
-"""What became of a whole training: a pulse in few numbers."""
+"""What became of a whole training: pulses in few numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ddpprof.model.hang import Verdict
 from ddpprof.model.pulse import (
     Ended,
     Pulse,
@@ -17,8 +18,9 @@ from ddpprof.model.pulse import (
     activity_word,
     select,
 )
+from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.tables import UNKNOWN
-from ddpprof.model.whole_run import CurvePoint, LongStep, NonfiniteSteps, RankWholeRun
+from ddpprof.model.whole_run import CurvePoint, LongStep, NonfiniteSteps, RankWholeRun, WholeRun
 from ddpprof.monitor.history import history, stretch_of, stretches
 
 _NUM_STRETCHES = 10
@@ -37,10 +39,12 @@ _FLAGS = {
     StepFlag.BEGAN_EPOCH: "began an epoch",
 }
 
+_NO_SLOWDOWNS = Slowdowns()
+
 _T = TypeVar("_T")
 
 
-def whole_run(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWholeRun:
+def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWholeRun:
     """Return the rank's training in few numbers. Without its course over time, only what is needed to compare ranks."""
     state, rows = pulse.state, history(pulse)
     memory = pulse.samples.memory_bytes[pulse.samples.memory_bytes != UNKNOWN]
@@ -62,6 +66,26 @@ def whole_run(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWhole
         first_memory_bytes=_first(_first_sample(pulse), first_memory.tolist(), memory.tolist()),
         last_memory_bytes=int(memory[-1]) if len(memory) else None,
         nonfinite=nonfinite_steps(state),
+    )
+
+
+def whole_run(
+    ranks: Sequence[RankWholeRun],
+    found: Slowdowns = _NO_SLOWDOWNS,
+    hang: Verdict | None = None,
+    captures: tuple[int, ...] = (),
+) -> WholeRun:
+    """Return the whole training of all ranks that left a pulse, of which there is at least one."""
+    begin_ns, end_ns = min(one.created_ns for one in ranks), max(one.last_ns for one in ranks)
+    return WholeRun(
+        num_steps=max(one.num_steps for one in ranks),
+        first_step=min(one.first_step for one in ranks),
+        duration_ns=max(end_ns - begin_ns, 0),
+        ranks=tuple(ranks),
+        slowdowns=tuple(found.slowdowns),
+        pauses=tuple(found.pauses),
+        hang=hang,
+        captures=captures,
     )
 
 

@@ -15,7 +15,6 @@ tables/             The report as Arrow tables, for data frames and SQL
 timeline.py         Steps of several ranks over time, on one clock
 times.py            Whose time is each number of the report?
 tree.py             The report: the measures of a run as one tree
-whole_run.py        How did the whole training go, and not only its recorded steps?
 whatif.py           The recorded step with other settings: a prediction for each, and the best buckets found
 """
 

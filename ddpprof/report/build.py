@@ -30,7 +30,6 @@ from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.side_streets import combine_beside, observe_beside
 from ddpprof.report.times import times_of
 from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
-from ddpprof.report.whole_run import summarise_whole_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         usual_steps=usual,
         failure=find_failure([record.end for record in records], run.exits),
         times=times_of(job.device),
-        whole_run=summarise_whole_run(run.pulses, run.slowdowns, run.hang, run.captures),
+        whole_run=run.whole_run,
         **beside,
     )
     observed = observe(run, modules, ranks, buckets, report)

@@ -76,7 +76,7 @@ def observe(
         cores_per_rank=_cores_per_rank([*records.values()], run.world_size),
         num_threads=max((record.num_threads for record in records.values() if record.num_threads), default=None),
         of_some_ranks=next((record.of_some_ranks for record in records.values()), ()),
-        nonfinite={one.rank: one.nonfinite for one in run.pulses},
+        nonfinite={one.rank: one.nonfinite for one in run.whole_run.ranks} if run.whole_run is not None else {},
         checkpoints={rank: (record.host, record.checkpoints) for rank, record in records.items()},
     )
 

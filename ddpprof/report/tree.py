@@ -36,7 +36,7 @@ from ddpprof.measures.step.torch_times import TorchTimes
 from ddpprof.measures.step.wrapper import WrapperCost
 from ddpprof.model import Kernel
 from ddpprof.model.light_step import RecordedBreakdown
-from ddpprof.report.whole_run import WholeRun
+from ddpprof.model.whole_run import WholeRun
 from ddpprof.rpc.calls import RankRpc
 from ddpprof.shown_in_notebooks import ShownInNotebooks
 

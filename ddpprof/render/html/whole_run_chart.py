@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ddpprof.layout import clean, duration, ms
-from ddpprof.model.whole_run import CurvePoint
+from ddpprof.model.whole_run import CurvePoint, WholeRun
 from ddpprof.render.html.chart import Chart
 from ddpprof.report import Report
-from ddpprof.report.whole_run import WholeRun
 
 _MOST_MARKS = 20
 _LEAST_POINTS = 3

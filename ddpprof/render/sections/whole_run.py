@@ -23,11 +23,10 @@ from ddpprof.layout import (
 )
 from ddpprof.measures.statistics.medians import mean_known, median_known
 from ddpprof.model.slowdown import StepSlowdown
-from ddpprof.model.whole_run import LongStep, RankWholeRun, Stretch
+from ddpprof.model.whole_run import LongStep, RankWholeRun, Stretch, WholeRun
 from ddpprof.render.hang_words import verdict_in_short, verdict_lines
 from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
 from ddpprof.report import Report
-from ddpprof.report.whole_run import WholeRun
 
 _WORTH_A_ROW = 0.02
 """least difference of ranks' own times, as a share of the step, for them to be called different"""

@@ -14,6 +14,7 @@ from pulse_files import BEGIN_NS, MadeStep, write_pulse
 from ddpprof.load.run import load_run
 from ddpprof.model.pulse import Ended
 from ddpprof.model.pulse_layout import FORMAT, MAGIC
+from ddpprof.model.whole_run import WholeRun
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.pipeline.numbers import Numbers
 from ddpprof.report import Report
@@ -29,13 +30,19 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+def whole_run_in(run: Path) -> WholeRun:
+    whole_run = load_run(run).whole_run
+    assert whole_run is not None
+    return whole_run
+
+
 def report_on(run: Path, options: AnalysisOptions = AnalysisOptions()) -> Report:  # noqa: B008 (frozen)
     with analysed(run, options) as analysis:
         return analysis.report
 
 
 def test_the_lowest_rank_has_its_course_over_time(run: Path) -> None:
-    first, second = load_run(run).pulses
+    first, second = whole_run_in(run).ranks
     assert (first.rank, len(first.stretches), len(first.curve)) == (0, 10, 30)
     assert (second.rank, second.stretches, second.curve) == (1, (), ())
     assert second.whole is not None
@@ -44,12 +51,12 @@ def test_the_lowest_rank_has_its_course_over_time(run: Path) -> None:
 
 def test_the_next_one_has_it_if_the_lowest_noted_no_step(run: Path) -> None:
     write_pulse(run, 0, [])
-    first, second = load_run(run).pulses
+    first, second = whole_run_in(run).ranks
     assert (first.whole, len(second.curve)) == (None, 30)
 
 
 def test_runs_without_pulses_have_none() -> None:
-    assert load_run(SAMPLE).pulses == ()
+    assert load_run(SAMPLE).whole_run is None
     assert report_on(SAMPLE, AnalysisOptions(use_cache=False)).whole_run is None
 
 

@@ -10,12 +10,12 @@ from pulse_files import BEGIN_NS, MS, SECOND, MadeStep, write_pulse
 from ddpprof.model.pulse import Activity, Ended, StepFlag
 from ddpprof.model.whole_run import RankWholeRun
 from ddpprof.monitor.pulse_files import read_pulse
-from ddpprof.monitor.whole_run import whole_run
+from ddpprof.monitor.whole_run import whole_run_of_rank
 
 
 def made(folder: Path, steps: list[MadeStep], **changes: int) -> RankWholeRun:
     write_pulse(folder, 1, steps, memory_bytes=(400, 450, 500), **changes)
-    return whole_run(1, read_pulse(folder, 1))
+    return whole_run_of_rank(1, read_pulse(folder, 1))
 
 
 def test_a_training_in_numbers(tmp_path: Path) -> None:
@@ -55,13 +55,13 @@ def test_numbers_of_no_activity_and_no_end_are_unknown(tmp_path: Path, value: in
 def test_the_first_sample_is_unknown_once_it_is_overwritten(tmp_path: Path) -> None:
     """Then the first summary tells the memory, and without one the oldest sample that is kept."""
     write_pulse(tmp_path, 0, [MadeStep()] * 2, memory_bytes=(7,) * 1024, num_samples=2000)
-    assert whole_run(0, read_pulse(tmp_path, 0)).first_memory_bytes == 7
+    assert whole_run_of_rank(0, read_pulse(tmp_path, 0)).first_memory_bytes == 7
     write_pulse(tmp_path, 0, [MadeStep(ms=1)] * 4000, memory_bytes=(7,) * 1024, num_samples=2000)
-    assert whole_run(0, read_pulse(tmp_path, 0)).first_memory_bytes == 400 * 10**6
+    assert whole_run_of_rank(0, read_pulse(tmp_path, 0)).first_memory_bytes == 400 * 10**6
 
 
 def test_without_its_course_only_what_ranks_are_compared_by_is_kept(tmp_path: Path) -> None:
     write_pulse(tmp_path, 0, [MadeStep()] * 20)
-    one = whole_run(0, read_pulse(tmp_path, 0), with_course=False)
+    one = whole_run_of_rank(0, read_pulse(tmp_path, 0), with_course=False)
     assert (one.stretches, one.curve, one.longest) == ((), (), ())
     assert one.whole is not None
