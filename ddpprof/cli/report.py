@@ -157,7 +157,7 @@ def screen(report: Report, paths: Sequence[str], analysis: Analysis | None) -> t
 
 
 def _typical_step(report: Report, analysis: Analysis | None, most_ranks: int) -> Timeline | None:
-    from ddpprof.render.sections.shown_steps import typical_step, worth_seeing
+    from ddpprof.render.sections.steps import typical_step, worth_seeing
 
     number = typical_step(report)
     if analysis is None or number is None:
@@ -173,7 +173,7 @@ def _nothing_of(section: str) -> Section:
 
 def _page(report: Report, analysis: Analysis | None) -> str:
     from ddpprof.render.html.report_page import report_page
-    from ddpprof.render.sections.shown_steps import worth_seeing
+    from ddpprof.render.sections.steps import worth_seeing
 
     return report_page(report, analysis.timeline(ranks=worth_seeing(report)) if analysis is not None else None)
 

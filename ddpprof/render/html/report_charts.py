@@ -12,9 +12,8 @@ from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks, limit_line
 from ddpprof.render.sections.overlap_slowdown import kernel_name
-from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.spread import parts_of_ranks
-from ddpprof.render.sections.steps import PARTS, of_device
+from ddpprof.render.sections.steps import PARTS, of_device, typical_step
 from ddpprof.report import Report
 from ddpprof.report.tree import SlowedKernel
 

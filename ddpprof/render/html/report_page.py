@@ -17,8 +17,7 @@ from ddpprof.render.html.whole_run_chart import whole_run_chart
 from ddpprof.render.json import render_json
 from ddpprof.render.sections import Topic, topics
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.shown_steps import typical_step
-from ddpprof.render.sections.steps import of_device
+from ddpprof.render.sections.steps import of_device, typical_step
 from ddpprof.render.sections.verdict import verdict
 from ddpprof.report import Report
 from ddpprof.report.timeline import Timeline

@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddpprof.render.sections.shown_steps import typical_step, worth_seeing
-from ddpprof.render.sections.steps import PARTS, bar_parts_ns
+from ddpprof.render.sections.steps import PARTS, bar_parts_ns, typical_step, worth_seeing
 from ddpprof.report import Report, StepReport
 
 _MAX_TIMELINES = 4

@@ -21,10 +21,9 @@ overhead.py     The measured overhead of DDP, and what explains it, in words
 ranks.py        Ranks compared: who is late, who waits for whom, and what their clocks show
 repeated.py     Runs of one job compared: their steps, and how many of them have each finding
 scaling.py      Weak and strong scaling, and where the lost time goes, in words
-shown_steps.py  Which step is shown first, and, of many ranks, which ones?
 overlap_slowdown.py  How much communication slows concurrent computation, kernel by kernel
 spread.py       How far many ranks differ in one step; there are too many bars to look at
-steps.py        Where the time of a step goes, and how much of the communication is hidden
+steps.py        Where the time of a step goes, how much communication is hidden, and which step and ranks are shown
 sweep.py        Step times over the varied quantity, models and crossovers, in words
 tuning.py       The results of tuning, in words
 verdict.py      The whole report in a sentence and a few numbers
@@ -53,9 +52,8 @@ from ddpprof.render.sections.memory import memory_table
 from ddpprof.render.sections.outside import outside_table
 from ddpprof.render.sections.overlap_slowdown import slowdown_section
 from ddpprof.render.sections.ranks import straggler_table, waiting_table
-from ddpprof.render.sections.shown_steps import typical_step
 from ddpprof.render.sections.spread import spread_table
-from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars
+from ddpprof.render.sections.steps import idle_table, overlap_table, step_bars, typical_step
 from ddpprof.render.sections.whole_run import whole_run_tables
 from ddpprof.report import Report
 from ddpprof.report.side_streets import sections_of_streets

@@ -7,8 +7,7 @@ from operator import attrgetter
 
 from ddpprof.layout import Column, Line, Remark, Section, Table, count, mean_of, ms, notes, percent
 from ddpprof.measures.step.recording_cost import RecordingCost
-from ddpprof.render.sections.shown_steps import rows_worth_seeing
-from ddpprof.render.sections.steps import mean_of_steps
+from ddpprof.render.sections.steps import mean_of_steps, rows_worth_seeing
 from ddpprof.report import Report
 
 _UNUSUAL = 1.5

@@ -15,8 +15,7 @@ from ddpprof.render.sections.failure import failure_lines
 from ddpprof.render.sections.findings import NOT_BEYOND_NOISE, finding_texts, otherwise, short_gain
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
-from ddpprof.render.sections.shown_steps import typical_step
-from ddpprof.render.sections.steps import step_bars
+from ddpprof.render.sections.steps import step_bars, typical_step
 from ddpprof.render.sections.verdict import verdict_of_steps
 from ddpprof.render.sections.whole_run import hang_line, whole_run_line
 from ddpprof.report import Report

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ddpprof.layout import MAX_RANKS, Column, Section, Table, ms
-from ddpprof.render.sections.shown_steps import typical_step
-from ddpprof.render.sections.steps import PARTS, bar_parts_ns
+from ddpprof.render.sections.steps import PARTS, bar_parts_ns, typical_step
 from ddpprof.report import Report
 
 

@@ -29,7 +29,7 @@ from reports import (
 from ddpprof.errors import DdpprofError
 from ddpprof.render.html.page import plotly_source
 from ddpprof.render.html.report_page import report_page
-from ddpprof.render.sections.shown_steps import worth_seeing
+from ddpprof.render.sections.steps import worth_seeing
 from ddpprof.report import Report
 
 VOID = {"meta", "input", "br", "link", "img"}

@@ -12,7 +12,7 @@ from large_runs import kernel_run
 from pages import Show, body, page_of, plotted
 
 from ddpprof.render.html.report_page import report_page
-from ddpprof.render.sections.shown_steps import worth_seeing
+from ddpprof.render.sections.steps import worth_seeing
 from ddpprof.report import build_report
 
 if TYPE_CHECKING:
