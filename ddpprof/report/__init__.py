@@ -1,9 +1,8 @@
 """`build_report(run)`: everything that is known about a run, in one tree.
 
-across_ranks.py     Measures across ranks: collectives on all of them, their clocks, and who waits for whom
+across_ranks.py     Measures across ranks: collectives on all, their clocks, who waits for whom, and slowed kernels
 bound.py            What bounds a step whose communication is not hidden, and what would help?
 build.py            Construction of a report from a run
-overlap_slowdown.py  How much communication slows kernels, per step and rank
 other_file.py       The report of a file of another tool: the same tree, with what such a file can tell
 predicted_gains.py  How much would each change advised by a finding give back on its own?
 rank_summary.py     The contribution of ranks to a report: kilobytes each

@@ -18,10 +18,9 @@ from ddpprof.measures.ranks.failure import find_failure
 from ddpprof.measures.ranks.gradient_use import as_all_ranks_use
 from ddpprof.measures.step.usual_steps import usual_steps
 from ddpprof.model import DdpModule, RecordedStep, Run
-from ddpprof.report.across_ranks import RecordedSteps, across_ranks
+from ddpprof.report.across_ranks import RecordedSteps, across_ranks, slowdown_report
 from ddpprof.report.bound import find_bound
 from ddpprof.report.other_file import report_of_file
-from ddpprof.report.overlap_slowdown import slowdown_report
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.ranks import modules_of, steps_to_replay
