@@ -141,7 +141,7 @@ def explain_end(directory: Path) -> list[str]:
 
 def hung_at_last(directory: Path) -> Verdict | None:
     """Return the verdict on the hang in which the job ended, if it did."""
-    from ddpprof.monitor.hang_file import read_verdict
+    from ddpprof.monitor.verdict_files import read_verdict
 
     verdict = read_verdict(directory)
     return None if verdict is None or verdict.resumed_unix_ns is not None else verdict

@@ -175,7 +175,7 @@ def _no_key(at_most_s: float) -> str:
 
 def _hang_lines(directory: Path, now: Overview) -> list[str]:
     """Return the verdict on a hang that has not ended yet."""
-    from ddpprof.monitor.hang_file import read_verdict
+    from ddpprof.monitor.verdict_files import read_verdict
     from ddpprof.render.hang_words import verdict_lines
 
     verdict = read_verdict(directory)
@@ -186,7 +186,7 @@ def _hang_lines(directory: Path, now: Overview) -> list[str]:
 
 def _slowdown_lines(directory: Path, world_size: int) -> list[str]:
     """Return a sentence for each of the last slow-downs that the job's launcher has found."""
-    from ddpprof.monitor.slowdown_file import read_slowdowns
+    from ddpprof.monitor.verdict_files import read_slowdowns
     from ddpprof.render.slowdown_words import slowdown_sentence
 
     found = read_slowdowns(directory)

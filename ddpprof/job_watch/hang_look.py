@@ -17,8 +17,8 @@ from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
 from ddpprof.diagnosis.stacks import dump_stacks
 from ddpprof.job_watch.look import Say
 from ddpprof.model.hang import Verdict
-from ddpprof.monitor.hang_file import write_verdict
 from ddpprof.monitor.pulse_files import read_heads
+from ddpprof.monitor.verdict_files import write_verdict
 from ddpprof.render.hang_words import verdict_lines
 
 _LAUNCHER_S = 30.0

@@ -13,8 +13,8 @@ from ddpprof.model.slowdown import Slowdowns, StepSlowdown
 from ddpprof.monitor.job_steps import common_steps
 from ddpprof.monitor.pauses import pauses_in
 from ddpprof.monitor.pulse_files import read_pulses
-from ddpprof.monitor.slowdown_file import write_slowdowns
 from ddpprof.monitor.slowdowns import SlowdownWatch
+from ddpprof.monitor.verdict_files import write_slowdowns
 from ddpprof.render.slowdown_words import slowdown_sentence
 
 _MOST_SAID = 20

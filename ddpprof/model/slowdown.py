@@ -89,17 +89,7 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 class Slowdowns(msgspec.Struct, frozen=True):
-    """Content of the file."""
+    """Content of the file ``slowdowns.json``."""
 
     slowdowns: tuple[StepSlowdown, ...] = ()
     pauses: tuple[Pause, ...] = ()
-
-
-def encode_slowdowns(slowdowns: Slowdowns) -> bytes:
-    """Return the file's content."""
-    return msgspec.json.format(msgspec.json.encode(slowdowns), indent=1) + b"\n"
-
-
-def decode_slowdowns(content: bytes) -> Slowdowns:
-    """Return what a file says. Raises ``msgspec.MsgspecError``."""
-    return msgspec.json.decode(content, type=Slowdowns)

@@ -10,7 +10,7 @@ from pulse_files import MadeStep, write_pulse
 from ddpprof.cli import main
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Ended
-from ddpprof.monitor.hang_file import write_verdict
+from ddpprof.monitor.verdict_files import write_verdict
 
 
 @pytest.fixture

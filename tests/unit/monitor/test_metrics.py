@@ -21,8 +21,8 @@ from ddpprof.cli.metrics_out import MetricsTarget, check, metrics_target, publis
 from ddpprof.errors import DdpprofError
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, Ended
-from ddpprof.monitor.hang_file import write_verdict
 from ddpprof.monitor.metrics import MOST_RANKS, Metric, read_metrics
+from ddpprof.monitor.verdict_files import write_verdict
 
 
 @pytest.fixture

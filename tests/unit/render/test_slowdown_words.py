@@ -5,16 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpprof.model.slowdown import (
-    Pause,
-    PauseKind,
-    SlowdownCause,
-    Slowdowns,
-    StepPart,
-    StepSlowdown,
-    decode_slowdowns,
-    encode_slowdowns,
-)
+from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart, StepSlowdown
 from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
 
 MS = 1_000_000
@@ -66,8 +57,3 @@ def test_times_of_day_follow_the_steps() -> None:
 def test_pauses_are_told_apart() -> None:
     pause = Pause(PauseKind.SAVE, 12, 3_400 * MS)
     assert pause_sentence(pause) == "checkpoints took 3.4 s in 12 steps"
-
-
-def test_the_file_gives_back_what_was_written() -> None:
-    slowdowns = Slowdowns((SLOW,), (Pause(PauseKind.EPOCH, 1, 5),))
-    assert decode_slowdowns(encode_slowdowns(slowdowns)) == slowdowns
