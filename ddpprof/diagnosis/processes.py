@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof.child_processes import children
-from ddpprof.linux_counters import OF_MACHINE, number_in
+from ddpprof.linux_files import OF_MACHINE, number_in, stat_of
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -52,20 +52,17 @@ class Process:
 
 def look_at(pid: int) -> Process | None:
     """Return the process; ``None`` if there is none, or it is dead."""
-    try:
-        name, state, ticks, num_paged_in = _stat(Path(f"/proc/{pid}/task/{pid}/stat"))
-    except (OSError, ValueError, IndexError):
-        return None
-    if state in "ZX":
+    main_thread = stat_of(Path(f"/proc/{pid}/task/{pid}"))
+    if main_thread is None or main_thread.state in "ZX":
         return None
     status = _status(pid)
     return Process(
         pid=pid,
-        name=name,
-        state=state,
+        name=main_thread.name,
+        state=main_thread.state,
         tracer=_number(status, "TracerPid") or None,
-        main_thread_cpu_s=ticks / _TICKS_PER_S,
-        num_paged_in=num_paged_in,
+        main_thread_cpu_s=main_thread.cpu_ticks / _TICKS_PER_S,
+        num_paged_in=main_thread.num_paged_in,
         swapped_bytes=1024 * _number(status, "VmSwap"),
         seen_s=time.monotonic(),
         waits_in=_waits_in(pid),
@@ -76,16 +73,6 @@ def look_at(pid: int) -> Process | None:
 def workers_of(pid: int) -> list[Process]:
     """Return the living children of a process, such as the workers of its data loaders."""
     return [found for child in children(pid) if (found := look_at(child)) is not None]
-
-
-def _stat(path: Path) -> tuple[str, str, int, int]:
-    """Return name, state, processor time in ticks, and number of pages read from a disk.
-
-    The name may contain anything, so the rest is behind its end.
-    """
-    before, _, after = path.read_text(encoding="utf-8", errors="replace").rpartition(")")
-    words = after.split()
-    return before.partition("(")[2], words[0], int(words[11]) + int(words[12]), int(words[9])
 
 
 def _waits_in(pid: int) -> str:

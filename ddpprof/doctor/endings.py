@@ -14,6 +14,7 @@ from pathlib import Path
 from ddpprof.child_processes import descendants, python_command, start
 from ddpprof.doctor.check import CannotCheck, CheckResult, Context, judge
 from ddpprof.doctor.training import SCRIPTS, job_environment
+from ddpprof.linux_files import stat_of
 
 _LATER_S = 10.0
 _START_S = 60.0
@@ -121,13 +122,8 @@ def _wait(holds: Callable[[], bool], jobs: Sequence[_Job], most_s: float) -> Non
 
 
 def _is_alive(process: int) -> bool:
-    try:
-        state = (
-            Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-        )
-    except (OSError, IndexError):
-        return False
-    return state != "Z"
+    found = stat_of(Path(f"/proc/{process}"))
+    return found is not None and found.state != "Z"
 
 
 def _last_line(path: Path) -> str:

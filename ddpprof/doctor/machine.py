@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpprof.doctor.check import CheckResult, Context, judge, skip
+from ddpprof.pipeline.memory import available_bytes
 from ddpprof.scratch import choose_temporary_directory
 
 _MB = 1_000_000
@@ -73,7 +74,6 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
     """Check that this process may use enough cores and memory for the ranks."""
     ranks = max(2, context.gpus or 0)
     cores = min(len(os.sched_getaffinity(0)), cgroup_cores(_CGROUP) or float("inf"))
-    memory = available_bytes(_CGROUP)
     yield judge(
         "cores",
         cores >= ranks,
@@ -81,6 +81,10 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
         f"{cores:g}",
         "Ranks share a core, so times mean little. Give the container more cores (docker run --cpus).",
     )
+    memory = available_bytes()
+    if memory is None:
+        yield skip("memory", "this system does not tell how much is available")
+        return
     yield judge(
         "memory",
         memory >= _MEMORY_BYTES,
@@ -99,22 +103,6 @@ def cgroup_cores(cgroup: Path) -> float | None:
     both = _words(cgroup / "cpu.max")
     period = float(both[1] if len(both) > 1 else (_words(cgroup / "cpu/cpu.cfs_period_us") or ["100000"])[0])
     return float(quota) / period
-
-
-def available_bytes(cgroup: Path) -> int:
-    """Return how much memory is free, both in the container and on the machine, in bytes."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    for most, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limit = _words(cgroup / most)
-        if limit and limit[0] != "max":
-            free = min(free, int(limit[0]) - int((_words(cgroup / used) or ["0"])[0]))
-    return free
 
 
 def _words(path: Path) -> list[str]:

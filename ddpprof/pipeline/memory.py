@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ddpprof.linux_files import GROUPS, own_groups
+
 _ROOT = Path("/")
 
 
@@ -31,19 +33,8 @@ def available_bytes(root: Path = _ROOT) -> int | None:
 
 def _groups(root: Path) -> Iterator[Path]:
     """Yield the control groups of this process, and all that contain them."""
-    mounts = root / "sys/fs/cgroup"
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        mount = mounts / "memory" if controllers else mounts
-        inner = mount / path.lstrip("/")
-        yield from (group for group in (inner, *inner.parents) if group == mount or mount in group.parents)
+    for own in own_groups("memory", root):
+        yield from (group for group in (own, *own.parents) if group.is_relative_to(root / GROUPS))
 
 
 def _left(group: Path, limit: str, usage: str, forgettable: str) -> int:

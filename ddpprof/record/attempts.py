@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from ddpprof import rundir
+from ddpprof.linux_files import stat_of
 from ddpprof.model.run_file import RunFile, TorchrunJob
 from ddpprof.record.settings import Settings
 
@@ -77,11 +77,6 @@ def _is_of_this_job(directory: Path, mine: TorchrunJob | None, settings: Setting
 
 def _this_and_ancestors() -> list[int]:
     found = [os.getpid(), os.getppid()]
-    with suppress(OSError, ValueError, IndexError):
-        while found[-1] > 1:
-            # pid (name) state ppid …; the name may contain anything
-            words = (
-                Path(f"/proc/{found[-1]}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            )
-            found.append(int(words[1]))
+    while found[-1] > 1 and (stat := stat_of(Path(f"/proc/{found[-1]}"))) is not None:
+        found.append(stat.parent)
     return found

@@ -7,10 +7,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from ddpprof.linux_files import number_in, own_groups, stat_of
 from ddpprof.model import UNKNOWN
 
 _PROC = Path("/proc/self")
-_CGROUPS = Path("/sys/fs/cgroup")
+_THROTTLED_UNITS_NS = {"throttled_usec": 1000, "throttled_time": 1}
+"""units of the numbers in control groups of version 2 and 1, by their names"""
 _MOST_THREADS = 256
 _MOST_CORES = 64
 
@@ -28,39 +30,26 @@ def queued_ns() -> int:
 
 def throttled_ns() -> int:
     """Return for how long the limit of the control group has kept its processes from running."""
-    path, unit_ns = _throttling()
-    if path is not None:
-        with suppress(OSError, ValueError, IndexError):
-            for line in path.read_text(encoding="ascii").splitlines():
-                if line.startswith("throttled_"):
-                    return int(line.split()[1]) * unit_ns
+    where = _throttling()
+    if where is not None and (throttled := number_in(*where)) is not None:
+        return throttled * _THROTTLED_UNITS_NS[where[1]]
     return UNKNOWN
 
 
 @functools.cache
-def _throttling() -> tuple[Path | None, int]:
-    """Return the file that tells, and the unit of its number in ns: control groups have two versions."""
-    with suppress(OSError, ValueError):
-        for line in (_PROC / "cgroup").read_text(encoding="ascii").splitlines():
-            _, controllers, group = line.split(":", 2)
-            if controllers == "":
-                path, unit_ns = _CGROUPS / group.lstrip("/") / "cpu.stat", 1000  # throttled_usec
-            elif "cpu" in controllers.split(","):
-                path, unit_ns = _CGROUPS / controllers / group.lstrip("/") / "cpu.stat", 1  # throttled_time
-            else:
-                continue
-            if path.exists() and "throttled_" in path.read_text(encoding="ascii"):
-                return path, unit_ns
-    return None, 1
+def _throttling() -> tuple[Path, str] | None:
+    """Return the file that tells, and the name of its number; ``None`` if there is none."""
+    for group in own_groups("cpu"):
+        for name in _THROTTLED_UNITS_NS:
+            if number_in(group / "cpu.stat", name) is not None:
+                return group / "cpu.stat", name
+    return None
 
 
 def major_faults() -> int:
     """Return the number of page faults that had to read a disk."""
-    try:
-        after_name = (_PROC / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
-        return int(after_name.split()[9])
-    except (OSError, ValueError, IndexError):
-        return UNKNOWN
+    found = stat_of(_PROC)
+    return UNKNOWN if found is None else found.num_paged_in
 
 
 def core_khz() -> int:

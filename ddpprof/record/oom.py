@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
-
-from ddpprof.linux_counters import OF_MACHINE, number_in
-
-_GROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUP = Path("/proc/self/cgroup")
+from ddpprof.linux_files import OF_MACHINE, number_in, own_groups
 
 
 class OomKills:
@@ -25,14 +18,6 @@ class OomKills:
 
 
 def _num_kills() -> int | None:
-    counts = (number_in(path, "oom_kill") for path in (*_own_events(), OF_MACHINE))
+    of_groups = [group / "memory.events" for group in own_groups("memory")]  # only groups of version 2 have this file
+    counts = (number_in(path, "oom_kill") for path in (*of_groups, OF_MACHINE))
     return next((count for count in counts if count is not None), None)
-
-
-def _own_events() -> Iterator[Path]:
-    """Yield the file that counts the kills in this control group and those within it; only version 2 has one."""
-    with suppress(OSError, ValueError):
-        for line in _OWN_GROUP.read_text(encoding="utf-8").splitlines():
-            number, _, group = line.split(":", 2)
-            if number == "0":
-                yield _GROUPS / group.lstrip("/") / "memory.events"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.diagnosis.processes import _number, _stat, look_at, workers_of
+from ddpprof.diagnosis.processes import _number, look_at, workers_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system has no /proc")
 
@@ -39,13 +39,7 @@ def test_a_process_that_has_ended(sleeper: int) -> None:
     assert look_at(sleeper) is None
 
 
-def test_numbers_of_the_system(tmp_path: Path) -> None:
-    """Whatever the name of the process is; the names of these fields are those of proc_pid_stat(5)."""
-    fields = ["ppid", "pgrp", "session", "tty_nr", "tpgid", "flags", "minflt", "cminflt", "majflt", "cmajflt"]
-    fields += ["utime", "stime", "cutime", "cstime"]
-    values = {name: number for number, name in enumerate(fields, 101)}
-    (tmp_path / "stat").write_text(f"7 (a) S (b) D {' '.join(map(str, values.values()))} 0 0\n")
-    assert _stat(tmp_path / "stat") == ("a) S (b", "D", values["utime"] + values["stime"], values["majflt"])
+def test_numbers_of_the_system() -> None:
     assert _number({"VmSwap": "\t  12 kB"}, "VmSwap") == 12
     assert [_number({"VmSwap": text}, "VmSwap") for text in ("", "many kB")] == [0, 0]
     assert _number({}, "TracerPid") == 0

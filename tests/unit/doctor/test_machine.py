@@ -8,12 +8,14 @@ import socket
 import time
 from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ddpprof.doctor import machine, network
 from ddpprof.doctor.check import CheckResult, CheckStatus, Context, Run
+from ddpprof.pipeline.memory import available_bytes
 
 Usage = namedtuple("Usage", "total used free")
 Patch = pytest.MonkeyPatch
@@ -38,11 +40,17 @@ def jumping_clock(patch: Patch) -> None:
 
 def cgroup(cpu_max: str, memory_max: str) -> Callable[[Patch], None]:
     def plant(patch: Patch) -> None:
-        folder = Path(os.environ["CGROUP"])
-        (folder / "cpu.max").write_text(cpu_max)
-        (folder / "memory.max").write_text(memory_max)
-        (folder / "memory.current").write_text("1000000000")
-        patch.setattr(machine, "_CGROUP", folder)
+        root = Path(os.environ["CGROUP"])
+        groups = root / "sys/fs/cgroup"
+        for folder in (root / "proc/self", groups):
+            folder.mkdir(parents=True, exist_ok=True)
+        (root / "proc/meminfo").write_text("MemAvailable: 64000000 kB\n")
+        (root / "proc/self/cgroup").write_text("0::/\n")
+        (groups / "cpu.max").write_text(cpu_max)
+        (groups / "memory.max").write_text(memory_max)
+        (groups / "memory.current").write_text("1000000000")
+        patch.setattr(machine, "_CGROUP", groups)
+        patch.setattr(machine, "available_bytes", partial(available_bytes, root))
         patch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
 
     return plant
@@ -119,14 +127,15 @@ def test_more_gpus_want_more_cores(tmp_path: Path, monkeypatch: Patch) -> None:
     assert next(machine.check_limits(context(gpus=8))).verdict == "FAIL"
 
 
-def test_limits_of_the_older_cgroups(tmp_path: Path) -> None:
-    for folder in ("cpu", "memory"):
-        (tmp_path / folder).mkdir()
+def test_a_system_that_does_not_tell_its_memory(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(machine, "available_bytes", partial(available_bytes, tmp_path))
+    assert answer("memory", machine.check_limits).verdict == CheckStatus.SKIP
+
+
+def test_cores_by_the_older_cgroups(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu/cpu.cfs_quota_us").write_text("250000\n")
     (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
-    (tmp_path / "memory/memory.limit_in_bytes").write_text("700000000\n")
-    (tmp_path / "memory/memory.usage_in_bytes").write_text("300000000\n")
     assert machine.cgroup_cores(tmp_path) == 2.5
-    assert machine.available_bytes(tmp_path) == 400_000_000
     (tmp_path / "cpu/cpu.cfs_quota_us").write_text("-1\n")
     assert machine.cgroup_cores(tmp_path) is None

@@ -44,7 +44,7 @@ def test_torchrun_notes_each_rank_that_fails(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(errors.ProcessFailure, "__post_init__", errors.ProcessFailure.__post_init__)
     counters = tmp_path / "vmstat"
     counters.write_text("nr_free_pages 9\noom_kill 3\n")
-    monkeypatch.setattr(oom, "_own_events", lambda: ())
+    monkeypatch.setattr(oom, "own_groups", lambda _controller: ())
     monkeypatch.setattr(oom, "OF_MACHINE", counters)
     exits.install(errors)
     counters.write_text("nr_free_pages 7\noom_kill 5\n")

@@ -37,6 +37,12 @@ V1 = {
     "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
     "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GB}\n",
 }
+CONTAINER_V1 = {
+    **SYSTEM,
+    "proc/self/cgroup": "5:memory:/docker/1f2e\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "700000000\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "300000000\n",
+}
 CONTAINER = {
     **SYSTEM,
     "proc/self/cgroup": "0::/\n",
@@ -52,10 +58,11 @@ CONTAINER = {
         pytest.param(V2, 6, id="a-group-around-ours-less-what-it-could-forget"),
         pytest.param(V1, 3, id="version-1"),
         pytest.param(CONTAINER, 1, id="container"),
+        pytest.param(CONTAINER_V1, 0.4, id="container-of-version-1-which-sees-its-own-group-as-the-root"),
         pytest.param({**CONTAINER, "sys/fs/cgroup/memory.current": f"{3 * GB}"}, 0, id="more-than-there-is"),
     ],
 )
-def test_the_least_that_is_left_counts(tmp_path: Path, files: dict[str, str], left_gb: int) -> None:
+def test_the_least_that_is_left_counts(tmp_path: Path, files: dict[str, str], left_gb: float) -> None:
     assert available_bytes(written(tmp_path, files)) == pytest.approx(left_gb * GB, abs=1024)
 
 

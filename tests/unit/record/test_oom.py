@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ddpprof.linux_files import own_groups
 from ddpprof.record import oom
 from ddpprof.record.oom import OomKills
 
@@ -14,15 +16,15 @@ from ddpprof.record.oom import OomKills
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A system whose files a test writes."""
     monkeypatch.setattr(oom, "OF_MACHINE", tmp_path / "vmstat")
-    monkeypatch.setattr(oom, "_OWN_GROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(oom, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(oom, "own_groups", partial(own_groups, root=tmp_path))
+    (tmp_path / "proc/self").mkdir(parents=True)
     return tmp_path
 
 
 def test_the_own_group_counts_if_it_tells(system: Path) -> None:
     (system / "vmstat").write_text("oom_kill 100\n")
-    (system / "cgroup").write_text("4:memory:/elsewhere\n0::/jobs/mine\n")
-    events = system / "groups" / "jobs" / "mine" / "memory.events"
+    (system / "proc/self/cgroup").write_text("4:memory:/elsewhere\n0::/jobs/mine\n")
+    events = system / "sys/fs/cgroup/jobs/mine/memory.events"
     events.parent.mkdir(parents=True)
     events.write_text("oom 2\noom_kill 1\noom_group_kill 0\n")
     kills = OomKills()
@@ -32,7 +34,7 @@ def test_the_own_group_counts_if_it_tells(system: Path) -> None:
 
 
 def test_else_the_machine_counts(system: Path) -> None:
-    (system / "cgroup").write_text("4:memory:/jobs/mine\n")
+    (system / "proc/self/cgroup").write_text("4:memory:/jobs/mine\n")
     (system / "vmstat").write_text("nr_free_pages 9\noom_kill 3\n")
     kills = OomKills()
     (system / "vmstat").write_text("nr_free_pages 8\noom_kill 4\n")

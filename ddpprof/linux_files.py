@@ -1,0 +1,60 @@
+"""What Linux tells in files: counters by name, as in ``/proc/vmstat``; a process; the control groups of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+OF_MACHINE = Path("/proc/vmstat")
+GROUPS = "sys/fs/cgroup"
+"""folder of all control groups, below the root of the file system"""
+_ROOT = Path("/")
+
+
+def number_in(path: Path, name: str) -> int | None:
+    """Return the number called `name`; ``None`` if the file, or a number of that name, is not there."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in path.read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """A process or thread, by its file ``stat``."""
+
+    name: str
+    state: str
+    """letter of the system: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z dead"""
+    parent: int
+    num_paged_in: int
+    """number of pages that it has had to read from a disk: from swap, or from a file in memory"""
+    cpu_ticks: int
+
+
+def stat_of(folder: Path) -> ProcessStat | None:
+    """Return what the folder of a process or thread in ``/proc`` tells; ``None`` if there is none."""
+    try:
+        before, _, after = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+        words = after.split()  # the name may contain anything, so the rest is behind its end
+        cpu_ticks = int(words[11]) + int(words[12])
+        return ProcessStat(before.partition("(")[2], words[0], int(words[1]), int(words[9]), cpu_ticks)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def own_groups(controller: str, root: Path = _ROOT) -> Iterator[Path]:
+    """Yield the control groups of this process to which `controller` may belong.
+
+    In version 2, all controllers share one tree of groups; in version 1, each has its own.
+    """
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)
+            if not controllers:
+                yield root / GROUPS / group.lstrip("/")
+            elif controller in controllers.split(","):
+                yield root / GROUPS / controller / group.lstrip("/")

@@ -1,0 +1,44 @@
+"""What Linux tells of a process, and of the control groups of this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpprof.linux_files import ProcessStat, own_groups, stat_of
+
+
+def test_a_process_whatever_its_name_is(tmp_path: Path) -> None:
+    """The names of these fields are those of proc_pid_stat(5)."""
+    fields = ["ppid", "pgrp", "session", "tty_nr", "tpgid", "flags", "minflt", "cminflt", "majflt", "cmajflt"]
+    fields += ["utime", "stime", "cutime", "cstime"]
+    values = {name: number for number, name in enumerate(fields, 101)}
+    (tmp_path / "stat").write_text(f"7 (a) S (b) D {' '.join(map(str, values.values()))} 0 0\n")
+    ticks = values["utime"] + values["stime"]
+    assert stat_of(tmp_path) == ProcessStat("a) S (b", "D", values["ppid"], values["majflt"], ticks)
+
+
+@pytest.mark.parametrize("content", [None, "", "7 (a) S 1 2\n", f"7 (a) S {'x ' * 20}\n"])
+def test_a_process_that_cannot_be_seen(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "stat").write_text(content)
+    assert stat_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "groups"),
+    [
+        pytest.param("0::/slurm/job:1\n", ["slurm/job:1"], id="version-2"),
+        pytest.param("9:cpuacct,cpu:/a\n5:memory:/b\n1:name=systemd:/c\n", ["cpu/a"], id="version-1"),
+        pytest.param("9:cpu:/a\n0::/b\n", ["cpu/a", "b"], id="both"),
+        pytest.param("0::/\n", ["."], id="container"),
+        pytest.param("no group\n", [], id="unreadable"),
+        pytest.param(None, [], id="no-groups"),
+    ],
+)
+def test_groups_of_a_controller(tmp_path: Path, content: str | None, groups: list[str]) -> None:
+    if content is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(content)
+    assert list(own_groups("cpu", tmp_path)) == [tmp_path / "sys/fs/cgroup" / group for group in groups]
