@@ -12,7 +12,8 @@ notebook.py         Reports, comparisons and predictions in a notebook: HTML wit
 perfetto.py         Rendering of a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format
 perfetto_tracks.py  The tracks of one rank in Chrome's trace event format: slices, flows, counters, and their names
 plot.py             Plots of sweeps, scaling experiments and predictions, with matplotlib (``ddpprof[plot]``)
-hang_words.py       The verdict on a job that hangs or has failed, in words; killed_words.py: who sent SIGKILL
+hang_words.py       The verdict on a job that hangs or has failed, in words
+killed_words.py     Which signal ended a process or its worker, and who sent it
 slowdown_words.py   Slow-downs and pauses in sentences
 terminal.py         Rendering of sections in a terminal with rich, or as plain text
 top.py              The live view of a job: ranks sorted by what the user asks for, and who waits for whom

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from ddpprof.layout import clean
+from ddpprof.layout import clean, listed, ranks_in_words
 from ddpprof.model.hang import Fault, Verdict
-from ddpprof.render.killed_words import is_of_worker, killer_sentence
+from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
 
 _MOST_NAMES = 6
 _MOST_RANKS = 8
@@ -115,7 +114,7 @@ def _how_it_died(verdict: Verdict) -> str:
         return f": {clean(verdict.detail, most=300).rstrip('.')}"
     code = verdict.exit_code
     if code is not None and code < 0:
-        return f" of {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+        return f" of {signal_name(-code)}"
     return f" with exit code {code}" if code is not None else " without a message"
 
 
@@ -135,22 +134,12 @@ def _waiting(verdict: Verdict) -> Iterator[str]:
             clock = time.strftime("%H:%M:%S", time.localtime(verdict.since_unix_ns / 1e9))
             since = f" for {max(0, verdict.at_unix_ns - verdict.since_unix_ns) / 1e9:.0f} s, since {clock}"
         at = f", at {clean(verdict.waiting_at)}" if verdict.waiting_at is not None else ""
-        yield f"{_ranks(verdict.waiting)} {'has' if len(verdict.waiting) == 1 else 'have'} waited{since}{at}."
+        who = ranks_in_words(verdict.waiting).capitalize()
+        yield f"{who} {'has' if len(verdict.waiting) == 1 else 'have'} waited{since}{at}."
     if verdict.parameters:
         bucket = f"bucket {verdict.bucket} of {clean(verdict.module or '?')}: " if verdict.bucket is not None else ""
         missing = "Without gradient: " if verdict.has_failed else "They wait for "
-        yield f"{missing}{bucket}{_listed(verdict.parameters)}."
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_MOST_RANKS]))
-    more = f" and {len(ranks) - _MOST_RANKS} more" if len(ranks) > _MOST_RANKS else ""
-    return f"Rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(clean(name) for name in names[:_MOST_NAMES])
-    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+        yield f"{missing}{bucket}{listed([*map(clean, verdict.parameters)], _MOST_NAMES)}."
 
 
 def _advice(verdict: Verdict) -> str | None:

@@ -1,9 +1,10 @@
-"""Who killed a process, or one of its workers: the kernel, because memory was full, or something else?"""
+"""Which signal ended a process or its worker, and who sent it: the kernel, because memory was full, or another?"""
 
 from __future__ import annotations
 
 import re
 import signal
+from contextlib import suppress
 
 _BY_A_SHELL = 128
 """a shell adds this to the number of the signal that ended its command"""
@@ -30,6 +31,12 @@ def killer_sentence(said: str | None, exit_code: int | None, num_oom_kills: int 
     if not was_killed:
         return None
     return NOT_KNOWN if num_oom_kills is None else _NOT_BY_THE_KERNEL
+
+
+def signal_name(number: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 def is_of_worker(said: str) -> bool:

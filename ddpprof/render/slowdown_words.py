@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from ddpprof.layout import ranks_in_words
 from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart, StepSlowdown
 
 _NS_PER_S = 1e9
-_MOST_RANKS = 8
+_EVERY_RANK = "every rank"
 
 _DOES = {
     StepPart.DATA: "in waiting for batches",
@@ -63,7 +64,7 @@ def _length(ns: int) -> tuple[str, str]:
 
 def _why(slowdown: StepSlowdown, world_size: int) -> str:
     ranks, part = slowdown.ranks, slowdown.part
-    who = ranks_in_words(ranks, world_size)
+    who = _EVERY_RANK if len(ranks) == world_size and world_size > 1 else ranks_in_words(ranks)
     verb = "needs" if len(ranks) == 1 or who == _EVERY_RANK else "need"
     where = f" {_DOES[part]}" if part is not None else ""
     late = ""
@@ -81,19 +82,6 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
         SlowdownCause.PAGING: f"memory of {who} is read back from a disk",
         SlowdownCause.UNKNOWN: "the cause is not known",
     }[slowdown.cause]
-
-
-_EVERY_RANK = "every rank"
-
-
-def ranks_in_words(ranks: tuple[int, ...], world_size: int) -> str:
-    """Return ranks by their numbers, or as every rank if all of several are meant."""
-    if len(ranks) == world_size and world_size > 1:
-        return _EVERY_RANK
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    more = f" and {len(ranks) - _MOST_RANKS} more" if len(ranks) > _MOST_RANKS else ""
-    return f"ranks {', '.join(map(str, ranks[:_MOST_RANKS]))}{more}"
 
 
 def pause_sentence(pause: Pause) -> str:

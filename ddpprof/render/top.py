@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpprof.findings.losses import nonfinite_finding
-from ddpprof.layout import ABSENT, clean, count, duration
+from ddpprof.layout import ABSENT, clean, count, duration, listed
 from ddpprof.monitor.overview import Overview, StepTimes
 from ddpprof.monitor.rank_now import RankNow, Standing
 
@@ -97,11 +97,9 @@ def one_line(overview: Overview) -> str:
     if slowest.own_ns is not None and len(overview.ranks) > 1:
         parts.append(f"largest own time {_ms(max(one.own_ns or 0 for one in overview.ranks))} ms")
     for standing in Standing:
-        ranks = [one for one in overview.ranks if one.standing is standing]
+        ranks = [one.rank for one in overview.ranks if one.standing is standing]
         if ranks and standing not in (Standing.TRAINING, Standing.WAITS):
-            named = ", ".join(str(one.rank) for one in ranks[:_MOST_LINES])
-            more = f" and {len(ranks) - _MOST_LINES} more" if len(ranks) > _MOST_LINES else ""
-            parts.append(f"{standing}: rank {named}{more}")
+            parts.append(f"{standing}: rank {listed(ranks, _MOST_LINES)}")
     return clean(" · ".join([*filter(None, parts), *overview.waiting, *_loss_lines(overview)]), most=400)
 
 

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddpprof.layout import ABSENT, Line, Section, Table, clean, columns, cut_off, ms, notes, optional, table_of
+from ddpprof.layout import (
+    ABSENT,
+    Line,
+    Section,
+    Table,
+    clean,
+    columns,
+    cut_off,
+    ms,
+    notes,
+    optional,
+    ranks_in_words,
+    table_of,
+)
 from ddpprof.measures.ranks.attempts import AttemptSummary
 from ddpprof.measures.ranks.failure import RankEnd
 from ddpprof.report import Report
 
 _MAX_ATTEMPTS = 24
-_MAX_RANKS_NAMED = 8
+_MAX_ERRORS = 8
 
 
 def attempt_table(report: Report) -> Iterable[Section]:
@@ -70,7 +83,7 @@ def how_it_ended(ends: Sequence[RankEnd]) -> str:
     lost = [end for end in ends if _failed(end) and end.is_consequence]
     killed = [end for end in ends if end.ended is None]
     # If another rank failed first, torchrun killed these.
-    parts = [f"rank {end.rank} {clean(end.ended or '', most=120)}" for end in own[:_MAX_RANKS_NAMED]]
+    parts = [f"rank {end.rank} {clean(end.ended or '', most=120)}" for end in own[:_MAX_ERRORS]]
     if killed:
         parts.append(f"{_ranks(killed)} killed")
     if lost:
@@ -85,6 +98,4 @@ def _failed(end: RankEnd) -> bool:
 
 
 def _ranks(ends: Sequence[RankEnd]) -> str:
-    numbers = ", ".join(str(end.rank) for end in ends[:_MAX_RANKS_NAMED])
-    more = "" if len(ends) <= _MAX_RANKS_NAMED else f" and {len(ends) - _MAX_RANKS_NAMED} more"
-    return f"rank{'s' if len(ends) > 1 else ''} {numbers}{more}"
+    return ranks_in_words([end.rank for end in ends])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ddpprof.layout import Column, Line, Remark, Section, Table, count, mean_of, ms, notes, percent
+from ddpprof.layout import Line, Remark, Section, count, mean_of, ms, percent
 from ddpprof.measures.step.recording_cost import RecordingCost
-from ddpprof.render.sections.steps import mean_of_steps, rows_worth_seeing
+from ddpprof.render.sections.steps import mean_of_steps, rank_table
 from ddpprof.report import Report
 
 _UNUSUAL = 1.5
@@ -34,17 +34,13 @@ def wrapper_table(report: Report) -> Iterable[Section]:
         length_ns = mean_of(steps, lambda s: s.duration_ns)
         rows.append((str(rank.rank), *map(ms, values), percent((values[-1] or 0) / length_ns if length_ns else None)))
     if rows:
-        shown, left_out = rows_worth_seeing(report, rows)
-        names = ("rank", *WRAPPER_PARTS.values(), "total", "of step")
-        yield Table(
+        yield rank_table(
+            report,
             f"DDP's own work on the training thread, ms per step ({mean_of_steps(report)})",
-            tuple(map(Column, names)),
-            shown,
-            notes(
-                "pre-forward: buffer sync and bookkeeping; copy in: gradients into buckets; copy out: buckets into "
-                ".grad; waits for communication are excluded",
-                left_out,
-            ),
+            ("rank", *WRAPPER_PARTS.values(), "total", "of step"),
+            rows,
+            "pre-forward: buffer sync and bookkeeping; copy in: gradients into buckets; copy out: buckets into .grad; "
+            "waits for communication are excluded",
         )
 
 

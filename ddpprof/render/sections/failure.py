@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 
-from ddpprof.layout import Line, Section, clean, count
+from ddpprof.layout import Line, Section, clean, count, ranks_in_words
 from ddpprof.measures.ranks.failure import Failure, RankEnd
-from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence
+from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence, signal_name
 from ddpprof.report import Report
 
 _MOST_LISTED = 8
@@ -81,16 +80,10 @@ def _how(end: RankEnd) -> str:
     if code == -signal.SIGKILL:
         return f"was killed by SIGKILL{_after(end)}"
     if code < 0:
-        return f"died of {_signal_name(-code)}{_after(end)}"
+        return f"died of {signal_name(-code)}{_after(end)}"
     if code > 0:
         return f"ended with exit code {code}{_after(end)}, without a message"
     return f"ended without a message{_after(end)}"
-
-
-def _signal_name(number: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
 
 
 def _after(end: RankEnd) -> str:
@@ -105,6 +98,4 @@ def _progress(ends: Sequence[RankEnd]) -> str:
 
 
 def _ranks(ends: Sequence[RankEnd]) -> str:
-    numbers = ", ".join(str(end.rank) for end in ends[:_MOST_LISTED])
-    more = f" and {len(ends) - _MOST_LISTED} more" if len(ends) > _MOST_LISTED else ""
-    return f"Rank{'s' if len(ends) > 1 else ''} {numbers}{more}"
+    return ranks_in_words([end.rank for end in ends]).capitalize()

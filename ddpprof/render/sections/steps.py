@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
-from ddpprof.layout import MAX_RANKS, Bar, Bars, Column, Section, Table, count, cut_off, mean_of, ms, notes, percent
+from ddpprof.layout import MAX_RANKS, Bar, Bars, Section, Table, columns, count, cut_off, mean_of, ms, notes, percent
 from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.report import RankReport, Report
 
@@ -71,17 +71,12 @@ def idle_table(report: Report) -> Iterable[Section]:
             )
             rows.append((str(rank.rank), *map(ms, means)))
     if rows:
-        shown, left_out = rows_worth_seeing(report, rows)
-        names = ("rank", "host is late", "waits for comm", "other", "waits for data")
-        yield Table(
+        yield rank_table(
+            report,
             f"Why the accelerator is idle, ms{of_device(report)} per step ({mean_of_steps(report)})",
-            tuple(map(Column, names)),
-            shown,
-            notes(
-                "host is late: the kernel that ends the gap had not been launched; other: gaps between dependent "
-                "kernels",
-                left_out,
-            ),
+            ("rank", "host is late", "waits for comm", "other", "waits for data"),
+            rows,
+            "host is late: the kernel that ends the gap had not been launched; other: gaps between dependent kernels",
         )
 
 
@@ -89,10 +84,10 @@ def _drawn(
     report: Report, title: str, parts: tuple[str, ...], bars: Sequence[Bar], note: str = ""
 ) -> Iterable[Section]:
     rows = [(bar.label, *map(ms, bar.parts_ns), ms(bar.total_ns)) for bar in bars]
-    shown, left_out = rows_worth_seeing(report, rows)
-    labels = {row[0] for row in shown}
+    table = rank_table(report, "", ("rank", *parts, "step"), rows, note)
+    labels = {row[0] for row in table.rows}
     yield Bars(title, parts, tuple(bar for bar in bars if bar.label in labels))
-    yield Table("", (Column("rank"), *map(Column, parts), Column("step")), shown, notes(note, left_out))
+    yield table
 
 
 def _bar(report: Report, rank: RankReport) -> Bar | None:
@@ -138,11 +133,10 @@ def overlap_table(report: Report) -> Iterable[Section]:
             )
         )
     if rows:
-        shown, left_out = rows_worth_seeing(report, rows)
-        names = ("rank", "compute", "comm", "hidden", "exposed", "trailing")
+        shown, left_out = _rows_worth_seeing(report, rows)
         yield Table(
             f"Communication and computation, ms{of_device(report)} per step ({mean_of_steps(report)})",
-            tuple(map(Column, names)),
+            columns("rank", "compute", "comm", "hidden", "exposed", "trailing"),
             shown,
             notes(
                 left_out,
@@ -186,7 +180,15 @@ def _by_own_time(report: Report, step: int | None) -> Sequence[int]:
     return sorted(busy, key=lambda rank: busy[rank])
 
 
-def rows_worth_seeing(report: Report, rows: Sequence[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], str]:
+def rank_table(
+    report: Report, title: str, names: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
+) -> Table:
+    """Return a table with a row per rank, or with those worth showing. The first cell of each row is the rank."""
+    shown, left_out = _rows_worth_seeing(report, rows)
+    return Table(title, columns(*names), shown, notes(note, left_out))
+
+
+def _rows_worth_seeing(report: Report, rows: Sequence[tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], ...], str]:
     """Return the rows worth showing, whose first cell is the rank, and a note about the others."""
     if len(rows) <= MAX_RANKS:
         return tuple(rows), ""
