@@ -51,6 +51,12 @@ class JobRank:
     def attached(self) -> bool:
         return self._agreement is not None
 
+    @property
+    def agreement(self) -> Agreement:
+        """What this rank says to the others of the job, and they to it. It must be attached."""
+        assert self._agreement is not None
+        return self._agreement
+
     def in_this_process(self) -> bool:
         """Return False in a child that was forked from the training process."""
         return os.getpid() == self._process
@@ -87,23 +93,6 @@ class JobRank:
             return str(output.open_run(self._settings, run_id, self.world_size)), run_id, None
         except (OSError, DdpprofError) as error:
             return None, run_id, str(error)
-
-    def veto(self) -> None:
-        """Tell the other ranks not to profile."""
-        if self._agreement is not None:
-            self._agreement.veto()
-
-    def vetoed(self) -> bool:
-        return self._agreement is not None and self._agreement.vetoed()
-
-    def come_to_the_end(self) -> None:
-        """Note that the last step begins that all ranks train together."""
-        if self._agreement is not None:
-            self._agreement.come_to_the_end()
-
-    def all_came_to_the_end(self) -> bool:
-        """Return whether every rank still recorded in that step, which is over on the device."""
-        return self._agreement is not None and self._agreement.all_came_to_the_end()
 
     def open_files(self, device: TrainingDevice) -> bool:
         """Open this rank's files, after a synchronised backward pass on `device`.
@@ -143,23 +132,20 @@ class JobRank:
         captured = copy.copy(self)
         captured._run_id = self._id_of_capture(directory)
         captured.files = output.RankOutput(directory, self.rank)
-        if self._agreement is not None:
-            captured._agreement = self._agreement.renewed(directory.name)
+        captured._agreement = self.agreement.renewed(directory.name)
         return captured
 
     def board(self, store_only: bool) -> Board:
         """Return where this job's ranks leave notes for each other. Raises ``OSError`` or ``RuntimeError``."""
         assert self.files is not None
-        assert self._agreement is not None
         if store_only:
-            return StoreBoard(self._agreement.store, self._agreement.prefix)
+            return StoreBoard(self.agreement.store, self.agreement.prefix)
         return FolderBoard(self.files.directory, self.rank)
 
     def neighbours(self) -> Neighbours:
         """Say to the other ranks where this one is; every rank calls this at the same step. Raises ``OSError``."""
         assert self.files is not None
-        assert self._agreement is not None
-        return Neighbours(self.files.directory, self._agreement.store, self._agreement.prefix, self.world_size)
+        return Neighbours(self.files.directory, self.agreement.store, self.agreement.prefix, self.world_size)
 
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:
         """Return what the pulse says of this rank. The files must be open."""

@@ -166,16 +166,16 @@ class Window:
         if self._schedule.mode(self.step - 1) in _PROFILED and not self._knows_of_vetoes:
             self._knows_of_vetoes = True
             self._notes.device.comes_to_rest(self._patience_s)
-            if self._job.vetoed():
+            if self._job.agreement.vetoed():
                 self.profiler.stop()
                 self.do_without_profiler("the profiler does not start on every rank")
         if self._settings.trial or not self._settings.stop_after:
             return
         if self.step == self._schedule.common_end - 1:
-            self._job.come_to_the_end()
+            self._job.agreement.come_to_the_end()
         elif self.step == self._schedule.common_end:
             self._notes.device.comes_to_rest(self._patience_s)
-            if not self._job.all_came_to_the_end():
+            if not self._job.agreement.all_came_to_the_end():
                 self._schedule.end_at_common_end()
                 self._ends_job, self.mode = False, self._schedule.mode(self.step)
                 self._warn_for_all("not every rank still records, so the job goes on as in the script")
@@ -200,7 +200,7 @@ class Window:
         try:
             self.profiler.prepare()
         except RuntimeError as error:
-            self._job.veto()
+            self._job.agreement.veto()
             self.do_without_profiler(f"the profiler does not start ({error})")
 
     def _warn_of_memory(self) -> None:

@@ -24,6 +24,7 @@ class Job:
         self.device_is_done = False
         self.said: list[str] = []
         self.files = self
+        self.agreement = self
         self.trace = self
         self._veto, self._all_came = veto, all_came
 
