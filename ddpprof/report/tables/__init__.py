@@ -1,15 +1,13 @@
 """The report as Arrow tables, for data frames and SQL: `Report.tables`.
 
-arrow.py     Arrow tables of a report, and their Parquet files
-declared.py  The list of all tables
+arrow.py     All Arrow tables of a report, and their Parquet files
 of_ranks.py  Declarations of the tables of ranks and findings
 of_steps.py  Declarations of the tables of steps
 of_work.py   Declarations of the tables of buckets, collectives and kernels
 schema.py    Declarations of tables and their columns, from which tables, documentation and tests are made
 """
 
-from ddpprof.report.tables.arrow import Tables, make_tables, parquet_bytes, require_arrow
-from ddpprof.report.tables.declared import TABLES
+from ddpprof.report.tables.arrow import TABLES, Tables, make_tables, parquet_bytes, require_arrow
 from ddpprof.report.tables.schema import schema_as_markdown
 
 __all__ = ["TABLES", "Tables", "make_tables", "parquet_bytes", "require_arrow", "schema_as_markdown"]

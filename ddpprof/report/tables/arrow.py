@@ -1,4 +1,4 @@
-"""Arrow tables of a report, and their Parquet files."""
+"""All Arrow tables of a report, and their Parquet files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ddpprof.errors import DdpprofError
-from ddpprof.report.tables.declared import TABLES
+from ddpprof.report.tables.of_ranks import FINDINGS, RANKS
+from ddpprof.report.tables.of_steps import LIGHT_STEPS, STEPS
+from ddpprof.report.tables.of_work import BUCKETS, COLLECTIVES, KERNELS
 from ddpprof.report.tables.schema import TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ddpprof.report.tree import Report
+
+TABLES: tuple[TableSchema[Any], ...] = (STEPS, LIGHT_STEPS, RANKS, BUCKETS, COLLECTIVES, KERNELS, FINDINGS)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
