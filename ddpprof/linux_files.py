@@ -57,4 +57,5 @@ def own_groups(controller: str, root: Path = _ROOT) -> Iterator[Path]:
             if not controllers:
                 yield root / GROUPS / group.lstrip("/")
             elif controller in controllers.split(","):
-                yield root / GROUPS / controller / group.lstrip("/")
+                for tree in dict.fromkeys((controllers, controller)):  # mounted under all names, or linked by one
+                    yield root / GROUPS / tree / group.lstrip("/")

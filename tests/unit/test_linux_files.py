@@ -30,7 +30,7 @@ def test_a_process_that_cannot_be_seen(tmp_path: Path, content: str | None) -> N
     ("content", "groups"),
     [
         pytest.param("0::/slurm/job:1\n", ["slurm/job:1"], id="version-2"),
-        pytest.param("9:cpuacct,cpu:/a\n5:memory:/b\n1:name=systemd:/c\n", ["cpu/a"], id="version-1"),
+        pytest.param("9:cpuacct,cpu:/a\n5:memory:/b\n1:name=systemd:/c\n", ["cpuacct,cpu/a", "cpu/a"], id="version-1"),
         pytest.param("9:cpu:/a\n0::/b\n", ["cpu/a", "b"], id="both"),
         pytest.param("0::/\n", ["."], id="container"),
         pytest.param("no group\n", [], id="unreadable"),
