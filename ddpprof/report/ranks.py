@@ -15,7 +15,7 @@ from ddpprof.measures.step.torch_times import TorchTimes, compare_with_torch
 from ddpprof.measures.step.wrapper import measure_wrapper_cost
 from ddpprof.model import DdpModule, Rank, Record, RecordedStep, StepMode, Trace
 from ddpprof.model.light_step import measure_recorded_breakdown
-from ddpprof.report.tree import DeviceWork, LightStepReport, RankReport, StepReport
+from ddpprof.report.tree import LightStepReport, RankReport, StepReport
 
 
 def modules_of(ranks: Sequence[Rank]) -> tuple[DdpModule, ...]:
@@ -32,7 +32,7 @@ def rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
         rank=rank.rank,
         host=record.host if record else trace.host if trace else None,
         ended=record.ended if record else None,
-        whole=_device_work(trace, None) if trace else None,
+        whole=measure_overlap(trace, None) if trace else None,
         steps=steps,
         light_steps=tuple(
             LightStepReport(s.number, s.mode, s.end_ns - s.start_ns, measure_recorded_breakdown(s))
@@ -61,12 +61,6 @@ def baseline_steps(rank: Rank) -> list[int]:
     return [index for index, step in enumerate(rank.trace.steps) if step.number in numbers]
 
 
-def _device_work(trace: Trace, step: int | None) -> DeviceWork:
-    overlap, comm = measure_overlap(trace, step), trace.collectives
-    num_comm_kernels = len(comm) if step is None else int((comm.step == step).sum())
-    return DeviceWork(**asdict(overlap), exposed_ns=overlap.exposed_ns, num_comm_kernels=num_comm_kernels)
-
-
 def whole_steps(trace: Trace, recorded: Sequence[RecordedStep]) -> list[int]:
     """Return indices of completed steps; one that the record lacks was interrupted by the job's end."""
     known = {step.number for step in recorded}
@@ -93,7 +87,7 @@ def _step_report(
     return StepReport(
         step=step.number,
         duration_ns=step.duration_ns,
-        **asdict(_device_work(trace, index)),
+        **asdict(measure_overlap(trace, index)),
         trailing_ns=measure_trailing(trace, index),
         parts=split.breakdown if split is not None else None,
         wrapper=measure_wrapper_cost(trace, index, recorded.get(step.number)),

@@ -18,6 +18,7 @@ from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
 from ddpprof.horovod.reductions import HorovodSummary
 from ddpprof.measures.buckets.bucket_summary import BucketRow
+from ddpprof.measures.buckets.overlap import Overlap
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import DeviceLoad
@@ -89,18 +90,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceWork:
-    """Lengths of unions of device work, ns, of one step or a whole trace."""
-
-    compute_ns: int
-    comm_ns: int
-    overlap_ns: int
-    exposed_ns: int
-    copy_ns: int
-    num_comm_kernels: int
-
-
-@dataclass(frozen=True, slots=True)
 class StepReport:
     """One profiled step of one rank."""
 
@@ -136,7 +125,7 @@ class RankReport:
     rank: int
     host: str | None
     ended: str | None
-    whole: DeviceWork | None
+    whole: Overlap | None
     """whole trace, including the time between steps"""
     steps: tuple[StepReport, ...]
     light_steps: tuple[LightStepReport, ...]

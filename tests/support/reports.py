@@ -9,6 +9,7 @@ from ddpprof.comparison.run_set import RunSet
 from ddpprof.data_parallel.transfers import DataParallelReport, DataParallelStep
 from ddpprof.findings import Finding
 from ddpprof.measures.buckets.bucket_summary import BucketRow
+from ddpprof.measures.buckets.overlap import Overlap
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place, Purpose
 from ddpprof.measures.kernels.devices import DeviceLoad
@@ -27,7 +28,7 @@ from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.render.html.result_pages import result_page
 from ddpprof.render.json import ComparisonFile
 from ddpprof.render.sections.comparison import comparison_sections
-from ddpprof.report import DeviceWork, Job, LightStepReport, Module, RankReport, Report, StepReport
+from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
 from ddpprof.report.tree import (
     AcrossRanks,
     ClockReport,
@@ -69,7 +70,7 @@ def step(number: int, compute: int, comm: int, overlap: int, trailing: int | Non
 
 def rank(number: int, *steps: StepReport, **changes: Any) -> RankReport:
     given: dict[str, Any] = {
-        "host": "node", "ended": "finished", "whole": DeviceWork(1, 1, 1, 0, 0, 3), "light_steps": (),
+        "host": "node", "ended": "finished", "whole": Overlap(1, 1, 1, 0, 0, 3), "light_steps": (),
         "recording_cost": None, **changes,
     }  # fmt: skip
     return RankReport(rank=number, steps=steps, **given)

@@ -15,16 +15,14 @@ from ddpprof.model import Collectives, Trace, Work
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Lengths of unions, ns."""
+    """Lengths of unions of device work, ns, of one step or a whole trace."""
 
     compute_ns: int
     comm_ns: int
     overlap_ns: int
+    exposed_ns: int
     copy_ns: int
-
-    @property
-    def exposed_ns(self) -> int:
-        return self.comm_ns - self.overlap_ns
+    num_comm_kernels: int
 
     @property
     def hidden_fraction(self) -> float | None:
@@ -43,9 +41,12 @@ def measure_overlap(trace: Trace, step: int | None) -> Overlap:
     """Measure one step (an index into ``trace.steps``) or the whole trace (``None``)."""
     compute = spans_of(trace.compute, step)
     comm = spans_of(trace.collectives, step)
+    overlap_ns = intersect(comm, compute).total_ns
     return Overlap(
         compute_ns=compute.total_ns,
         comm_ns=comm.total_ns,
-        overlap_ns=intersect(comm, compute).total_ns,
+        overlap_ns=overlap_ns,
+        exposed_ns=comm.total_ns - overlap_ns,
         copy_ns=spans_of(trace.copies, step).total_ns,
+        num_comm_kernels=len(trace.collectives) if step is None else int((trace.collectives.step == step).sum()),
     )

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
+from ddpprof.measures.buckets.overlap import Overlap
 from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
 from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.report.tables.schema import TableSchema, flag, integer, real, text
-from ddpprof.report.tree import DeviceWork, RankReport, Report
+from ddpprof.report.tree import RankReport, Report
 
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
     about: RankReport
-    whole: DeviceWork | None
+    whole: Overlap | None
     cost: RecordingCost | None
     waiting: RankWaiting | None
     memory: RankMemory | None

@@ -7,11 +7,12 @@ import pytest
 from msgspec import structs
 from tables import collective, ddp_module, forward, record, recorded, run, trace
 
+from ddpprof.measures.buckets.overlap import Overlap
 from ddpprof.measures.collectives.script_collectives import Place, Purpose
 from ddpprof.measures.step.breakdown import Breakdown
 from ddpprof.model import CollectiveKind, DataParallelModule, Mark, Phase, Rank, RecordedStep, Trace
 from ddpprof.model.light_step import RecordedBreakdown
-from ddpprof.report import DeviceWork, Report, build_report
+from ddpprof.report import Report, build_report
 
 MODULE = ddp_module((8_000_000, 2_000_000), [[1], [0]], gradient_as_bucket_view=False)
 LOGGED = {
@@ -65,7 +66,7 @@ def test_a_profiled_step() -> None:
     assert (step.compute_ns, step.comm_ns, step.overlap_ns, step.exposed_ns, step.trailing_ns) == (70, 31, 13, 18, 18)
     assert step.parts == Breakdown(20, 40, 18, 10, 0, 0, 12)
     assert second.steps[0].trailing_ns == 8
-    assert first.whole == DeviceWork(70, 31, 13, 18, 0, 2)
+    assert first.whole == Overlap(70, 31, 13, 18, 0, 2)
 
 
 def test_the_light_steps_and_the_cost() -> None:
