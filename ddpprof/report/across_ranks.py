@@ -13,7 +13,7 @@ from ddpprof.measures.ranks.late_gradients import find_late_gradients
 from ddpprof.measures.ranks.stragglers import OwnTimePart, Stragglers, find_stragglers
 from ddpprof.model import DdpModule, RecordedStep
 from ddpprof.report.rank_summary import MOST_KERNELS, RankSummary
-from ddpprof.report.tree import AcrossRanks, ClockReport, LateGradients, SlowdownReport, SlowedKernel
+from ddpprof.report.tree import AcrossRanks, LateGradients, SlowdownReport, SlowedKernel
 
 RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
 """function for the recorded steps of ranks, without baseline steps: large data, needed for few ranks"""
@@ -36,7 +36,7 @@ def across_ranks(
     return (
         AcrossRanks(
             num_matched=len(matched),
-            clock=None if clock is None else ClockReport(clock.at_ns, clock.ranks, clock.hosts()),
+            clock=clock,
             waiting=summarise_waiting(matched, arrivals, {rank: trace.exposed for rank, trace in traced.items()}),
             collectives=summarise_collectives(known, matched, arrivals, world_size, sizes),
             stragglers=stragglers,

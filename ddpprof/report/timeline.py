@@ -11,11 +11,11 @@ import numpy as np
 
 from ddpprof.files import Location, location
 from ddpprof.measures.buckets.bucket_steps import BucketStep
-from ddpprof.measures.ranks.clock import common_ns
+from ddpprof.measures.ranks.clock import CommonClock, common_ns
 from ddpprof.measures.step.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
 from ddpprof.model import Rank, Step
 from ddpprof.report.ranks import measured_steps
-from ddpprof.report.tree import ClockReport, Report
+from ddpprof.report.tree import Report
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +125,7 @@ def draw_timeline(
 
 def _of_rank(
     drawing: Drawing,
-    clock: ClockReport | None,
+    clock: CommonClock | None,
     beside_ns: int,
     buckets: Sequence[BucketStep],
     sizes: Mapping[tuple[int, int], int | None],
@@ -153,11 +153,11 @@ def _of_rank(
     )
 
 
-def _is_on(clock: ClockReport | None, rank: int) -> bool:
-    return clock is not None and any(one.rank == rank for one in clock.ranks)
+def _is_on(clock: CommonClock | None, rank: int) -> bool:
+    return clock is not None and clock.find(rank) is not None
 
 
-def _set_beside(ranks: Sequence[DrawnRank], clock: ClockReport | None) -> dict[int, int]:
+def _set_beside(ranks: Sequence[DrawnRank], clock: CommonClock | None) -> dict[int, int]:
     """Return by rank a further shift of its times; 0 on the common clock.
 
     Ranks of a job run together. If a host's clock contradicts this, it is ignored: the first step that the rank shares
@@ -179,16 +179,16 @@ def _set_beside(ranks: Sequence[DrawnRank], clock: ClockReport | None) -> dict[i
     return moves
 
 
-def _moved_ns(rank: DrawnRank, clock: ClockReport | None, at_ns: int) -> int:
+def _moved_ns(rank: DrawnRank, clock: CommonClock | None, at_ns: int) -> int:
     """Return the shift of times near `at_ns`; the drift within one step is less than the clock's error."""
     epoch = rank.epoch_ns or 0
-    own = next((one for one in clock.ranks if one.rank == rank.rank), None) if clock is not None else None
+    own = clock.find(rank.rank) if clock is not None else None
     if own is None or clock is None:
         return epoch
     return int(common_ns(clock.at_ns, own, np.array([at_ns + epoch], np.int64))[0]) - at_ns
 
 
-def _clock_error(clock: ClockReport | None, ranks: Sequence[int]) -> int | None:
+def _clock_error(clock: CommonClock | None, ranks: Sequence[int]) -> int | None:
     bounds = [one.bound_ns for one in clock.ranks if one.rank in ranks] if clock is not None else []
     if len(bounds) < 2 or len(bounds) < len(ranks):
         return None

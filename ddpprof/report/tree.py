@@ -25,7 +25,7 @@ from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
 from ddpprof.measures.ranks.attempts import AttemptSummary
-from ddpprof.measures.ranks.clock import HostClock, RankClock
+from ddpprof.measures.ranks.clock import CommonClock
 from ddpprof.measures.ranks.failure import Failure
 from ddpprof.measures.ranks.late_gradients import LateGradient
 from ddpprof.measures.ranks.memory import RankMemory
@@ -178,15 +178,6 @@ class SlowdownReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ClockReport:
-    """The ranks' clocks relative to the lowest rank's. Times are since 1970, in ns, if the traces have their epoch."""
-
-    at_ns: int
-    ranks: tuple[RankClock, ...]
-    hosts: tuple[HostClock, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LateGradients:
     """Gradients at which a rank that is late in its backward pass falls behind, largest jump first."""
 
@@ -200,7 +191,7 @@ class AcrossRanks:
 
     num_matched: int
     """number of collectives that were recognised on at least two ranks"""
-    clock: ClockReport | None
+    clock: CommonClock | None
     waiting: tuple[RankWaiting, ...]
     collectives: tuple[CollectiveSummary, ...]
     stragglers: Stragglers | None

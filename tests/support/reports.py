@@ -15,7 +15,7 @@ from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place,
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.kernels.kernels import KernelSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
-from ddpprof.measures.ranks.clock import HostClock, RankClock
+from ddpprof.measures.ranks.clock import CommonClock, HostClock, RankClock
 from ddpprof.measures.ranks.late_gradients import LateGradient
 from ddpprof.measures.ranks.memory import DeviceUse, RankMemory
 from ddpprof.measures.ranks.stragglers import OwnTimePart, RankLateness, Straggler, Stragglers
@@ -29,13 +29,7 @@ from ddpprof.render.html.result_pages import result_page
 from ddpprof.render.json import ComparisonFile
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
-from ddpprof.report.tree import (
-    AcrossRanks,
-    ClockReport,
-    LateGradients,
-    SlowdownReport,
-    SlowedKernel,
-)
+from ddpprof.report.tree import AcrossRanks, LateGradients, SlowdownReport, SlowedKernel
 from ddpprof.rpc.calls import RankRpc, RpcCalls
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -138,7 +132,7 @@ def across(name: str = "node-a", **changes: Any) -> AcrossRanks:
     straggler = Straggler(1, 5_750 * US, OwnTimePart.BACKWARD, 5_500 * US, 8, 9, 7, 0.0004)
     given: dict[str, Any] = {
         "num_matched": 6,
-        "clock": ClockReport(
+        "clock": CommonClock(
             at_ns=10**18,
             ranks=(RankClock(0, name, 0, 0.0, 0, 6), RankClock(1, "node-b", 1_500_000, 0.0, 250_000, 6, 80_000)),
             hosts=(HostClock(name, 1, 0, 0.0, 0), HostClock("node-b", 1, 1_500_000, 12.5, 250_000, 80_000)),

@@ -80,20 +80,16 @@ class HostClock:
 
 @dataclass(frozen=True, slots=True)
 class CommonClock:
+    """The ranks' clocks relative to the lowest rank's. Times are since 1970, in ns, if the traces have their epoch."""
+
     at_ns: int
     """time for which the offsets hold, on the reference's clock"""
     ranks: tuple[RankClock, ...]
     """clocks in ascending order, the reference first; ranks that share no collective with it are missing"""
+    hosts: tuple[HostClock, ...]
 
     def find(self, rank: int) -> RankClock | None:
         return next((clock for clock in self.ranks if clock.rank == rank), None)
-
-    def hosts(self) -> tuple[HostClock, ...]:
-        by_host: dict[str, list[RankClock]] = {}
-        for clock in self.ranks:
-            if clock.host is not None:
-                by_host.setdefault(clock.host, []).append(clock)
-        return tuple(_host_clock(host, clocks) for host, clocks in sorted(by_host.items()))
 
 
 def common_ns(at_ns: int, clock: RankClock, times_ns: Int64Column) -> Int64Column:
@@ -130,7 +126,8 @@ def find_common_clock(ranks: Sequence[RankCollectives], matched: MatchedCollecti
         same = reference.host is not None and host_of[number] == reference.host and lines[number] == _ONE_CLOCK
         return pair.clock(number, host_of[number], lines[number], reads_the_reference=same)
 
-    return CommonClock(at, (reference, *(clock(number, pair) for number, pair in pairs.items())))
+    clocks = (reference, *(clock(number, pair) for number, pair in pairs.items()))
+    return CommonClock(at, clocks, _host_clocks(clocks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +252,14 @@ def _drift(since: NDArray[np.float64], difference: Int64Column) -> float:
         return 0.0
     moved = abs(slope) * float(x[-1] - x[0])
     return slope if moved > _deviation(offset - np.rint(since * slope).astype(np.int64)) else 0.0
+
+
+def _host_clocks(ranks: Sequence[RankClock]) -> tuple[HostClock, ...]:
+    by_host: dict[str, list[RankClock]] = {}
+    for clock in ranks:
+        if clock.host is not None:
+            by_host.setdefault(clock.host, []).append(clock)
+    return tuple(_host_clock(host, clocks) for host, clocks in sorted(by_host.items()))
 
 
 def _host_clock(host: str, clocks: Sequence[RankClock]) -> HostClock:

@@ -20,9 +20,8 @@ from ddpprof.layout import (
     table_of,
 )
 from ddpprof.measures.ranks.arrivals import RankWaiting
-from ddpprof.measures.ranks.clock import HostClock
+from ddpprof.measures.ranks.clock import CommonClock, HostClock
 from ddpprof.report import Report
-from ddpprof.report.tree import ClockReport
 
 _MOST_GRADIENTS = 3
 
@@ -94,7 +93,7 @@ def _least_waiting(waiting: Sequence[RankWaiting]) -> Sequence[RankWaiting]:
     return sorted(waiting, key=lambda one: one.waiting_per_step_ns or 0)[:MAX_RANKS]
 
 
-def _clocks(clock: ClockReport) -> str:
+def _clocks(clock: CommonClock) -> str:
     known = [host for host in clock.hosts if host.offset_ns is not None]
     words = [
         f"{clean(host.host, most=40)} {(host.offset_ns or 0) / 1e6:+.3f} ms"

@@ -128,7 +128,7 @@ def test_ranks_of_one_host_share_its_clock_where_they_agree() -> None:
     assert clock.ranks[1].offset_ns == 0
     assert len({one.offset_ns for one in clock.ranks[2:]}) == 1
     assert clock.ranks[2].offset_ns == pytest.approx(HOUR, abs=100_000)
-    first, second = clock.hosts()
+    first, second = clock.hosts
     assert (first.host, first.num_ranks, first.offset_ns) == ("a", 2, 0)
     assert (second.host, second.num_ranks, second.offset_ns) == ("b", 3, clock.ranks[2].offset_ns)
 
@@ -137,13 +137,13 @@ def test_ranks_under_one_host_name_need_not_share_a_clock() -> None:
     offset = [0, 5 * MS, HOUR, HOUR + 5 * MS, HOUR]
     clock = clock_of(job(5, 30, offsets=offset, noise_ns=100_000, hosts=["a", "a", "b", "b", "b"]))
     assert [one.offset_ns for one in clock.ranks] == pytest.approx(offset, abs=200_000)
-    assert [host.offset_ns for host in clock.hosts()] == [None, None]
+    assert [host.offset_ns for host in clock.hosts] == [None, None]
 
 
 def test_hosts_of_ranks_without_a_host_name_are_unknown() -> None:
     ranks = [replace(one, host=None) for one in job(2, 3)]
-    assert clock_of(ranks).hosts() == ()
-    assert clock_of(job(1, 3) + job(2, 3)[1:]).hosts()[0] == HostClock("node0", 1, 0, 0.0, 0)
+    assert clock_of(ranks).hosts == ()
+    assert clock_of(job(1, 3) + job(2, 3)[1:]).hosts[0] == HostClock("node0", 1, 0, 0.0, 0)
 
 
 @given(st.integers(1, 3), st.integers(-(1 << 60), 1 << 60))
