@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
 from ddpprof.findings.predictions import NewBuckets, Predictions, since_torch
-from ddpprof.measures.buckets.bucket_summary import BucketSummary
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.model import DdpModule
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, MIB, Caps, buckets_under
 
@@ -25,8 +25,13 @@ def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[in
     return tuple(sum(module.parameters[index].num_bytes for index in bucket) for bucket in buckets)
 
 
-def smaller_cap(module: DdpModule, buckets: Sequence[BucketSummary]) -> int:
-    cap = min(cap_mb(module), max(b.num_bytes for b in buckets) / MIB)
+def bytes_of(bucket: BucketRow) -> int:
+    """Return a bucket's size, which is known of every bucket of a recorded module."""
+    return bucket.num_bytes or 0
+
+
+def smaller_cap(module: DdpModule, buckets: Sequence[BucketRow]) -> int:
+    cap = min(cap_mb(module), max(map(bytes_of, buckets)) / MIB)
     return max(1, round(cap / 4))
 
 
@@ -38,7 +43,7 @@ def call_for(framework: str | None, new: NewBuckets) -> str:
     return f"{ddp_argument(framework, new.argument)}{f'{since},' if since else ''}"
 
 
-def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketSummary]) -> NewBuckets:
+def advised_buckets(predictions: Predictions, module: DdpModule, buckets: Sequence[BucketRow]) -> NewBuckets:
     """Return the best buckets that the replay finds; without a replay, those of a quarter of the cap."""
     if predictions.best_buckets is not None:
         return predictions.best_buckets

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpprof.findings.bucket_layout import advised_buckets, bucket_sizes_under, call_for, cap_mb
+from ddpprof.findings.bucket_layout import advised_buckets, bucket_sizes_under, bytes_of, call_for, cap_mb
 from ddpprof.findings.finding import Finding, Observed, at_most, ms, size
 from ddpprof.findings.framework_words import accumulation, compression
 from ddpprof.findings.predictions import DEFAULT_CAP, NewBuckets, Predicted
-from ddpprof.measures.buckets.bucket_summary import BucketSummary
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.model import DdpModule
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, DEFAULT_FIRST_CAP_MIB, MIB, is_rebuilt
 
@@ -19,15 +19,15 @@ _NEARLY_ALL = 0.6
 """share of the bytes from which a single bucket decides when communication starts and ends"""
 
 
-def _gradient_buckets(observed: Observed) -> Iterator[tuple[DdpModule, tuple[BucketSummary, ...]]]:
+def _gradient_buckets(observed: Observed) -> Iterator[tuple[DdpModule, tuple[BucketRow, ...]]]:
     for index, module in enumerate(observed.modules):
         buckets = tuple(b for b in observed.buckets if b.module == index)
         if buckets:
             yield module, buckets
 
 
-def _total_bytes(buckets: Sequence[BucketSummary]) -> int:
-    return sum(b.num_bytes for b in buckets)
+def _total_bytes(buckets: Sequence[BucketRow]) -> int:
+    return sum(map(bytes_of, buckets))
 
 
 def trailing_communication(o: Observed) -> Iterator[Finding]:
@@ -45,7 +45,7 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         passes, last = buckets[0].num_passes, buckets[-1]
         comm, window = passes * _link_ns(buckets), passes * (max(ready) - _first_gradient_ns(buckets))
         late, new = _what_trails(buckets, o.trailing_ns), advised_buckets(o.predictions, module, buckets)
-        left = (new.bucket_bytes[-1] if late is last else max(new.bucket_bytes)) / max(late.num_bytes, 1)
+        left = (new.bucket_bytes[-1] if late is last else max(new.bucket_bytes)) / max(bytes_of(late), 1)
         is_cut = left <= _CUT and (new.predicted is None or o.worth(None, new.predicted))
         evidence = (
             f"{ms(o.trailing_ns)} of gradient communication per step runs after the last op of {_backward(passes)} on "
@@ -60,15 +60,15 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         elif is_cut and late is not last:
             continue  # `buckets_too_large` reports it
         elif len(buckets) > 1 and is_cut:
-            title = f"The last bucket ({size(last.num_bytes)}) is sent when no computation is left to hide it"
+            title = f"The last bucket ({size(bytes_of(last))}) is sent when no computation is left to hide it"
             evidence += f"; the last bucket alone takes {ms(passes * transfers[-1])}"
             smaller = call_for(o.framework, new)
-            advice = f"Make the last bucket smaller: {smaller} reduces it to {size(left * last.num_bytes)}."
+            advice = f"Make the last bucket smaller: {smaller} reduces it to {size(left * bytes_of(last))}."
             gain, predicted = round(o.trailing_ns * (1 - left)), new.predicted
-        elif not is_cut and late.num_bytes >= MIB:
+        elif not is_cut and bytes_of(late) >= MIB:
             name = "The last bucket" if late is last else f"Bucket {late.index}"
             transfer = passes * (late.transfer_ns or 0)
-            title = f"{name} ({size(late.num_bytes)}) is sent when no computation is left to hide it"
+            title = f"{name} ({size(bytes_of(late))}) is sent when no computation is left to hide it"
             evidence += f"; it alone takes {ms(transfer)}, and {_leaves(new, left, late)}"
             (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
         else:
@@ -82,16 +82,16 @@ def _backward(num_passes: int) -> str:
     return "the backward pass" if num_passes == 1 else f"each of {num_passes} backward passes"
 
 
-def _leaves(new: NewBuckets, left: float, late: BucketSummary) -> str:
+def _leaves(new: NewBuckets, left: float, late: BucketRow) -> str:
     if not new.argument or (new.predicted is not None and new.predicted.gain_ns <= 0):
         return "the replay finds no buckets that shorten the step"
     if new.predicted is not None and left <= _CUT:
         return "the replay finds no buckets that shorten the step much"
     cut = "a smaller bucket_cap_mb leaves" if new.predicted is None else "the best buckets found leave"
-    return f"{cut} {size(left * late.num_bytes)} of it"
+    return f"{cut} {size(left * bytes_of(late))} of it"
 
 
-def _link_ns(buckets: Sequence[BucketSummary]) -> int:
+def _link_ns(buckets: Sequence[BucketRow]) -> int:
     """Return how long the buckets keep the link busy; concurrent buckets share it if their ends are known."""
     spans = [(b.finished_ns - b.transfer_ns, b.finished_ns) for b in buckets if b.finished_ns and b.transfer_ns]
     if len(spans) < len(buckets):
@@ -103,16 +103,16 @@ def _link_ns(buckets: Sequence[BucketSummary]) -> int:
     return busy_ns
 
 
-def _first_gradient_ns(buckets: Sequence[BucketSummary]) -> int:
+def _first_gradient_ns(buckets: Sequence[BucketRow]) -> int:
     """Return when smaller buckets could first be sent."""
     times = [b.ready_ns if b.first_ready_ns is None else b.first_ready_ns for b in buckets]
     return min(time for time in times if time is not None)
 
 
-def _what_trails(buckets: Sequence[BucketSummary], trailing_ns: int) -> BucketSummary:
+def _what_trails(buckets: Sequence[BucketRow], trailing_ns: int) -> BucketRow:
     """Return the last bucket, or an earlier one if it holds nearly everything and causes most of the trailing time."""
-    large, last = max(buckets, key=lambda b: b.num_bytes), buckets[-1]
-    if large.num_bytes < _NEARLY_ALL * _total_bytes(buckets):
+    large, last = max(buckets, key=bytes_of), buckets[-1]
+    if bytes_of(large) < _NEARLY_ALL * _total_bytes(buckets):
         return last
     return large if (large.finished_ns or 0) - (last.ready_ns or 0) > trailing_ns // 2 else last
 
@@ -136,23 +136,23 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
     if o.exposed_ns is None or not o.worth(o.exposed_ns):
         return
     for module, buckets in _gradient_buckets(o):
-        largest = max(buckets, key=lambda b: b.num_bytes)
+        largest = max(buckets, key=bytes_of)
         total = _total_bytes(buckets)
-        if largest.num_bytes < _NEARLY_ALL * total or total < 2 * MIB or largest.num_parameters < 2:
+        if bytes_of(largest) < _NEARLY_ALL * total or total < 2 * MIB or len(module.buckets[largest.index]) < 2:
             continue
         if len(buckets) > 1 and largest is buckets[-1]:
             continue  # `trailing_communication` reports it
         if largest.ready_ns is None or largest.first_ready_ns is None or largest.transfer_ns is None:
             continue
         new = advised_buckets(o.predictions, module, buckets)
-        left = max(new.bucket_bytes) / largest.num_bytes
+        left = max(new.bucket_bytes) / bytes_of(largest)
         saved = round(largest.transfer_ns * (1 - left))
         gain = min(o.exposed_ns, largest.num_passes * min(largest.ready_ns - largest.first_ready_ns, saved))
         if left <= _CUT and o.worth(gain, new.predicted):
             yield Finding(
                 "buckets-too-large",
-                f"Bucket {largest.index} holds {largest.num_bytes / total:.0%} of the gradients, so it starts late",
-                f"{size(largest.num_bytes)} of {size(total)} wait {ms(largest.ready_ns - largest.first_ready_ns)} "
+                f"Bucket {largest.index} holds {bytes_of(largest) / total:.0%} of the gradients, so it starts late",
+                f"{size(bytes_of(largest))} of {size(total)} wait {ms(largest.ready_ns - largest.first_ready_ns)} "
                 f"from their first gradient to their last, then take {ms(largest.transfer_ns)}",
                 f"Split it: {call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
@@ -207,10 +207,10 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
         return
     for module, buckets in _gradient_buckets(o):
         first, new = buckets[0], _smaller_first(o, module)
-        if not is_rebuilt(module) or new.bucket_bytes[0] > _CUT * first.num_bytes:
+        if not is_rebuilt(module) or new.bucket_bytes[0] > _CUT * bytes_of(first):
             continue  # no argument of DDP makes it smaller, or none that helps
         ends = [b.ready_ns for b in buckets if b.ready_ns is not None]
-        if first.ready_ns is None or first.first_ready_ns is None or len(buckets) < 2 or first.num_bytes <= 2 * MIB:
+        if first.ready_ns is None or first.first_ready_ns is None or len(buckets) < 2 or bytes_of(first) <= 2 * MIB:
             continue
         waits = first.ready_ns - first.first_ready_ns
         gain = min(o.exposed_ns, first.num_passes * waits)
@@ -218,7 +218,7 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
             yield Finding(
                 "first-bucket-late",
                 f"The first all-reduce starts {ms(waits)} after the first gradient",
-                f"bucket 0 collects {size(first.num_bytes)} from {first.num_parameters} parameters before it is sent; "
+                f"bucket 0 collects {size(bytes_of(first))} from {first.num_parameters} parameters before it is sent; "
                 "the link is idle until then",
                 f"Cap the first bucket: {_CAPS_FIRST if new.is_default else call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
@@ -246,7 +246,7 @@ def better_buckets(o: Observed) -> Iterator[Finding]:
         return
     if best.predicted.low_ns <= 0 or not o.worth(o.exposed_ns, best.predicted):
         return
-    was, sizes = [b.num_bytes for b in o.buckets], best.bucket_bytes
+    was, sizes = [*map(bytes_of, o.buckets)], best.bucket_bytes
     yield Finding(
         "better-buckets",
         f"Other buckets shorten the replayed step by {ms(best.predicted.gain_ns)}",

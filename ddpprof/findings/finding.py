@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpprof.findings.predictions import Predicted, Predictions
-from ddpprof.measures.buckets.bucket_summary import BucketSummary
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.script_collectives import OutsideCalls
 from ddpprof.measures.kernels.devices import DeviceLoad
 from ddpprof.measures.ranks.arrivals import RankWaiting
@@ -57,7 +57,7 @@ class Observed:
     """half of the 95 % interval of `step_ns`; ``None`` if there are too few steps for one"""
     backend: str | None = None
     modules: tuple[DdpModule, ...] = ()
-    buckets: tuple[BucketSummary, ...] = ()
+    buckets: tuple[BucketRow, ...] = ()
     accumulation: tuple[Accumulation, ...] = ()
     comm_ns: int | None = None
     exposed_ns: int | None = None

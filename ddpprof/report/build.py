@@ -10,7 +10,7 @@ from ddpprof import __version__
 from ddpprof.findings import Observed, find
 from ddpprof.findings.predictions import Predictions
 from ddpprof.measures.buckets.bucket_steps import BucketStep
-from ddpprof.measures.buckets.bucket_summary import BucketSummary, as_row, summarise_buckets
+from ddpprof.measures.buckets.bucket_summary import BucketRow, summarise_buckets
 from ddpprof.measures.buckets.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.measures.collectives.script_collectives import summarise_outside
 from ddpprof.measures.ranks.attempts import summarise_attempts
@@ -80,7 +80,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
             map(utf8_text, (*run.missing, *_notes(run, ranks), *_idle_steps(reports), *traced.notes, *mismatches))
         ),
         ranks=reports,
-        buckets=tuple(map(as_row, buckets)) or traced.buckets,
+        buckets=buckets or traced.buckets,
         findings=(),
         kernels=summary.kernels,
         slowdown=slowdown,
@@ -126,9 +126,7 @@ def _idle_steps(ranks: Sequence[RankReport]) -> list[str]:
     return [f"step {number} has no device work{where[number]}, so it is excluded from all means" for number in found]
 
 
-def _buckets(
-    ranks: Sequence[RankSummary], modules: Sequence[DdpModule]
-) -> tuple[tuple[BucketSummary, ...], TracedBuckets]:
+def _buckets(ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -> tuple[tuple[BucketRow, ...], TracedBuckets]:
     """Summarise buckets from the recorder's facts or, without them, from the traces."""
     one_clock = len(_hosts(ranks)) == 1 and all(one.host is not None for one in ranks)
     if modules:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from ddpprof.findings import Observed
-from ddpprof.measures.buckets.bucket_summary import BucketSummary
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.kernels.devices import imbalance_ns
 from ddpprof.measures.ranks.random_numbers import find_same_random_numbers
 from ddpprof.measures.ranks.replicas import find_drifts
@@ -22,7 +22,7 @@ def observe(
     run: Run,
     modules: tuple[DdpModule, ...],
     ranks: Sequence[RankSummary],
-    buckets: tuple[BucketSummary, ...],
+    buckets: tuple[BucketRow, ...],
     report: Report,
 ) -> Observed:
     """Return the rules' input. `report`: the report, still without findings."""

@@ -6,7 +6,7 @@ from tables import ddp_module
 
 from ddpprof.data_parallel.transfers import DataParallelStep
 from ddpprof.findings import Finding, Observed, find
-from ddpprof.measures.buckets.bucket_summary import BucketSummary
+from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.model import DdpModule, Loader
 from ddpprof.report.side_streets import observe_beside
 
@@ -19,7 +19,7 @@ STEP_NS = 100 * MS
 """so that findings below 1 ms are not worth saying"""
 
 
-def bucket(module: DdpModule, index: int, **changes: Any) -> BucketSummary:
+def bucket(module: DdpModule, index: int, **changes: Any) -> BucketRow:
     parameters = module.buckets[index]
     given: dict[str, Any] = dict.fromkeys(
         ("first_ready_ns", "ready_ns", "launched_ns", "started_ns", "finished_ns", "transfer_ns", "slowest_parameter",
@@ -30,7 +30,7 @@ def bucket(module: DdpModule, index: int, **changes: Any) -> BucketSummary:
         "num_parameters": len(parameters), "first_parameter": f"p{parameters[0]}",
         "last_parameter": f"p{parameters[-1]}", **changes,
     }  # fmt: skip
-    return BucketSummary(**given)
+    return BucketRow(**given)
 
 
 def observed(module: DdpModule | None = None, buckets: Any = (), **changes: Any) -> Observed:

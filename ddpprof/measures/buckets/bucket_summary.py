@@ -1,5 +1,7 @@
 """The bucket table: medians over backward passes, steps and ranks, and the rank that launched last.
 
+Times are ns since the end of the DDP forward.
+
 transfer = the shortest duration of the bucket's collective over the ranks (the others wait for a late one)
 late by  = last rank's launch - first rank's launch, on the clock of one host
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -45,23 +47,9 @@ class BucketRow:
     """median number of synchronised backward passes through the module in a step; each sends every bucket"""
 
 
-@dataclass(frozen=True, slots=True)
-class BucketSummary(BucketRow):
-    """One bucket of one module. Times are medians, ns since the end of the DDP forward; ``None`` if not observed."""
-
-    num_bytes: int
-    num_parameters: int
-    first_parameter: str
-    last_parameter: str
-
-
-def as_row(summary: BucketSummary) -> BucketRow:
-    return BucketRow(**{column.name: getattr(summary, column.name) for column in fields(BucketRow)})
-
-
 def summarise_buckets(
     modules: Sequence[DdpModule], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
-) -> tuple[BucketSummary, ...]:
+) -> tuple[BucketRow, ...]:
     """Summarise all buckets. `ranks`: rank → its buckets in every step. `one_clock`: all ranks run on one host."""
     keys = sorted({(row.module, row.index) for rows in ranks.values() for row in rows})
     return tuple(_summarise(modules[key[0]], key, ranks, one_clock) for key in keys)
@@ -69,9 +57,9 @@ def summarise_buckets(
 
 def _summarise(
     module: DdpModule, key: tuple[int, int], ranks: Mapping[int, Sequence[BucketStep]], one_clock: bool
-) -> BucketSummary:
+) -> BucketRow:
     parameters = module.buckets[key[1]]
-    return BucketSummary(
+    return BucketRow(
         **summarise_times(key, ranks, one_clock, [parameter.name for parameter in module.parameters]),
         num_bytes=sum(module.parameters[p].num_bytes for p in parameters),
         num_parameters=len(parameters),

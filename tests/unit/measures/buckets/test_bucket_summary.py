@@ -4,7 +4,7 @@ import pytest
 from tables import ddp_module
 
 from ddpprof.measures.buckets.bucket_steps import BucketStep
-from ddpprof.measures.buckets.bucket_summary import BucketSummary, summarise_buckets
+from ddpprof.measures.buckets.bucket_summary import BucketRow, summarise_buckets
 
 MODULE = ddp_module((100, 20, 3), [[2, 1], [0]])
 
@@ -19,7 +19,7 @@ def row(step: int = 10, index: int = 0, origin: int = 0, **changes: int | None) 
 
 def test_one_row_is_its_own_median() -> None:
     assert summarise_buckets([MODULE], {0: [row()]}, one_clock=True) == (
-        BucketSummary(
+        BucketRow(
             module=0, index=0, num_bytes=23, num_parameters=2, first_parameter="p2", last_parameter="p1",
             first_ready_ns=5, ready_ns=20, launched_ns=21, started_ns=22, finished_ns=40, transfer_ns=18,
             slowest_parameter="p1", slowest_parameter_delay_ns=15, late_rank=None, late_by_ns=None,
