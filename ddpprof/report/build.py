@@ -14,7 +14,7 @@ from ddpprof.measures.buckets.bucket_summary import BucketRow, summarise_buckets
 from ddpprof.measures.buckets.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
 from ddpprof.measures.collectives.script_collectives import summarise_outside
 from ddpprof.measures.ranks.attempts import summarise_attempts
-from ddpprof.measures.ranks.failure import find_failure
+from ddpprof.measures.ranks.failure import find_failure, rank_end
 from ddpprof.measures.ranks.gradient_use import as_all_ranks_use
 from ddpprof.measures.step.usual_steps import usual_steps
 from ddpprof.model import DdpModule, RecordedStep, Run
@@ -62,7 +62,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         return Reduced(report_of_file(utf8_text(run.name), run, run.other_file), {})
     ranks = summary.ranks
     records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
-    modules = as_all_ranks_use(modules, [record.gradient_use for record in records if record.gradient_use])
+    modules = as_all_ranks_use(modules, [record.facts.modules for record in records if record.facts.modules])
     reports = tuple(one.report for one in ranks)
     buckets, traced = _buckets(ranks, modules)
     across, mismatches = across_ranks(ranks, modules, run.world_size, recorded)
@@ -89,7 +89,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         memory=memory,
         attempts=summarise_attempts(run.attempts, run.exits),
         usual_steps=usual,
-        failure=find_failure([record.end for record in records], run.exits),
+        failure=find_failure([rank_end(record.facts) for record in records], run.exits),
         times=times_of(job.device),
         whole_run=run.whole_run,
         **beside,
@@ -149,18 +149,19 @@ def utf8_text(name: str) -> str:
 
 def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -> Job:
     records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
+    facts = [record.facts for record in records]
     return Job(
         name=utf8_text(run.name),
         command=tuple(map(utf8_text, run.command)),
         world_size=run.world_size,
         num_ranks_read=len(ranks),
         hosts=_hosts(ranks),
-        device=_first([*(r.device for r in records), *(t.device for t in traces)]),
-        backend=_first([*(r.backend for r in records), *(t.backend for t in traces)]),
-        num_steps=max((r.num_steps for r in records if r.num_steps is not None), default=None),
+        device=_first([*(one.device for one in facts), *(t.device for t in traces)]),
+        backend=_first([*(one.backend for one in facts), *(t.backend for t in traces)]),
+        num_steps=max((one.num_steps for one in facts if one.num_steps is not None), default=None),
         num_micro_steps=next((r.num_micro_steps for r in records), None),
-        torch=_first(r.torch for r in records),
-        framework=_first(r.framework for r in records),
+        torch=_first(one.torch for one in facts),
+        framework=_first(one.framework for one in facts),
         modules=tuple(_module(module) for module in modules),
         recorded_with=_words(run.settings.get("recorded_with")),
     )

@@ -21,8 +21,6 @@ from ddpprof.measures.collectives.script_collectives import OutsideCalls, measur
 from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices, median_load
 from ddpprof.measures.kernels.kernels import KernelSummary, summarise_kernels
 from ddpprof.measures.kernels.overlap_slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
-from ddpprof.measures.ranks.failure import RankEnd, rank_end
-from ddpprof.measures.ranks.gradient_use import GradientUse, gradient_use
 from ddpprof.measures.ranks.memory import RankMemory, measure_memory
 from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.measures.ranks.own_time_light import progress_of_rank
@@ -30,7 +28,7 @@ from ddpprof.measures.ranks.random_numbers import GeneratorStates, states_of_gen
 from ddpprof.measures.ranks.replicas import is_always_reduced
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.measures.step.accumulation import Accumulation, count_micro_steps, measure_accumulation
-from ddpprof.model import CollectiveOfSomeRanks, DdpModule, Loader, Rank, Record, RecordedStep, Replica
+from ddpprof.model import DdpModule, Rank, Record, RecordedStep
 from ddpprof.model.tables import rows_of
 from ddpprof.report.ranks import baseline_steps, bucket_steps, measured_steps, rank_report, training_steps
 from ddpprof.report.side_streets import BesideDdp, measure_beside
@@ -44,37 +42,19 @@ MOST_KERNELS = 500
 class RecordSummary:
     """Summary of a rank's record. Times are medians, ns per step."""
 
-    host: str
-    device: str
-    backend: str
-    torch: str
-    end: RankEnd
-    framework: str | None
-    group_size: int | None
-    num_cores: int | None
-    num_threads: int | None
-    loaders: tuple[Loader, ...]
-    checkpoints: tuple[str, ...]
+    facts: Record
+    """record without its steps and other large data that no other rank needs"""
     data_ns: int | None
     buffer_sync_ns: int | None
     memory: RankMemory | None
-    accumulation: tuple[Accumulation, ...] = ()
-    replicas: tuple[Replica, ...] = ()
-    """copies of modules whose gradients are reduced in every step"""
-    num_steps: int | None = None
-    """number of steps that the rank finished"""
-    num_micro_steps: int = 1
+    accumulation: tuple[Accumulation, ...]
+    num_micro_steps: int
     """number of batches that a step accumulates"""
-    num_forwards: int = 1
+    num_forwards: int
     """number of forwards with gradients in a step"""
-    num_buffer_syncs: int = 1
+    num_buffer_syncs: int
     """number of these before which buffers were broadcast"""
-    gradient_use: tuple[GradientUse, ...] = ()
-    """for each DDP module"""
-    timeout_s: float | None = None
-    joins: bool = False
-    of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
-    random_states: GeneratorStates = field(default_factory=dict)
+    random_states: GeneratorStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +88,7 @@ class RankSummary:
 
     @property
     def host(self) -> str | None:
-        return self.record.host if self.record else self.trace.host if self.trace else None
+        return self.record.facts.host if self.record else self.trace.host if self.trace else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,38 +145,35 @@ def _rank_summary(rank: Rank, modules: Sequence[DdpModule]) -> RankSummary:
 
 
 def _record_summary(record: Record) -> RecordSummary:
+    steps = training_steps(record)
+
     def usual(value: Callable[[RecordedStep], int | None]) -> int | None:
-        return median_known(value(step) for step in training_steps(record) if step.forwards)
+        return median_known(value(step) for step in steps if step.forwards)
 
     return RecordSummary(
-        host=record.host,
-        device=record.device,
-        backend=record.backend,
-        torch=record.torch,
-        end=rank_end(record),
-        framework=record.framework,
-        group_size=record.group_size,
-        num_cores=record.num_cores,
-        num_threads=record.num_threads,
-        loaders=tuple(one if one.feeds_training else structs.replace(one, batches=()) for one in record.loaders),
-        checkpoints=tuple(record.checkpoints),
+        facts=_facts(record),
         data_ns=usual(lambda step: step.data_ns),
         buffer_sync_ns=usual(lambda step: sum(forward.buffer_sync_ns for forward in step.forwards)),
         memory=measure_memory(record),
-        accumulation=measure_accumulation(training_steps(record)),
-        replicas=tuple(one for one in record.replicas if is_always_reduced(one.module, training_steps(record))),
-        num_steps=record.num_steps,
-        num_micro_steps=count_micro_steps(training_steps(record)),
+        accumulation=measure_accumulation(steps),
+        num_micro_steps=count_micro_steps(steps),
         num_forwards=usual(lambda step: sum(forward.has_gradients for forward in step.forwards)) or 0,
         num_buffer_syncs=usual(
             lambda step: sum(forward.has_gradients and forward.buffer_sync_ns > 0 for forward in step.forwards)
         )
         or 0,
-        gradient_use=gradient_use(record.modules),
-        timeout_s=record.timeout_s,
-        joins=record.joins,
-        of_some_ranks=record.of_some_ranks,
         random_states=states_of_generators(record.steps),
+    )
+
+
+def _facts(record: Record) -> Record:
+    steps = training_steps(record)
+    return structs.replace(
+        record,
+        steps=(),
+        modules=tuple(structs.replace(one, parameters=(), buckets=(), settings={}) for one in record.modules),
+        loaders=tuple(one if one.feeds_training else structs.replace(one, batches=()) for one in record.loaders),
+        replicas=tuple(one for one in record.replicas if is_always_reduced(one.module, steps)),
     )
 
 

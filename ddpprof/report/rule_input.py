@@ -13,8 +13,8 @@ from ddpprof.measures.ranks.replicas import find_drifts
 from ddpprof.measures.ranks.same_samples import find_same_samples
 from ddpprof.measures.statistics.medians import error_of_median, mean_known, median_known
 from ddpprof.measures.statistics.paired_ratio import student_quantile
-from ddpprof.model import DdpModule, Run
-from ddpprof.report.rank_summary import RankSummary, RecordSummary
+from ddpprof.model import DdpModule, Record, Run
+from ddpprof.report.rank_summary import RankSummary
 from ddpprof.report.tree import RankReport, Report, StepReport
 
 
@@ -34,6 +34,7 @@ def observe(
 
     reports, slowdown, across = report.ranks, report.slowdown, report.across
     records = {rank.rank: rank.record for rank in ranks if rank.record is not None}
+    facts = {rank: record.facts for rank, record in records.items()}
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
     data = least(lambda s: s.parts.data_ns if s.parts else None)
     return Observed(
@@ -64,20 +65,20 @@ def observe(
         outside=report.outside or (),
         memory=report.memory,
         device_loads=max((one.devices for one in reports), key=imbalance_ns, default=()),
-        loaders={rank: record.loaders for rank, record in records.items()},
-        same_samples=find_same_samples({rank: record.loaders for rank, record in records.items()}),
+        loaders={rank: one.loaders for rank, one in facts.items()},
+        same_samples=find_same_samples({rank: one.loaders for rank, one in facts.items()}),
         same_random_numbers=find_same_random_numbers({rank: record.random_states for rank, record in records.items()}),
-        drifts=find_drifts({rank: record.replicas for rank, record in records.items()}),
-        joins=any(record.joins for record in records.values()),
-        timeout_s=max((record.timeout_s for record in records.values() if record.timeout_s), default=None),
-        group_size=_least(record.group_size for record in records.values()),
-        device=next((record.device for record in records.values()), None),
-        framework=next((record.framework for record in records.values() if record.framework), None),
-        cores_per_rank=_cores_per_rank([*records.values()], run.world_size),
-        num_threads=max((record.num_threads for record in records.values() if record.num_threads), default=None),
-        of_some_ranks=next((record.of_some_ranks for record in records.values()), ()),
+        drifts=find_drifts({rank: one.replicas for rank, one in facts.items()}),
+        joins=any(one.joins for one in facts.values()),
+        timeout_s=max((one.timeout_s for one in facts.values() if one.timeout_s), default=None),
+        group_size=_least(one.group_size for one in facts.values()),
+        device=next((one.device for one in facts.values()), None),
+        framework=next((one.framework for one in facts.values() if one.framework), None),
+        cores_per_rank=_cores_per_rank([*facts.values()], run.world_size),
+        num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),
+        of_some_ranks=next((one.of_some_ranks for one in facts.values()), ()),
         nonfinite={one.rank: one.nonfinite for one in run.whole_run.ranks} if run.whole_run is not None else {},
-        checkpoints={rank: (record.host, record.checkpoints) for rank, record in records.items()},
+        checkpoints={rank: (one.host, one.checkpoints) for rank, one in facts.items()},
     )
 
 
@@ -91,7 +92,7 @@ def _step_noise_ns(ranks: Sequence[RankReport]) -> int | None:
     return _least(noises)
 
 
-def _cores_per_rank(records: Sequence[RecordSummary], world_size: int | None) -> float | None:
+def _cores_per_rank(records: Sequence[Record], world_size: int | None) -> float | None:
     """Return the number of cores per rank on the host where it is least; all ranks must be known."""
     if len(records) != world_size:
         return None

@@ -7,35 +7,17 @@ rank may use, and what rank 0 always uses another rank may lack.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from msgspec import structs
 
 from ddpprof.model import DdpModule
 
 
-@dataclass(frozen=True, slots=True)
-class GradientUse:
-    """What one rank saw of one module's parameters; the fields are those of `DdpModule`."""
-
-    unused: tuple[str, ...] | None
-    graph_is_static: bool | None
-    num_searched_passes: int
-    num_lacking_passes: int | None
-
-
-def gradient_use(modules: Sequence[DdpModule]) -> tuple[GradientUse, ...]:
-    """Return what one rank saw, for each of its modules."""
-    return tuple(
-        GradientUse(one.unused, one.graph_is_static, one.num_searched_passes, one.num_lacking_passes) for one in modules
-    )
-
-
-def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[GradientUse]]) -> tuple[DdpModule, ...]:
+def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[DdpModule]]) -> tuple[DdpModule, ...]:
     """Return the modules with what holds on all ranks: ``unused`` are the parameters that no rank used.
 
-    Ranks that did not look, because they were killed say, tell nothing of that. `ranks`: for each rank what it saw of
-    each module; all ranks have the same modules in the same order.
+    Ranks that did not look, because they were killed say, tell nothing of that. `ranks`: for each rank its modules as
+    it saw them; all ranks have the same ones in the same order.
     """
     return tuple(
         _as_used(module, [uses[index] for uses in ranks if len(uses) == len(modules)])
@@ -43,7 +25,7 @@ def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[Grad
     )
 
 
-def _as_used(module: DdpModule, ranks: Sequence[GradientUse]) -> DdpModule:
+def _as_used(module: DdpModule, ranks: Sequence[DdpModule]) -> DdpModule:
     if not ranks:
         return module
     unused = [one.unused for one in ranks if one.unused is not None]
