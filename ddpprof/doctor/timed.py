@@ -16,7 +16,7 @@ from ddpprof.doctor.training import Trained, run_command, run_script
 from ddpprof.load.run import load_run
 from ddpprof.model import Run
 from ddpprof.report import Report, build_report
-from ddpprof.report.ranks import bucket_steps
+from ddpprof.report.rank_summary import bucket_steps
 
 _WITHIN = 0.02
 _REPLAY_WITHIN = 0.10

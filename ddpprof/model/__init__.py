@@ -2,6 +2,7 @@
 
 tables.py    a trace as numpy columns
 record.py    data that ddpprof recorded of a rank, and their layout in files
+step_mode.py  what the recorder does in a step
 process_exit.py  a process has ended, as its parent saw it
 run_file.py  the layout of ``run.json``
 backends.py  names and kinds of backends
@@ -26,7 +27,6 @@ from typing import Protocol
 
 from ddpprof.model.process_exit import ProcessExit
 from ddpprof.model.record import (
-    DETAILED_MODES,
     BackwardPass,
     Batch,
     BucketTimes,
@@ -42,9 +42,9 @@ from ddpprof.model.record import (
     RecordedStep,
     Replica,
     RpcCall,
-    StepMode,
     UnusualCollective,
 )
+from ddpprof.model.step_mode import DETAILED_MODES, StepMode
 from ddpprof.model.tables import (
     NO_STEP,
     UNKNOWN,
@@ -119,6 +119,26 @@ class Rank:
         known = [part.world_size for part in (self.record, self.trace) if part is not None]
         return max((size for size in known if size is not None), default=None)
 
+    @property
+    def training_steps(self) -> tuple[RecordedStep, ...]:
+        """Its record's training steps; none without a record."""
+        return self.record.training_steps if self.record is not None else ()
+
+    @property
+    def measured_steps(self) -> list[int]:
+        """Indices of its trace's completed training steps; one that the record lacks was cut off by the job's end."""
+        known = {step.number for step in self.training_steps}
+        steps = self.trace.steps if self.trace is not None else ()
+        return [index for index, step in enumerate(steps) if not known or step.number in known]
+
+    @property
+    def baseline_steps(self) -> list[int]:
+        """Indices of its trace's steps that were recorded without communication."""
+        if self.trace is None or self.record is None:
+            return []
+        numbers = {step.number for step in self.record.steps if step.mode is StepMode.BASELINE}
+        return [index for index, step in enumerate(self.trace.steps) if step.number in numbers]
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -162,6 +182,11 @@ class Run:
     """ends of its processes, as far as their parents noted them"""
     whole_run: WholeRun | None = None
     """the whole training, and not only its recorded steps; ``None`` if no rank left a pulse"""
+
+    @property
+    def modules(self) -> tuple[DdpModule, ...]:
+        """Modules of the first rank that has them; DDP builds the same ones on every rank."""
+        return next((rank.record.modules for rank in self.ranks if rank.record and rank.record.modules), ())
 
 
 @dataclass(frozen=True, slots=True)

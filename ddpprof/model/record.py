@@ -9,37 +9,15 @@ Structs that come in large numbers are stored as arrays, with their fields in th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct, field
 
+from ddpprof.model.step_mode import StepMode
+
 Int64 = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 """integer that fits into int64, as does the sum of two"""
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
-
-
-class StepMode(StrEnum):
-    """What the recorder did in a step."""
-
-    SKIP = "skip"
-    OFF = "off"
-    LIGHT = "light"
-    WARMUP = "warmup"
-    PROFILED = "profiled"
-    BASELINE = "baseline"
-    """profiled, without gradient communication"""
-    ALONE = "alone"
-    """like `LIGHT`, without gradient communication"""
-    WITHOUT_DDP = "without_ddp"
-    """like `OFF`, with DDP only calling its module"""
-    CUT = "cut"
-    """a profiled step that took too long, so that only its beginning is profiled"""
-    DONE = "done"
-
-
-DETAILED_MODES = (StepMode.LIGHT, StepMode.PROFILED, StepMode.BASELINE, StepMode.ALONE)
-"""modes that record the inside of a step; of other steps only the length is known"""
 
 
 class Parameter(Struct, frozen=True, array_like=True):
@@ -345,3 +323,13 @@ class Record(Struct, frozen=True, kw_only=True):
     """collective of torch in which that error was raised"""
     unusual_collective: UnusualCollective | None = None
     """of a rank that failed, as far as there is one"""
+
+    @property
+    def training_steps(self) -> tuple[RecordedStep, ...]:
+        """Recorded steps without those that only serve for comparison."""
+        return tuple(step for step in self.steps_to_replay if step.mode is not StepMode.ALONE)
+
+    @property
+    def steps_to_replay(self) -> tuple[RecordedStep, ...]:
+        """Training steps, and those that show how long computation takes alone."""
+        return tuple(step for step in self.steps if step.mode not in (StepMode.BASELINE, StepMode.CUT))

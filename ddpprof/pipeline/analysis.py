@@ -24,7 +24,6 @@ from ddpprof.report.across_ranks import RecordedSteps
 from ddpprof.report.build import Reduced, reduce_summary
 from ddpprof.report.predicted_gains import ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries
-from ddpprof.report.ranks import steps_to_replay
 from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.timeline import Drawing, DrawnRank, Timeline, draw_timeline, file_name
 
@@ -188,7 +187,7 @@ def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> Re
     def recorded(numbers: Sequence[int]) -> Mapping[int, Sequence[RecordedStep]]:
         records = {number: _record(by_number[number]) for number in numbers}
         return {
-            number: [step for step in steps_to_replay(record) if steps is None or step.number in steps]
+            number: [step for step in record.steps_to_replay if steps is None or step.number in steps]
             for number, record in records.items()
             if record is not None
         }

@@ -37,7 +37,6 @@ from ddpprof.measures.step.timeline import StepTimeline
 from ddpprof.model import DdpModule, Rank, StepMode
 from ddpprof.report.build import utf8_text
 from ddpprof.report.rank_summary import RunSummary, summarise_rank
-from ddpprof.report.ranks import training_steps
 from ddpprof.report.timeline import Drawing, DrawnRank, drawing_of
 from ddpprof.rundir import facts_file, last_step_file, steps_file
 
@@ -76,7 +75,7 @@ def run_task(task: RankTask, out: BinaryIO, num_processes: int = 1) -> None:
 
 def _step_numbers(rank: Rank) -> tuple[int, ...]:
     traced = {step.number for step in rank.trace.steps} if rank.trace is not None else set()
-    return tuple(sorted(traced | {step.number for step in training_steps(rank.record) if step.mode is StepMode.LIGHT}))
+    return tuple(sorted(traced | {step.number for step in rank.training_steps if step.mode is StepMode.LIGHT}))
 
 
 def _summary(loaded: LoadedRank, task: RankTask) -> RunSummary:

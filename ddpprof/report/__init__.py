@@ -6,7 +6,6 @@ build.py            Construction of a report from a run
 other_file.py       The report of a file of another tool: the same tree, with what such a file can tell
 predicted_gains.py  How much would each change advised by a finding give back on its own?
 rank_summary.py     The contribution of ranks to a report: kilobytes each
-ranks.py            Measures of each rank on its own
 rule_input.py       Construction of the input of the rules in `findings`
 run_profile.py      Construction of the `Profile` from which predictions start
 side_streets.py     The side streets: ways to train in parallel beside DDP

@@ -23,7 +23,6 @@ from ddpprof.report.bound import find_bound
 from ddpprof.report.other_file import report_of_file
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
-from ddpprof.report.ranks import modules_of, steps_to_replay
 from ddpprof.report.rule_input import observe
 from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.side_streets import combine_beside, observe_beside
@@ -47,13 +46,12 @@ def build_report(run: Run) -> Report:
 
 def reduce_run(run: Run) -> Reduced:
     """Reduce a run that is entirely in memory."""
-    modules = modules_of(run.ranks)
-    summary = merge_summaries([summarise_rank(rank, modules) for rank in run.ranks])
+    summary = merge_summaries([summarise_rank(rank, run.modules) for rank in run.ranks])
 
     def recorded(ranks: Sequence[int]) -> dict[int, Sequence[RecordedStep]]:
-        return {one.rank: steps_to_replay(one.record) for one in run.ranks if one.rank in ranks}
+        return {one.rank: one.record.steps_to_replay if one.record else () for one in run.ranks if one.rank in ranks}
 
-    return reduce_summary(run, modules, summary, recorded)
+    return reduce_summary(run, run.modules, summary, recorded)
 
 
 def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary, recorded: RecordedSteps) -> Reduced:

@@ -7,15 +7,16 @@ Summaries merge in any order and grouping, with bit-identical results.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 from msgspec import structs
 
 from ddpprof.intervals import Spans, subtract
-from ddpprof.measures.buckets.bucket_steps import BucketStep, bucket_rows
-from ddpprof.measures.buckets.overlap import spans_of
+from ddpprof.measures.buckets.bucket_steps import BucketStep, bucket_rows, measure_buckets
+from ddpprof.measures.buckets.overlap import measure_overlap, spans_of
 from ddpprof.measures.buckets.traced_buckets import TracedPasses, find_passes
+from ddpprof.measures.buckets.trailing import measure_trailing
 from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_collectives
 from ddpprof.measures.collectives.script_collectives import OutsideCalls, measure_outside
 from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices, median_load
@@ -28,11 +29,16 @@ from ddpprof.measures.ranks.random_numbers import GeneratorStates, states_of_gen
 from ddpprof.measures.ranks.replicas import is_always_reduced
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.measures.step.accumulation import Accumulation, count_micro_steps, measure_accumulation
-from ddpprof.model import DdpModule, Rank, Record, RecordedStep
+from ddpprof.measures.step.breakdown import split_step
+from ddpprof.measures.step.idle import Gaps, find_gaps, measure_idle
+from ddpprof.measures.step.recording_cost import measure_recording_cost
+from ddpprof.measures.step.torch_times import TorchTimes, compare_with_torch
+from ddpprof.measures.step.wrapper import measure_wrapper_cost
+from ddpprof.model import DdpModule, Rank, Record, RecordedStep, StepMode, Trace
+from ddpprof.model.light_step import measure_recorded_breakdown
 from ddpprof.model.tables import rows_of
-from ddpprof.report.ranks import baseline_steps, bucket_steps, measured_steps, rank_report, training_steps
 from ddpprof.report.side_streets import BesideDdp, measure_beside
-from ddpprof.report.tree import RankReport
+from ddpprof.report.tree import LightStepReport, RankReport, StepReport
 
 MOST_KERNELS = 500
 """most kernels in a report; the others take hardly any time"""
@@ -107,11 +113,10 @@ class RunSummary:
 
 def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
     """Summarise one rank. `modules`: those of the job, which are the same on all ranks."""
-    trace, baseline = rank.trace, baseline_steps(rank)
-    steps = measured_steps(rank)
+    trace, steps = rank.trace, rank.measured_steps
     return RunSummary(
         ranks=(_rank_summary(rank, modules),),
-        slowdown=thinned(measure_slowdown(trace, steps, baseline)) if trace is not None else None,
+        slowdown=thinned(measure_slowdown(trace, steps, rank.baseline_steps)) if trace is not None else None,
         kernels=summarise_kernels(trace, steps)[:MOST_KERNELS] if trace is not None and steps else (),
         kernels_of=rank.rank if steps else None,
     )
@@ -135,17 +140,90 @@ def _rank_summary(rank: Rank, modules: Sequence[DdpModule]) -> RankSummary:
     return RankSummary(
         rank=rank.rank,
         world_size=rank.world_size,
-        report=replace(rank_report(rank, modules), devices=_devices(rank)),
+        report=_rank_report(rank, modules),
         buckets=tuple(bucket_steps(rank, modules)),
         progress=progress_of_rank(rank),
-        beside=measure_beside(rank, measured_steps(rank)),
+        beside=measure_beside(rank, rank.measured_steps),
         record=_record_summary(rank.record) if rank.record is not None else None,
         trace=_trace_summary(rank, modules),
     )
 
 
+def _rank_report(rank: Rank, modules: Sequence[DdpModule]) -> RankReport:
+    trace, record = rank.trace, rank.record
+    steps = _step_reports(rank, modules)
+    traced = {step.step for step in steps}
+    return RankReport(
+        rank=rank.rank,
+        host=record.host if record else trace.host if trace else None,
+        ended=record.ended if record else None,
+        whole=measure_overlap(trace, None) if trace else None,
+        steps=steps,
+        light_steps=tuple(
+            LightStepReport(s.number, s.mode, s.end_ns - s.start_ns, measure_recorded_breakdown(s))
+            for s in rank.training_steps
+            if s.number not in traced
+        ),
+        recording_cost=measure_recording_cost(record.training_steps, record.profiler_pause_ns) if record else None,
+        devices=_devices(rank),
+    )
+
+
+def _step_reports(rank: Rank, modules: Sequence[DdpModule]) -> tuple[StepReport, ...]:
+    trace = rank.trace
+    if trace is None:
+        return ()
+    by_number, gaps = {step.number: step for step in rank.training_steps}, find_gaps(trace)
+    return tuple(_step_report(trace, index, by_number, modules, gaps) for index in rank.measured_steps)
+
+
+def _step_report(
+    trace: Trace, index: int, recorded: dict[int, RecordedStep], modules: Sequence[DdpModule], gaps: Gaps | None
+) -> StepReport:
+    step = trace.steps[index]
+    split = split_step(trace, index)
+    return StepReport(
+        step=step.number,
+        duration_ns=step.duration_ns,
+        **asdict(measure_overlap(trace, index)),
+        trailing_ns=measure_trailing(trace, index),
+        parts=split.breakdown if split is not None else None,
+        wrapper=measure_wrapper_cost(trace, index, recorded.get(step.number)),
+        torch_times=_torch_times(trace, recorded, step.number, modules),
+        idle=measure_idle(split.idle, gaps) if split is not None and gaps is not None else None,
+    )
+
+
+def _torch_times(
+    trace: Trace, recorded: dict[int, RecordedStep], number: int, modules: Sequence[DdpModule]
+) -> TorchTimes | None:
+    """Compare with DDP's times, which DDP publishes in the next iteration, and so are in the next step's record."""
+    step, following = recorded.get(number), recorded.get(number + 1)
+    if step is None or following is None or len(modules) != 1:
+        return None
+    logged = following.torch_stats.get(0)
+    return compare_with_torch(0, step, measure_buckets(modules, step, trace), trace, logged) if logged else None
+
+
+def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
+    """Return medians over the rank's steps; empty if it has only one device."""
+    if rank.trace is None:
+        return ()
+    return median_load([measure_devices(rank.trace, step) for step in rank.measured_steps])
+
+
+def bucket_steps(rank: Rank, modules: Sequence[DdpModule]) -> list[BucketStep]:
+    """Return buckets from profiled steps if the rank has them, or else from light recording."""
+    if rank.record is None:
+        return []
+    wanted = StepMode.PROFILED if rank.trace is not None and rank.trace.steps else StepMode.LIGHT
+    steps = [step for step in rank.record.steps if step.mode is wanted]
+    trace = rank.trace if wanted is StepMode.PROFILED else None
+    return [row for step in steps for row in measure_buckets(modules, step, trace)]
+
+
 def _record_summary(record: Record) -> RecordSummary:
-    steps = training_steps(record)
+    steps = record.training_steps
 
     def usual(value: Callable[[RecordedStep], int | None]) -> int | None:
         return median_known(value(step) for step in steps if step.forwards)
@@ -167,7 +245,7 @@ def _record_summary(record: Record) -> RecordSummary:
 
 
 def _facts(record: Record) -> Record:
-    steps = training_steps(record)
+    steps = record.training_steps
     return structs.replace(
         record,
         steps=(),
@@ -181,8 +259,7 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
     trace, collectives = rank.trace, _of_training_steps(rank)
     if trace is None or collectives is None:
         return None
-    recorded = training_steps(rank.record)
-    steps, by_number = measured_steps(rank), {step.number: step for step in recorded}
+    by_number = {step.number: step for step in rank.training_steps}
     parameters = [[parameter.num_bytes for parameter in module.parameters] for module in modules]
     return TraceSummary(
         host=trace.host,
@@ -193,9 +270,10 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
         bucket_bytes=bucket_bytes(rank, modules),
         exposed=subtract(spans_of(trace.collectives, None), spans_of(trace.compute, None)),
         passes=find_passes(trace),
-        num_baseline_steps=len(baseline_steps(rank)),
+        num_baseline_steps=len(rank.baseline_steps),
         outside=tuple(
-            measure_outside(trace, step, parameters, by_number.get(trace.steps[step].number)) for step in steps
+            measure_outside(trace, step, parameters, by_number.get(trace.steps[step].number))
+            for step in rank.measured_steps
         ),
     )
 
@@ -203,7 +281,7 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
 def _of_training_steps(rank: Rank) -> RankCollectives | None:
     """Return the rank's collectives without baseline steps, which tell nothing about the training."""
     one = rank_collectives(rank)
-    if one is None or not (left_out := baseline_steps(rank)):
+    if one is None or not (left_out := rank.baseline_steps):
         return one
     return replace(one, collectives=rows_of(one.collectives, ~np.isin(one.collectives.step, left_out)))
 
@@ -212,7 +290,7 @@ def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
     """Return row → bytes of gradient all-reduces; gloo's spans have sizes only if shapes were recorded."""
     if rank.trace is None or rank.record is None:
         return {}
-    kept = ~np.isin(rank.trace.collectives.step, baseline_steps(rank))
+    kept = ~np.isin(rank.trace.collectives.step, rank.baseline_steps)
     row_of = np.cumsum(kept) - 1  # in the table of `_of_training_steps`
     sizes = {}
     for step in rank.record.steps:
@@ -220,10 +298,3 @@ def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
             module = modules[step.passes[place].module]
             sizes[int(row_of[row])] = sum(module.parameters[index].num_bytes for index in module.buckets[bucket])
     return sizes
-
-
-def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
-    """Return medians over the rank's steps; empty if it has only one device."""
-    if rank.trace is None:
-        return ()
-    return median_load([measure_devices(rank.trace, step) for step in measured_steps(rank)])

@@ -14,7 +14,6 @@ from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.ranks.clock import CommonClock, common_ns
 from ddpprof.measures.step.timeline import StepTimeline, bucket_span, move_timeline, step_timeline
 from ddpprof.model import Rank, Step
-from ddpprof.report.ranks import measured_steps
 from ddpprof.report.tree import Report
 
 
@@ -99,7 +98,7 @@ def drawing_of(rank: Rank) -> Drawing | None:
     if trace is None:
         return None
     about = DrawnRank(
-        rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, tuple(measured_steps(rank)),
+        rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, tuple(rank.measured_steps),
         tuple(file_name(location(path)) for path in trace.files),
     )  # fmt: skip
     return Drawing(about, partial(step_timeline, trace))

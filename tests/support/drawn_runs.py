@@ -8,7 +8,7 @@ from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.buckets.traced_buckets import find_passes, trace_buckets
 from ddpprof.model import Rank, Run
 from ddpprof.report import Report
-from ddpprof.report.ranks import bucket_steps, modules_of
+from ddpprof.report.rank_summary import bucket_steps
 from ddpprof.report.timeline import Timeline, draw_timeline, drawing_of
 
 
@@ -18,12 +18,12 @@ def build_timeline(
     """Draw the profiled steps that the report measures, or only those steps and ranks with these numbers."""
     chosen = [rank for rank in run.ranks if ranks is None or rank.rank in ranks]
     drawings = [drawing for rank in chosen if (drawing := drawing_of(rank)) is not None]
-    return draw_timeline(drawings, report, _buckets(run.ranks, chosen), steps)
+    return draw_timeline(drawings, report, _buckets(run, chosen), steps)
 
 
-def _buckets(ranks: Sequence[Rank], chosen: Sequence[Rank]) -> Mapping[int, Sequence[BucketStep]]:
+def _buckets(run: Run, chosen: Sequence[Rank]) -> Mapping[int, Sequence[BucketStep]]:
     """Return buckets from the recorder's facts or, without them, from the traces of all ranks."""
-    if modules := modules_of(ranks):
-        return {rank.rank: bucket_steps(rank, modules) for rank in chosen}
-    passes = {rank.rank: find_passes(rank.trace) for rank in ranks if rank.trace is not None}
+    if run.modules:
+        return {rank.rank: bucket_steps(rank, run.modules) for rank in chosen}
+    passes = {rank.rank: find_passes(rank.trace) for rank in run.ranks if rank.trace is not None}
     return trace_buckets(passes, one_clock=False).ranks
