@@ -84,6 +84,16 @@ def load_rank(files: RankFiles, limits: Limits = DEFAULT_LIMITS, num_processes: 
     return LoadedRank(Rank(number or 0, trace, None), missing)
 
 
+def record_or_none(files: RankFiles) -> Record | None:
+    """Return the rank's record; ``None`` also if it cannot be read, which `load_rank` reports."""
+    if files.directory is None or files.rank is None:
+        return None
+    try:
+        return load_record(files.directory, files.rank)
+    except BadRecordError:
+        return None
+
+
 def _rank_of_traces(rank: int, paths: Sequence[Location], limits: Limits, num_processes: int) -> LoadedRank:
     """Join the profiler's cycles in one process into one trace; traces of other processes are left out."""
     names, traces, missing = [], [], []

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from ddpprof.errors import DdpprofError
 from ddpprof.files import Location
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
-from ddpprof.load.rank import RankFiles
-from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.rank import RankFiles, record_or_none
 from ddpprof.load.run import complete, find_parts
-from ddpprof.model import DdpModule, Record, RecordedStep
+from ddpprof.model import DdpModule, RecordedStep
 from ddpprof.pipeline.cache import Cache, cache_of
 from ddpprof.pipeline.entry import RankTask, read_about, read_drawing, read_summary
 from ddpprof.pipeline.numbers import Numbers
@@ -175,7 +174,7 @@ def _merged(ranks: Sequence[RankFiles], cache: Cache, merged: RunSummary) -> Run
 def _modules(ranks: Sequence[RankFiles]) -> tuple[DdpModule, ...]:
     """Return the modules of the first rank that has them; DDP builds the same ones on every rank."""
     for one in ranks:
-        record = _record(one)
+        record = record_or_none(one)
         if record is not None and record.modules:
             return record.modules
     return ()
@@ -185,7 +184,7 @@ def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> Re
     by_number = {one.rank: one for one in ranks}
 
     def recorded(numbers: Sequence[int]) -> Mapping[int, Sequence[RecordedStep]]:
-        records = {number: _record(by_number[number]) for number in numbers}
+        records = {number: record_or_none(by_number[number]) for number in numbers}
         return {
             number: [step for step in record.steps_to_replay if steps is None or step.number in steps]
             for number, record in records.items()
@@ -193,16 +192,6 @@ def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> Re
         }
 
     return recorded
-
-
-def _record(files: RankFiles) -> Record | None:
-    """Return the record; ``None`` also if it cannot be read, which its rank will report."""
-    if files.directory is None or files.rank is None:
-        return None
-    try:
-        return load_record(files.directory, files.rank)
-    except BadRecordError:
-        return None
 
 
 def _on_steps(

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddpprof.errors import DdpprofError
-from ddpprof.load.rank import RankFiles
-from ddpprof.load.record import BadRecordError, load_record
+from ddpprof.load.rank import RankFiles, record_or_none
 from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.measures.ranks.own_time_light import measure_recorded_progress
 from ddpprof.measures.ranks.stragglers import find_stragglers
@@ -72,11 +71,6 @@ def _suspects(files: Iterable[RankFiles]) -> list[int]:
 
 def _progress(files: RankFiles) -> list[StepProgress]:
     """Return the rank's light steps; on an accelerator the host's times are only a hint."""
-    if files.directory is None or files.rank is None:
-        return []
-    try:
-        record = load_record(files.directory, files.rank)
-    except BadRecordError:
-        return []
+    record = record_or_none(files)
     steps = [step for step in record.steps if step.mode is StepMode.LIGHT] if record is not None else []
     return [row for step in steps if (row := measure_recorded_progress(step)) is not None]
