@@ -28,11 +28,15 @@ class ProcessStat:
 
     name: str
     state: str
-    """letter of the system: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z dead"""
+    """letter of the system: R running, S sleeping, D waiting for a disk, T stopped, t traced, Z or X dead"""
     parent: int
     num_paged_in: int
     """number of pages that it has had to read from a disk: from swap, or from a file in memory"""
     cpu_ticks: int
+
+    @property
+    def is_dead(self) -> bool:
+        return self.state in "ZX"
 
 
 def stat_of(folder: Path) -> ProcessStat | None:
@@ -44,6 +48,12 @@ def stat_of(folder: Path) -> ProcessStat | None:
         return ProcessStat(before.partition("(")[2], words[0], int(words[1]), int(words[9]), cpu_ticks)
     except (OSError, ValueError, IndexError):
         return None
+
+
+def groups_around(controller: str, root: Path = _ROOT) -> Iterator[Path]:
+    """Yield the control groups of this process, and all that contain them."""
+    for own in own_groups(controller, root):
+        yield from (group for group in (own, *own.parents) if group.is_relative_to(root / GROUPS))
 
 
 def own_groups(controller: str, root: Path = _ROOT) -> Iterator[Path]:

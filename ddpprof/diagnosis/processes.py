@@ -53,7 +53,7 @@ class Process:
 def look_at(pid: int) -> Process | None:
     """Return the process; ``None`` if there is none, or it is dead."""
     main_thread = stat_of(Path(f"/proc/{pid}/task/{pid}"))
-    if main_thread is None or main_thread.state in "ZX":
+    if main_thread is None or main_thread.is_dead:
         return None
     status = _status(pid)
     return Process(

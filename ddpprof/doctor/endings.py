@@ -123,7 +123,7 @@ def _wait(holds: Callable[[], bool], jobs: Sequence[_Job], most_s: float) -> Non
 
 def _is_alive(process: int) -> bool:
     found = stat_of(Path(f"/proc/{process}"))
-    return found is not None and found.state != "Z"
+    return found is not None and not found.is_dead
 
 
 def _last_line(path: Path) -> str:

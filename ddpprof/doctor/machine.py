@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpprof.doctor.check import CheckResult, Context, judge, skip
+from ddpprof.linux_files import groups_around
 from ddpprof.pipeline.memory import available_bytes
 from ddpprof.scratch import choose_temporary_directory
 
@@ -21,7 +22,7 @@ _MEMORY_BYTES = 2000 * _MB
 _CLOCK_S = 0.5
 _CLOCK_PPM = 500
 """most by which time servers slew a clock"""
-_CGROUP = Path("/sys/fs/cgroup")
+_ROOT = Path("/")
 
 
 def check_disk(context: Context) -> Iterator[CheckResult]:
@@ -73,7 +74,7 @@ def check_clock(_context: Context) -> Iterator[CheckResult]:
 def check_limits(context: Context) -> Iterator[CheckResult]:
     """Check that this process may use enough cores and memory for the ranks."""
     ranks = max(2, context.gpus or 0)
-    cores = min(len(os.sched_getaffinity(0)), cgroup_cores(_CGROUP) or float("inf"))
+    cores = min(len(os.sched_getaffinity(0)), cgroup_cores() or float("inf"))
     yield judge(
         "cores",
         cores >= ranks,
@@ -95,14 +96,14 @@ def check_limits(context: Context) -> Iterator[CheckResult]:
     )
 
 
-def cgroup_cores(cgroup: Path) -> float | None:
-    """Return how many cores the container may use at once; ``None`` if there is no limit."""
-    quota, period = (_words(cgroup / "cpu.max") or _words(cgroup / "cpu/cpu.cfs_quota_us") or ["max"])[0], 0.0
-    if quota in ("max", "-1"):
-        return None
-    both = _words(cgroup / "cpu.max")
-    period = float(both[1] if len(both) > 1 else (_words(cgroup / "cpu/cpu.cfs_period_us") or ["100000"])[0])
-    return float(quota) / period
+def cgroup_cores(root: Path = _ROOT) -> float | None:
+    """Return how many cores the control groups let this process use at once; ``None`` if there is no limit."""
+    found = []
+    for group in groups_around("cpu", root):
+        words = _words(group / "cpu.max") or [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
+        if len(words) == 2 and words[0] not in ("max", "-1"):
+            found.append(float(words[0]) / float(words[1]))
+    return min(found, default=None)
 
 
 def _words(path: Path) -> list[str]:

@@ -3,7 +3,7 @@
 run.py            a run directory, a folder of traces, or one trace file → `Run`; parts of a run, attempts
 rank.py           the files of one rank → `Rank`
 record.py         the recorder's files of one rank; losses.py, exits.py, netbench.py: other files of a run
-pulses.py         how the whole training went: the pulses of its ranks, and what its launcher noted
+whole_run.py      how the whole training went: the pulses of its ranks, and what its launcher noted
 folder.py         traces under any name: the rank of each, and which belong together
 kineto/           a trace file → columns
 tables/           columns → the tables of one rank

@@ -49,7 +49,7 @@ def find_traces(paths: Sequence[Location], limits: Limits = DEFAULT_LIMITS) -> F
             nameless.append(path)
         else:
             ranks.setdefault(rank, []).append(path)
-    for of_one in _byworker_of(nameless):
+    for of_one in _by_worker(nameless):
         rank = next(number for number in range(len(paths)) if number not in ranks)
         ranks[rank] = of_one
         missing.append(assumed_rank(of_one[0].name, rank))
@@ -100,7 +100,7 @@ def assumed_rank(name: str, rank: int) -> str:
     return f"{name} does not say its rank: taken as rank {rank}"
 
 
-def _byworker_of(paths: Sequence[Location]) -> list[list[Location]]:
+def _by_worker(paths: Sequence[Location]) -> list[list[Location]]:
     """Group files without a rank: files of one process belong to one rank."""
     groups: dict[str, list[Location]] = {}
     for path in paths:

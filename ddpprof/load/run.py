@@ -22,8 +22,8 @@ from ddpprof.load.exits import load_exits
 from ddpprof.load.folder import find_traces
 from ddpprof.load.limits import DEFAULT_LIMITS, MAX_FILES_OPTION, Limits
 from ddpprof.load.other_files import load_other_file
-from ddpprof.load.pulses import load_whole_run
 from ddpprof.load.rank import RankFiles, load_rank, some_file
+from ddpprof.load.whole_run import load_whole_run
 from ddpprof.model import Run
 from ddpprof.model.run_file import RunFile
 from ddpprof.rundir import FORMAT, RUN_FILE, attempts_in, is_run, ranks_in, runs_in, trace_path

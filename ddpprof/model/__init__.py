@@ -125,14 +125,14 @@ class Rank:
         return self.record.training_steps if self.record is not None else ()
 
     @property
-    def measured_steps(self) -> list[int]:
+    def measured_step_indices(self) -> list[int]:
         """Indices of its trace's completed training steps; one that the record lacks was cut off by the job's end."""
         known = {step.number for step in self.training_steps}
         steps = self.trace.steps if self.trace is not None else ()
         return [index for index, step in enumerate(steps) if not known or step.number in known]
 
     @property
-    def baseline_steps(self) -> list[int]:
+    def baseline_step_indices(self) -> list[int]:
         """Indices of its trace's steps that were recorded without communication."""
         if self.trace is None or self.record is None:
             return []

@@ -6,11 +6,10 @@ could drop counts as used there, but is available.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.linux_files import GROUPS, own_groups
+from ddpprof.linux_files import groups_around
 
 _ROOT = Path("/")
 
@@ -21,7 +20,7 @@ def available_bytes(root: Path = _ROOT) -> int | None:
     with suppress(OSError, ValueError, IndexError, StopIteration):
         lines = (root / "proc/meminfo").read_text().splitlines()
         found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
-    for group in _groups(root):
+    for group in groups_around("memory", root):
         for names in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -29,12 +28,6 @@ def available_bytes(root: Path = _ROOT) -> int | None:
             with suppress(OSError, ValueError):
                 found.append(_left(group, *names))
     return min(found, default=None)
-
-
-def _groups(root: Path) -> Iterator[Path]:
-    """Yield the control groups of this process, and all that contain them."""
-    for own in own_groups("memory", root):
-        yield from (group for group in (own, *own.parents) if group.is_relative_to(root / GROUPS))
 
 
 def _left(group: Path, limit: str, usage: str, forgettable: str) -> int:

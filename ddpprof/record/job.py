@@ -53,7 +53,7 @@ class JobRank:
 
     @property
     def agreement(self) -> Agreement:
-        """What this rank says to the others of the job, and they to it. It must be attached."""
+        """The agreement with the other ranks of the job. This rank must be attached."""
         assert self._agreement is not None
         return self._agreement
 

@@ -49,7 +49,7 @@ class RecordSummary:
     """Summary of a rank's record. Times are medians, ns per step."""
 
     facts: Record
-    """record without its steps and other large data that no other rank needs"""
+    """record without its steps, which it seems to have none of, and other large data that no other rank needs"""
     data_ns: int | None
     buffer_sync_ns: int | None
     memory: RankMemory | None
@@ -113,10 +113,10 @@ class RunSummary:
 
 def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
     """Summarise one rank. `modules`: those of the job, which are the same on all ranks."""
-    trace, steps = rank.trace, rank.measured_steps
+    trace, steps = rank.trace, rank.measured_step_indices
     return RunSummary(
         ranks=(_rank_summary(rank, modules),),
-        slowdown=thinned(measure_slowdown(trace, steps, rank.baseline_steps)) if trace is not None else None,
+        slowdown=thinned(measure_slowdown(trace, steps, rank.baseline_step_indices)) if trace is not None else None,
         kernels=summarise_kernels(trace, steps)[:MOST_KERNELS] if trace is not None and steps else (),
         kernels_of=rank.rank if steps else None,
     )
@@ -143,7 +143,7 @@ def _rank_summary(rank: Rank, modules: Sequence[DdpModule]) -> RankSummary:
         report=_rank_report(rank, modules),
         buckets=tuple(bucket_steps(rank, modules)),
         progress=progress_of_rank(rank),
-        beside=measure_beside(rank, rank.measured_steps),
+        beside=measure_beside(rank, rank.measured_step_indices),
         record=_record_summary(rank.record) if rank.record is not None else None,
         trace=_trace_summary(rank, modules),
     )
@@ -174,7 +174,7 @@ def _step_reports(rank: Rank, modules: Sequence[DdpModule]) -> tuple[StepReport,
     if trace is None:
         return ()
     by_number, gaps = {step.number: step for step in rank.training_steps}, find_gaps(trace)
-    return tuple(_step_report(trace, index, by_number, modules, gaps) for index in rank.measured_steps)
+    return tuple(_step_report(trace, index, by_number, modules, gaps) for index in rank.measured_step_indices)
 
 
 def _step_report(
@@ -209,7 +209,7 @@ def _devices(rank: Rank) -> tuple[DeviceLoad, ...]:
     """Return medians over the rank's steps; empty if it has only one device."""
     if rank.trace is None:
         return ()
-    return median_load([measure_devices(rank.trace, step) for step in rank.measured_steps])
+    return median_load([measure_devices(rank.trace, step) for step in rank.measured_step_indices])
 
 
 def bucket_steps(rank: Rank, modules: Sequence[DdpModule]) -> list[BucketStep]:
@@ -270,10 +270,10 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
         bucket_bytes=bucket_bytes(rank, modules),
         exposed=subtract(spans_of(trace.collectives, None), spans_of(trace.compute, None)),
         passes=find_passes(trace),
-        num_baseline_steps=len(rank.baseline_steps),
+        num_baseline_steps=len(rank.baseline_step_indices),
         outside=tuple(
             measure_outside(trace, step, parameters, by_number.get(trace.steps[step].number))
-            for step in rank.measured_steps
+            for step in rank.measured_step_indices
         ),
     )
 
@@ -281,7 +281,7 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
 def _of_training_steps(rank: Rank) -> RankCollectives | None:
     """Return the rank's collectives without baseline steps, which tell nothing about the training."""
     one = rank_collectives(rank)
-    if one is None or not (left_out := rank.baseline_steps):
+    if one is None or not (left_out := rank.baseline_step_indices):
         return one
     return replace(one, collectives=rows_of(one.collectives, ~np.isin(one.collectives.step, left_out)))
 
@@ -290,7 +290,7 @@ def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
     """Return row → bytes of gradient all-reduces; gloo's spans have sizes only if shapes were recorded."""
     if rank.trace is None or rank.record is None:
         return {}
-    kept = ~np.isin(rank.trace.collectives.step, rank.baseline_steps)
+    kept = ~np.isin(rank.trace.collectives.step, rank.baseline_step_indices)
     row_of = np.cumsum(kept) - 1  # in the table of `_of_training_steps`
     sizes = {}
     for step in rank.record.steps:

@@ -98,7 +98,7 @@ def drawing_of(rank: Rank) -> Drawing | None:
     if trace is None:
         return None
     about = DrawnRank(
-        rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, tuple(rank.measured_steps),
+        rank.rank, trace.device, trace.names, trace.epoch_ns, trace.steps, tuple(rank.measured_step_indices),
         tuple(file_name(location(path)) for path in trace.files),
     )  # fmt: skip
     return Drawing(about, partial(step_timeline, trace))

@@ -106,7 +106,7 @@ def run_until_it_ends(command: list[str], folder: Path, num_tries: int) -> subpr
 def run_unless_it_hangs(command: list[str], folder: Path) -> subprocess.CompletedProcess[str] | None:
     """Run a script; ``None`` if it has not ended half a minute after it has trained."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        at_once = environment(**OFFLINE, PYTHONUNBUFFERED="1")
+        at_once = environment(**OFFLINE, PYTHONUNBUFFERED="1")  # it may be killed with lines in its buffer
         job = subprocess.Popen(command, cwd=folder, env=at_once, stdout=out, stderr=err, start_new_session=True)
         try:
             wait_until(lambda: job.poll() is not None or "Training completed" in written(out), "trained", 400)

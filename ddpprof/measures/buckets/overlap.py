@@ -15,7 +15,7 @@ from ddpprof.model import Collectives, Trace, Work
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Lengths of unions of device work, ns, of one step or a whole trace."""
+    """Device work of one step or a whole trace. Times are lengths of unions, ns."""
 
     compute_ns: int
     comm_ns: int

@@ -83,7 +83,9 @@ def test_of_a_copied_run_the_content_is_looked_at_once(
     copied = tmp_path / "copied" / "fleet"
     shutil.copytree(fleet, copied, copy_function=shutil.copyfile)
     assert read_by(copied) == []
-    monkeypatch.setattr("ddpprof.pipeline.cache.content_of", lambda path: pytest.fail(f"{path} is read again"))
+    for module in ("cache", "entry"):
+        name = f"ddpprof.pipeline.{module}.content_of"
+        monkeypatch.setattr(name, lambda path: pytest.fail(f"{path} is read again"))
     assert report_of(copied) == before
 
 

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 from fleets import SAMPLE
+from msgspec.structs import replace
 from pulse_files import BEGIN_NS, MadeStep, write_pulse
 
 from ddpprof.load.run import load_run
+from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Ended
 from ddpprof.model.pulse_layout import FORMAT, MAGIC
+from ddpprof.model.slowdown import Pause, PauseKind, Slowdowns
 from ddpprof.model.whole_run import WholeRun
+from ddpprof.monitor.verdict_files import write_slowdowns, write_verdict
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.pipeline.numbers import Numbers
 from ddpprof.report import Report
@@ -53,6 +57,28 @@ def test_the_next_one_has_it_if_the_lowest_noted_no_step(run: Path) -> None:
     write_pulse(run, 0, [])
     first, second = whole_run_in(run).ranks
     assert (first.whole, len(second.curve)) == (None, 30)
+
+
+def test_slow_downs_are_those_that_the_launcher_noted_or_else_those_that_the_pulses_show(run: Path) -> None:
+    for rank in (0, 1):
+        write_pulse(run, rank, [*[MadeStep()] * 100, *[MadeStep(ms=150)] * 100, *[MadeStep()] * 100])
+    (shown,) = whole_run_in(run).slowdowns
+    assert shown.before_ns == 100_000_000
+    noted = Slowdowns((replace(shown, first_step=7),), (Pause(PauseKind.SAVE, 3, 10**9),))
+    write_slowdowns(run, noted)
+    whole = whole_run_in(run)
+    assert (whole.slowdowns, whole.pauses) == (noted.slowdowns, noted.pauses)
+    write_slowdowns(run, Slowdowns())
+    assert whole_run_in(run).slowdowns == ()
+
+
+def test_a_hang_and_captures_belong_to_it(run: Path) -> None:
+    assert (whole_run_in(run).hang, whole_run_in(run).captures) == (None, ())
+    verdict = Verdict(Fault.STOPPED, rank=1, step=7)
+    write_verdict(run, verdict)
+    (run / "capture-2").mkdir()
+    (run / "capture-2" / "run.json").write_bytes((run / "run.json").read_bytes())
+    assert (whole_run_in(run).hang, whole_run_in(run).captures) == (verdict, (2,))
 
 
 def test_runs_without_pulses_have_none() -> None:

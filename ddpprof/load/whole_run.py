@@ -32,6 +32,8 @@ def load_whole_run(
     """
     folders = list(dict.fromkeys(one.directory for one in files if one.directory is not None))
     there = {folder: frozenset(pulses_in(folder)) for folder in folders}
+    if not any(there.values()):
+        return None, ()
     noted = next((found for folder in folders if (found := read_slowdowns(folder)) is not None), None)
     ranks: list[RankWholeRun] = []
     compared: dict[int, Pulse] = {}
