@@ -5,7 +5,7 @@ Times are given in ns and shown in ms; sizes are given in bytes and shown in MB 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +16,6 @@ _T = TypeVar("_T")
 ABSENT = "-"
 MAX_RANKS = 16
 """maximum number of rows in a table with one row per rank"""
-_MOST_RANKS_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,17 +215,6 @@ def notes(*texts: str) -> str:
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def listed(words: Sequence[object], most: int) -> str:
-    """Return the first of many words, and the number of the others, such as ``a, b and 3 more``."""
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return f"{', '.join(map(str, words[:most]))}{more}"
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Return ranks by their numbers, such as ``rank 3`` or ``ranks 0, 1``; of many, the first ones."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, _MOST_RANKS_NAMED)}"
 
 
 def mean_of(things: Iterable[_T], value: Callable[[_T], int | None]) -> int | None:

@@ -1,4 +1,4 @@
-"""What Linux tells in files: counters by name, as in ``/proc/vmstat``; a process; the control groups of this one."""
+"""Reads files of Linux: counters by name, as in ``/proc/vmstat``; the state of a process; this one's control groups."""
 
 from __future__ import annotations
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from ddpprof.findings.finding import Finding, Observed, names
+from ddpprof.findings.finding import Finding, Observed
+from ddpprof.listing import ranks_in_words
 from ddpprof.measures.ranks.memory import DeviceUse, Holder, RankMemory, devices_of_job, processes_of_job
 
 _MUCH_BYTES = 256 * 2**20
 _MUCH = 0.25
 """excess over the others, as a fraction"""
-_MOST_LISTED = 8
-"""number of ranks"""
 
 
 def _gb(num_bytes: float) -> str:
@@ -29,10 +28,10 @@ def memory_of_others(o: Observed) -> Iterator[Finding]:
                 strangers.setdefault((rank.host, device), []).append((rank, use))
     for (host, _), held in strangers.items():
         index, reserved = held[0][1].index, sum(use.reserved_bytes for _, use in held)
-        listed = names([str(rank.rank) for rank, _ in held], _MOST_LISTED)
+        who = ranks_in_words([rank.rank for rank, _ in held]).capitalize()
         yield Finding(
             "memory-of-others",
-            f"Rank{'s' if len(held) > 1 else ''} {listed} hold{'' if len(held) > 1 else 's'} a context on GPU {index}, "
+            f"{who} hold{'' if len(held) > 1 else 's'} a context on GPU {index}, "
             f"where {'they do' if len(held) > 1 else 'it does'} not train",
             f"{_gb(reserved)} are reserved there for tensors, on {host}; each context takes some hundred MB more",
             "Call torch.cuda.set_device(local_rank) before anything touches a GPU, and load checkpoints with "
@@ -49,12 +48,11 @@ def memory_imbalance(o: Observed) -> Iterator[Finding]:
     for holder, usual in outliers[:1]:
         on_device = holder.device is not None
         what = f"GPU {holder.device}" if on_device else f"Rank {holder.ranks[0]}"
-        listed = names([*map(str, holder.ranks)], _MOST_LISTED)
         yield Finding(
             "memory-imbalance",
             f"{what} holds {_gb(holder.num_bytes - usual)} more than the others",
             f"{_gb(holder.num_bytes)}{' of the GPU' if on_device else ' of the host'}'s memory; the others hold "
-            f"{_gb(usual)} (median); rank{'s' if len(holder.ranks) > 1 else ''} {listed} on {holder.host}",
+            f"{_gb(usual)} (median); {ranks_in_words(holder.ranks)} on {holder.host}",
             _advice(holder),
             None,
         )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpprof.findings.finding import Finding, Observed, at_most, hoped_for, ms, names, size
+from ddpprof.findings.finding import Finding, Observed, at_most, hoped_for, ms, size
 from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
+from ddpprof.listing import listed
 from ddpprof.model import DdpModule
+
+_MOST_NAMED = 5
+"""number of parameters"""
 
 
 def _searches(module: DdpModule) -> bool:
@@ -40,7 +44,8 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
                 static = " If they are never used, static_graph=True avoids the search."
             yield Finding(
                 "unused-parameters",
-                f"{len(module.unused)} parameters got no gradient in {_passes(module)}: {names(module.unused)}",
+                f"{len(module.unused)} parameters got no gradient in {_passes(module)}: "
+                f"{listed(module.unused, _MOST_NAMED)}",
                 f"they are {size(lost)} of {size(all_bytes)}{sent}",
                 "If no other batch uses them, freeze them before wrapping (parameter.requires_grad_(False)) or remove "
                 f"them.{static}",

@@ -10,6 +10,7 @@ from functools import partial
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location, spelled
+from ddpprof.listing import listed
 from ddpprof.load.kineto.read import Header, read_header
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.other_files import why_alone
@@ -76,9 +77,8 @@ def _of_one_job(headers: Mapping[Location, Header]) -> tuple[dict[Location, Head
     left_out = []
     for size in sorted(sizes - {chosen}, key=lambda size: size or 0):
         names = [path.name for path, header in headers.items() if header.world_size == size]
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         left_out.append(
-            f"left out: {', '.join(names[:_MOST_NAMED])}{more}: of a job of {size} rank{'s' if size != 1 else ''}, "
+            f"left out: {listed(names, _MOST_NAMED)}: of a job of {size} rank{'s' if size != 1 else ''}, "
             f"and the others' has {chosen}"
         )
     return {path: header for path, header in headers.items() if header.world_size in (chosen, None)}, left_out

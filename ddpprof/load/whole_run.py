@@ -1,4 +1,4 @@
-"""How the whole training went: from the pulses that its ranks left, and from what its launcher noted.
+"""Loads how the whole training went, from the pulses that its ranks left and from what its launcher noted.
 
 They are read anew for each report and never cached, since they change while the job trains.
 """

@@ -1,4 +1,4 @@
-"""The modes of steps: what the recorder does in them."""
+"""Names the modes of steps, each of which says what the recorder does in a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class StepMode(StrEnum):
-    """What the recorder did in a step."""
+    """A mode says what the recorder did in a step."""
 
     SKIP = "skip"
     OFF = "off"

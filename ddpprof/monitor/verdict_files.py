@@ -1,4 +1,4 @@
-"""``hang.json`` and ``slowdowns.json``: what the watcher of a run has found so far."""
+"""Reads and writes ``hang.json`` and ``slowdowns.json``, in which the watcher of a run keeps what it has found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a whole training: pulses in few numbers."""
+"""Sums up a whole training in few numbers, from the pulses of its ranks."""
 
 from __future__ import annotations
 

@@ -200,7 +200,8 @@ def code_version() -> str:
 
 
 _DEPENDS_ON = (
-    "intervals.py", "load", "measures", "model", "pipeline", "report", *(street.folder for street in SIDE_STREETS)
+    "intervals.py", "listing.py", "load", "measures", "model", "pipeline", "report",
+    *(street.folder for street in SIDE_STREETS),
 )  # fmt: skip
 
 

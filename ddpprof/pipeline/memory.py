@@ -9,17 +9,15 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.linux_files import groups_around
+from ddpprof.linux_files import groups_around, number_in
 
 _ROOT = Path("/")
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:
     """Return the available bytes; ``None`` if the system does not tell. `root`: root of the file system."""
-    found = []
-    with suppress(OSError, ValueError, IndexError, StopIteration):
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
+    available_kib = number_in(root / "proc/meminfo", "MemAvailable:")
+    found = [] if available_kib is None else [available_kib * 1024]
     for group in groups_around("memory", root):
         for names in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -33,7 +31,4 @@ def available_bytes(root: Path = _ROOT) -> int | None:
 def _left(group: Path, limit: str, usage: str, forgettable: str) -> int:
     """Return the bytes left in a group. Raises ``OSError``, and ``ValueError`` if there is no limit."""
     most, used = (int((group / name).read_text()) for name in (limit, usage))
-    with suppress(OSError, ValueError):
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used -= int(stat.get(forgettable, 0))
-    return max(0, most - used)
+    return max(0, most - used + (number_in(group / "memory.stat", forgettable) or 0))

@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Iterator
 
-from ddpprof.layout import clean, listed, ranks_in_words
+from ddpprof.layout import clean
+from ddpprof.listing import listed, ranks_in_words
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
 

@@ -1,4 +1,4 @@
-"""Which signal ended a process or its worker, and who sent it: the kernel, because memory was full, or another?"""
+"""Says which signal ended a process or its worker, and whether the kernel sent it because memory was full."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ddpprof.layout import ranks_in_words
+from ddpprof.listing import ranks_in_words
 from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart, StepSlowdown
 
 _NS_PER_S = 1e9

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpprof.findings.losses import nonfinite_finding
-from ddpprof.layout import ABSENT, clean, count, duration, listed
+from ddpprof.layout import ABSENT, clean, count, duration
+from ddpprof.listing import listed
 from ddpprof.monitor.overview import Overview, StepTimes
 from ddpprof.monitor.rank_now import RankNow, Standing
 

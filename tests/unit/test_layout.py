@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from ddpprof.layout import ms, ranks_in_words
+from ddpprof.layout import ms
 
 
 @pytest.mark.parametrize(
@@ -14,11 +12,3 @@ from ddpprof.layout import ms, ranks_in_words
 )
 def test_milliseconds(ns: float | None, shown: str) -> None:
     assert ms(ns) == shown
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [([3], "rank 3"), (range(2), "ranks 0, 1"), (range(10), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more")],
-)
-def test_ranks(ranks: Sequence[int], words: str) -> None:
-    assert ranks_in_words(ranks) == words

@@ -1,4 +1,4 @@
-"""What Linux tells of a process, and of the control groups of this one."""
+"""ddpprof reads the state of a process, and the control groups of this one, whatever names these have."""
 
 from __future__ import annotations
 

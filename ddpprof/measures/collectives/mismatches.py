@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.listing import ranks_in_words
 from ddpprof.measures.collectives.match_candidates import Candidates
 from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, ProcessGroup
 
@@ -111,9 +112,7 @@ def _count(number: int) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
-    more = f" and {len(ranks) - _MOST_RANKS_NAMED} more" if len(ranks) > _MOST_RANKS_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
+    return ranks_in_words(ranks, _MOST_RANKS_NAMED)
 
 
 def _and_more(count: int, what: str) -> str:

@@ -15,9 +15,9 @@ from ddpprof.layout import (
     ms,
     notes,
     optional,
-    ranks_in_words,
     table_of,
 )
+from ddpprof.listing import ranks_in_words
 from ddpprof.measures.ranks.attempts import AttemptSummary
 from ddpprof.measures.ranks.failure import RankEnd
 from ddpprof.report import Report

@@ -6,7 +6,8 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddpprof.layout import Line, Section, clean, count, ranks_in_words
+from ddpprof.layout import Line, Section, clean, count
+from ddpprof.listing import ranks_in_words
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence, signal_name
 from ddpprof.report import Report

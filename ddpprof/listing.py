@@ -1,0 +1,18 @@
+"""Lists things in words; of many, it names the first ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_MOST_RANKS = 8
+
+
+def listed(words: Sequence[object], most: int) -> str:
+    """Return the first of many words, and the number of the others, such as ``a, b and 3 more``."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return f"{', '.join(map(str, words[:most]))}{more}"
+
+
+def ranks_in_words(ranks: Sequence[int], most: int = _MOST_RANKS) -> str:
+    """Return ranks by their numbers, such as ``rank 3`` or ``ranks 0, 1``; of many, the first ones."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, most)}"
