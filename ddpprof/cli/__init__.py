@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _CLEAN_UP_S = 0.01
+_BEFORE_SIGNALS = 128
+"""exit code of a process that ends at a signal, less the number of the signal"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         if interrupt.args:
             say(f"ddpprof: {interrupt}", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return _BEFORE_SIGNALS + signal.SIGINT
     except BrokenPipeError:  # `ddpprof report … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -98,11 +100,16 @@ def _prepare_process() -> None:
 
 
 def _interrupt_again(unraisable: UnraisableHookArgs) -> None:
-    """Repeat a Ctrl-C that came where Python drops exceptions, as in an import's clean-up, once that is over."""
-    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+    """Repeat a signal whose exception came where Python drops it, as in an import's clean-up, once that is over."""
+    error = unraisable.exc_value
+    if isinstance(error, KeyboardInterrupt):
+        number = int(signal.SIGINT)
+    elif isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _BEFORE_SIGNALS:
+        number = error.code - _BEFORE_SIGNALS
+    else:
         sys.__unraisablehook__(unraisable)
         return
     import threading
 
     main_thread = threading.main_thread().ident
-    threading.Timer(_CLEAN_UP_S, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+    threading.Timer(_CLEAN_UP_S, signal.pthread_kill, (main_thread, number)).start()

@@ -14,9 +14,10 @@ from enum import IntEnum
 import numpy as np
 
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, backends
+from ddpprof.model.interruptible_enum import InterruptibleEnum
 
 
-class Role(IntEnum):
+class Role(IntEnum, metaclass=InterruptibleEnum):
     """The role of an event in the tables."""
 
     UNUSED = 0

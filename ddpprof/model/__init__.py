@@ -2,6 +2,7 @@
 
 tables.py    a trace as numpy columns
 record.py    data that ddpprof recorded of a rank, and their layout in files
+interruptible_enum.py  enumerations that NumPy compares with columns, without losing a Ctrl-C
 step_mode.py  what the recorder does in a step
 process_exit.py  a process has ended, as its parent saw it
 run_file.py  the layout of ``run.json``

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from ddpprof.model.interruptible_enum import InterruptibleEnum
 from ddpprof.model.tables import UNKNOWN, Int64Column
 
 
-class Activity(IntEnum):
+class Activity(IntEnum, metaclass=InterruptibleEnum):
     """An activity of a rank's training thread."""
 
     OTHER = 0
@@ -33,7 +34,7 @@ class Activity(IntEnum):
     """a forward without gradients"""
 
 
-class StepFlag(IntFlag):
+class StepFlag(IntFlag, metaclass=InterruptibleEnum):
     """A reason why a step may take longer than others, without being a slow-down."""
 
     RECORDED = 1
@@ -48,7 +49,7 @@ class StepFlag(IntFlag):
     """a ``DataLoader`` had no more batches"""
 
 
-class Ended(IntEnum):
+class Ended(IntEnum, metaclass=InterruptibleEnum):
     NOT_YET = 0
     FINISHED = 1
     FAILED = 2

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.model.interruptible_enum import InterruptibleEnum
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -30,7 +32,7 @@ UNKNOWN = -1
 """entry in a column of sizes or identifiers that the trace lacks; measures turn it into ``None``"""
 
 
-class Phase(IntEnum):
+class Phase(IntEnum, metaclass=InterruptibleEnum):
     """What launched a kernel or op.
 
     ``FINALIZE`` is DDP's reducer after the last backward node, which waits for buckets and copies them into ``.grad``.
@@ -43,7 +45,7 @@ class Phase(IntEnum):
     OPTIMIZER = 4
 
 
-class Mark(IntEnum):
+class Mark(IntEnum, metaclass=InterruptibleEnum):
     """Meaning of a host span. See ``load/classify.py`` for the names that map to each."""
 
     FORWARD = 0
@@ -80,7 +82,7 @@ class Mark(IntEnum):
     """many tensors are flattened into one, or back, as Apex does with gradients before and after their all-reduce"""
 
 
-class CollectiveKind(IntEnum):
+class CollectiveKind(IntEnum, metaclass=InterruptibleEnum):
     """Kind of collective, as far as the trace names it."""
 
     OTHER = 0

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ddpprof.intervals import Spans
 from ddpprof.measures.step.blocks import Block, blocks_of
 from ddpprof.model import UNKNOWN, Int64Column, Trace
+from ddpprof.model.interruptible_enum import InterruptibleEnum
 
 _NEVER = np.iinfo(np.int64).max
 _COMM = 2
@@ -39,7 +40,7 @@ class Idle:
         return self.launch_bound_ns + self.comm_wait_ns + self.other_ns
 
 
-class Cause(IntEnum):
+class Cause(IntEnum, metaclass=InterruptibleEnum):
     OTHER = 0
     LAUNCH_BOUND = 1
     COMM_WAIT = 2

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -291,18 +292,24 @@ def test_a_timeline_of_another_tool_is_refused_in_one_line(tmp_path: Path, outpu
     assert error.count("\n") == 1
 
 
-def test_ctrl_c_in_a_clean_up_that_drops_exceptions_comes_again() -> None:
-    program = """
-import signal, sys, time
-from types import SimpleNamespace
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_clean_up_that_drops_exceptions_comes_again(number: signal.Signals) -> None:
+    program = f"""
+import os, signal, sys, time
 from ddpprof import cli
+
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), {number})
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 cli.main(["explain", "bucket"])
 try:
-    sys.unraisablehook(SimpleNamespace(exc_type=KeyboardInterrupt))
+    Dropped()
     time.sleep(600)
 except KeyboardInterrupt:
     sys.exit(130)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (130, "")
+    assert (done.returncode, done.stderr) == (128 + number, "")
