@@ -19,9 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from ddpprof import rundir
 from ddpprof.model.capture import CaptureAnswer, CaptureRequest
+from ddpprof.model.tables import Int64Column
 from ddpprof.monitor.pulse_files import read_head
 from ddpprof.record.boards import Board
 from ddpprof.record.control import Control
@@ -39,8 +41,11 @@ _RANKS_PER_LOOK = 500
 _CANCELLED = -1
 _BOARD_FAILS = (OSError, RuntimeError, ValueError)
 """errors of a board whose job is about to end"""
+_KEPT_STEPS = 2000
 _USUAL_STEPS = 200
 _RECENT_STEPS = 5
+_RECENT_NS = 1_000_000_000
+_USUAL_PER_RECENT = 5
 
 
 def captures_of(job: JobRank, settings: Settings) -> Captures:
@@ -198,16 +203,9 @@ class Captures:
 
     def _await_slow_down(self, factor: float) -> Iterator[CaptureAnswer]:
         """Wait until steps take `factor` times as long as usual. Answers each second show whether the client left."""
-        while not self._is_slower(factor):
+        while not is_slower(read_head(self._directory, self._rank, _KEPT_STEPS).steps.length_ns, factor):
             time.sleep(1.0)
             yield CaptureAnswer(armed=True)
-
-    def _is_slower(self, factor: float) -> bool:
-        lengths = read_head(self._directory, self._rank, _USUAL_STEPS).steps.length_ns
-        usual, recent = sorted(lengths[:-_RECENT_STEPS]), sorted(lengths[-_RECENT_STEPS:])
-        if len(usual) < _RECENT_STEPS:
-            return False
-        return bool(recent[len(recent) // 2] > factor * usual[len(usual) // 2])
 
     def _follow(self, board: Board, number: int) -> Iterator[CaptureAnswer]:
         """Tell the client when the capture begins, and when all ranks have written it."""
@@ -227,3 +225,15 @@ class Captures:
             time.sleep(_LOOK_S)
         folder = self._directory / rundir.capture_directory(number)
         yield CaptureAnswer(number=number, first_step=int(posted), folder=str(folder))
+
+
+def is_slower(length_ns: Int64Column, factor: float) -> bool:
+    """Return whether the last 5 steps, or those of the last second, take `factor` times as long as those before them.
+
+    These are 200 steps, or five times as many as the last ones if that is more; fewer if there are no more.
+    """
+    backward = length_ns[::-1]
+    num_recent = max(_RECENT_STEPS, int(np.searchsorted(np.cumsum(backward), _RECENT_NS)))
+    recent, before = backward[:num_recent], backward[num_recent:]
+    usual = before[: max(_USUAL_STEPS, _USUAL_PER_RECENT * num_recent)]
+    return len(usual) >= num_recent and bool(np.median(recent) > factor * np.median(usual))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch.distributed as dist
 
@@ -18,7 +19,7 @@ from ddpprof.monitor.requests import ask
 from ddpprof.own_files import short_path
 from ddpprof.record import boards, captures
 from ddpprof.record.boards import Board, FolderBoard, Neighbours, StoreBoard
-from ddpprof.record.captures import Captures
+from ddpprof.record.captures import Captures, is_slower
 from ddpprof.record.control import Control
 from ddpprof.rundir import CONTROL_SOCKET
 
@@ -125,6 +126,25 @@ def test_nobody_begins_if_a_rank_does_not_answer(ranks: list[Captures], monkeypa
     one.round()
     assert not one.begins_with(12)
     assert one.request is None
+
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("lengths_ms", "slower"),
+    [
+        pytest.param([300] * 50 + [400] * 4, True, id="most-of-five-long-steps"),
+        pytest.param([300] * 50 + [400] * 2, False, id="two-of-five-long-steps"),
+        pytest.param([5] * 1000 + [9] * 5, False, id="five-short-steps-are-no-second"),
+        pytest.param([5] * 1000 + [9] * 80, True, id="most-of-a-second"),
+        pytest.param([5] * 100 + [9] * 80, False, id="the-job-has-only-begun"),
+        pytest.param([300] * 4, False, id="too-few"),
+        pytest.param([], False, id="none"),
+    ],
+)
+def test_a_slow_down_shows_in_the_last_steps_of_a_second(lengths_ms: list[int], slower: bool) -> None:
+    assert is_slower(np.array(lengths_ms, np.int64) * MS, 1.2) is slower
 
 
 def test_neighbours_see_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
