@@ -134,7 +134,7 @@ def record(job: str, seed: int) -> None:
     plants = plants_of(job, seed)
     with tempfile.TemporaryDirectory() as folder, linked_hosts(2, RATE, BURST) as hosts:
         told, now, run = Path(folder) / "told.json", Path(folder) / "now", Path(folder) / "run"
-        told.write_text(json.dumps({"num_steps": NUM_STEPS, "plants": plants}), encoding="utf-8")
+        told.write_text(json.dumps({"num_steps": NUM_STEPS, "sleep": 1, "plants": plants}), encoding="utf-8")
         now.write_text("", encoding="utf-8")
         options = ["--no-profiler", "--skip-first", "3", "--cost-steps", "0", "--steps", "5", "--quiet"]
         launcher = [sys.executable, str(HERE.parent / "on_hosts.py"), ",".join(hosts.namespaces)]

@@ -3,8 +3,8 @@
 Its steps consist of sleep for the most part, so that two ranks on two cores do not disturb each other more than ranks
 on hosts of their own. It saves and evaluates now and then, which is no slow-down.
 
-train.py PLANTS NOW     PLANTS: a JSON list of what to do in which steps, see `collect.py`
-                        NOW: a file into which rank 0 writes what has to be done from outside
+train.py TOLD NOW     TOLD: a JSON file: how many steps, the share of the usual sleep, and what to do in which steps
+                      NOW: a file into which rank 0 writes what has to be done from outside
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hosts import limit_own_link
 
 WIDTH, BATCH, MICRO_STEPS = 224, 8, 2
-DATA_S, FORWARD_S, OPTIMIZER_S, OTHER_S = 0.005, 0.010, 0.004, 0.006
+SLEEP = {"data": 0.005, "forward": 0.010, "backward": 0.0, "optimizer": 0.004, "other": 0.006}
+"""seconds for which a step sleeps, by what it does"""
 STEPS_PER_EPOCH, STEPS_PER_SAVE = 160, 110
 EXTRA = {"data": 0.0, "forward": 0.0, "backward": 0.0, "optimizer": 0.0, "other": 0.0}
-"""seconds that this rank needs more at present, by what it does"""
+"""seconds for which this rank sleeps longer at present, by what it does"""
 RATE, BURST = "700mbit", "64kb"
 
 
@@ -37,7 +38,7 @@ class Examples(Dataset[torch.Tensor]):
         return STEPS_PER_EPOCH
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(DATA_S + EXTRA["data"])
+        time.sleep(SLEEP["data"] + EXTRA["data"])
         return torch.full((BATCH, WIDTH), index / STEPS_PER_EPOCH)
 
 
@@ -47,7 +48,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(FORWARD_S + EXTRA["forward"])
+        time.sleep(SLEEP["forward"] + EXTRA["forward"])
         for number, layer in enumerate(self.layers):
             for _ in range(MICRO_STEPS):
                 x = layer(x).relu()
@@ -58,7 +59,7 @@ class Model(nn.Module):
 
 class Optimizer(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
-        time.sleep(OPTIMIZER_S + EXTRA["optimizer"])
+        time.sleep(SLEEP["optimizer"] + EXTRA["optimizer"])
         return super().step(closure)
 
 
@@ -78,12 +79,14 @@ def obey(plants: list[dict[str, Any]], step: int, rank: int, now: Path) -> None:
             now.write_text(kind if begins else "", encoding="utf-8")
 
 
-def main(plants_file: str, now: str) -> None:
+def main(told_file: str, now: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    told = json.loads(Path(plants_file).read_text(encoding="utf-8"))
+    told = json.loads(Path(told_file).read_text(encoding="utf-8"))
+    for part in SLEEP:
+        SLEEP[part] *= told["sleep"]
     model = DistributedDataParallel(Model(), bucket_cap_mb=0.5)
     optimizer = Optimizer(model.parameters(), lr=1e-4)
     step = 0
@@ -92,7 +95,7 @@ def main(plants_file: str, now: str) -> None:
             obey(told["plants"], step, rank, Path(now))
             optimizer.zero_grad()
             model(x).square().mean().backward()
-            time.sleep(OTHER_S + EXTRA["other"])
+            time.sleep(SLEEP["other"] + EXTRA["other"])
             optimizer.step()
             step += 1
             if step % STEPS_PER_SAVE == 0 and rank == 0:

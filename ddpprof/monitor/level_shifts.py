@@ -5,9 +5,11 @@
     window      mean of the middle half of the last 32 values
     slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows)
 
-The noise of windows is learned from the windows of normal steps, and so contains what values in a row have in common.
-Windows in which steps settle at two lengths more than 10 % apart do not count as noise: they contain a slow-down too
-short to be found. Steps that are longer for a known reason (`StepFlag`) are left out.
+The noise of windows is learned from the last 2048 values, those of slow-downs without what these added, and so contains
+what values in a row have in common. Windows in which steps settle at two lengths more than 10 % apart do not count as
+noise: they contain a slow-down too short to be found. A slow-down is withdrawn if its own steps turn out to differ as
+much as that; one among the first 512 values also if later steps do. Steps that are longer for a known reason
+(`StepFlag`) are left out.
 
 The last three times 9 values have medians above half the threshold, and 4 %, as well, so that a burst is no slow-down.
 The first step is where the sum of deviations from the middle between both levels is least (CUSUM). A slow-down ends
@@ -16,8 +18,8 @@ when less than 3 % of the normal length remains; another change of length within
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import exp, log
+from dataclasses import dataclass, replace
+from math import exp, inf, log
 
 import numpy as np
 
@@ -34,8 +36,6 @@ OVER = log(1.03)
 TWO_LEVELS = log(1.10)
 """least change of length within a slow-down that makes it another one"""
 NOISES = 5.0
-MOST_NOISE = 0.02
-"""noise of windows above which more noise raises the threshold no further: a busy time makes nothing deaf"""
 _PARTS = 3
 
 
@@ -51,10 +51,19 @@ class LevelShift:
     after_ns: int
     num_steps: int
     """number of values of which `after_ns` is the median"""
+    is_noise: bool = False
+    """whether later steps showed that steps differ as much as that"""
+
+    @property
+    def lost_ns(self) -> int:
+        """By how much its steps together took longer; 0 if it was none."""
+        return (self.after_ns - self.before_ns) * self.num_steps if self.was_slow else 0
 
     @property
     def was_slow(self) -> bool:
         """Whether it lasts, or all of its steps together say that it was a slow-down."""
+        if self.is_noise:
+            return False
         return self.last_step is None or self.after_ns >= (1 + LEAST_GROWTH) * self.before_ns
 
 
@@ -68,7 +77,9 @@ class Windows:
     least_normal: int = 48
     """number of normal values below which nothing is found"""
     most_normal: int = 512
-    """number of last normal values that say how long normal steps take, and how much they differ"""
+    """number of last normal values that say how long normal steps take"""
+    most_noise: int = 2048
+    """number of last values that say how much values differ"""
     recent: int = 192
     """number of last normal values that lower the level if they are shorter, as after a busy time"""
     before: int = 192
@@ -82,7 +93,15 @@ class Windows:
 
 OF_STEPS = Windows()
 OF_SUMMARIES = Windows(
-    window=4, part=1, least_normal=8, most_normal=64, recent=16, before=16, refresh=1, averages_pairs=False
+    window=4,
+    part=1,
+    least_normal=8,
+    most_normal=64,
+    most_noise=256,
+    recent=16,
+    before=16,
+    refresh=1,
+    averages_pairs=False,
 )
 """for values that are medians of many steps"""
 
@@ -95,11 +114,13 @@ class LevelShifts:
         """slow-downs in the order of their steps; the last one may still last"""
         self._counts = windows
         self._normal = _Values()
+        self._steady: Floats = _NOTHING
+        """normal values, and those of slow-downs without what these added: they say how much values differ"""
         self._pending = _Values()
         """values since the last change; all before the last window are known to be of one level"""
         self._last_log: float | None = None
         self._level: float | None = None
-        self._noise = 0.0
+        self._noise, self._knows_noise = 0.0, False
         self._slow: _Slow | None = None
         self._since_refresh = 0
 
@@ -150,7 +171,7 @@ class LevelShifts:
 
     @property
     def _threshold(self) -> float:
-        return max(LEAST_SHIFT, NOISES * min(self._noise, MOST_NOISE))
+        return max(LEAST_SHIFT, NOISES * self._noise)
 
     def _is_above(self, windows: Floats, level: float, threshold: float) -> Flags:
         """Return for each row whether it has left the level, and not just for a moment."""
@@ -169,12 +190,14 @@ class LevelShifts:
         step = int(self._pending.numbers[begin])
         known = self._pending.take_first(begin)
         if self._slow is None:
-            self._normal.extend(*known, most=self._counts.most_normal)
+            self._take_as_normal(*known)
             base = self._normal.median_of_last(self._counts.before)
         else:
             base = self._slow.base
             self._slow.values.extend(*known, most=self._counts.most_slow)
             self.shifts[-1] = self._slow.shift(_NOTHING, step - 1)
+            self._steady = self._with(self._slow.without_growth if len(self._slow.values) else _NOTHING)
+            self._learn()
         if self._slow is not None and new < base + OVER:
             self._slow = None
         else:
@@ -195,13 +218,51 @@ class LevelShifts:
         if self._slow is not None:
             self._slow.values.extend(*known, most=counts.most_slow)
             self.shifts[-1] = self._slow.shift(self._pending.values, None)
+            self._judge_again(self._slow)
             return
-        self._normal.extend(*known, most=counts.most_normal)
-        if len(self._normal) >= counts.least_normal:
-            self._level = min(
-                self._normal.median_of_last(counts.most_normal), self._normal.median_of_last(counts.recent)
-            )
-            self._noise = noise_of_windows(self._normal.values, counts.window, counts.averages_pairs, TWO_LEVELS)
+        self._take_as_normal(*known)
+        self._learn()
+
+    def _take_as_normal(self, numbers: Int64Column, values: Floats) -> None:
+        self._normal.extend(numbers, values, most=self._counts.most_normal)
+        self._steady = self._with(values)
+
+    def _with(self, values: Floats) -> Floats:
+        """Return steady values with some more."""
+        steady: Floats = np.concatenate((self._steady, values))[-self._counts.most_noise :]
+        return steady
+
+    def _learn(self) -> None:
+        """Learn from normal values how long steps take, and how much they differ."""
+        counts = self._counts
+        if len(self._normal) < counts.least_normal:
+            return
+        self._level = min(self._normal.median_of_last(counts.most_normal), self._normal.median_of_last(counts.recent))
+        self._noise = self._noise_of(self._steady)
+        if not self._knows_noise and len(self._steady) >= counts.most_normal:
+            self._knows_noise = True
+            self._withdraw(0, exp(self._threshold))
+
+    def _noise_of(self, values: Floats) -> float:
+        return noise_of_windows(values, self._counts.window, self._counts.averages_pairs, TWO_LEVELS)
+
+    def _judge_again(self, slow: _Slow) -> None:
+        """Withdraw a slow-down if its own steps show that steps differ as much as that."""
+        if not len(slow.values):
+            return
+        self._noise = self._noise_of(self._with(slow.without_growth))
+        if slow.level(_NOTHING) - slow.base < self._threshold:
+            self.shifts[-1] = slow.shift(_NOTHING, int(slow.values.numbers[-1]))
+            self._withdraw(len(self.shifts) - 1)
+            self._take_as_normal(slow.values.numbers, slow.values.values)
+            self._slow = None
+            self._learn()
+
+    def _withdraw(self, first: int, least_growth: float = inf) -> None:
+        """Take back slow-downs from number `first` on that make steps less than so many times as long."""
+        for number, shift in enumerate(self.shifts[first:], first):
+            if shift.after_ns < least_growth * shift.before_ns:
+                self.shifts[number] = replace(shift, is_noise=True)
 
 
 _NOTHING: Floats = np.empty(0)
@@ -247,6 +308,11 @@ class _Slow:
         """Return the median of its values; the first one is left out, as it is half the step before."""
         values = np.concatenate((self.values.values, pending))
         return float(np.median(values[1:] if len(values) > 1 else values))
+
+    @property
+    def without_growth(self) -> Floats:
+        """What its values would be without the slow-down."""
+        return self.values.values - (self.level(_NOTHING) - self.base)
 
     def shift(self, pending: Floats, last_step: int | None) -> LevelShift:
         return LevelShift(

@@ -1,7 +1,7 @@
 """The slow-downs of a job, with their causes, found while it runs.
 
 A slow-down's size and cause are refined as long as it lasts, and stay once it is over. It is withdrawn if all of its
-steps together turn out to have been hardly longer.
+steps together turn out to have been hardly longer, or steps of this job to differ as much as that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from ddpprof.monitor.causes import Change, Portrait, Reason, portrait, reason_fo
 from ddpprof.monitor.job_steps import JobSteps, common_steps
 from ddpprof.monitor.level_shifts import LevelShift, LevelShifts
 
+_MOST_KEPT = 200
+"""number of slow-downs that are kept; a job of weeks may have more"""
 _COMPARED_BEFORE = 200
 _COMPARED_AFTER = 512
 """number of steps that are compared for the cause, at most"""
@@ -54,6 +56,16 @@ class SlowdownWatch:
                 self._found.append(self._slowdown(index, shift, steps, samples))
             elif self._found[index].last_step is None:
                 self._found[index] = self._slowdown(index, shift, steps, samples)
+        if len(self._found) > _MOST_KEPT:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Keep the half that made steps longest in all, and the last one, which may still last."""
+        shifts = self._detector.shifts
+        ended = sorted(range(len(shifts) - 1), key=lambda index: shifts[index].lost_ns)
+        kept = sorted([*ended[-_MOST_KEPT // 2 :], len(shifts) - 1])
+        self._found, self._normal = [self._found[index] for index in kept], [self._normal[index] for index in kept]
+        shifts[:] = [shifts[index] for index in kept]
 
     def _slowdown(
         self, index: int, shift: LevelShift, steps: JobSteps, samples: Mapping[int, PulseSamples]

@@ -91,6 +91,38 @@ def test_an_unfound_slow_down_is_no_noise() -> None:
     assert abs(shift.first_step - 610) <= 1
 
 
+def uneven(draw: np.random.Generator, num_steps: int) -> np.ndarray:
+    """Return steps as of ranks that share few cores: each differs by 30 %, and 30 to 150 in a row by 15 %."""
+    logs, begin = draw.normal(0, 0.3, num_steps), 0
+    while begin < num_steps:
+        end = begin + int(draw.integers(30, 151))
+        logs[begin:end] += draw.normal(0, 0.15)
+        begin = end
+    return 6.0 * np.exp(logs)
+
+
+def test_uneven_steps_are_no_slow_downs() -> None:
+    jobs = [found(uneven(np.random.default_rng(seed), 20_000).tolist()) for seed in range(5)]
+    assert sum(shift.was_slow for shifts in jobs for shift in shifts) <= 1
+
+
+def test_uneven_steps_hide_no_slow_down_of_more_than_that() -> None:
+    lengths = uneven(np.random.default_rng(0), 5000)
+    lengths[4000:] *= 3
+    (shift,) = [shift for shift in found(lengths.tolist()) if shift.was_slow]
+    assert abs(shift.first_step - 4000) < 10
+    assert shift.last_step is None
+
+
+def test_a_slow_down_is_withdrawn_where_its_steps_differ_as_much_as_that() -> None:
+    """The first steps are even by chance."""
+    lengths = np.concatenate((np.full(100, 5.0), uneven(np.random.default_rng(0), 3000)))
+    shifts = found(lengths.tolist())
+    assert shifts
+    assert not any(shift.was_slow for shift in shifts)
+    assert all(shift.last_step is not None for shift in shifts)
+
+
 @pytest.mark.parametrize("fed", [1, 7, 64, 5000])
 def test_it_does_not_matter_how_many_steps_come_at_once(fed: int) -> None:
     draw = np.random.default_rng(1)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 from pulses import BEGIN_NS, MS, pulse_of, steps_of, with_noise
 
 from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag, select
 from ddpprof.model.slowdown import SlowdownCause, StepPart
+from ddpprof.monitor import slowdowns
 from ddpprof.monitor.slowdowns import SlowdownWatch
 
 WAITS = {"backward": 42.0, "wait": 22.0}
@@ -88,3 +90,14 @@ def test_no_ranks_no_slow_downs() -> None:
     watch.update({})
     watch.update({0: pulse_of(steps_of([]))})
     assert watch.slowdowns == ()
+
+
+def test_of_very_many_those_stay_that_cost_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowdowns, "_MOST_KEPT", 4)
+    growths = (6.0, 30.0, 12.0, 18.0, 24.0)
+    rows = [{}] * 300 + [row for growth in growths for row in [{"forward": 20.0 + growth}] * 100 + [{}] * 200]
+    watch = SlowdownWatch()
+    for until in range(10, len(rows) + 1, 10):
+        watch.update({0: pulse_of(select(steps_of(with_noise(rows)), slice(0, until)), 0)})
+    assert [round(slow.growth * 60) for slow in watch.slowdowns] == [30, 18, 24]
+    assert all(slow.last_step is not None and slow.ended_ns is not None for slow in watch.slowdowns)
