@@ -103,8 +103,8 @@ def told_of_plants(recordings: Path, job: str) -> dict[str, Any]:
     rows, last_end, mine = [], 20, set[int]()
     for plant in plants:
         begin, end = plant["first_step"], plant["first_step"] + plant["num_steps"]
-        normal = log[steps.between(max(last_end + 2, begin - 100), begin - 1) & steps.is_usual]
-        slow = log[steps.between(begin + 1, end - 1) & steps.is_usual]
+        normal = log[(steps.number >= max(last_end + 2, begin - 100)) & (steps.number < begin) & steps.is_usual]
+        slow = log[(steps.number > begin) & (steps.number < end) & steps.is_usual]
         if not len(slow):
             continue
         size = float(np.exp(np.median(slow) - np.median(normal)) - 1)

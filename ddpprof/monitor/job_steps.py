@@ -36,11 +36,6 @@ class JobSteps:
     def __len__(self) -> int:
         return len(self.number)
 
-    def between(self, first: int, last: int | None) -> Flags:
-        """Return which steps are in a span, whose ends belong to it."""
-        after_begin: Flags = self.number >= first
-        return after_begin if last is None else after_begin & (self.number <= last)
-
 
 def common_steps(ranks: Mapping[int, PulseSteps], after: int = -1) -> JobSteps | None:
     """Return the steps after number `after` that all ranks have; ``None`` if there are no ranks."""

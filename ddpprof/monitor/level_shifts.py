@@ -66,6 +66,11 @@ class LevelShift:
             return False
         return self.last_step is None or self.after_ns >= (1 + LEAST_GROWTH) * self.before_ns
 
+    def holds(self, number: Int64Column) -> Flags:
+        """Return which of these steps belong to it."""
+        begun: Flags = number >= self.first_step
+        return begun if self.last_step is None else begun & (number <= self.last_step)
+
 
 @dataclass(frozen=True, slots=True)
 class Windows:
@@ -81,9 +86,8 @@ class Windows:
     most_noise: int = 2048
     """number of last values that say how much values differ"""
     recent: int = 192
-    """number of last normal values that lower the level if they are shorter, as after a busy time"""
-    before: int = 192
-    """number of last normal values that say how long steps took just before a slow-down"""
+    """number of last normal values that say how long steps took just before a slow-down, and that lower the level if
+    they are shorter, as after a busy time"""
     refresh: int = 32
     """number of values after which level and noise are learned anew"""
     most_slow: int = 2048
@@ -99,7 +103,6 @@ OF_SUMMARIES = Windows(
     most_normal=64,
     most_noise=256,
     recent=16,
-    before=16,
     refresh=1,
     averages_pairs=False,
 )
@@ -123,6 +126,13 @@ class LevelShifts:
         self._noise, self._knows_noise = 0.0, False
         self._slow: _Slow | None = None
         self._since_refresh = 0
+
+    def normal_before(self, shift: LevelShift, number: Int64Column) -> Flags:
+        """Return which of these steps came before a slow-down, and belong to no earlier one."""
+        normal: Flags = number < shift.first_step
+        for other in self.shifts:
+            normal &= ~other.holds(number)
+        return normal
 
     def feed(self, number: Int64Column, length_ns: Int64Column, is_usual: Flags) -> None:
         """Look at more steps: their numbers, lengths, and whether no known reason makes them longer."""
@@ -191,7 +201,7 @@ class LevelShifts:
         known = self._pending.take_first(begin)
         if self._slow is None:
             self._take_as_normal(*known)
-            base = self._normal.median_of_last(self._counts.before)
+            base = self._normal.median_of_last(self._counts.recent)
         else:
             base = self._slow.base
             self._slow.values.extend(*known, most=self._counts.most_slow)

@@ -13,11 +13,10 @@ import numpy as np
 
 from ddpprof.model.pulse import Pulse, PulseSummaries, select
 from ddpprof.model.slowdown import Slowdowns, StepSlowdown
-from ddpprof.monitor.causes import Portrait, portrait
 from ddpprof.monitor.job_steps import common_steps
 from ddpprof.monitor.level_shifts import OF_SUMMARIES, LevelShift, LevelShifts
 from ddpprof.monitor.pauses import pauses_in
-from ddpprof.monitor.slowdowns import SlowdownWatch, reason_between
+from ddpprof.monitor.slowdowns import SlowdownWatch, portraits, reason_between
 
 _COMPARED = 64
 """number of summaries that are compared for the cause, at most"""
@@ -44,7 +43,7 @@ def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:
     detector = LevelShifts(OF_SUMMARIES)
     length_ns = np.median([summaries.median_ns for summaries in ranks.values()], axis=0).astype(np.int64)
     detector.feed(one.first_step, length_ns, one.num_flagged < one.num_steps)
-    return [_slowdown(shift, detector.shifts, ranks, pulses) for shift in detector.shifts if shift.was_slow]
+    return [_slowdown(shift, detector, ranks, pulses) for shift in detector.shifts if shift.was_slow]
 
 
 def _common(ranks: Mapping[int, PulseSummaries]) -> dict[int, PulseSummaries]:
@@ -58,37 +57,25 @@ def _common(ranks: Mapping[int, PulseSummaries]) -> dict[int, PulseSummaries]:
 
 
 def _slowdown(
-    shift: LevelShift, shifts: list[LevelShift], ranks: Mapping[int, PulseSummaries], pulses: Mapping[int, Pulse]
+    shift: LevelShift, detector: LevelShifts, ranks: Mapping[int, PulseSummaries], pulses: Mapping[int, Pulse]
 ) -> StepSlowdown:
-    first = next(iter(ranks.values())).first_step
-    slow = (first >= shift.first_step) & (first <= (first[-1] if shift.last_step is None else shift.last_step))
-    normal = first < shift.first_step
-    for other in shifts:
-        if other.first_step < shift.first_step:
-            normal &= (first < other.first_step) | (first > (other.last_step or 0))
-    rows = np.flatnonzero(slow)
-    reason = reason_between(
-        _portraits(ranks, np.flatnonzero(normal)[-_COMPARED:], pulses), _portraits(ranks, rows[-_COMPARED:], pulses)
-    )
-    last = next(iter(ranks.values()))
+    one = next(iter(ranks.values()))
+    rows = np.flatnonzero(shift.holds(one.first_step))
+    normal = np.flatnonzero(detector.normal_before(shift, one.first_step))
+    samples = {rank: pulse.samples for rank, pulse in pulses.items()}
+    before, after = (portraits(ranks, compared[-_COMPARED:], samples) for compared in (normal, rows))
+    reason = reason_between(before, after)
     is_over = shift.last_step is not None
     return StepSlowdown(
         first_step=shift.first_step,
-        last_step=int(first[rows[-1]] + last.num_steps[rows[-1]] - 1) if is_over else None,
+        last_step=int(one.first_step[rows[-1]] + one.num_steps[rows[-1]] - 1) if is_over else None,
         before_ns=shift.before_ns,
         after_ns=shift.after_ns,
-        num_steps=int(last.num_steps[rows].sum()),
-        began_ns=int(last.start_ns[rows[0]]),
-        ended_ns=int(last.end_ns[rows[-1]]) if is_over else None,
+        num_steps=int(one.num_steps[rows].sum()),
+        began_ns=int(one.start_ns[rows[0]]),
+        ended_ns=int(one.end_ns[rows[-1]]) if is_over else None,
         cause=reason.cause,
         ranks=reason.ranks,
         part=reason.part,
         is_coarse=True,
     )
-
-
-def _portraits(
-    ranks: Mapping[int, PulseSummaries], rows: np.ndarray, pulses: Mapping[int, Pulse]
-) -> dict[int, Portrait]:
-    found = {rank: portrait(select(one, rows), pulses[rank].samples) for rank, one in ranks.items()}
-    return {rank: one for rank, one in found.items() if one is not None}

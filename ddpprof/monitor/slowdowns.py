@@ -6,11 +6,12 @@ steps together turn out to have been hardly longer, or steps of this job to diff
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 
-from ddpprof.model.pulse import Pulse, PulseSamples, PulseSteps, select
+from ddpprof.model.pulse import Pulse, PulseSamples, PulseSteps, PulseSummaries, select
 from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
 from ddpprof.monitor.causes import Change, Portrait, Reason, portrait, reason_for
 from ddpprof.monitor.job_steps import JobSteps, common_steps
@@ -21,6 +22,8 @@ _MOST_KEPT = 200
 _COMPARED_BEFORE = 200
 _COMPARED_AFTER = 512
 """number of steps that are compared for the cause, at most"""
+
+_Rows = TypeVar("_Rows", PulseSteps, PulseSummaries)
 
 
 class SlowdownWatch:
@@ -52,7 +55,9 @@ class SlowdownWatch:
         samples = {rank: pulse.samples for rank, pulse in pulses.items()}
         for index, shift in enumerate(self._detector.shifts):
             if index == len(self._found):
-                self._normal.append(portraits(steps, normal_before(steps, self._detector.shifts, shift), samples))
+                normal = self._detector.normal_before(shift, steps.number) & steps.is_usual
+                rows = np.flatnonzero(normal)[-_COMPARED_BEFORE:]
+                self._normal.append(portraits(steps.ranks, rows, samples))
                 self._found.append(self._slowdown(index, shift, steps, samples))
             elif self._found[index].last_step is None:
                 self._found[index] = self._slowdown(index, shift, steps, samples)
@@ -70,9 +75,9 @@ class SlowdownWatch:
     def _slowdown(
         self, index: int, shift: LevelShift, steps: JobSteps, samples: Mapping[int, PulseSamples]
     ) -> StepSlowdown:
-        slow = steps.between(shift.first_step + 1, shift.last_step) & steps.is_usual
+        slow = shift.holds(steps.number) & (steps.number > shift.first_step) & steps.is_usual
         rows = np.flatnonzero(slow)[-_COMPARED_AFTER:]
-        reason = reason_between(self._normal[index], portraits(steps, rows, samples))
+        reason = reason_between(self._normal[index], portraits(steps.ranks, rows, samples))
         known = self._found[index] if index < len(self._found) else None
         if known is not None and reason.cause is SlowdownCause.UNKNOWN:
             reason = Reason(known.cause, known.ranks, known.part, known.first_gradient_later_ns)
@@ -98,19 +103,9 @@ def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: in
     )
 
 
-def normal_before(steps: JobSteps, shifts: Sequence[LevelShift], shift: LevelShift) -> np.ndarray:
-    """Return the indices of the last normal steps before a slow-down."""
-    normal = (steps.number < shift.first_step) & steps.is_usual
-    for other in shifts:
-        if other.first_step < shift.first_step:
-            normal &= ~steps.between(other.first_step, other.last_step)
-    return np.flatnonzero(normal)[-_COMPARED_BEFORE:]
-
-
-def portraits(steps: JobSteps, rows: np.ndarray, samples: Mapping[int, PulseSamples]) -> dict[int, Portrait]:
-    """Return how each rank spends the steps with these indices."""
-    chosen: dict[int, PulseSteps] = {rank: select(columns, rows) for rank, columns in steps.ranks.items()}
-    found = {rank: portrait(columns, samples.get(rank)) for rank, columns in chosen.items()}
+def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, samples: Mapping[int, PulseSamples]) -> dict[int, Portrait]:
+    """Return how each rank spends the steps, or the summaries, with these indices."""
+    found = {rank: portrait(select(columns, rows), samples.get(rank)) for rank, columns in ranks.items()}
     return {rank: one for rank, one in found.items() if one is not None}
 
 
