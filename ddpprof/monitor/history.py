@@ -6,7 +6,6 @@ one table, in which each step counts once: summaries until the first kept step, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 
 import numpy as np
@@ -60,17 +59,12 @@ def rows_of_single_steps(steps: PulseSteps) -> PulseSummaries:
 
 def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
     """Return up to `most` stretches of about equally many steps, in their order."""
-    return tuple(stretch_of(part) for part in _parts(rows, most))
-
-
-def _parts(rows: PulseSummaries, most: int) -> Iterator[PulseSummaries]:
     if not len(rows):
-        return
+        return ()
     until = np.cumsum(rows.num_steps)
     middle = until - rows.num_steps / 2
-    part = np.minimum(middle * most // max(int(until[-1]), 1), most - 1)
-    for number in np.unique(part):
-        yield select(rows, part == number)
+    part = np.minimum(middle * most // until[-1], most - 1)
+    return tuple(stretch_of(select(rows, part == number)) for number in np.unique(part))
 
 
 def stretch_of(rows: PulseSummaries) -> Stretch:

@@ -17,7 +17,6 @@ from ddpprof.monitor.history import history, usual_length_ns
 from ddpprof.monitor.pulse_files import PulseHead, read_head, read_pulse
 from ddpprof.monitor.rank_now import RankNow, rank_now
 from ddpprof.monitor.waiting import waiting_lines
-from ddpprof.rundir import attempts_in, is_run, repeated_runs_in
 
 WINDOW_NS = 300 * 10**9
 """the last minutes, which percentiles and the sparkline are about"""
@@ -69,11 +68,11 @@ def find_pulses(path: Path) -> Path:
     """
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. Record a run with: ddpprof trace --out {path} train.py")
-    if runs := repeated_runs_in(path):
+    if runs := rundir.repeated_runs_in(path):
         path = Path(str(runs[max(runs)]))
-    folders = [path, *(Path(str(folder)) for folder in attempts_in(path).values())]
+    folders = [path, *(Path(str(folder)) for folder in rundir.attempts_in(path).values())]
     with_pulses = [folder for folder in folders if rundir.pulses_in(folder)]
-    if not with_pulses and not is_run(path):
+    if not with_pulses and not rundir.is_run(path):
         raise NotARun(f"{path} is not a run: it has no run.json. Give the --out of ddpprof watch or trace.")
     if not with_pulses:
         raise DdpprofError(

@@ -140,15 +140,13 @@ def _last_memory_bytes(file: int, state: PulseState) -> int | None:
 def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps: int) -> PulseSteps:
     kept, size = layout.NUM_STEPS_KEPT, layout.STEP.size
     first = max(identity.first_step, state.num_steps - min(num_steps, kept), 0)
-    begin, count = first % kept, max(0, state.num_steps - first)
-    until_end = min(count, kept - begin)
-    content = os.pread(file, until_end * size, layout.STEPS_AT + begin * size)
-    content += os.pread(file, (count - until_end) * size, layout.STEPS_AT)
-    if len(content) != count * size:
+    until = max(first, state.num_steps)
+    spans = layout.ring_spans(first, until, kept, layout.STEPS_AT, size)
+    content = b"".join(os.pread(file, end - begin, begin) for begin, end in spans)
+    if len(content) != (until - first) * size:
         raise NotAPulseError("it is cut off")
     steps = layout.decode_rows(PulseSteps, content)
-    expected = np.arange(first, first + count)
-    return select(steps, steps.number == expected)
+    return select(steps, steps.number == np.arange(first, until))
 
 
 def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:

@@ -5,6 +5,7 @@ A rank's own time is its step without its waiting for other ranks, the median of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,7 +48,7 @@ class Standing(StrEnum):
         return self in (Standing.NO_SIGN, Standing.GONE, Standing.FAILED)
 
 
-_ENDS = {
+_ENDS: Mapping[int, Standing] = {
     Ended.FINISHED: Standing.ENDED,
     Ended.FAILED: Standing.FAILED,
     Ended.INTERRUPTED: Standing.INTERRUPTED,
@@ -81,8 +82,8 @@ class RankNow:
 def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
     state, usual = head.state, _usual(head.steps)
     known = _with_waiting(usual)
-    standing = _standing(head, now_ns)
-    until_ns = head.state.last_ns if standing.is_over else now_ns
+    standing = _standing(head, usual, now_ns)
+    until_ns = state.last_ns if standing.is_over else now_ns
     return RankNow(
         rank=rank,
         host=head.identity.host,
@@ -117,15 +118,14 @@ def _median(values: Int64Column) -> int | None:
     return int(np.median(values)) if len(values) else None
 
 
-def _standing(head: PulseHead, now_ns: int) -> Standing:
-    ended = next((standing for end, standing in _ENDS.items() if end == head.state.ended), None)
-    if ended is not None:
-        return ended
+def _standing(head: PulseHead, usual: PulseSteps, now_ns: int) -> Standing:
+    if head.state.ended in _ENDS:
+        return _ENDS[head.state.ended]
     if now_ns - last_sign_ns(head.identity, head.state) > _LATE_SIGN_NS and is_gone(head.identity):
         return Standing.GONE
     if is_silent(head.identity, head.state, now_ns):
         return Standing.NO_SIGN
-    return Standing.WAITS if _waits(head, _usual(head.steps), now_ns) else Standing.TRAINING
+    return Standing.WAITS if _waits(head, usual, now_ns) else Standing.TRAINING
 
 
 def _waits(head: PulseHead, usual: PulseSteps, now_ns: int) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from ddpprof.monitor.history import history, stretch_of, stretches
 _NUM_STRETCHES = 10
 _MOST_POINTS = 200
 _MOST_LONG_STEPS = 5
-_ENDS = {
+_ENDS: Mapping[int, str] = {
     Ended.FINISHED: "finished",
     Ended.FAILED: "failed",
     Ended.INTERRUPTED: "interrupted",
@@ -41,14 +40,13 @@ _FLAGS = {
 
 _NO_SLOWDOWNS = Slowdowns()
 
-_T = TypeVar("_T")
-
 
 def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWholeRun:
     """Return the rank's training in few numbers. Without its course over time, only what is needed to compare ranks."""
     state, rows = pulse.state, history(pulse)
-    memory = pulse.samples.memory_bytes[pulse.samples.memory_bytes != UNKNOWN]
-    first_memory = rows.memory_bytes[rows.memory_bytes != UNKNOWN]
+    sampled = pulse.samples.memory_bytes
+    first_sample = sampled[:1] if state.num_samples == len(sampled) else sampled[:0]  # unless it has been overwritten
+    memory = np.concatenate((first_sample, rows.memory_bytes, sampled))
     return RankWholeRun(
         rank=rank,
         host=pulse.identity.host,
@@ -56,15 +54,15 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
         first_step=pulse.identity.first_step,
         num_steps=max(state.step, 0),
         last_ns=state.last_ns,
-        ended=ended_word(state.ended),
+        ended=_ENDS.get(state.ended),
         activity=activity_word(state.activity) or "unknown",
         activity_since_ns=state.since_ns,
         whole=stretch_of(rows) if len(rows) else None,
         stretches=stretches(rows, _NUM_STRETCHES) if with_course else (),
         curve=_curve(rows) if with_course else (),
         longest=_longest(pulse.steps) if with_course else (),
-        first_memory_bytes=_first(_first_sample(pulse), first_memory.tolist(), memory.tolist()),
-        last_memory_bytes=int(memory[-1]) if len(memory) else None,
+        first_memory_bytes=next((int(one) for one in memory if one != UNKNOWN), None),
+        last_memory_bytes=next((int(one) for one in sampled[::-1] if one != UNKNOWN), None),
         nonfinite=nonfinite_steps(state),
     )
 
@@ -98,21 +96,6 @@ def nonfinite_steps(state: PulseState) -> NonfiniteSteps | None:
         num_steps=state.num_nonfinite,
         follows_finite=UNKNOWN != state.finite_step >= state.nonfinite_step - 1,
     )
-
-
-def ended_word(ended: int) -> str | None:
-    """Return how the training ended, in a word; ``None`` if it has not, or nobody knows."""
-    return next((word for value, word in _ENDS.items() if value == ended), None)
-
-
-def _first_sample(pulse: Pulse) -> list[int]:
-    """Return the first sample's memory, unless it has been overwritten."""
-    kept = pulse.state.num_samples == len(pulse.samples)
-    return [int(value) for value in pulse.samples.memory_bytes[:1] if value != UNKNOWN] if kept else []
-
-
-def _first(*lists: Sequence[_T]) -> _T | None:
-    return next((one[0] for one in lists if len(one)), None)
 
 
 def _curve(rows: PulseSummaries) -> tuple[CurvePoint, ...]:
