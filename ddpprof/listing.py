@@ -13,6 +13,11 @@ def listed(words: Sequence[object], most: int) -> str:
     return f"{', '.join(map(str, words[:most]))}{more}"
 
 
+def clauses(words: Sequence[str], most: int) -> str:
+    """Return the first of many clauses, and the number of the others, such as ``a; b; and 3 more``."""
+    return "; ".join([*words[:most], *([f"and {len(words) - most} more"] if len(words) > most else [])])
+
+
 def ranks_in_words(ranks: Sequence[int], most: int = _MOST_RANKS) -> str:
     """Return ranks by their numbers, such as ``rank 3`` or ``ranks 0, 1``; of many, the first ones."""
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, most)}"

@@ -6,7 +6,9 @@ Ranks wait for one that has begun fewer backward passes than they have, or for t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median_high
 
+from ddpprof.listing import clauses
 from ddpprof.monitor.rank_now import RankNow, Standing
 
 _STUCK_NS = 10**9
@@ -29,10 +31,9 @@ def _behind(ranks: Sequence[RankNow]) -> list[str]:
     if not late or not waiting:
         return []
     since_ns = min(one.activity_age_ns for one in waiting)
-    named = "; ".join(_where(one, ahead) for one in late[:_MOST_NAMED])
-    more = f"; and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
+    named = clauses([_where(one, ahead) for one in late], _MOST_NAMED)
     who = "1 rank has" if len(waiting) == 1 else f"{len(waiting)} ranks have"
-    return [f"{who} waited {since_ns / 1e9:.0f} s for {named}{more}"]
+    return [f"{who} waited {since_ns / 1e9:.0f} s for {named}"]
 
 
 def _stands(one: RankNow) -> bool:
@@ -53,10 +54,8 @@ def _slowest(ranks: Sequence[RankNow]) -> list[str]:
     if len(known) < 2:
         return []
     own_ns, slowest = max(known, key=lambda pair: pair[0])
-    others = sorted(own for own, one in known if one is not slowest)
-    usual_ns = others[len(others) // 2]
-    waits = [one.wait_ns or 0 for _, one in known if one is not slowest]
-    waiting_ns = sorted(waits)[len(waits) // 2]
+    usual_ns = median_high(own for own, one in known if one is not slowest)
+    waiting_ns = median_high(one.wait_ns or 0 for _, one in known if one is not slowest)
     beyond_ns = own_ns - usual_ns
     they_wait_longer_ns = waiting_ns - (slowest.wait_ns or 0)
     if beyond_ns < _WORTH * (slowest.step_ns or 0) or they_wait_longer_ns < beyond_ns / 2:

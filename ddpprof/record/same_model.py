@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ddpprof.listing import clauses
+
 _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000
 """A model of more parameters is not described: that could take megabytes of the store."""
@@ -56,14 +58,16 @@ class Comparison:
         ddp, first = self._module(), self._of_rank_0()
         found = list(differing_parameters(_describe(ddp), first)) if first is not None else []
         if found:
-            _say(ddp, "its model is not the same as on", f": {_listed(found)}.")
+            _say(ddp, "its model is not the same as on", f": {clauses(found, _MOST_SAID)}.")
 
     def compare_arguments(self) -> None:
         """Warn if this rank will not reduce the same buckets as rank 0."""
         ddp, first = self._module(), self._of_rank_0()
         found = list(differing_arguments(_describe(ddp), first)) if first is not None else []
         if found:
-            _say(ddp, "DDP has other arguments than on", f", which can hang the training: {_listed(found)}.")
+            _say(
+                ddp, "DDP has other arguments than on", f", which can hang the training: {clauses(found, _MOST_SAID)}."
+            )
 
     def _module(self) -> Any:
         return self._ddp() if self._ddp is not None else None
@@ -158,11 +162,6 @@ def _describe(ddp: Any) -> Replica:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape)) or "a number"
-
-
-def _listed(found: list[str]) -> str:
-    more = f"; and {len(found) - _MOST_SAID} more" if len(found) > _MOST_SAID else ""
-    return "; ".join(found[:_MOST_SAID]) + more
 
 
 def _say(ddp: Any, begin: str, end: str) -> None:
