@@ -16,8 +16,8 @@ _ROOT = Path("/")
 def number_in(path: Path, name: str) -> int | None:
     """Return the number called `name`; ``None`` if the file, or a number of that name, is not there."""
     with suppress(OSError, ValueError, IndexError):
-        for line in path.read_text(encoding="ascii").splitlines():
-            if line.startswith(f"{name} "):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith((f"{name} ", f"{name}\t")):
                 return int(line.split()[1])
     return None
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddpprof.child_processes import children
 from ddpprof.linux_files import OF_MACHINE, number_in, stat_of
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +53,15 @@ def look_at(pid: int) -> Process | None:
     main_thread = stat_of(Path(f"/proc/{pid}/task/{pid}"))
     if main_thread is None or main_thread.is_dead:
         return None
-    status = _status(pid)
+    status = Path(f"/proc/{pid}/status")
     return Process(
         pid=pid,
         name=main_thread.name,
         state=main_thread.state,
-        tracer=_number(status, "TracerPid") or None,
+        tracer=number_in(status, "TracerPid:") or None,
         main_thread_cpu_s=main_thread.cpu_ticks / _TICKS_PER_S,
         num_paged_in=main_thread.num_paged_in,
-        swapped_bytes=1024 * _number(status, "VmSwap"),
+        swapped_bytes=1024 * (number_in(status, "VmSwap:") or 0),
         seen_s=time.monotonic(),
         waits_in=_waits_in(pid),
         moved_bytes=_moved_bytes(pid),
@@ -83,25 +81,8 @@ def _waits_in(pid: int) -> str:
 
 
 def _moved_bytes(pid: int) -> int:
-    with suppress(OSError, ValueError, IndexError):
-        lines = Path(f"/proc/{pid}/task/{pid}/io").read_text(encoding="ascii").splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar:", "wchar:")))
-    return 0
-
-
-def _status(pid: int) -> dict[str, str]:
-    """Return what the system tells by name; nothing if it does not."""
-    with suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
-        return {name: value for name, _, value in (line.partition(":") for line in lines)}
-    return {}
-
-
-def _number(status: Mapping[str, str], name: str) -> int:
-    """Return a number, whose unit may follow it; 0 if it is not there."""
-    with suppress(KeyError, ValueError, IndexError):
-        return int(status[name].split()[0])
-    return 0
+    path = Path(f"/proc/{pid}/task/{pid}/io")
+    return sum(number_in(path, name) or 0 for name in ("rchar:", "wchar:"))
 
 
 def num_swapped_in() -> int:

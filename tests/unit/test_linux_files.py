@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.linux_files import ProcessStat, own_groups, stat_of
+from ddpprof.linux_files import ProcessStat, number_in, own_groups, stat_of
+
+
+def test_numbers_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "status"
+    path.write_text(
+        "Name:\t\N{SNOWMAN} 5\nVmSwap:\t  12 kB\nVmHWM: 7 kB\nTracerPid:\t\nThreads:\tmany\npswpin 3\npswpinned 4\n"
+    )
+    assert [number_in(path, name) for name in ("VmSwap:", "VmHWM:", "pswpin")] == [12, 7, 3]
+    assert [number_in(path, name) for name in ("TracerPid:", "Threads:", "VmPeak:")] == [None] * 3
+    assert number_in(tmp_path / "absent", "pswpin") is None
 
 
 def test_a_process_whatever_its_name_is(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpprof.diagnosis.processes import _number, look_at, workers_of
+from ddpprof.diagnosis.processes import look_at, workers_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system has no /proc")
 
@@ -37,9 +37,3 @@ def test_a_process_that_has_ended(sleeper: int) -> None:
     os.kill(sleeper, 9)
     os.waitid(os.P_PID, sleeper, os.WEXITED | os.WNOWAIT)  # it is dead, and nobody has asked how
     assert look_at(sleeper) is None
-
-
-def test_numbers_of_the_system() -> None:
-    assert _number({"VmSwap": "\t  12 kB"}, "VmSwap") == 12
-    assert [_number({"VmSwap": text}, "VmSwap") for text in ("", "many kB")] == [0, 0]
-    assert _number({}, "TracerPid") == 0
