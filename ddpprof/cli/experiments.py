@@ -243,7 +243,7 @@ def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Ended
     from ddpprof.measures.step.trial_steps import timed_steps
     from ddpprof.rundir import ranks_in
 
-    title, folder = experiment.variants[trial.variant].title, trial.folder(directory)
+    title, folder = experiment.variants[trial.variant].title, directory / trial.name
     if ended.problem is not None:
         return f"{title}: {ended.problem}"
     records = [load_record(folder, rank) for rank in ranks_in(folder)]

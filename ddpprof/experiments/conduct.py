@@ -92,7 +92,7 @@ def _as_asked(experiment: Experiment) -> Experiment:
 
 def _places(directory: Path, experiment: Experiment) -> Iterator[Path]:
     """Yield the paths to be written. A tuning's trials are unknown when it begins."""
-    yield from (trial.folder(directory) for trial in experiment.trials())
+    yield from (directory / trial.name for trial in experiment.trials())
     if experiment.kind is ExperimentKind.TUNE:
         yield from (directory / name for name in (PROFILE_DIRECTORY, CHOICE_FILE, NETWORK_FILE))
         yield from sorted(directory.glob("trial-*"))
@@ -102,7 +102,7 @@ def _remove(directory: Path) -> None:
     """Remove the trials of an earlier experiment, and nothing else in the folder."""
     experiment = read_plan(directory)
     for trial in experiment.trials():
-        own_files.remove_folder(trial.folder(directory))
+        own_files.remove_folder(directory / trial.name)
     if experiment.kind is ExperimentKind.TUNE:
         own_files.remove_folder(directory / PROFILE_DIRECTORY)
         for name in (CHOICE_FILE, NETWORK_FILE):
@@ -111,7 +111,7 @@ def _remove(directory: Path) -> None:
 
 def remaining(directory: Path, experiment: Experiment) -> list[Trial]:
     """Return the trials without times, in the order in which they are to be run."""
-    return [trial for trial in experiment.trials() if not _is_done(trial.folder(directory))]
+    return [trial for trial in experiment.trials() if not _is_done(directory / trial.name)]
 
 
 def _is_done(folder: Path) -> bool:
@@ -131,8 +131,8 @@ def conduct(
     for trial in trials:
         if trial.variant in failed or trial.variant in stopped:
             continue
-        with writing(trial.folder(directory), CannotRecord):
-            folder, variant = trial.folder(directory).absolute(), experiment.variants[trial.variant]
+        with writing(directory / trial.name, CannotRecord):
+            folder, variant = (directory / trial.name).absolute(), experiment.variants[trial.variant]
             ended = _run(folder, experiment, variant, trial_settings(folder, experiment, variant))
         yield trial, ended
         if ended is None:
@@ -257,7 +257,8 @@ def _refuse_another_number(folder: Path, experiment: Experiment, variant: Varian
 
 def _problem(folder: Path, experiment: Experiment, exit_code: int) -> str | None:
     if exit_code:
-        return f"exit code {exit_code}: {without_secrets(last_error(_output(folder)))}"
+        output = (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace")
+        return f"exit code {exit_code}: {without_secrets(last_error(output))}"
     if not rundir.is_run(folder) or not rundir.ranks_in(folder):
         settings = trial_settings(folder, experiment, experiment.variants[0])
         cpu, accelerator = (Schedule(settings, kind).num_skipped + 1 for kind in (False, True))
@@ -268,7 +269,3 @@ def _problem(folder: Path, experiment: Experiment, exit_code: int) -> str | None
     if not any('"off"' in (folder / rundir.steps_file(rank)).read_text() for rank in rundir.ranks_in(folder)):
         return "the training ended before a step was timed: let it take more steps, or time fewer (--skip-first)"
     return None
-
-
-def _output(folder: Path) -> str:
-    return (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace")

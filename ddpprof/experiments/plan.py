@@ -139,9 +139,6 @@ class Trial:
         """Name of its directory, inside the experiment's."""
         return f"trial-{self.variant}-{self.round}"
 
-    def folder(self, directory: Path) -> Path:
-        return directory / self.name
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:

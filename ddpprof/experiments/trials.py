@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from statistics import fmean, median
 from typing import TypeVar
 
@@ -85,7 +86,7 @@ def trial_result(trial: Trial, run: Run) -> TrialResult:
     records = [rank.record for rank in run.ranks if rank.record is not None]
     steps = timed_steps(records)
     profiled = [rank for rank in report.ranks if rank.measured_steps]
-    scale = median(steps) / _profiled_ns(profiled) if steps and profiled else None
+    scale = median(steps) / _mean(profiled, "parts.step_ns") if steps and profiled else None
     return TrialResult(
         trial,
         timed_blocks(records),
@@ -149,29 +150,20 @@ def _short(experiment: Experiment, results: Sequence[TrialResult], number: int) 
     return f"{variant.title}: only {timed} of {asked} {what} were timed before the training ended"
 
 
-def _profiled_ns(ranks: Sequence[RankReport]) -> float:
-    return fmean(fmean(step.parts.step_ns for step in rank.measured_steps if step.parts) for rank in ranks)
+def _mean(ranks: Sequence[RankReport], name: str) -> float:
+    """Return the mean of a part of each step, such as ``parts.data_ns``; ``None`` counts as 0."""
+    value = attrgetter(name)
+    return fmean(fmean(value(step) or 0 for step in rank.measured_steps) for rank in ranks)
 
 
 def _parts(report: Report, ranks: Sequence[RankReport], scale: float) -> StepParts:
-    on_cpu = report.job.device == "cpu"
     waits = {one.rank: one.exposed_waiting_ns or 0 for one in (report.across.waiting if report.across else ())}
-
-    def mean(name: str) -> float:
-        return fmean(fmean(getattr(step.parts, name) for step in rank.measured_steps) for rank in ranks)
-
-    step, exposed, data = _profiled_ns(ranks), mean("exposed_comm_ns"), mean("data_ns")
+    step, exposed, data = (_mean(ranks, f"parts.{name}_ns") for name in ("step", "exposed_comm", "data"))
     waiting = min(exposed, fmean(waits.get(rank.rank, 0) for rank in ranks))
-    wrapper = fmean(fmean(step.wrapper.total_ns for step in rank.measured_steps) for rank in ranks) if on_cpu else 0.0
+    wrapper = _mean(ranks, "wrapper.total_ns") if report.job.device == "cpu" else 0.0
     compute = step - exposed - data - wrapper
     return scaled(StepParts(wrapper, exposed - waiting, waiting, data, compute), scale)
 
 
 def _wrapper(ranks: Sequence[RankReport], scale: float) -> WrapperParts:
-    return WrapperParts(
-        *(
-            scale
-            * fmean(fmean(getattr(step.wrapper, part.name) or 0 for step in rank.measured_steps) for rank in ranks)
-            for part in fields(WrapperParts)
-        )
-    )
+    return WrapperParts(*(scale * _mean(ranks, f"wrapper.{part.name}") for part in fields(WrapperParts)))

@@ -214,7 +214,7 @@ class Sweep(Victim):
 
     def state(self, said: str) -> object:  # noqa: ARG002
         folder = self.place.work / "e"
-        trials = {trial.name: read_end(trial.folder(folder)) for trial in read_plan(folder).trials()}
+        trials = {trial.name: read_end(folder / trial.name) for trial in read_plan(folder).trials()}
         records = [load_record(folder / name, 0) for name in trials]
         steps = [[step.mode for step in record.steps] for record in records if record is not None]
         shown = json.loads(self.place.run(["report", "e", "--format", "json"]).said)

@@ -70,15 +70,15 @@ def test_blocks_take_the_place_of_timed_steps(tmp_path: Path) -> None:
 def test_only_what_has_no_times_is_run_again(tmp_path: Path) -> None:
     open_experiment(tmp_path, PLAN, force=False)
     for trial, problem in ((Trial(0, 0), None), (Trial(1, 0), "exit code 1")):
-        trial.folder(tmp_path).mkdir()
-        write_end(trial.folder(tmp_path), Ended(0, 1.0, problem))
+        (tmp_path / trial.name).mkdir()
+        write_end(tmp_path / trial.name, Ended(0, 1.0, problem))
     open_experiment(tmp_path, PLAN, force=False)
     assert remaining(tmp_path, PLAN) == [Trial(1, 0), Trial(0, 1), Trial(1, 1)]
 
 
 def test_another_plan_replaces_an_experiment_only_where_that_is_wanted(tmp_path: Path) -> None:
     open_experiment(tmp_path, PLAN, force=False)
-    folder = Trial(0, 0).folder(tmp_path)
+    folder = tmp_path / Trial(0, 0).name
     folder.mkdir()
     (tmp_path / "mine.txt").touch()
     other = replace(PLAN, rounds=3)
@@ -91,7 +91,7 @@ def test_another_plan_replaces_an_experiment_only_where_that_is_wanted(tmp_path:
 
 
 def test_a_folder_of_the_user_does_not_become_a_trial(tmp_path: Path) -> None:
-    Trial(0, 0).folder(tmp_path).mkdir()
+    (tmp_path / Trial(0, 0).name).mkdir()
     with pytest.raises(RunExists, match="is where a trial would be written"):
         open_experiment(tmp_path, PLAN, force=True)
     assert not (tmp_path / "experiment.json").exists()
@@ -109,7 +109,7 @@ def test_a_tuning_that_has_chosen_goes_on_where_it_is_asked_for_again(tmp_path: 
     chosen = replace(TUNING, variants=(*TUNING.variants, Variant(2, "bucket_cap_mb=5")))
     write_plan(tmp_path, chosen)
     for trial in chosen.trials():
-        trial.folder(tmp_path).mkdir()
+        (tmp_path / trial.name).mkdir()
     open_experiment(tmp_path, TUNING, force=False)
     assert read_plan(tmp_path) == chosen
     with pytest.raises(RunExists, match="--force"):

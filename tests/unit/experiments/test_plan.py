@@ -32,8 +32,8 @@ def test_rounds_run_every_variant_in_turn() -> None:
     assert PLAN.num_trials == 4
 
 
-def test_every_trial_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    assert len({trial.folder(tmp_path) for trial in PLAN.trials()}) == 4
+def test_every_trial_has_a_folder_of_its_own() -> None:
+    assert len({trial.name for trial in PLAN.trials()}) == 4
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_is_no_plan_is_said(tmp_path: Path, text: str | None, complaint: st
 
 
 def test_how_a_trial_ended_comes_back(tmp_path: Path) -> None:
-    folder = Trial(0, 1).folder(tmp_path)
+    folder = tmp_path / Trial(0, 1).name
     assert read_end(folder) is None
     folder.mkdir()
     write_end(folder, Ended(1, 2.5, "exit code 1: boom"))
