@@ -60,6 +60,6 @@ def check_graph_replay(context: Context) -> Iterator[CheckResult]:
 
 
 def _record(trained: Trained) -> Record:
-    (first, *_) = load_run(str(trained.run)).ranks
+    (first, *_) = load_run(trained.run).ranks
     assert first.record is not None
     return first.record

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddpprof.child_processes import descendants, python_command, start
+from ddpprof.child_processes import descendants, start
 from ddpprof.doctor.check import CannotCheck, CheckResult, Context, judge
-from ddpprof.doctor.training import SCRIPTS, job_environment
+from ddpprof.doctor.training import SCRIPTS, job_environment, trace_command
 from ddpprof.linux_files import stat_of
 
 _LATER_S = 10.0
@@ -65,8 +65,7 @@ class _Job:
         script += ["--fails"] if number is None else []
         command = [sys.executable, "-m", "torch.distributed.run", *ranks, *script]
         if traced:
-            trace = ["-m", "ddpprof", "trace", "--quiet", "--out", str(context.folder / "run"), *_WINDOW]
-            command = python_command([*trace, *ranks, *script])
+            command = trace_command(context.folder / "run", *_WINDOW, *ranks, *script)
         self._log = self._folder / "log"
         with self._log.open("wb") as log:
             self._process = start(

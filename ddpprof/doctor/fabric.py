@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
 
 import numpy as np
 
-from ddpprof.child_processes import python_command
 from ddpprof.doctor.check import CannotCheck, CheckResult, Context, judge, skip
-from ddpprof.doctor.training import SCRIPTS, run_command, run_script
+from ddpprof.doctor.timed import bootstrap_interval
+from ddpprof.doctor.training import SCRIPTS, ddpprof_command, run_command, run_script, trace_command
 from ddpprof.load.run import load_run
 from ddpprof.report import build_report
 
@@ -45,7 +45,7 @@ def _by_netbench(context: Context) -> float:
     """Return the bus bandwidth in GB/s, as are those below."""
     setup, bench = context.setup, context.folder / "bench.json"
     options = [f"--nproc-per-node={setup.num_ranks}", f"--backend={setup.backend}", f"--sizes={_NUM_BYTES}"]
-    run_command(context, python_command(["-m", "ddpprof", "netbench", *options, f"--out={bench}"]), 90)
+    run_command(context, ddpprof_command("netbench", *options, f"--out={bench}"), 90)
     (entry,) = json.loads(bench.read_text(encoding="utf-8"))["sizes"]
     return _busbw(entry["num_bytes"], median(entry["longest_ns"]), setup.num_ranks)
 
@@ -78,9 +78,10 @@ def check_exposed(context: Context) -> Iterator[CheckResult]:
     """Compare exposed communication with the difference between steps with and without `no_sync`, run in turns."""
     window = ["--skip-first", "20", "--cost-steps", "0", "--steps", "10"]
     trained = run_script(context, "unsynced.py", *context.setup.options, "--steps=40", trace=window)
-    first = build_report(load_run(str(trained.run))).ranks[0]
+    first = build_report(load_run(trained.run)).ranks[0]
     exposed_ms = median(step.exposed_ns for step in first.measured_steps) / 1e6
-    low, high = _difference_ms(trained.told["with_ns"], trained.told["without_ns"])
+    told = trained.told
+    low, high = (ns / 1e6 for ns in bootstrap_interval(np.subtract, told["with_ns"], told["without_ns"]))
     yield judge(
         "exposed",
         low <= exposed_ms <= high,
@@ -88,14 +89,6 @@ def check_exposed(context: Context) -> Iterator[CheckResult]:
         f"{exposed_ms:.2f} ms",
         "The exposed communication in the report is not what averaging gradients costs a step.",
     )
-
-
-def _difference_ms(values: Sequence[int], others: Sequence[int]) -> tuple[float, float]:
-    """Return a 99 % bootstrap interval for the difference of the two medians, ms."""
-    draw = np.random.default_rng(0)
-    first, second = (np.median(draw.choice(np.asarray(one), (2000, len(one))), axis=1) for one in (values, others))
-    low, high = np.quantile((first - second) / 1e6, [0.005, 0.995])
-    return float(low), float(high)
 
 
 def check_overhead(context: Context) -> Iterator[CheckResult]:
@@ -114,8 +107,8 @@ def check_overhead(context: Context) -> Iterator[CheckResult]:
 def _overhead(context: Context, name: str, *options: str) -> tuple[float, float]:
     out = context.folder / name
     own = ["--out", str(out), "--rounds", "3", f"--nproc={context.setup.num_ranks}", *options]
-    run_command(context, python_command(["-m", "ddpprof", "overhead", *own, *_training(context)]), 200)
-    printed = run_command(context, python_command(["-m", "ddpprof", "report", str(out), "--format", "json"]), 60)
+    run_command(context, ddpprof_command("overhead", *own, *_training(context)), 200)
+    printed = run_command(context, ddpprof_command("report", str(out), "--format", "json"), 60)
     ratio = json.loads(printed)["ratio"]
     return float(ratio["low"]), float(ratio["high"])
 
@@ -127,9 +120,9 @@ def check_beside_nsys(context: Context) -> Iterator[CheckResult]:
         yield skip("beside-nsys", "nsys is not installed")
         return
     out = context.folder / "run"
-    trace = python_command(["-m", "ddpprof", "trace", "--quiet", "--out", str(out), *_training(context)])
+    trace = trace_command(out, *_training(context))
     run_command(context, [nsys, "profile", "--output", str(context.folder / "nsys"), *trace], 90)
-    report = build_report(load_run(str(out)))
+    report = build_report(load_run(out))
     kernels = sum(step.compute_ns > 0 for rank in report.ranks for step in rank.steps)
     said = [text for text in report.missing if "kernel" in text]
     yield judge(

@@ -62,7 +62,7 @@ def _on_devices(context: Context, without: Trained, traced: Trained) -> list[Che
 
 
 def _judge_pause(traced: Trained) -> CheckResult:
-    pauses_ns = [rank.record.profiler_pause_ns or 0 for rank in load_run(str(traced.run)).ranks if rank.record]
+    pauses_ns = [rank.record.profiler_pause_ns or 0 for rank in load_run(traced.run).ranks if rank.record]
     pause_s = max(pauses_ns, default=0) / 1e9
     most_s = float(traced.told["patience_s"]) / _PAUSE_SHARE
     return judge(

@@ -9,9 +9,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ddpprof.child_processes import (
     adopt_orphans,
@@ -84,10 +85,8 @@ class _Running:
         if self.outcomes is not None or (code is None and time.monotonic() < self._deadline):
             return
         if code == 0:
-            found: list[dict[str, Any]] = json.loads((self._folder / RESULT_FILE).read_text(encoding="utf-8"))
-            self.outcomes = [
-                CheckResult(**{**one, "verdict": CheckStatus(one["verdict"]), "setup": self._where}) for one in found
-            ]
+            found = json.loads((self._folder / RESULT_FILE).read_text(encoding="utf-8"))
+            self.outcomes = [replace(one, setup=self._where) for one in msgspec.convert(found, list[CheckResult])]
             return
         self._kill()
         problem = f"It ended with exit code {code}."

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ddpprof.child_processes import python_command
 from ddpprof.doctor.check import CannotCheck, CheckResult, Context, judge
-from ddpprof.doctor.training import Trained, run_command, run_script
+from ddpprof.doctor.training import Trained, ddpprof_command, run_command, run_script
 from ddpprof.load.run import load_run
 from ddpprof.model import Run
 from ddpprof.report import Report, build_report
@@ -60,7 +59,7 @@ def check_steps(context: Context) -> Iterator[CheckResult]:
 
 
 def _judge_after(before: Sequence[int], after: Sequence[int]) -> CheckResult:
-    low, high = ratio_interval(after, before)
+    low, high = bootstrap_interval(np.divide, after, before)
     return judge(
         "after-the-window",
         low <= 1 + _WITHIN,
@@ -70,11 +69,11 @@ def _judge_after(before: Sequence[int], after: Sequence[int]) -> CheckResult:
     )
 
 
-def ratio_interval(values: Sequence[int], others: Sequence[int]) -> tuple[float, float]:
-    """Return a 99 % bootstrap interval for the ratio of the two medians."""
+def bootstrap_interval(compare: np.ufunc, values: Sequence[int], others: Sequence[int]) -> tuple[float, float]:
+    """Return a 99 % bootstrap interval for the ratio or the difference of the two medians."""
     draw = np.random.default_rng(0)
     first, second = (np.median(draw.choice(np.asarray(one), (2000, len(one))), axis=1) for one in (values, others))
-    low, high = np.quantile(first / second, [0.005, 0.995])
+    low, high = np.quantile(compare(first, second), [0.005, 0.995])
     return float(low), float(high)
 
 
@@ -83,8 +82,8 @@ def check_replay(context: Context) -> Iterator[CheckResult]:
     trained = run_script(
         context, "timed.py", *context.setup.options, "--width=1024", "--batch=128", trace=_WITH_LIGHT_STEPS
     )
-    words = ["-m", "ddpprof", "whatif", str(trained.run), "--format", "json"]
-    error = float(json.loads(run_command(context, python_command(words), 60))["replay_error"])
+    printed = run_command(context, ddpprof_command("whatif", str(trained.run), "--format", "json"), 60)
+    error = float(json.loads(printed)["replay_error"])
     yield judge(
         "replay",
         abs(error) < _REPLAY_WITHIN,
@@ -117,7 +116,7 @@ def check_delay(context: Context) -> Iterator[CheckResult]:
 def check_buckets(context: Context) -> Iterator[CheckResult]:
     """Compare the report's buckets with those noted by a comm hook of the script."""
     trained = run_script(context, "hooked.py", *context.setup.options, "--steps=20", trace=_SHORT)
-    run = load_run(str(trained.run))
+    run = load_run(trained.run)
     steps: list[list[Mapping[str, Any]]] = trained.told["steps"]
     noted = [(one["index"], one["num_bytes"]) for one in steps[-1]]
     found = [(row.index, row.num_bytes) for row in build_report(run).buckets]
@@ -162,4 +161,4 @@ def _shown_ms(times_ns: Iterable[int]) -> str:
 
 
 def _report(trained: Trained) -> Report:
-    return build_report(load_run(str(trained.run)))
+    return build_report(load_run(trained.run))

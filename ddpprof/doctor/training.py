@@ -32,7 +32,8 @@ def run_script(
 ) -> Trained:
     """Run a script to its end; with `trace`, under ``ddpprof trace`` with these options. Raises `CannotCheck`."""
     run = context.folder / f"run-of-{script.removesuffix('.py')}-{len(list(context.folder.iterdir()))}"
-    command = script_command(script, *arguments, run=None if trace is None else run, trace=trace or ())
+    words = [str(SCRIPTS / script), *arguments]
+    command = [sys.executable, *words] if trace is None else trace_command(run, *trace, *words)
     done = run_command(context, command, limit_s)
     lines = [line for line in done.splitlines() if line.startswith("{")]
     if not lines:
@@ -41,11 +42,13 @@ def run_script(
     return Trained(told, run)
 
 
-def script_command(script: str, *arguments: str, run: Path | None, trace: Sequence[str] = ()) -> list[str]:
-    words = [str(SCRIPTS / script), *arguments]
-    if run is None:
-        return [sys.executable, *words]
-    return python_command(["-m", "ddpprof", "trace", "--quiet", "--out", str(run), *trace, *words])
+def trace_command(run: Path, *words: str) -> list[str]:
+    """Return the command that records into `run`; `words` are further options, and the script with its arguments."""
+    return ddpprof_command("trace", "--quiet", "--out", str(run), *words)
+
+
+def ddpprof_command(*words: str) -> list[str]:
+    return python_command(["-m", "ddpprof", *words])
 
 
 def run_command(context: Context, command: Sequence[str], limit_s: float) -> str:

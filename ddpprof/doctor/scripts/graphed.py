@@ -32,7 +32,7 @@ def train(rank, device, options):
     for _ in range(options.replays):
         graph.replay()
     torch.cuda.synchronize(device)
-    ranks.tell(rank, num_steps=options.steps + 1, grown_bytes=resident_bytes() - before)
+    ranks.tell(rank, grown_bytes=resident_bytes() - before)
 
 
 if __name__ == "__main__":
