@@ -31,16 +31,15 @@ class AgreedRecording:
 
 
 class Agreement:
-    def __init__(self, store: Store, world_size: int, session: int) -> None:
+    def __init__(self, store: Store, world_size: int, prefix: str) -> None:
+        """`prefix`: begin of the names in the store that belong to this agreement."""
         self.store = store
         self._world_size = world_size
-        self.prefix = f"ddpprof/{session}"
+        self.prefix = prefix
 
     def renewed(self, purpose: str) -> Agreement:
         """Return an agreement of the same ranks about something else."""
-        other = Agreement(self.store, self._world_size, 0)
-        other.prefix = f"{self.prefix}/{purpose}"
-        return other
+        return Agreement(self.store, self._world_size, f"{self.prefix}/{purpose}")
 
     def is_possible(self) -> bool:
         """Return whether the store keeps anything; that of the MPI backend does not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import socket
 import time
@@ -28,13 +29,13 @@ from ddpprof.record.parts import keep_part
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import without_secrets
 
-_session_numbers = iter(range(1 << 30))
+_session_numbers = itertools.count()
 
 
 class JobRank:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._number = next(_session_numbers)
+        self._prefix = f"ddpprof/{next(_session_numbers)}"
         self._agreement: Agreement | None = None
         self._run_id = ""
         self._process = os.getpid()
@@ -65,7 +66,7 @@ class JobRank:
         """Join the job. Call this at the first DDP forward: the process group exists, and no backward pass has run."""
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         store = dist.distributed_c10d._get_default_store()
-        agreement = Agreement(store, self.world_size, self._number)
+        agreement = Agreement(store, self.world_size, self._prefix)
         if not agreement.is_possible():
             raise DdpprofError("the ranks cannot agree on what to record: the job's store keeps nothing, as with MPI.")
         self._agreement = agreement
@@ -83,7 +84,7 @@ class JobRank:
             self.rank = int(rank_given(os.environ) or 0)
             raise DdpprofError("each of the launcher's processes trains on its own: only the first one is recorded.")
         self.alone = True
-        self._agreement = Agreement(dist.HashStore(), 1, self._number)
+        self._agreement = Agreement(dist.HashStore(), 1, self._prefix)
         self._agreement.offer(*self._open_run())
         self._agreement.join()
 
