@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,8 +23,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def signals_end_a_hang() -> Iterator[None]:
-    """Guard a call that may never return. Does nothing outside the main thread, or on systems without such files."""
-    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+    """Guard a call that may never return. Does nothing outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     reading, writing = os.pipe()

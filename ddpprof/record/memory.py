@@ -6,6 +6,7 @@ Nothing here creates a CUDA context, resets a peak or waits for a device.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from ddpprof.model import DeviceMemory, Memory
 
 _STATM = Path("/proc/self/statm")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NOT_TOLD = (RuntimeError, KeyError)
 """errors of a failing device, or of an allocator without statistics; the rest of the record is still useful"""
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -42,7 +43,7 @@ class MemoryNotes:
     def sample(self) -> Memory:
         """Return the memory of the process and of its own devices, now and at its peak."""
         rss, peak = resident_bytes(), peak_resident_bytes()
-        if rss is not None and peak is not None:
+        if rss is not None:
             peak = max(rss, peak)  # the system updates its peak only now and then
         return Memory(rss, peak, self._own_devices())
 
@@ -72,11 +73,7 @@ def resident_bytes() -> int | None:
         return None
 
 
-def peak_resident_bytes() -> int | None:
-    if sys.platform == "win32":
-        return None
-    import resource
-
+def peak_resident_bytes() -> int:
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * _MAXRSS_UNIT
 
 
