@@ -152,13 +152,6 @@ class StepNotes:
     def optimizer_ends(self) -> None:
         self._optimizers.append((self._optimizer_start_ns, time.time_ns()))
 
-    def closure_begins(self) -> None:
-        """Note that a closure computes the loss and its gradients, which is not the optimizer's own work."""
-        self.optimizer_ends()
-
-    def closure_ends(self) -> None:
-        self.optimizer_begins()
-
     def recorded_step(self, number: int, mode: StepMode, start_ns: int) -> RecordedStep:
         """Return the step that is about to end, with an end of 0."""
         if mode not in DETAILED_MODES:

@@ -124,12 +124,14 @@ def install_around_training() -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
     from torch.utils.data.distributed import DistributedSampler
 
+    from ddpprof.record.rpc import wrap_invoke
+
     if any(owner is DataLoader for owner, _, _ in _originals):
         return
     _wrap(DataLoader, "__iter__", _telling(lambda session, loader: session.loader_begins(loader)))
     _wrap(_BaseDataLoaderIter, "__next__", _next)
     _wrap(DistributedSampler, "set_epoch", _telling(lambda session, sampler: session.sets_epoch(sampler)))
-    _wrap(GradScaler, "step", _asking(_scaler_step))
+    _wrap(GradScaler, "step", _scaler_step)
     # The session makes room when the user starts a profiler of their own.
     _wrap(profile, "_prepare_trace", _telling(lambda session, inner: session.another_profiler_starts(inner)))
     if dist.is_available():
@@ -142,7 +144,7 @@ def install_around_training() -> None:
     _originals.append((torch, "save", torch.save))
     rpc = sys.modules.get("torch.distributed.rpc.api")
     if hasattr(rpc, "_invoke_rpc"):
-        _wrap(rpc, "_invoke_rpc", _invoke_rpc)
+        _wrap(rpc, "_invoke_rpc", lambda original: wrap_invoke(original, active))
     torch.save = torch.serialization.save  # one object under both names, or it could not be pickled
 
 
@@ -173,21 +175,6 @@ def _telling(tell: Callable[[Session, Any], None]) -> _Wrapper:
             return original(self, *args, **kwargs)
 
         return told
-
-    return wrapper
-
-
-def _asking(call: Callable[..., Any]) -> _Wrapper:
-    """Wrap a method: while a session is active, ``call(session, original, self, …)`` calls the original."""
-
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            session = _active
-            if session is None:
-                return original(self, *args, **kwargs)
-            return call(session, original, self, *args, **kwargs)
-
-        return asked
 
     return wrapper
 
@@ -290,12 +277,6 @@ def _save(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def _invoke_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
-    from ddpprof.record.rpc import wrap_invoke
-
-    return wrap_invoke(original, active)
-
-
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     from torch import Tensor
 
@@ -314,15 +295,20 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _scaler_step(
-    session: Session, original: Callable[..., Any], scaler: Any, /, optimizer: Any, *args: Any, **kwargs: Any
-) -> Any:
+def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
     """Count a step that the scaler skips because gradients overflowed: it is still a step of the training."""
-    before = session.num_optimizer_steps
-    result = original(scaler, optimizer, *args, **kwargs)
-    if session.num_optimizer_steps == before:
-        session.scaler_skipped(optimizer)
-    return result
+
+    def step(self: Any, /, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _active
+        if session is None:
+            return original(self, optimizer, *args, **kwargs)
+        before = session.num_optimizer_steps
+        result = original(self, optimizer, *args, **kwargs)
+        if session.num_optimizer_steps == before:
+            session.scaler_skipped(optimizer)
+        return result
+
+    return step
 
 
 def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:

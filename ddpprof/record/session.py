@@ -126,9 +126,10 @@ class Session(Recording):
         self.pulse.optimizer_begins(args, kwargs)
         if not self._notes.recording:
             return None
-        self._note(self._notes.optimizer_begins)
-        begins, ends = (partial(self._note, note) for note in (self._notes.closure_begins, self._notes.closure_ends))
-        return with_noted_closure(args, kwargs, begins, ends)
+        notes = self._notes
+        self._note(notes.optimizer_begins)
+        ends, begins = (partial(self._note, note) for note in (notes.optimizer_ends, notes.optimizer_begins))
+        return with_noted_closure(args, kwargs, ends, begins)  # what a closure computes is not the optimizer's own work
 
     @harmless
     def optimizer_ends(self, optimizer: Any) -> None:
