@@ -20,32 +20,28 @@ class TrainingDevice:
     """The accelerators of one process's DDP modules; none if it trains on the CPU."""
 
     def __init__(self) -> None:
-        self._devices: tuple[torch.device, ...] = ()
+        self.accelerators: tuple[torch.device, ...] = ()
 
     def found(self, devices: Iterable[torch.device]) -> None:
         """Add devices on which training takes place."""
-        self._devices = tuple(dict.fromkeys([*self._devices, *(one for one in devices if one.type != "cpu")]))
+        self.accelerators = tuple(dict.fromkeys([*self.accelerators, *(one for one in devices if one.type != "cpu")]))
 
     @property
     def type(self) -> str:
-        return self._devices[0].type if self._devices else "cpu"
-
-    @property
-    def accelerators(self) -> tuple[torch.device, ...]:
-        return self._devices
+        return self.accelerators[0].type if self.accelerators else "cpu"
 
     @property
     def is_accelerator(self) -> bool:
-        return bool(self._devices)
+        return bool(self.accelerators)
 
     def synchronise(self) -> None:
         """Wait until the devices have finished their work, however long that takes."""
-        for device in self._devices:
+        for device in self.accelerators:
             torch.accelerator.synchronize(device)
 
     def comes_to_rest(self, patience_s: float) -> bool:
         """Wait as `synchronise` does, but at most `patience_s`; return False if it takes longer or a device fails."""
-        if not self._devices:
+        if not self.accelerators:
             return True
         at_rest, is_over = [], threading.Event()
 

@@ -53,8 +53,5 @@ def append(out: Path, seen: dict[str, Any]) -> None:
     if not rundir.is_run(out):
         return
     line = json.dumps({"host": socket.gethostname(), "unix_ns": time.time_ns(), **seen})
-    descriptor = own_files.append_to(out / rundir.EXITS_FILE)
-    try:
-        os.write(descriptor, f"{line}\n".encode())
-    finally:
-        os.close(descriptor)
+    with os.fdopen(own_files.append_to(out / rundir.EXITS_FILE), "wb") as file:
+        file.write(f"{line}\n".encode())

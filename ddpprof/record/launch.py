@@ -224,9 +224,10 @@ def _recording_into(out: Path) -> list[int]:
             words = (folder / "environ").read_bytes().split(b"\0")
             prefix = f"{ENVIRONMENT_VARIABLE}=".encode()
             settings = next((word.removeprefix(prefix) for word in words if word.startswith(prefix)), None)
-            if settings is not None and os.path.realpath(json.loads(settings)["out"]) == os.path.realpath(out):
+            is_into = settings is not None and os.path.realpath(json.loads(settings)["out"]) == os.path.realpath(out)
+            if is_into and int(folder.name) != os.getpid():
                 found.append(int(folder.name))
-    return [process for process in found if process != os.getpid()]
+    return found
 
 
 def _wait(job: Process) -> tuple[int, bool]:

@@ -28,7 +28,7 @@ from ddpprof import __version__
 from ddpprof.errors import CannotRecord
 from ddpprof.model import backends
 from ddpprof.model.netbench import NETBENCH_FORMAT, BesideTimes, CollectiveTimes, ConcurrentTimes, NetBench
-from ddpprof.record.netbench_beside import measure_beside
+from ddpprof.record.netbench_beside import Start, measure_beside
 from ddpprof.record.netbench_job import STORE_VARIABLE
 
 _WARM_UPS = 3
@@ -46,9 +46,6 @@ _PARTS = 10
 
 _IN_A_ROW_NS, _MOST_IN_A_ROW = 2_000_000, 20
 """time and number of iterations that an accelerator times at once"""
-
-_Start = Callable[[], Any]
-"""function that starts a collective, and returns its work"""
 
 
 class _Time(NamedTuple):
@@ -207,7 +204,7 @@ class _Bench:
             cpu_ns=_cpu_ns(both),
         )
 
-    def _start(self, num_bytes: int) -> _Start:
+    def _start(self, num_bytes: int) -> Start:
         return _COLLECTIVES[self._collective](num_bytes, self._device)
 
     def beside(self, sizes: Sequence[CollectiveTimes]) -> Iterator[BesideTimes]:
@@ -220,7 +217,7 @@ class _Bench:
                 taken, lasted = measure_beside(self._start(size), median(one.longest_ns), self._may_take_ns, _from_all)
                 yield BesideTimes(size, tuple(taken), tuple(lasted))
 
-    def _in_turns(self, variants: Sequence[Sequence[_Start]]) -> list[list[_Ranks]]:
+    def _in_turns(self, variants: Sequence[Sequence[Start]]) -> list[list[_Ranks]]:
         """Return per variant and iteration the times of all ranks. A variant starts its collectives at once."""
         warm_ns: list[int] = []
         while len(warm_ns) < _WARM_UPS and sum(warm_ns) <= self._may_take_ns:
@@ -244,7 +241,7 @@ class _Bench:
                 break
         return done
 
-    def _time(self, starts: Sequence[_Start], in_a_row: int = 1) -> _Time:
+    def _time(self, starts: Sequence[Start], in_a_row: int = 1) -> _Time:
         """Return the mean of some iterations."""
         dist.barrier()
         self._synchronize()
@@ -290,23 +287,23 @@ class _DeviceClock:
         return round(self._begin.elapsed_time(self._end) * 1e6)
 
 
-def _all_reduce(num_bytes: int, device: torch.device) -> _Start:
+def _all_reduce(num_bytes: int, device: torch.device) -> Start:
     tensor = _tensor(num_bytes, device)
     return lambda: dist.all_reduce(tensor, async_op=True)
 
 
-def _broadcast(num_bytes: int, device: torch.device) -> _Start:
+def _broadcast(num_bytes: int, device: torch.device) -> Start:
     tensor = _tensor(num_bytes, device)
     return lambda: dist.broadcast(tensor, 0, async_op=True)
 
 
-def _all_gather(num_bytes: int, device: torch.device) -> _Start:
+def _all_gather(num_bytes: int, device: torch.device) -> Start:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
     whole, share = _tensor(num_bytes, device), _tensor(num_bytes // dist.get_world_size(), device)
     return lambda: gather(whole, share, async_op=True)
 
 
-def _reduce_scatter(num_bytes: int, device: torch.device) -> _Start:
+def _reduce_scatter(num_bytes: int, device: torch.device) -> Start:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     whole, share = _tensor(num_bytes, device), _tensor(num_bytes // dist.get_world_size(), device)
     return lambda: scatter(share, whole, async_op=True)
@@ -316,7 +313,7 @@ def _tensor(num_bytes: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(num_bytes // _ELEMENT_BYTES, dtype=torch.float32, device=device)
 
 
-_COLLECTIVES: Mapping[str, Callable[[int, torch.device], _Start]] = {
+_COLLECTIVES: Mapping[str, Callable[[int, torch.device], Start]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,

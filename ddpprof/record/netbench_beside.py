@@ -24,15 +24,16 @@ _LEAST_NS = 100_000_000
 _ROWS, _WIDTH = 128, 512
 """size of the matrices, whose product takes some milliseconds on one core"""
 
-_Start = Callable[[], Any]
+Start = Callable[[], Any]
+"""function that starts a collective, and returns its work"""
 
 
 def measure_beside(
-    start: _Start, alone_ns: float, may_take_ns: float, from_all: Callable[[Any], list[Any]]
+    start: Start, alone_ns: float, may_take_ns: float, from_all: Callable[[Any], list[Any]]
 ) -> tuple[list[int], list[int]]:
     """Return, per round, the cost of a collective on the rank that loses most, and how long it lasts, ns.
 
-    `start` returns the work of a collective that takes `alone_ns`; `from_all` gathers each rank's value, in order.
+    `start` starts a collective that takes `alone_ns`; `from_all` gathers each rank's value, in order.
     """
     number = int(min(max(may_take_ns / _ROUNDS / alone_ns, _FEWEST), _MOST))
     rounds = [from_all(_round(start, number, from_all)) for _ in range(_ROUNDS)]
@@ -40,7 +41,7 @@ def measure_beside(
     return taken, [max(lasted for _, lasted in ranks) for ranks in rounds]
 
 
-def _round(start: _Start, number: int, from_all: Callable[[Any], list[Any]]) -> tuple[int, int]:
+def _round(start: Start, number: int, from_all: Callable[[Any], list[Any]]) -> tuple[int, int]:
     """Return the computing time that a collective cost this rank, and how long it lasted, ns."""
     rows, matrix = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, _WIDTH)
     from_all(None)
