@@ -218,12 +218,10 @@ class Recording:
         if captures is None or captures.request is None or window.mode is not StepMode.DONE or window.stopping:
             return
         if self._main_window is not None:
-            self._main_window.step = window.step
-            self._window, self._main_window = self._main_window, None
+            self._leave_capture(self._main_window)
             captures.is_over(window)
             return
-        if self._notes.device.is_accelerator:
-            self._notes.device.comes_to_rest(PATIENCE_S)
+        self._notes.device.comes_to_rest(PATIENCE_S)
         if captures.begins_with(window.step):
             self._begin_capture(captures, captures.request)
 
@@ -237,6 +235,10 @@ class Recording:
         self._main_window, self._window = self._window, window
         window.begin_step()
         self._choose_step_events()
+
+    def _leave_capture(self, main_window: Window) -> None:
+        main_window.step = self._window.step
+        self._window, self._main_window = main_window, None
 
     def _end_pulse(self, ended: Ended) -> None:
         keeper, pulse, self._keeper = self._keeper, self.pulse, None
@@ -274,7 +276,7 @@ class Recording:
         self._stop_listening()
         if self._main_window is not None:  # the training ended within a capture
             self._window.close(ended)
-            self._window = self._main_window
+            self._leave_capture(self._main_window)
         self._window.close(ended)
         if ended == "finished" and self._job.attached and self._job.files is None and not self._settings.trial:
             self._warn_for_all(self._too_short())
@@ -303,10 +305,15 @@ class Recording:
         """End the recording here but not the training, unless it is a trial."""
         self._warn(f"{_one_line(error)} Recording stopped{'' if self._settings.trial else '; training goes on'}.")
         self._retire()
+        ended = f"stopped recording: {_one_line(error)}"
         with suppress(Exception):  # the error was already reported, and training must go on
             self._window.give_up()
         with suppress(Exception):
-            self._window.write_facts(f"stopped recording: {_one_line(error)}")
+            self._window.write_facts(ended)
+        if self._main_window is not None:  # it was within a capture
+            self._leave_capture(self._main_window)
+            with suppress(Exception):
+                self._window.write_facts(ended)
         if self._settings.trial:  # whatever it trains from here on is useless
             raise SystemExit(1)
 
