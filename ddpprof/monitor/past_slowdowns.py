@@ -47,11 +47,15 @@ def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:
 
 
 def _common(ranks: Mapping[int, PulseSummaries]) -> dict[int, PulseSummaries]:
-    """Return the summaries of the same steps, which differ if ranks have halved the number of theirs at other times."""
+    """Return the summaries of the same steps, in order, which a damaged file may not have them in.
+
+    They differ if ranks have halved the number of theirs at other times.
+    """
     if not ranks:
         return {}
-    first = reduce(np.intersect1d, [summaries.first_step for summaries in ranks.values()])
-    rows = {rank: select(one, np.searchsorted(one.first_step, first)) for rank, one in ranks.items()}
+    places = {rank: np.unique(one.first_step, return_index=True) for rank, one in ranks.items()}
+    first = reduce(np.intersect1d, [steps for steps, _ in places.values()])
+    rows = {rank: select(ranks[rank], at[np.searchsorted(steps, first)]) for rank, (steps, at) in places.items()}
     same = np.ptp([one.num_steps for one in rows.values()], axis=0) == 0
     return {rank: select(one, same) for rank, one in rows.items()}
 

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
+
+import pytest
 from pulses import pulse_of, steps_of, summaries_of
 
 from ddpprof.model.pulse import Pulse, select
@@ -47,3 +51,13 @@ def test_both_are_there_in_order() -> None:
 
 def test_a_run_without_pulses_has_none() -> None:
     assert slowdowns_of_run({}).slowdowns == ()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_summaries_in_any_order_are_put_in_order(num_ranks: int) -> None:
+    """A file may be damaged, or be read while its rank halves the number of its summaries."""
+    pulses = dict(islice(run(6000, range(2000, 2600)).items(), num_ranks))
+    first = pulses[0].summaries
+    damaged = {**pulses, 0: replace(pulses[0], summaries=select(first, slice(None, None, -1)))}
+    assert slowdowns_of_run(damaged) == slowdowns_of_run(pulses)
+    assert slowdowns_of_run(pulses).slowdowns
