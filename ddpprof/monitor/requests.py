@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -19,9 +19,9 @@ from ddpprof.monitor.pulse_files import is_gone, read_head
 def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
     """Send a request to the job that writes into `directory`, and yield its answers as they come.
 
-    Raises `DdpprofError` if no job takes requests there, or the request is refused.
+    Raises `DdpprofError` if no job takes requests there, or the request is refused. If the job dies, answers end.
     """
-    with closing(_connect(directory)) as job:
+    with closing(_connect(directory)) as job, suppress(ConnectionError):
         job.sendall(msgspec.json.encode(request) + b"\n")
         with job.makefile("rb") as lines:
             for line in lines:

@@ -247,6 +247,22 @@ def test_a_job_that_is_gone_takes_no_requests(tmp_path: Path) -> None:
         list(ask(tmp_path, REQUEST))
 
 
+def test_answers_end_if_the_job_dies_before_it_has_read_the_request(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening, short_path(tmp_path / CONTROL_SOCKET) as path:
+        listening.bind(path)
+        listening.listen()
+
+        def die() -> None:
+            job, _ = listening.accept()
+            job.recv(1, socket.MSG_PEEK)
+            job.close()
+
+        dies = threading.Thread(target=die)
+        dies.start()
+        assert list(ask(tmp_path, REQUEST)) == []
+        dies.join()
+
+
 def test_the_thread_that_listens_ends(tmp_path: Path) -> None:
     def handle(_request: CaptureRequest) -> Iterator[CaptureAnswer]:
         yield from ()
