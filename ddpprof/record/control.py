@@ -32,12 +32,9 @@ class Control:
         self._path = directory / CONTROL_SOCKET
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         own_files.remove_file(self._path)
+        os.fchmod(self._socket.fileno(), 0o600)  # before it has a path, so that it never has another mode there
         with own_files.short_path(self._path) as path:
-            before = os.umask(0o177)  # the socket never has another mode
-            try:
-                self._socket.bind(path)
-            finally:
-                os.umask(before)
+            self._socket.bind(path)
         self._socket.listen(4)
         self._thread = threading.Thread(target=self._serve, name="ddpprof-control", daemon=True)
         self._thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -187,6 +188,13 @@ def test_a_request_is_answered(control: list[CaptureRequest], tmp_path: Path) ->
         answers = list(ask(folder_of(tmp_path), REQUEST))
         assert [answer.folder for answer in answers] == [None, "capture-1"]
     assert control == [REQUEST, REQUEST]
+
+
+def test_other_threads_create_files_as_ever_while_the_job_begins_to_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "umask", lambda _mask: pytest.fail("the mask belongs to the whole process"))
+    Control(tmp_path, lambda _request: iter(())).close()
 
 
 def test_only_the_user_of_the_job_may_ask(
