@@ -66,8 +66,7 @@ def _slowdown(
     one = next(iter(ranks.values()))
     rows = np.flatnonzero(shift.holds(one.first_step))
     normal = np.flatnonzero(detector.normal_before(shift, one.first_step))
-    samples = {rank: pulse.samples for rank, pulse in pulses.items()}
-    before, after = (portraits(ranks, compared[-_COMPARED:], samples) for compared in (normal, rows))
+    before, after = (portraits(ranks, compared[-_COMPARED:], pulses) for compared in (normal, rows))
     reason = reason_between(before, after)
     is_over = shift.last_step is not None
     return StepSlowdown(

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ddpprof.model.pulse import Pulse, PulseSamples, PulseSteps, PulseSummaries, select
+from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, select
 from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
 from ddpprof.monitor.causes import Change, Portrait, Reason, portrait, reason_for
 from ddpprof.monitor.job_steps import JobSteps, common_steps
@@ -52,15 +52,14 @@ class SlowdownWatch:
             return
         self._detector.feed(steps.number[new], steps.length_ns[new], steps.is_usual[new])
         self._last_step = int(steps.number[-1])
-        samples = {rank: pulse.samples for rank, pulse in pulses.items()}
         for index, shift in enumerate(self._detector.shifts):
             if index == len(self._found):
                 normal = self._detector.normal_before(shift, steps.number) & steps.is_usual
                 rows = np.flatnonzero(normal)[-_COMPARED_BEFORE:]
-                self._normal.append(portraits(steps.ranks, rows, samples))
-                self._found.append(self._slowdown(index, shift, steps, samples))
+                self._normal.append(portraits(steps.ranks, rows, pulses))
+                self._found.append(self._slowdown(index, shift, steps, pulses))
             elif self._found[index].last_step is None:
-                self._found[index] = self._slowdown(index, shift, steps, samples)
+                self._found[index] = self._slowdown(index, shift, steps, pulses)
         if len(self._found) > _MOST_KEPT:
             self._forget()
 
@@ -72,12 +71,10 @@ class SlowdownWatch:
         self._found, self._normal = [self._found[index] for index in kept], [self._normal[index] for index in kept]
         shifts[:] = [shifts[index] for index in kept]
 
-    def _slowdown(
-        self, index: int, shift: LevelShift, steps: JobSteps, samples: Mapping[int, PulseSamples]
-    ) -> StepSlowdown:
+    def _slowdown(self, index: int, shift: LevelShift, steps: JobSteps, pulses: Mapping[int, Pulse]) -> StepSlowdown:
         slow = shift.holds(steps.number) & (steps.number > shift.first_step) & steps.is_usual
         rows = np.flatnonzero(slow)[-_COMPARED_AFTER:]
-        reason = reason_between(self._normal[index], portraits(steps.ranks, rows, samples))
+        reason = reason_between(self._normal[index], portraits(steps.ranks, rows, pulses))
         known = self._found[index] if index < len(self._found) else None
         if known is not None and reason.cause is SlowdownCause.UNKNOWN:
             reason = Reason(known.cause, known.ranks, known.part, known.first_gradient_later_ns)
@@ -103,9 +100,9 @@ def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: in
     )
 
 
-def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, samples: Mapping[int, PulseSamples]) -> dict[int, Portrait]:
+def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int, Pulse]) -> dict[int, Portrait]:
     """Return how each rank spends the steps, or the summaries, with these indices."""
-    found = {rank: portrait(select(columns, rows), samples.get(rank)) for rank, columns in ranks.items()}
+    found = {rank: portrait(select(columns, rows), pulses[rank].samples) for rank, columns in ranks.items()}
     return {rank: one for rank, one in found.items() if one is not None}
 
 
