@@ -5,8 +5,8 @@
                 and ranks with at least 0.6 of that
 
 If all ranks are guilty, everybody is slower. If some are, the others wait for them. If none is and all wait longer, it
-is the link. What the system says about a process goes first, since waiting for a processor lengthens a rank's own time
-and the waiting of all others.
+is the link, unless only some of the job's ranks are known. What the system says about a process goes first, since
+waiting for a processor lengthens a rank's own time and the waiting of all others.
 """
 
 from __future__ import annotations

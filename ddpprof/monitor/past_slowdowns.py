@@ -16,7 +16,7 @@ from ddpprof.model.slowdown import Slowdowns, StepSlowdown
 from ddpprof.monitor.job_steps import common_steps
 from ddpprof.monitor.level_shifts import OF_SUMMARIES, LevelShift, LevelShifts
 from ddpprof.monitor.pauses import pauses_in
-from ddpprof.monitor.slowdowns import SlowdownWatch, portraits, reason_between
+from ddpprof.monitor.slowdowns import SlowdownWatch, portraits, reason_between, world_size_of
 
 _COMPARED = 64
 """number of summaries that are compared for the cause, at most"""
@@ -67,7 +67,7 @@ def _slowdown(
     rows = np.flatnonzero(shift.holds(one.first_step))
     normal = np.flatnonzero(detector.normal_before(shift, one.first_step))
     before, after = (portraits(ranks, compared[-_COMPARED:], pulses) for compared in (normal, rows))
-    reason = reason_between(before, after)
+    reason = reason_between(before, after, world_size_of(pulses))
     is_over = shift.last_step is not None
     return StepSlowdown(
         first_step=shift.first_step,

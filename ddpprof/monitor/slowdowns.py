@@ -74,7 +74,7 @@ class SlowdownWatch:
     def _slowdown(self, index: int, shift: LevelShift, steps: JobSteps, pulses: Mapping[int, Pulse]) -> StepSlowdown:
         slow = shift.holds(steps.number) & (steps.number > shift.first_step) & steps.is_usual
         rows = np.flatnonzero(slow)[-_COMPARED_AFTER:]
-        reason = reason_between(self._normal[index], portraits(steps.ranks, rows, pulses))
+        reason = reason_between(self._normal[index], portraits(steps.ranks, rows, pulses), world_size_of(pulses))
         known = self._found[index] if index < len(self._found) else None
         if known is not None and reason.cause is SlowdownCause.UNKNOWN:
             reason = Reason(known.cause, known.ranks, known.part, known.first_gradient_later_ns)
@@ -106,7 +106,18 @@ def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int,
     return {rank: one for rank, one in found.items() if one is not None}
 
 
-def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait]) -> Reason:
-    """Return why steps became longer, judged by the ranks that are known before and after."""
+def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait], world_size: int) -> Reason:
+    """Return why steps became longer, judged by the ranks that are known before and after.
+
+    If these all wait, they may wait for one of the job's other ranks.
+    """
     ranks = {rank: Change(before[rank], after[rank]) for rank in before if rank in after}
-    return reason_for(ranks) if ranks else Reason(SlowdownCause.UNKNOWN, ())
+    reason = reason_for(ranks) if ranks else Reason(SlowdownCause.UNKNOWN, ())
+    if reason.cause is SlowdownCause.LINK and len(ranks) < world_size:
+        return Reason(SlowdownCause.UNKNOWN, reason.ranks)
+    return reason
+
+
+def world_size_of(pulses: Mapping[int, Pulse]) -> int:
+    """Return the number of ranks of the job, of which these may be a part."""
+    return max((one.identity.world_size for one in pulses.values()), default=0)

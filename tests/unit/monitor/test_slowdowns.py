@@ -101,3 +101,17 @@ def test_of_very_many_those_stay_that_cost_most(monkeypatch: pytest.MonkeyPatch)
         watch.update({0: pulse_of(select(steps_of(with_noise(rows)), slice(0, until)), 0)})
     assert [round(slow.growth * 60) for slow in watch.slowdowns] == [30, 18, 24]
     assert all(slow.last_step is not None and slow.ended_ns is not None for slow in watch.slowdowns)
+
+
+@pytest.mark.parametrize(
+    ("num_known", "cause"),
+    [
+        pytest.param(2, SlowdownCause.LINK, id="all-ranks"),
+        pytest.param(1, SlowdownCause.UNKNOWN, id="the-other-rank-may-be-slow"),
+    ],
+)
+def test_the_link_is_the_cause_only_if_no_rank_is_unknown(num_known: int, cause: SlowdownCause) -> None:
+    waiting = steps_of(with_noise([{}] * 300 + [WAITS] * 100))
+    watch = SlowdownWatch()
+    watch.update({rank: pulse_of(waiting, rank) for rank in range(num_known)})
+    assert [slow.cause for slow in watch.slowdowns] == [cause]
