@@ -89,7 +89,7 @@ class Reason:
     first_gradient_later_ns: int | None = None
 
 
-def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples | None = None) -> Portrait | None:
+def portrait(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> Portrait | None:
     """Return how a rank spends these steps, by medians; ``None`` if there are none."""
     if not len(steps):
         return None
@@ -118,12 +118,12 @@ def _median(column: Int64Column) -> float | None:
     return float(np.median(known)) if len(known) >= min(_LEAST_KNOWN, len(column)) else None
 
 
-def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples | None) -> dict[str, float | None]:
+def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> dict[str, float | None]:
     """Return what the system counted in these steps, per step, as far as there are samples around them.
 
     Samples are a second apart; between two of them all sums grow evenly.
     """
-    if samples is None or len(samples) < 2:
+    if len(samples) < 2:
         return {}
     begins, ends = steps.start_ns, steps.start_ns + steps.length_ns if isinstance(steps, PulseSteps) else steps.end_ns
     sampled = (begins >= samples.at_ns[0]) & (ends <= samples.at_ns[-1])

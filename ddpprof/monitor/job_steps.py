@@ -37,11 +37,11 @@ class JobSteps:
         return len(self.number)
 
 
-def common_steps(ranks: Mapping[int, PulseSteps], after: int = -1) -> JobSteps | None:
-    """Return the steps after number `after` that all ranks have; ``None`` if there are no ranks."""
+def common_steps(ranks: Mapping[int, PulseSteps]) -> JobSteps | None:
+    """Return the steps that all ranks have; ``None`` if there are no ranks."""
     if not ranks:
         return None
-    number: Int64Column = reduce(np.intersect1d, [steps.number[steps.number > after] for steps in ranks.values()])
+    number: Int64Column = reduce(np.intersect1d, [steps.number for steps in ranks.values()])
     rows = {rank: select(steps, np.searchsorted(steps.number, number)) for rank, steps in ranks.items()}
     return JobSteps(
         number=number,

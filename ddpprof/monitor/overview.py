@@ -22,6 +22,7 @@ WINDOW_NS = 300 * 10**9
 """the last minutes, which percentiles and the sparkline are about"""
 _RATE_NS = 60 * 10**9
 _STEPS_OF_A_RANK = 50
+_NUM_PIECES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _pulse(directory: Path, rank: int) -> Pulse | None:
 
 
 def overview_of(
-    run: str, heads: dict[int, PulseHead], pulse: Pulse | None, now_ns: int, missing: tuple[str, ...] = ()
+    run: str, heads: dict[int, PulseHead], pulse: Pulse | None, now_ns: int, missing: tuple[str, ...]
 ) -> Overview:
     """Return the overview of these ranks. `pulse`: that of the lowest, for the last minutes."""
     ranks = tuple(rank_now(rank, head, now_ns) for rank, head in sorted(heads.items()))
@@ -142,7 +143,7 @@ def _rate(rows: PulseSummaries, end_ns: int) -> float | None:
     return float((rows.num_steps[recent] * np.clip(shares, 0, 1)).sum()) / span_s
 
 
-def _step_times(rank: int, rows: PulseSummaries, end_ns: int, num_pieces: int = 60) -> StepTimes | None:
+def _step_times(rank: int, rows: PulseSummaries, end_ns: int) -> StepTimes | None:
     """Return the steps of the last minutes; percentiles are of those that are still known one by one."""
     recent = select(rows, rows.end_ns > end_ns - WINDOW_NS)
     single = recent.longest_ns[recent.num_steps == 1]
@@ -150,10 +151,10 @@ def _step_times(rank: int, rows: PulseSummaries, end_ns: int, num_pieces: int = 
         return None
     begin_ns = int(recent.start_ns[0])
     span_ns = max(end_ns - begin_ns, 1)
-    piece = np.minimum((recent.end_ns - begin_ns) * num_pieces // span_ns, num_pieces - 1)
+    piece = np.minimum((recent.end_ns - begin_ns) * _NUM_PIECES // span_ns, _NUM_PIECES - 1)
     spark = [
         usual_length_ns(select(recent, piece == number)) if (piece == number).any() else None
-        for number in range(num_pieces)
+        for number in range(_NUM_PIECES)
     ]
     median, p90, p99 = (int(value) for value in np.percentile(single, (50, 90, 99)))
     return StepTimes(rank, len(single), span_ns, median, p90, p99, tuple(spark))

@@ -81,7 +81,7 @@ class SlowdownWatch:
         return slowdown_of(shift, reason, steps, None if known is None else known.began_ns)
 
 
-def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: int | None = None) -> StepSlowdown:
+def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: int | None) -> StepSlowdown:
     """Return the slow-down with its times, as far as its steps are among these."""
     begins = np.flatnonzero(steps.number == shift.first_step)
     ends = np.flatnonzero(steps.number == shift.last_step) if shift.last_step is not None else begins[:0]

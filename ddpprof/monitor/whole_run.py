@@ -38,8 +38,6 @@ _FLAGS = {
     StepFlag.BEGAN_EPOCH: "began an epoch",
 }
 
-_NO_SLOWDOWNS = Slowdowns()
-
 
 def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> RankWholeRun:
     """Return the rank's training in few numbers. Without its course over time, only what is needed to compare ranks."""
@@ -68,10 +66,7 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
 
 
 def whole_run(
-    ranks: Sequence[RankWholeRun],
-    found: Slowdowns = _NO_SLOWDOWNS,
-    hang: Verdict | None = None,
-    captures: tuple[int, ...] = (),
+    ranks: Sequence[RankWholeRun], found: Slowdowns, hang: Verdict | None, captures: tuple[int, ...]
 ) -> WholeRun:
     """Return the whole training of all ranks that left a pulse, of which there is at least one."""
     begin_ns, end_ns = min(one.created_ns for one in ranks), max(one.last_ns for one in ranks)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jobs import DDPPROF, Run, fingerprint, on_ranks, script, without_torch_aborting
 from processes import started, wait_until
+from pulses import no_samples
 from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training, pulses
 
 from ddpprof.model.pulse import Ended, Pulse, select
@@ -80,7 +81,7 @@ def test_own_time_is_without_waiting_wherever_a_rank_waits(
     assert done.returncode == 0, done.stderr
     changes = {}
     for pulse in pulses(tmp_path / "run"):
-        before, after = (portrait(select(pulse.steps, rows)) for rows in _before_and_after(pulse, 60))
+        before, after = (portrait(select(pulse.steps, rows), no_samples()) for rows in _before_and_after(pulse, 60))
         assert before is not None
         assert after is not None
         changes[pulse.identity.rank] = Change(before, after)

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import pytest
-from pulses import MS, samples_of, steps_of
+from pulses import MS, no_samples, samples_of, steps_of
 
-from ddpprof.model.pulse import PulseSamples, select
+from ddpprof.model.pulse import select
 from ddpprof.model.slowdown import SlowdownCause, StepPart
 from ddpprof.monitor.causes import Change, Reason, portrait, reason_for
 
 
 def change(before: dict[str, float], after: dict[str, float], **per_step: tuple[float, float]) -> Change:
     steps = steps_of([before] * 100 + [after] * 100)
-    samples: PulseSamples | None = None
-    if per_step:
-        samples = samples_of(steps, **{name: [a] * 100 + [b] * 100 for name, (a, b) in per_step.items()})
+    samples = samples_of(steps, **{name: [a] * 100 + [b] * 100 for name, (a, b) in per_step.items()})
     parts = [portrait(select(steps, slice(*span)), samples) for span in ((0, 100), (100, 200))]
     assert parts[0] is not None
     assert parts[1] is not None
@@ -63,7 +61,7 @@ def every_third_known(one: dict[str, float]) -> list[dict[str, float]]:
 
 
 def test_it_is_the_link_even_if_only_some_steps_know_their_waiting() -> None:
-    before, after = (portrait(steps_of(every_third_known(one))) for one in ({}, WAITS))
+    before, after = (portrait(steps_of(every_third_known(one)), no_samples()) for one in ({}, WAITS))
     assert before is not None
     assert after is not None
     assert (after.wait_ns, after.parts[StepPart.BACKWARD]) == (22 * MS, 20 * MS)

@@ -21,11 +21,5 @@ def test_a_flag_of_one_rank_is_that_of_all() -> None:
     assert steps.is_usual.tolist() == [True, False]
 
 
-def test_only_later_steps_are_wanted() -> None:
-    steps = common_steps({0: steps_of([{}] * 4)}, after=1)
-    assert steps is not None
-    assert steps.number.tolist() == [2, 3]
-
-
 def test_there_are_no_steps_without_ranks() -> None:
     assert common_steps({}) is None
