@@ -32,7 +32,7 @@ import re
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ddpprof import own_files
 from ddpprof.files import Location
@@ -82,6 +82,8 @@ _TENSORBOARD_FILE = re.compile(r"^events\.out\.tfevents\.\d+\.ddpprof$|\.pt\.tra
 
 
 _REPEATED = re.compile(r"^run-([1-9]\d{0,5})$")
+
+_T = TypeVar("_T")
 
 
 def attempt_directory(number: int) -> str:
@@ -213,6 +215,16 @@ def read_world_size(directory: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return size if isinstance(size, int) else None
+
+
+def read_json(path: Location, content: type[_T]) -> _T | None:
+    """Return the content of a JSON file that ddpprof wrote; ``None`` if it cannot be read."""
+    import msgspec  # `ddpprof --help` need not wait for it
+
+    try:
+        return msgspec.json.decode(read_small(path), type=content)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:

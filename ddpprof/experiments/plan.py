@@ -190,12 +190,10 @@ def write_plan(directory: Path, experiment: Experiment) -> None:
 
 def is_of_this_user(directory: Path, experiment: Experiment) -> bool:
     """Return whether this user wrote that plan there; others could otherwise have any command run."""
-    key = user_key()
-    try:
-        seal = msgspec.json.decode(read_small(directory / EXPERIMENT_FILE), type=_Seal).seal
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    key, found = user_key(), rundir.read_json(directory / EXPERIMENT_FILE, _Seal)
+    if key is None or found is None or found.seal is None:
         return False
-    return key is not None and seal is not None and is_seal_of(seal, _sealed(experiment), key)
+    return is_seal_of(found.seal, _sealed(experiment), key)
 
 
 class _Seal(msgspec.Struct):
@@ -252,7 +250,4 @@ def write_end(folder: Path, ended: Ended) -> None:
 
 def read_end(folder: Location) -> Ended | None:
     """Return how the trial ended; ``None`` if it was not completed."""
-    try:
-        return msgspec.json.decode(read_small(folder / TRIAL_FILE), type=Ended)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    return rundir.read_json(folder / TRIAL_FILE, Ended)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-import msgspec
-
 from ddpprof.errors import RemoteError
 from ddpprof.files import Location
-from ddpprof.files.small import read_small
 from ddpprof.load.record import BadRecordError, load_record
 from ddpprof.model import Attempt
 from ddpprof.model.run_file import RunFile
-from ddpprof.rundir import FORMAT, RUN_FILE, ranks_in, steps_file
+from ddpprof.rundir import FORMAT, RUN_FILE, ranks_in, read_json, steps_file
 
 
 def shown_attempt(attempts: Mapping[int, Location]) -> int:
@@ -67,6 +64,4 @@ def _holds_anything(path: Location) -> bool:
 
 
 def _about(path: Location) -> RunFile:
-    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return msgspec.json.decode(read_small(path / RUN_FILE), type=RunFile)
-    return RunFile(format=FORMAT, run_id="")
+    return read_json(path / RUN_FILE, RunFile) or RunFile(format=FORMAT, run_id="")

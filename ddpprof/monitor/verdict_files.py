@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from ddpprof import own_files, rundir
 from ddpprof.files import Location
-from ddpprof.files.small import read_small
 from ddpprof.model.hang import Verdict
 from ddpprof.model.slowdown import Slowdowns
-
-_T = TypeVar("_T")
 
 
 def write_verdict(directory: Path, verdict: Verdict) -> None:
@@ -23,7 +19,7 @@ def write_verdict(directory: Path, verdict: Verdict) -> None:
 
 def read_verdict(directory: Location) -> Verdict | None:
     """Return the last verdict on a job that hung, if any."""
-    return _read(directory / rundir.HANG_FILE, Verdict)
+    return rundir.read_json(directory / rundir.HANG_FILE, Verdict)
 
 
 def write_slowdowns(directory: Path, found: Slowdowns) -> None:
@@ -34,11 +30,4 @@ def write_slowdowns(directory: Path, found: Slowdowns) -> None:
 
 def read_slowdowns(directory: Location) -> Slowdowns | None:
     """Return the slow-downs and pauses so far, if a watcher has written them."""
-    return _read(directory / rundir.SLOWDOWNS_FILE, Slowdowns)
-
-
-def _read(path: Location, of_type: type[_T]) -> _T | None:
-    try:
-        return msgspec.json.decode(read_small(path), type=of_type)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    return rundir.read_json(directory / rundir.SLOWDOWNS_FILE, Slowdowns)

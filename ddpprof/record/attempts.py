@@ -10,8 +10,6 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from ddpprof import rundir
 from ddpprof.linux_files import stat_of
 from ddpprof.model.run_file import RunFile, TorchrunJob
@@ -58,13 +56,10 @@ def is_restart(directory: Path, settings: Settings, environment: Mapping[str, st
 
 
 def _is_of_this_job(directory: Path, mine: TorchrunJob | None, settings: Settings) -> bool:
-    try:
-        about = msgspec.json.decode((directory / rundir.RUN_FILE).read_bytes(), type=RunFile)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    about = rundir.read_json(directory / rundir.RUN_FILE, RunFile)
+    if mine is None or about is None or about.elastic is None:
         return False
     found = about.elastic
-    if mine is None or found is None:
-        return False
     if found.host == mine.host and found.pid in _this_and_ancestors():
         return False  # another recording of the same process, or of one of its ancestors
     if found.agent == mine.agent:
