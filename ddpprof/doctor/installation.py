@@ -60,8 +60,8 @@ def _requirements() -> list[tuple[str, str, str, str | None]]:
 
 
 def _satisfies(version: str, sign: str, bound: str) -> bool:
-    has, wants = ([int(digits) for digits in re.findall(r"\d+", text)][:3] for text in (version.split("+")[0], bound))
-    wants += [0] * (3 - len(wants))
+    numbers = (re.findall(r"\d+", text) for text in (version.split("+")[0], bound))
+    has, wants = ([int(digits) for digits in (*found, 0, 0)][:3] for found in numbers)
     return has >= wants if sign == ">=" else has < wants
 
 

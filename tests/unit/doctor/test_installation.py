@@ -35,6 +35,13 @@ def test_a_version_that_does_not_do(name: str, version: str, said: str, monkeypa
     assert (found.verdict, found.found) == ("FAIL", said)
 
 
+def test_a_version_may_have_fewer_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda asked: {"torch": "2.6", "pandas": "4"}.get(asked) or honest(asked))
+    (found,) = installation.check_versions(HERE)
+    assert found.found == "pandas 4 (needs <4)"
+
+
 def test_what_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name in ("msgspec", "plotly"):
