@@ -182,6 +182,7 @@ def measure(recordings: Path) -> dict[str, Any]:
         "simulated": {
             "steady_steps": sum(one["steps"] for one in alarms),
             "false_alarms": sum(one["alarms"] for one in alarms),
+            "withdrawn": sum(one["withdrawn"] for one in alarms),
             **{
                 name: sum(row[name] for row in rows) for name in ("plants", "found_in_time", "within_3_points", "ended")
             },
@@ -197,7 +198,8 @@ def share(part: int, whole: int) -> str:
 def table(results: dict[str, Any]) -> list[str]:
     real, simulated = results["real"], results["simulated"]
     planted, found = simulated["plants"], real["found"]
-    alarms = f"{simulated['false_alarms']} in {simulated['steady_steps']:,} steady steps"
+    alarms, withdrawn = simulated["false_alarms"], simulated["withdrawn"]
+    of_steady = f"{alarms} in {simulated['steady_steps']:,} steady steps, {withdrawn} withdrawn"
     points = f"size within {POINTS:.0f} percentage points"
     rows = (
         (
@@ -210,7 +212,7 @@ def table(results: dict[str, Any]) -> list[str]:
         (points, share(simulated["within_3_points"], planted), share(real["within_3_points"], found)),
         ("its end found", share(simulated["ended"], planted), ""),
         ("right cause, part and rank", "", share(real["right_cause"], found)),
-        ("slow-downs without a plant", alarms, f"{real['without_a_plant']} in {real['steps']:,} steps"),
+        ("slow-downs without a plant", of_steady, f"{real['without_a_plant']} in {real['steps']:,} steps"),
     )
     return [
         "| | simulated jobs | real jobs of two ranks |",

@@ -5,7 +5,7 @@
     window      mean of the middle half of the last 32 values
     slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows)
 
-The noise of windows is learned from the last 2048 values, those of slow-downs without what these added, and so contains
+The noise of windows is learned from the last 1024 values, those of slow-downs without what these added, and so contains
 what values in a row have in common. Windows in which steps settle at two lengths more than 10 % apart do not count as
 noise: they contain a slow-down too short to be found. A slow-down is withdrawn if its own steps turn out to differ as
 much as that; one among the first 512 values also if later steps do. Steps that are longer for a known reason
@@ -83,7 +83,7 @@ class Windows:
     """number of normal values below which nothing is found"""
     most_normal: int = 512
     """number of last normal values that say how long normal steps take"""
-    most_noise: int = 2048
+    most_noise: int = 1024
     """number of last values that say how much values differ"""
     recent: int = 192
     """number of last normal values that say how long steps took just before a slow-down, and that lower the level if
@@ -101,7 +101,7 @@ OF_SUMMARIES = Windows(
     part=1,
     least_normal=8,
     most_normal=64,
-    most_noise=256,
+    most_noise=128,
     recent=16,
     refresh=1,
     averages_pairs=False,
