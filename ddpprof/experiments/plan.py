@@ -234,7 +234,8 @@ def _what_is_wrong(experiment: Experiment) -> str | None:
         return f"it has {experiment.rounds} rounds of {len(experiment.variants)} variants"
     steps = (experiment.skip_first, experiment.timed_steps)
     numbers = [number for one in experiment.variants for number in (one.nproc, one.profiled_steps, one.ddp_blocks)]
-    if not all(0 <= number <= _LARGEST_NUMBER for number in (*steps, *numbers)):
+    is_in_range = all(0 <= number <= _LARGEST_NUMBER for number in (*steps, *numbers))
+    if not is_in_range or not all(one.nproc for one in experiment.variants):
         return "a number of steps or processes in it is out of range"
     return None
 

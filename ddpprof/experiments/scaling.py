@@ -91,7 +91,7 @@ def build_scaling(experiment: Experiment, results: Sequence[TrialResult]) -> Sca
     points = [
         _point(experiment, results, number, bases[variant.label])
         for number, variant in enumerate(experiment.variants)
-        if not variant.without_ddp
+        if not variant.without_ddp and variant.label in bases
     ]
     known = [point for point in points if point is not None]
     if not known:

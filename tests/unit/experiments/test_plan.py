@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from experiments import PLAN
+from msgspec import to_builtins
 
 from ddpprof.errors import NotARun
 from ddpprof.experiments.plan import (
@@ -20,6 +21,9 @@ from ddpprof.experiments.plan import (
     write_end,
     write_plan,
 )
+
+PLAIN = to_builtins(PLAN)
+"""the plan as it lies in its file"""
 
 
 def test_a_plan_comes_back_as_it_went(tmp_path: Path) -> None:
@@ -62,6 +66,7 @@ def test_shares_add_up_over_the_processes() -> None:
         pytest.param(json.dumps({"format": 1}), "is not ddpprof's", id="without-a-plan"),
         pytest.param(json.dumps({"format": 2}), "newer ddpprof", id="newer"),
         pytest.param("[1]", "is not ddpprof's", id="no-object"),
+        pytest.param(json.dumps(PLAIN | {"variants": [{"nproc": 0}]}), "processes in it is out of", id="no-process"),
     ],
 )
 def test_what_is_no_plan_is_said(tmp_path: Path, text: str | None, complaint: str) -> None:

@@ -89,6 +89,11 @@ def test_without_the_single_process_there_is_no_scaling() -> None:
     assert build_experiment(experiment, [result(1, 0, (12,))]) is None
 
 
+def test_there_is_no_scaling_without_a_base() -> None:
+    experiment = planned(ExperimentKind.SCALE, Variant(1, "a=1", without_ddp=True), Variant(2))
+    assert build_experiment(experiment, [result(number, 0, (12,)) for number in range(2)]) is None
+
+
 def test_a_sweep_is_compared_at_equal_totals() -> None:
     report = sweep_report()
     assert isinstance(report, SweepReport)
