@@ -167,9 +167,13 @@ def as_kept(experiment: Experiment) -> Experiment:
 
 
 def _variant_as_kept(variant: Variant) -> Variant:
+    label, configuration = (
+        " ".join(words_without_secrets(text.split(" "))) for text in (variant.label, variant.configuration)
+    )
     return replace(
         variant,
-        label=" ".join(words_without_secrets(variant.label.split(" "))),
+        label=label,
+        configuration=configuration,
         words=tuple(words_without_secrets(variant.words)),
         places=_values_as_kept(variant.places),
         variables=_values_as_kept(variant.variables),

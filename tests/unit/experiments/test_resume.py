@@ -64,11 +64,17 @@ def test_a_plan_that_somebody_changed_is_no_longer_this_users(tmp_path: Path) ->
 def test_secrets_of_a_command_are_not_kept_and_it_is_gone_on_with_when_given_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    variant = Variant(1, label="--token=S1", words=("--token=S2",), variables={"HF_TOKEN": "S3", "MODE": "plain"})
+    variant = Variant(
+        1,
+        label="--token=S1",
+        configuration="HF_TOKEN=S5",
+        words=("--token=S2",),
+        variables={"HF_TOKEN": "S3", "MODE": "plain"},
+    )
     given = replace(planned(ExperimentKind.SWEEP, variant, rounds=1), command=("train.py", "--api-key", "S4"))
     open_experiment(tmp_path, given, force=False)
     kept = (tmp_path / "experiment.json").read_text()
-    assert not any(f"S{number}" in kept for number in range(1, 5))
+    assert not any(f"S{number}" in kept for number in range(1, 6))
     assert "plain" in kept
     assert main(["sweep", "--resume", str(tmp_path)]) == 2
     assert f"ddpprof sweep --out {tmp_path}" in capfd.readouterr().err
