@@ -13,6 +13,8 @@ from ddpprof.job_watch.look import Look, Say
 _FIRST_LOOK_S = 3.0
 _SHARE = 0.02
 """most of a core that each kind of looking may take, on average"""
+_LONG_S = 1.0
+"""seconds from which on a look takes long"""
 
 
 class RunWatch:
@@ -48,29 +50,20 @@ class RunWatch:
 
     def _look_until_the_end(self) -> None:
         first_s, time_of_day_s = _now_s() + _FIRST_LOOK_S, _time_of_day_s()
-        due: dict[Look, float] = {}
-        times_of_day: dict[Look, float] = {}
-        while not self._ending.wait(max(0.1, min(due.values(), default=first_s) - _now_s())):
+        turns: list[_Turn] = []
+        slow_s = 0.0
+        while not self._ending.wait(max(0.1, min((turn.due_s for turn in turns), default=first_s) - _now_s())):
             directory = self._directory()
             if directory is None:
                 continue
             self._name_top(directory)
-            if not due:
-                looks = self._looks()
-                due, times_of_day = dict.fromkeys(looks, _now_s()), dict.fromkeys(looks, time_of_day_s)
-            for look in due:
-                late_s = _now_s() - due[look]
-                if late_s < 0:
-                    continue
-                began, time_of_day_s = time.thread_time(), _time_of_day_s()
-                missed_s = max(late_s, abs(time_of_day_s - times_of_day[look]))
-                times_of_day[look] = time_of_day_s
-                look.at(directory, missed_s)
-                took_s = time.thread_time() - began
-                due[look] = _now_s() + max(look.every_s, took_s / _SHARE)
+            turns = turns or [_Turn(look, time_of_day_s) for look in self._looks()]
+            for turn in turns:
+                if _now_s() >= turn.due_s:
+                    slow_s += turn.look_at(directory, slow_s)
         directory = self._directory()
         if directory is not None:
-            for look in due or self._looks():
+            for look in [turn.look for turn in turns] or self._looks():
                 look.last_time(directory)
 
     def _looks(self) -> tuple[Look, ...]:
@@ -94,6 +87,34 @@ class RunWatch:
     def _directory(self) -> Path | None:
         """Return the directory of the attempt that runs now, once there is one."""
         return rundir.last_attempt(self._out) if rundir.is_run(self._out) else None
+
+
+class _Turn:
+    """One kind of looking: when it is due, and how it went the last time."""
+
+    def __init__(self, look: Look, time_of_day_s: float) -> None:
+        self.look = look
+        self.due_s = _now_s()
+        self._time_of_day_s = time_of_day_s
+        self._slow_s = 0.0
+        self._took_long = False
+
+    def look_at(self, directory: Path, slow_s: float) -> float:
+        """Look at the run; return the seconds that it took if it takes long again and again, as on slow storage.
+
+        `slow_s`: sum of these seconds so far. They make looks late, though the time has not gone on unseen.
+        """
+        began_s, began_cpu_s, time_of_day_s = _now_s(), time.thread_time(), _time_of_day_s()
+        late_s = began_s - self.due_s - (slow_s - self._slow_s)
+        missed_s = max(late_s, abs(time_of_day_s - self._time_of_day_s))
+        self._time_of_day_s = time_of_day_s
+        self.look.at(directory, missed_s)
+        lasted_s, took_long_before = _now_s() - began_s, self._took_long
+        self._took_long = lasted_s > _LONG_S
+        own_slow_s = lasted_s if self._took_long and took_long_before else 0.0
+        self._slow_s = slow_s + own_slow_s
+        self.due_s = _now_s() + max(self.look.every_s, (time.thread_time() - began_cpu_s) / _SHARE)
+        return own_slow_s
 
 
 def _now_s() -> float:

@@ -31,6 +31,43 @@ class Noting:
         pass
 
 
+class Slow:
+    """A look that takes a minute, each time or only once."""
+
+    every_s = 0.1
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, always: bool) -> None:
+        self._lasted_s, self._always = 0.0, always
+        time_of_day, clock = time.time, time.clock_gettime
+        monkeypatch.setattr(time, "time", lambda: time_of_day() + self._lasted_s)
+        monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + self._lasted_s)
+
+    def at(self, _directory: Path, _missed_s: float) -> None:
+        if self._always or not self._lasted_s:
+            self._lasted_s += 60
+
+    def last_time(self, _directory: Path) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "always", [pytest.param(False, id="the-machine-slept-meanwhile"), pytest.param(True, id="storage-is-slow")]
+)
+def test_no_time_is_missed_because_another_look_takes_long_again_and_again(
+    always: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    look = Noting(lambda: None)
+    slow = Slow(monkeypatch, always)
+    monkeypatch.setattr(run_watch, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(RunWatch, "_directory", lambda _: tmp_path)
+    monkeypatch.setattr(RunWatch, "_looks", lambda _: (look, slow))
+    watch = RunWatch(tmp_path, pytest.fail, kill_after_s=None)
+    watch.start()
+    wait_until(lambda: len(look.missed_s) >= 5, "five looks")
+    watch.end()
+    assert [round(missed_s, -1) for missed_s in look.missed_s[:5]] == [0, 60, 0, 0, 0]
+
+
 @pytest.mark.parametrize("by_s", [3600, -3600])
 def test_a_clock_that_is_set_is_noticed(by_s: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     now = time.time
