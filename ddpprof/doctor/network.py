@@ -56,14 +56,13 @@ def check_nccl_interface(_context: Context) -> Iterator[CheckResult]:
 
 
 def _of_pattern(asked: str) -> list[str]:
-    """Return the matching interfaces: NCCL takes prefixes, prefixes to avoid after ``^``, whole names after ``=``."""
-    every = _up()
-    words = asked.lstrip("^=").split(",")
-    if asked.startswith("^"):
-        return [name for name in every if not name.startswith(tuple(words))] or [asked]
-    if asked.startswith("="):
+    """Return the matching interfaces: NCCL takes prefixes, or whole names after ``=``; a ``^`` first avoids them."""
+    avoids, rest = asked.startswith("^"), asked.removeprefix("^")
+    are_whole, words = rest.startswith("="), rest.removeprefix("=").split(",")
+    if are_whole and not avoids:
         return words
-    return [name for name in every if name.startswith(tuple(words))] or [asked]
+    named = [name for name in _up() if (name in words if are_whole else name.startswith(tuple(words)))]
+    return [name for name in _up() if (name in named) != avoids] or [asked]
 
 
 def _judge_asked(name: str, variable: str, interfaces: Sequence[str]) -> CheckResult:

@@ -167,17 +167,22 @@ def as_kept(experiment: Experiment) -> Experiment:
 
 
 def _variant_as_kept(variant: Variant) -> Variant:
-    label, configuration = (
-        " ".join(words_without_secrets(text.split(" "))) for text in (variant.label, variant.configuration)
-    )
-    return replace(
+    kept = replace(
         variant,
-        label=label,
-        configuration=configuration,
         words=tuple(words_without_secrets(variant.words)),
         places=_values_as_kept(variant.places),
         variables=_values_as_kept(variant.variables),
     )
+    hidden = [*zip(variant.words, kept.words, strict=True)]
+    for before, after in ((variant.places, kept.places), (variant.variables, kept.variables)):
+        hidden += [(f"{name}={value}", f"{name}={after[name]}") for name, value in before.items()]
+
+    def without_secrets(text: str) -> str:
+        for shown, instead in hidden:
+            text = text.replace(shown, instead)
+        return " ".join(words_without_secrets(text.split(" ")))
+
+    return replace(kept, label=without_secrets(variant.label), configuration=without_secrets(variant.configuration))
 
 
 def _values_as_kept(values: Mapping[str, str]) -> dict[str, str]:

@@ -186,20 +186,25 @@ class Captures:
     def _handle(self, request: CaptureRequest) -> Iterator[CaptureAnswer]:
         """Answer a request, in the thread that listens."""
         board = self._board
-        if board is None or self.request is not None or self._over is not None:
-            yield CaptureAnswer(
-                refused="a capture is under way." if board is not None else "the job has only begun. Ask again soon."
-            )
+        if board is None:
+            yield CaptureAnswer(refused="the job has only begun. Ask again soon.")
             return
-        number = self._number
         try:
-            if request.slower_than is not None:
-                yield CaptureAnswer(armed=True, number=number)
+            if request.slower_than is not None and not self._is_busy:
+                yield CaptureAnswer(armed=True, number=self._number)
                 yield from self._await_slow_down(request.slower_than)
+            if self._is_busy:
+                yield CaptureAnswer(refused="a capture is under way.")
+                return
+            number = self._number
             board.post(f"request-{number}", msgspec.json.encode(request).decode())
             yield from self._follow(board, number)
         except _BOARD_FAILS as error:
             yield CaptureAnswer(refused=f"the job ends, or its ranks cannot reach each other: {error}.")
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.request is not None or self._over is not None
 
     def _await_slow_down(self, factor: float) -> Iterator[CaptureAnswer]:
         """Wait until steps take `factor` times as long as usual. Answers each second show whether the client left."""

@@ -98,17 +98,18 @@ class PulseKeeper:
             if not isinstance(error, RuntimeError):
                 self._warn(f"takes no requests any more: {error}. Training goes on.")
 
-    def close(self) -> None:
-        """Copy what there is, and end."""
+    def close(self) -> bool:
+        """Copy what there is, and end. Return False if a disk that does not answer keeps it from that."""
         if os.getpid() != self._process:
-            return
+            return False
         self._ending.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_S)
-            if self._thread.is_alive():  # a disk that does not answer holds it; the file is still in its hands
-                return
+            if self._thread.is_alive():  # the file is still in its hands
+                return False
         self._keep()
         os.close(self._copy)
+        return True
 
     def _state(self) -> PulseState:
         return layout.decode_state(self._pulse.memory[layout.STATE_AT : layout.STATE_AT + layout.STATE.size])

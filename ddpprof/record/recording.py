@@ -196,7 +196,11 @@ class Recording:
         gather_left()
         try:
             pulse = PulseWriter(self._job.identity(self._notes.device.type, self._window.step), self._training_thread)
-            keeper = PulseKeeper(pulse, last_step, self._training_thread, self._notes.bucket_numels(), self._warn)
+            try:
+                keeper = PulseKeeper(pulse, last_step, self._training_thread, self._notes.bucket_numels(), self._warn)
+            except OSError:
+                pulse.close()
+                raise
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             what = "what ranks do after the recorded steps"
@@ -251,8 +255,8 @@ class Recording:
         pulse.ends_as(ended)
         if self._live is not None:
             self._live.close()
-        keeper.close()
-        pulse.close()
+        if keeper.close():  # otherwise the next job copies it
+            pulse.close()
 
     @harmless
     def close(self, ended: str, place: EndPlace | None = None) -> None:

@@ -160,3 +160,19 @@ def test_cores_of_the_narrowest_group_around_this_process(tmp_path: Path) -> Non
         (groups / inner).mkdir(parents=True)
         (groups / inner / "cpu.max").write_text(cpu_max)
     assert cgroup_cores(tmp_path) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("eth", ["eth0", "eth01"]),
+        ("=eth0", ["eth0"]),
+        ("^eth", ["ib0"]),
+        ("^=eth0", ["eth01", "ib0"]),
+        ("^=eth0,ib0", ["eth01"]),
+        ("wlan", ["wlan"]),
+    ],
+)
+def test_interfaces_are_chosen_as_nccl_chooses_them(asked: str, found: list[str], monkeypatch: Patch) -> None:
+    monkeypatch.setattr(network, "_up", lambda: ["eth0", "eth01", "ib0"])
+    assert network._of_pattern(asked) == found

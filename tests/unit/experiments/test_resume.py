@@ -66,15 +66,15 @@ def test_secrets_of_a_command_are_not_kept_and_it_is_gone_on_with_when_given_aga
 ) -> None:
     variant = Variant(
         1,
-        label="--token=S1",
+        label="--token=S1 --passphrase=of S6 words",
         configuration="HF_TOKEN=S5",
-        words=("--token=S2",),
+        words=("--token=S2", "--passphrase=of S6 words"),
         variables={"HF_TOKEN": "S3", "MODE": "plain"},
     )
     given = replace(planned(ExperimentKind.SWEEP, variant, rounds=1), command=("train.py", "--api-key", "S4"))
     open_experiment(tmp_path, given, force=False)
     kept = (tmp_path / "experiment.json").read_text()
-    assert not any(f"S{number}" in kept for number in range(1, 6))
+    assert not any(f"S{number}" in kept for number in range(1, 7))
     assert "plain" in kept
     assert main(["sweep", "--resume", str(tmp_path)]) == 2
     assert f"ddpprof sweep --out {tmp_path}" in capfd.readouterr().err

@@ -129,6 +129,24 @@ def test_nobody_begins_if_a_rank_does_not_answer(ranks: list[Captures], monkeypa
     assert one.request is None
 
 
+def test_a_request_that_waited_for_a_slow_down_comes_after_captures_of_that_time(
+    ranks: list[Captures], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ranks[0]
+
+    def another_is_captured(_factor: float) -> Iterator[CaptureAnswer]:
+        first._number += 1
+        yield CaptureAnswer(armed=True)
+
+    monkeypatch.setattr(first, "_await_slow_down", another_is_captured)
+    assert first._board is not None
+    first._board.post("start-2", "5")
+    answers = first._handle(CaptureRequest(steps=2, slower_than=2.0))
+    assert [next(answers).armed for _ in range(2)] == [True, True]
+    assert next(answers) == CaptureAnswer(number=2, first_step=5)
+    assert first._board.read("request-2") is not None
+
+
 MS = 1_000_000
 
 

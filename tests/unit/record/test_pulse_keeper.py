@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,21 @@ def test_an_overdue_step_has_a_stack(pulse: PulseWriter, tmp_path: Path, monkeyp
     assert f"{__file__}:" in stack
     assert "in test_an_overdue_step_has_a_stack" in stack
     keeper.close()
+
+
+def test_it_says_if_a_disk_holds_its_copy(pulse: PulseWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the memory must stay: the next job brings it home."""
+    is_held, goes_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_held.set()
+        goes_on.wait()
+
+    monkeypatch.setattr("ddpprof.record.pulse_keeper._ROUND_S", 0.01)
+    monkeypatch.setattr("ddpprof.record.pulse_keeper._END_S", 0.1)
+    keeper = keep(pulse)
+    keeper.each_round = hold
+    assert is_held.wait(60)
+    assert keeper.close() is False
+    goes_on.set()
+    keeper._thread.join()

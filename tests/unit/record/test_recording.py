@@ -1,15 +1,21 @@
-"""A recording says how it ended, also if that was within a capture."""
+"""How a recording begins its pulse, and says how it ended, also if that was within a capture."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from pulse_writers import identity
 
 from ddpprof.model import StepMode
+from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.recording import Recording
 from ddpprof.record.settings import Settings
+
+if TYPE_CHECKING:
+    from ddpprof.record.job import JobRank
 
 STOPPED = "stopped recording: no space left."
 
@@ -59,3 +65,17 @@ def test_recording_stops_within_a_capture(within_a_capture: Recording, main: Ste
     assert (main.said, capture.said) == ([(STOPPED, 13)], [(STOPPED, 13)])
     within_a_capture.close("finished")
     assert len(main.said) == 1, "it has said already how it ended"
+
+
+def test_no_memory_is_left_where_the_run_directory_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = Recording(Settings(str(tmp_path / "run")))
+    mine = identity(tmp_path / "gone")
+    recording._job = cast(
+        "JobRank", SimpleNamespace(rank=0, files=SimpleNamespace(last_step=None), identity=lambda *_: mine)
+    )
+    recording._begin_pulse()
+    assert "does not note what ranks do after the recorded steps: No such file or directory" in capsys.readouterr().err
+    assert isinstance(recording.pulse, NoPulse)
+    assert not Path(mine.shared).exists()
