@@ -157,6 +157,7 @@ def _is_right(plant: dict[str, Any], one: StepSlowdown) -> bool:
 def measure(recordings: Path) -> dict[str, Any]:
     jobs = [told_of_plants(recordings, job.stem) for job in sorted(recordings.glob("*.npz"))]
     simulated = json.loads((recordings / "simulation.json").read_text(encoding="utf-8"))
+    steady = json.loads((recordings / "steady.json").read_text(encoding="utf-8"))
     large = [row for job in jobs for row in job["plants"] if row["size"] >= LEAST]
     found = [row for row in large if row["found_after"] is not None]
     alarms = simulated["false_alarms"].values()
@@ -179,6 +180,11 @@ def measure(recordings: Path) -> dict[str, Any]:
                 for kind in sorted({row["kind"] for row in large})
             },
         },
+        "steady": {
+            "steps": sum(job["steps"] for job in steady.values()),
+            "slowdowns": sum(len(job["slowdowns"]) for job in steady.values()),
+            "said": sum(len(job["said"]) for job in steady.values()),
+        },
         "simulated": {
             "steady_steps": sum(one["steps"] for one in alarms),
             "false_alarms": sum(one["alarms"] for one in alarms),
@@ -196,7 +202,7 @@ def share(part: int, whole: int) -> str:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    real, simulated = results["real"], results["simulated"]
+    real, steady, simulated = results["real"], results["steady"], results["simulated"]
     planted, found = simulated["plants"], real["found"]
     alarms, withdrawn = simulated["false_alarms"], simulated["withdrawn"]
     of_steady = f"{alarms} in {simulated['steady_steps']:,} steady steps, {withdrawn} withdrawn"
@@ -212,7 +218,8 @@ def table(results: dict[str, Any]) -> list[str]:
         (points, share(simulated["within_3_points"], planted), share(real["within_3_points"], found)),
         ("its end found", share(simulated["ended"], planted), ""),
         ("right cause, part and rank", "", share(real["right_cause"], found)),
-        ("slow-downs without a plant", of_steady, f"{real['without_a_plant']} in {real['steps']:,} steps"),
+        ("slow-downs without a plant", "", f"{real['without_a_plant']} in {real['steps']:,} steps"),
+        ("slow-downs of steady jobs", of_steady, f"{steady['slowdowns']} in {steady['steps']:,} steps"),
     )
     return [
         "| | simulated jobs | real jobs of two ranks |",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -71,6 +72,7 @@ def test_no_memory_is_left_where_the_run_directory_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recording = Recording(Settings(str(tmp_path / "run")))
+    recording._training_thread = threading.get_ident()
     mine = identity(tmp_path / "gone")
     recording._job = cast(
         "JobRank", SimpleNamespace(rank=0, files=SimpleNamespace(last_step=None), identity=lambda *_: mine)
