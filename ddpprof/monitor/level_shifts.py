@@ -257,8 +257,8 @@ class LevelShifts:
         return noise_of_windows(values, self._counts.window, self._counts.averages_pairs, TWO_LEVELS)
 
     def _judge_again(self, slow: _Slow) -> None:
-        """Withdraw a slow-down if its own steps show that steps differ as much as that."""
-        if not len(slow.values):
+        """Withdraw a slow-down that has not lasted long if its own steps show that steps differ as much as that."""
+        if not 0 < len(slow.values) <= self._counts.most_normal:
             return
         self._noise = self._noise_of(self._with(slow.without_growth))
         if slow.level(_NOTHING) - slow.base < self._threshold:

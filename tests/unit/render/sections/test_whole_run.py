@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from reports import HOSTILE, report
 from ddpprof.layout import Line, Table
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, Ended, StepFlag
-from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepSlowdown
-from ddpprof.model.whole_run import RankWholeRun
+from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, Slowdowns, StepSlowdown
+from ddpprof.model.whole_run import RankWholeRun, WholeRun
 from ddpprof.monitor.pulse_files import read_pulse
 from ddpprof.monitor.whole_run import whole_run, whole_run_of_rank
 from ddpprof.render.html.report_page import report_page
@@ -38,6 +39,11 @@ def ranks(folder: Path, **second: int) -> tuple[RankWholeRun, ...]:
     return tuple(whole_run_of_rank(rank, read_pulse(folder, rank), with_course=rank == 0) for rank in (0, 1))
 
 
+def whole_run_of(ranks: Sequence[RankWholeRun]) -> WholeRun:
+    """The whole run of these ranks, in which nothing was found."""
+    return whole_run(ranks, Slowdowns(), None, ())
+
+
 SLOWER = StepSlowdown(
     first_step=120,
     last_step=None,
@@ -54,7 +60,7 @@ SLOWER = StepSlowdown(
 @pytest.fixture
 def whole(tmp_path: Path) -> Report:
     last = {"activity": Activity.BACKWARD, "since_ns": BEGIN_NS + 25 * SECOND, "tick_ns": BEGIN_NS + 37 * SECOND}
-    return report(whole_run=whole_run(ranks(tmp_path, **last)))
+    return report(whole_run=whole_run_of(ranks(tmp_path, **last)))
 
 
 def tables(of: Report) -> dict[str, Table]:
@@ -117,7 +123,7 @@ def test_few_steps_do_not_tell_how_long_they_took_at_first(tmp_path: Path) -> No
 
 def said_of_whole_run(folder: Path, steps: list[MadeStep]) -> str:
     write_pulse(folder, 0, steps)
-    run = whole_run((whole_run_of_rank(0, read_pulse(folder, 0), with_course=True),))
+    run = whole_run_of((whole_run_of_rank(0, read_pulse(folder, 0), with_course=True),))
     shown = first_screen(report(whole_run=run), ["run"])
     (said,) = (one.text for one in shown if isinstance(one, Line) and "Whole run" in one.text)
     return said
@@ -140,7 +146,7 @@ def test_many_ranks_show_the_slowest_and_those_without_an_end(whole: Report) -> 
     assert whole.whole_run is not None
     finished, unfinished = whole.whole_run.ranks
     fleet = (*(replace(finished, rank=rank) for rank in range(40)), replace(unfinished, rank=40))
-    table = tables(report(whole_run=whole_run(fleet)))["Ranks in the whole run"]
+    table = tables(report(whole_run=whole_run_of(fleet)))["Ranks in the whole run"]
     assert [row[0] for row in table.rows] == ["40", *map(str, range(15))]
     assert "25 more ranks are in the JSON report" in table.note
 
@@ -153,7 +159,7 @@ def test_a_run_without_recorded_steps_has_a_verdict(whole: Report) -> None:
 
 def test_ranks_that_noted_no_step(tmp_path: Path) -> None:
     write_pulse(tmp_path, 0, [])
-    nothing = report(whole_run=whole_run([whole_run_of_rank(0, read_pulse(tmp_path, 0))]))
+    nothing = report(whole_run=whole_run_of([whole_run_of_rank(0, read_pulse(tmp_path, 0))]))
     assert lines(nothing) == ["No step was noted in 0.0 s."]
     assert tables(nothing)["Ranks in the whole run"].rows[0][3:7] == ("-",) * 4
     assert list(whole_run_chart(nothing)) == []
