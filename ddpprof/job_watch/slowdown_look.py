@@ -68,7 +68,7 @@ class SlowdownLook:
         shown = {one.first_step for one in self._watch.slowdowns}
         for withdrawn in [step for step, growth in self._told.items() if growth and step not in shown]:
             self._told[withdrawn] = 0.0
-            self._say(f"steps from step {withdrawn:,} on turned out to take no longer than others of this job at times")
+            self._say(f"the steps from {withdrawn:,} on turned out to be within the normal range of this job")
         for chain in chains:
             last, step = chain[-1], next((one.first_step for one in chain if one.first_step in self._told), None)
             told = 0.0 if step is None else self._told[step]

@@ -99,7 +99,7 @@ def test_slow_downs_that_follow_each_other_are_one(launcher: Launcher) -> None:
 
 def test_a_slow_down_of_which_it_spoke_may_turn_out_to_have_been_none(launcher: Launcher) -> None:
     assert launcher.looks(1021, slow(1000)) == [RISE]
-    withdrawn = "steps from step 100 on turned out to take no longer than others of this job at times"
+    withdrawn = "the steps from 100 on turned out to be within the normal range of this job"
     assert launcher.looks(1400) == [withdrawn]
     assert launcher.looks(1402) == []
 
