@@ -81,6 +81,8 @@ TRAINED = {
         r"\[GPU\d\] Epoch \d+ \| Batchsize: \d+ \| Steps: \d+", launches_itself=True,
     ),
 }  # fmt: skip
+STDOUT_OF_RANK_0 = ("--redirects", "1:1")
+"""what rank 1 prints goes to a file: torchrun starts ranks unbuffered, and lines in pieces would mix in one pipe"""
 OF_ACCELERATE = ["test_sync", "test_script"]
 
 
@@ -126,9 +128,9 @@ def written(file: IO[str]) -> str:
 
 def with_and_without(job: Published, folders: list[Path], out: Path) -> list[str]:
     """Return what the script prints, without ddpprof and with it. `folders`: where; it may leave files there."""
-    words = job.words.split()
-    plain = [sys.executable] if job.launches_itself else [*TORCHRUN, *TWO_RANKS]
-    traced = [*DDPPROF, "trace", "--quiet", "--force", "--out", str(out), *([] if job.launches_itself else TWO_RANKS)]
+    words, ranks = job.words.split(), [] if job.launches_itself else [*TWO_RANKS, *STDOUT_OF_RANK_0]
+    plain = [sys.executable] if job.launches_itself else [*TORCHRUN, *ranks]
+    traced = [*DDPPROF, "trace", "--quiet", "--force", "--out", str(out), *ranks]
     printed = []
     for done in (
         without_torch_aborting(lambda: run_until_it_ends([*plain, *words], folders[0], job.num_tries)),
