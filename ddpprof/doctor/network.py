@@ -61,8 +61,11 @@ def _of_pattern(asked: str) -> list[str]:
     are_whole, words = rest.startswith("="), rest.removeprefix("=").split(",")
     if are_whole and not avoids:
         return words
-    named = [name for name in _up() if (name in words if are_whole else name.startswith(tuple(words)))]
-    return [name for name in _up() if (name in named) != avoids] or [asked]
+
+    def is_named(name: str) -> bool:
+        return name in words if are_whole else name.startswith(tuple(words))
+
+    return [name for name in _up() if is_named(name) != avoids] or [asked]
 
 
 def _judge_asked(name: str, variable: str, interfaces: Sequence[str]) -> CheckResult:

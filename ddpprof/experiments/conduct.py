@@ -131,8 +131,9 @@ def conduct(
     for trial in trials:
         if trial.variant in failed or trial.variant in stopped:
             continue
-        with writing(directory / trial.name, CannotRecord):
-            folder, variant = (directory / trial.name).absolute(), experiment.variants[trial.variant]
+        folder, variant = directory / trial.name, experiment.variants[trial.variant]
+        with writing(folder, CannotRecord):
+            folder = folder.absolute()
             ended = _run(folder, experiment, variant, trial_settings(folder, experiment, variant))
         yield trial, ended
         if ended is None:

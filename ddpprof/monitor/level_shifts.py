@@ -56,7 +56,7 @@ class LevelShift:
 
     @property
     def lost_ns(self) -> int:
-        """By how much its steps together took longer; 0 if it was none."""
+        """Return by how much longer its steps took in all; 0 if it was no slow-down."""
         return (self.after_ns - self.before_ns) * self.num_steps if self.was_slow else 0
 
     @property
@@ -206,7 +206,7 @@ class LevelShifts:
             base = self._slow.base
             self._slow.values.extend(*known, most=self._counts.most_slow)
             self.shifts[-1] = self._slow.shift(_NOTHING, step - 1)
-            self._steady = self._with(self._slow.without_growth if len(self._slow.values) else _NOTHING)
+            self._steady = self._with(self._slow.without_growth)
             self._learn()
         if self._slow is not None and new < base + OVER:
             self._slow = None
@@ -321,8 +321,9 @@ class _Slow:
 
     @property
     def without_growth(self) -> Floats:
-        """What its values would be without the slow-down."""
-        return self.values.values - (self.level(_NOTHING) - self.base)
+        """Return its values less what the slow-down added to them."""
+        values = self.values.values
+        return values - (self.level(_NOTHING) - self.base) if len(values) else values
 
     def shift(self, pending: Floats, last_step: int | None) -> LevelShift:
         return LevelShift(
