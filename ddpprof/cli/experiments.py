@@ -16,7 +16,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.files import local
 
 if TYPE_CHECKING:
-    from ddpprof.experiments.plan import Ended, Experiment, Trial
+    from ddpprof.experiments.plan import Experiment, Trial, TrialEnd
 
 _VARY = (
     "an option of the script (--batch-size=32,64), an argument of DDP (bucket_cap_mb=5,25), or, in capitals, an "
@@ -236,7 +236,7 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
     return False
 
 
-def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: Ended) -> str:
+def _outcome(directory: Path, experiment: Experiment, trial: Trial, ended: TrialEnd) -> str:
     from statistics import median
 
     from ddpprof.load.record import load_record

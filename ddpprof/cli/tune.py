@@ -22,7 +22,7 @@ from ddpprof.files.small import read_small
 from ddpprof.own_files import write_whole
 
 if TYPE_CHECKING:
-    from ddpprof.experiments.plan import Ended, Experiment, Trial
+    from ddpprof.experiments.plan import Experiment, Trial, TrialEnd
     from ddpprof.experiments.tuning_directory import KeptTuning
     from ddpprof.predict.candidates import Shortlist
 
@@ -205,7 +205,7 @@ def _try_all(directory: Path, command: tuple[str, ...]) -> tuple[KeptTuning, boo
     return tuning, False
 
 
-def _say(tuning: KeptTuning, trial: Trial, ended: Ended) -> None:
+def _say(tuning: KeptTuning, trial: Trial, ended: TrialEnd) -> None:
     said = ended.problem
     if said is None:
         steps_ns = [ns for block in tuning.result(trial).blocks_ns for ns in block]

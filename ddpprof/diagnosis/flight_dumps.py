@@ -25,7 +25,7 @@ _MOST_BYTES = 100 * 10**6
 _MOST_FILES = 10_000
 
 
-class Collective(NamedTuple):
+class DumpedCollective(NamedTuple):
     group: str
     sequence: int
     """number in its group"""
@@ -60,7 +60,7 @@ def dumps_in(folder: Path) -> dict[int, Path]:
     return found
 
 
-def read_dump(path: Path) -> tuple[Collective, ...]:
+def read_dump(path: Path) -> tuple[DumpedCollective, ...]:
     """Return the collectives in a dump, oldest first. Raises `DdpprofError` if it is none."""
     try:
         content = read_small(path, _MOST_BYTES)
@@ -73,11 +73,11 @@ def read_dump(path: Path) -> tuple[Collective, ...]:
         raise DdpprofError(f"{path} is not a dump of torch's flight recorder: {error}.") from error
 
 
-def _collective(entry: Mapping[str, Any]) -> Collective:
+def _collective(entry: Mapping[str, Any]) -> DumpedCollective:
     group = entry.get("process_group") or ("", "")
     sizes, dtypes = entry.get("input_sizes") or [[]], entry.get("input_dtypes") or [""]
     name = str(entry.get("profiling_name", "")).rpartition(":")[2]
-    return Collective(
+    return DumpedCollective(
         group=str(group[0]),
         sequence=int(entry.get("collective_seq_id", entry.get("seq_id", 0))),
         name=name,
@@ -87,7 +87,7 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
     )
 
 
-def judge_dumps(ranks: Mapping[int, Sequence[Collective]]) -> Verdict | None:
+def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | None:
     """Return which rank is to blame; ``None`` if all ranks have called the same collectives.
 
     A rank that called another collective than most, under the same number, comes before one that called fewer.
@@ -99,11 +99,11 @@ def judge_dumps(ranks: Mapping[int, Sequence[Collective]]) -> Verdict | None:
     return next(iter((*differing, *missing)), None)
 
 
-_Numbered = dict[int, dict[int, Collective]]
+_Numbered = dict[int, dict[int, DumpedCollective]]
 """rank → number → collective of one group"""
 
 
-def _of_group(ranks: Mapping[int, Sequence[Collective]], group: str) -> _Numbered:
+def _of_group(ranks: Mapping[int, Sequence[DumpedCollective]], group: str) -> _Numbered:
     numbered = {rank: {one.sequence: one for one in called if one.group == group} for rank, called in ranks.items()}
     return {rank: called for rank, called in numbered.items() if called}
 

@@ -19,10 +19,10 @@ from ddpprof.experiments.plan import (
     NETWORK_FILE,
     OUTPUT_FILE,
     PROFILE_DIRECTORY,
-    Ended,
     Experiment,
     ExperimentKind,
     Trial,
+    TrialEnd,
     Variant,
     as_kept,
     is_experiment,
@@ -121,8 +121,8 @@ def _is_done(folder: Path) -> bool:
 
 def conduct(
     directory: Path, experiment: Experiment, trials: list[Trial], stopped: Collection[int] = ()
-) -> Iterator[tuple[Trial, Ended | None]]:
-    """Run `trials`, and yield each as it ends; an interrupted one comes last, without an `Ended`.
+) -> Iterator[tuple[Trial, TrialEnd | None]]:
+    """Run `trials`, and yield each as it ends; an interrupted one comes last, without a `TrialEnd`.
 
     A variant that failed once is left out of later rounds, and so is one that the caller adds to `stopped` meanwhile.
     Raises `CannotRecord`.
@@ -142,7 +142,7 @@ def conduct(
             failed.add(trial.variant)
 
 
-def run_profile(directory: Path, experiment: Experiment) -> Ended | None:
+def run_profile(directory: Path, experiment: Experiment) -> TrialEnd | None:
     """Run the first variant once, recorded as by `ddpprof trace`; return ``None`` if interrupted.
 
     Raises `CannotRecord`.
@@ -164,7 +164,7 @@ def profile_steps(experiment: Experiment, on_accelerator: bool = False) -> int:
     return Schedule(profile_settings(Path(), experiment), on_accelerator).num_steps
 
 
-def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Settings) -> Ended | None:
+def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Settings) -> TrialEnd | None:
     launch.end_jobs_into(folder)
     own_files.remove_folder(folder)
     own_files.make_folder(folder)
@@ -177,7 +177,7 @@ def _run(folder: Path, experiment: Experiment, variant: Variant, settings: Setti
     if outcome.interrupted:
         return None
     _refuse_another_number(folder, experiment, variant)
-    ended = Ended(outcome.exit_code, time.monotonic() - began, _problem(folder, experiment, outcome.exit_code))
+    ended = TrialEnd(outcome.exit_code, time.monotonic() - began, _problem(folder, experiment, outcome.exit_code))
     write_end(folder, ended)
     return ended
 

@@ -141,7 +141,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TrialEnd:
     """How a trial ended."""
 
     exit_code: int
@@ -253,11 +253,11 @@ _MOST_TRIALS = 100_000
 _LARGEST_NUMBER = 10**9
 
 
-def write_end(folder: Path, ended: Ended) -> None:
+def write_end(folder: Path, ended: TrialEnd) -> None:
     """Write how the trial ended. Raises ``OSError``."""
     rundir.write_json(folder / TRIAL_FILE, msgspec.to_builtins(ended))
 
 
-def read_end(folder: Location) -> Ended | None:
+def read_end(folder: Location) -> TrialEnd | None:
     """Return how the trial ended; ``None`` if it was not completed."""
-    return rundir.read_json(folder / TRIAL_FILE, Ended)
+    return rundir.read_json(folder / TRIAL_FILE, TrialEnd)

@@ -25,7 +25,7 @@ class ActivityKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
+class TimelineActivity:
     kind: ActivityKind
     start_ns: int
     end_ns: int
@@ -45,7 +45,7 @@ class TensorOp:
     """time at which all ranks had it"""
     start_ns: int
     end_ns: int
-    activities: tuple[Activity, ...]
+    activities: tuple[TimelineActivity, ...]
     num_bytes: int | None
     """size of its output"""
     ready_ns: Mapping[int, int] = field(default_factory=dict)

@@ -21,7 +21,7 @@ import msgspec
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location
-from ddpprof.horovod.timeline import Activity, ActivityKind, HorovodTimeline, TensorOp
+from ddpprof.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp, TimelineActivity
 from ddpprof.load.inflate import UnreadableError, opened, read_whole
 from ddpprof.load.lenient_json import repair_json
 from ddpprof.load.limits import DEFAULT_LIMITS
@@ -158,7 +158,7 @@ class _Op:
     start_us: int | None = None
     open: list[tuple[str, int]] = field(default_factory=list)
     """names and start times, the outermost first"""
-    activities: list[Activity] = field(default_factory=list)
+    activities: list[TimelineActivity] = field(default_factory=list)
     ready_us: dict[int, int] = field(default_factory=dict)
     copied_in_us: int | None = None
     """time at which its copy into the fusion buffer ended"""
@@ -254,7 +254,7 @@ class _Reader:
 
     def _activity_ends(self, op: _Op, name: str, began: int, ts: int) -> None:
         kind = _kind(name)
-        op.activities.append(Activity(kind, began * 1000, max(began, ts) * 1000))
+        op.activities.append(TimelineActivity(kind, began * 1000, max(began, ts) * 1000))
         if name == "MEMCPY_IN_FUSION_BUFFER":
             op.copied_in_us = ts
         elif kind is ActivityKind.COLLECTIVE and op.group is not None:

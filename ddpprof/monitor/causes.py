@@ -50,7 +50,7 @@ class Portrait:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RankChange:
     """A rank before and in a slow-down."""
 
     before: Portrait
@@ -143,7 +143,7 @@ def _from_system(steps: PulseSteps | PulseSummaries, samples: PulseSamples) -> d
     return {**found, "core_khz": float(np.median(rates)) if len(rates) else None}
 
 
-def reason_for(ranks: Mapping[int, Change]) -> Reason:
+def reason_for(ranks: Mapping[int, RankChange]) -> Reason:
     """Return why the steps of these ranks became longer."""
     longer_ns = float(np.median([change.grew("length_ns") for change in ranks.values()]))
     everybody = tuple(sorted(ranks))
@@ -162,7 +162,7 @@ def reason_for(ranks: Mapping[int, Change]) -> Reason:
     return Reason(SlowdownCause.UNKNOWN, everybody)
 
 
-def _by_system(ranks: Mapping[int, Change], longer_ns: float) -> Reason | None:
+def _by_system(ranks: Mapping[int, RankChange], longer_ns: float) -> Reason | None:
     """Return the reason that the system gives for some ranks."""
     for cause, is_cause in (
         (SlowdownCause.THROTTLED, lambda one: one.grew("throttled_ns") >= _NOTABLE * longer_ns),
@@ -176,20 +176,20 @@ def _by_system(ranks: Mapping[int, Change], longer_ns: float) -> Reason | None:
     return None
 
 
-def _lacks_processor(change: Change, longer_ns: float) -> bool:
+def _lacks_processor(change: RankChange, longer_ns: float) -> bool:
     """Return whether a rank waits for a processor, rather than having more to compute, or sleeping."""
     enough_ns = max(_NOTABLE * longer_ns, _MOST * change.own_ns)
     return change.grew("queued_ns") >= enough_ns and change.grew("cpu_ns") < _HALF * longer_ns
 
 
-def _is_clocked_down(change: Change, longer_ns: float) -> bool:
+def _is_clocked_down(change: RankChange, longer_ns: float) -> bool:
     before, after = change.before.core_khz, change.after.core_khz
     if not before or after is None:
         return False
     return after < _CLOCK_FELL * before and change.grew("cpu_ns") >= _HALF * longer_ns
 
 
-def _by_own_time(guilty: Mapping[int, Change], longer_ns: float, are_all: bool) -> Reason:
+def _by_own_time(guilty: Mapping[int, RankChange], longer_ns: float, are_all: bool) -> Reason:
     worst = max(guilty.values(), key=lambda change: change.slower_ns)
     part = worst.largest_part
     if part is StepPart.DATA:

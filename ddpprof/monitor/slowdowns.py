@@ -13,7 +13,7 @@ import numpy as np
 
 from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, select
 from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
-from ddpprof.monitor.causes import Change, Portrait, Reason, portrait, reason_for
+from ddpprof.monitor.causes import Portrait, RankChange, Reason, portrait, reason_for
 from ddpprof.monitor.job_steps import JobSteps, common_steps
 from ddpprof.monitor.level_shifts import LevelShift, LevelShifts
 
@@ -111,7 +111,7 @@ def reason_between(before: Mapping[int, Portrait], after: Mapping[int, Portrait]
 
     If these all wait, they may wait for one of the job's other ranks.
     """
-    ranks = {rank: Change(before[rank], after[rank]) for rank in before if rank in after}
+    ranks = {rank: RankChange(before[rank], after[rank]) for rank in before if rank in after}
     reason = reason_for(ranks) if ranks else Reason(SlowdownCause.UNKNOWN, ())
     if reason.cause is SlowdownCause.LINK and len(ranks) < world_size:
         return Reason(SlowdownCause.UNKNOWN, reason.ranks)

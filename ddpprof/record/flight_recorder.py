@@ -27,19 +27,19 @@ _LEAST_STEPS = 5
 """number of earlier steps by which a collective is known to be unusual"""
 
 
-class Collective(NamedTuple):
+class GlooCollective(NamedTuple):
     created_ns: int
     """time since 1970"""
     name: str
     numel: int
 
 
-def collectives_of_gloo() -> tuple[Collective, ...]:
+def collectives_of_gloo() -> tuple[GlooCollective, ...]:
     """Return the collectives that this process has launched with gloo, in order; none if torch does not tell."""
     return _dumped_by(_OF_GLOO)
 
 
-def _dumped_by(name: str) -> tuple[Collective, ...]:
+def _dumped_by(name: str) -> tuple[GlooCollective, ...]:
     dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
     if dump is None:
         return ()
@@ -50,19 +50,19 @@ def _dumped_by(name: str) -> tuple[Collective, ...]:
         return ()
 
 
-def _collective(entry: dict[str, Any]) -> Collective:
+def _collective(entry: dict[str, Any]) -> GlooCollective:
     name = str(entry.get("profiling_name", "")).rpartition(":")[2]
     sizes = entry.get("input_sizes") or [[0]]
-    return Collective(int(entry["time_created_ns"]), name, math.prod(sizes[0]))
+    return GlooCollective(int(entry["time_created_ns"]), name, math.prod(sizes[0]))
 
 
-def all_reduces_since(since_ns: int) -> tuple[Collective, ...]:
+def all_reduces_since(since_ns: int) -> tuple[GlooCollective, ...]:
     """Return the all-reduces that this process has launched since then, in order."""
     noted = _dumped_by(_OF_NCCL) or _dumped_by(_OF_GLOO)
     return tuple(one for one in noted if one.name in _ALL_REDUCE and one.created_ns >= since_ns)
 
 
-def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int]) -> Collective | None:
+def unusual_collective(noted: Sequence[GlooCollective], step_starts_ns: Sequence[int]) -> GlooCollective | None:
     """Return the first collective that the last step had more often than any step before it.
 
     Only collectives count with which a rank goes on although no other takes part. `step_starts_ns`: when the last
@@ -84,7 +84,7 @@ def unusual_collective(noted: Sequence[Collective], step_starts_ns: Sequence[int
     return unusual if sum(map(bool, steps[:-1])) >= _LEAST_STEPS else None
 
 
-def place_of(collective: Collective) -> str | None:
+def place_of(collective: GlooCollective) -> str | None:
     """Return the line of the user's code that called a collective of this process, as ``file:line in function``.
 
     Torch looks up all stacks for it, which takes a second. With NCCL that might never end, so it is for gloo only.
@@ -99,7 +99,9 @@ def place_of(collective: Collective) -> str | None:
     return None if place is None else str(place)
 
 
-def last_bucket(launched: Sequence[Collective], bucket_numels: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
+def last_bucket(
+    launched: Sequence[GlooCollective], bucket_numels: Sequence[Sequence[int]]
+) -> tuple[int, int, int] | None:
     """Return module, index and launch, ns since 1970, of the last bucket among the all-reduces of a backward pass.
 
     Each module's reducer goes through its buckets in order. All-reduces of other sizes are not of buckets.

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpprof.errors import CannotRecord
-from ddpprof.record.same_model import Comparison, comparing
+from ddpprof.record.same_model import ModelComparison, comparing
 
 if TYPE_CHECKING:
     from ddpprof.record.session import Session
@@ -97,7 +97,7 @@ def install(distributed: ModuleType) -> None:
         raise CannotRecord(f"this torch's DistributedDataParallel has no {absent[0]}")
     for name, wrapper in wrappers.items():
         _wrap(ddp, name, wrapper)
-    for name, wrapper in comparing(Comparison()).items():
+    for name, wrapper in comparing(ModelComparison()).items():
         owner = ddp if hasattr(ddp, name) else distributed
         if hasattr(owner, name):
             _wrap(owner, name, wrapper)

@@ -25,7 +25,7 @@ _OF_BUCKETS = ("bucket_bytes_cap", "find_unused_parameters", "forward_sync_buffe
 """DDP's attributes that decide which collectives a step has, as far as this torch has them"""
 
 
-class Replica(Struct, frozen=True):
+class DdpModel(Struct, frozen=True):
     """The model and the arguments that one rank gives to DDP."""
 
     parameters: dict[str, tuple[tuple[int, ...], str]]
@@ -33,7 +33,7 @@ class Replica(Struct, frozen=True):
     arguments: dict[str, bool | int]
 
 
-class Comparison:
+class ModelComparison:
     """The comparison of this rank's DDP modules with those of rank 0 of their process groups."""
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ class Comparison:
     def _module(self) -> Any:
         return self._ddp() if self._ddp is not None else None
 
-    def _of_rank_0(self) -> Replica | None:
+    def _of_rank_0(self) -> DdpModel | None:
         """Return what rank 0 has said of its module, if this is another rank."""
         ddp = self._module()
         if ddp is None or ddp.process_group.rank() == 0 or not self._store().check([self._key(ddp)]):
             return None
-        return msgspec.json.decode(self._store().get(self._key(ddp)), type=Replica)
+        return msgspec.json.decode(self._store().get(self._key(ddp)), type=DdpModel)
 
     def _key(self, ddp: Any) -> str:
         group = ddp.process_group.group_name
@@ -90,7 +90,7 @@ class Comparison:
         return dist.distributed_c10d._get_default_store()
 
 
-def comparing(comparison: Comparison) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
+def comparing(comparison: ModelComparison) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
     """Return wrappers of functions that DDP calls while it is constructed, by their names."""
 
     def build(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,7 +120,7 @@ def comparing(comparison: Comparison) -> dict[str, Callable[[Callable[..., Any]]
     return {"_build_params_for_reducer": build, "_verify_param_shape_across_processes": verify}
 
 
-def differing_parameters(mine: Replica, first: Replica) -> Iterator[str]:
+def differing_parameters(mine: DdpModel, first: DdpModel) -> Iterator[str]:
     """Give in words what is different in this rank's parameters from those of rank 0."""
     if not mine.parameters or not first.parameters:
         return
@@ -139,7 +139,7 @@ def differing_parameters(mine: Replica, first: Replica) -> Iterator[str]:
         yield from (f"{name} stands here where {other} stands there" for name, other in pairs if name != other)
 
 
-def differing_arguments(mine: Replica, first: Replica) -> Iterator[str]:
+def differing_arguments(mine: DdpModel, first: DdpModel) -> Iterator[str]:
     """Give in words which arguments of DDP differ from those of rank 0."""
     for name, value in mine.arguments.items():
         other = first.arguments.get(name, value)
@@ -147,10 +147,10 @@ def differing_arguments(mine: Replica, first: Replica) -> Iterator[str]:
             yield f"{name} is {value} here and {other} there"
 
 
-def _describe(ddp: Any) -> Replica:
+def _describe(ddp: Any) -> DdpModel:
     ignored = getattr(ddp, "parameters_to_ignore", ())
     parameters = [(name, one) for name, one in ddp.module.named_parameters() if one.requires_grad]
-    return Replica(
+    return DdpModel(
         {
             name: (tuple(one.shape), str(one.dtype).removeprefix("torch."))
             for name, one in (parameters if len(parameters) <= _MOST_PARAMETERS else ())

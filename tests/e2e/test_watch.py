@@ -15,7 +15,7 @@ from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training, pulses
 
 from ddpprof.model.pulse import Ended, Pulse, select
 from ddpprof.model.slowdown import StepPart
-from ddpprof.monitor.causes import Change, portrait, reason_for
+from ddpprof.monitor.causes import RankChange, portrait, reason_for
 from ddpprof.rundir import pulses_in
 
 pytestmark = [pytest.mark.e2e, NEEDS_SHARED_MEMORY]
@@ -84,7 +84,7 @@ def test_own_time_is_without_waiting_wherever_a_rank_waits(
         before, after = (portrait(select(pulse.steps, rows), no_samples()) for rows in _before_and_after(pulse, 60))
         assert before is not None
         assert after is not None
-        changes[pulse.identity.rank] = Change(before, after)
+        changes[pulse.identity.rank] = RankChange(before, after)
     reason = reason_for(changes)
     assert (reason.ranks, reason.part) == ((1,), part)
     assert changes[1].own_ns == pytest.approx(100e6, rel=0.3)

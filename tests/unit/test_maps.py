@@ -1,7 +1,8 @@
-"""Every folder's ``__init__`` says what each of its files is for, and CONTRIBUTING.md what each folder is for."""
+"""Files and folders say in their maps what they are for, and a class name stands once."""
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,9 @@ def test_contributing_has_every_file_and_folder_of_the_package_itself() -> None:
     named = set(re.findall(r"`([a-z_]+(?:/|\.py))`", text))
     assert folders | files <= named
     assert {name for name in named if name.endswith(".py")} - {"__init__.py"} <= files
+
+
+def test_a_class_name_stands_once() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []

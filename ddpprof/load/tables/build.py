@@ -66,7 +66,7 @@ def build_trace(header: Header, file: TraceRows) -> Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _FoundWork:
     compute: Work
     copies: Work
     collectives: Collectives
@@ -105,7 +105,7 @@ def _steps(file: TraceRows) -> tuple[list[Step], list[str]]:
     return steps, ["the trace has no ProfilerStep marks: steps are counted from one forward to the next"]
 
 
-def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Work:
+def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _FoundWork:
     kernels = file.rows(Role.KERNEL)
     communicates = file.detail[kernels] != UNKNOWN
     compute, talk, copies = (
@@ -134,7 +134,7 @@ def _device_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Wo
     del compute, talk, copies  # the links from kernels to launches are a third of the memory
     copied = _work(file, of_copies, origins.pop())
     computed = _work(file, of_compute, origins[0], file.kernel_of(of_compute))
-    return _Work(computed, copied, collectives, tuple(notes))
+    return _FoundWork(computed, copied, collectives, tuple(notes))
 
 
 class _Queued:
@@ -185,7 +185,7 @@ def _asking(file: TraceRows, talk: _Queued) -> Rows:
     return found
 
 
-def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Work:
+def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _FoundWork:
     in_training = np.isin(file.mark, (Mark.FORWARD, Mark.BACKWARD)) | (file.role == Role.STEP)
     ops = np.flatnonzero(file.is_op & np.isin(file.lane, np.unique(file.lane[in_training])))
     start, end, row = compute_pieces(
@@ -202,7 +202,7 @@ def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Work
     compute = Work(start, end, file.name[row], phases.at(start, lane), step, lane, kernel, start, device)
     no_rows = np.empty(0, np.int64)
     copies = _work(file, no_rows, _Origin(no_rows, no_rows.astype(np.int8), no_rows.astype(np.int32)))
-    return _Work(compute, copies, _host_collectives(file, steps, phases), ())
+    return _FoundWork(compute, copies, _host_collectives(file, steps, phases), ())
 
 
 def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> Collectives:

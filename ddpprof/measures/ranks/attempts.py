@@ -18,7 +18,7 @@ _MODES = (StepMode.OFF, StepMode.LIGHT, StepMode.PROFILED)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AttemptChange:
     """A difference from the previous attempt."""
 
     name: str
@@ -43,7 +43,7 @@ class AttemptSummary:
     """median length of steps of `step_mode`"""
     step_mode: StepMode | None
     ends: tuple[RankEnd, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[AttemptChange, ...]
     step_change: Shift | None
     """ns; ``None`` without steps of the same kind in both"""
     is_shown: bool
@@ -101,11 +101,11 @@ def _hosts(attempt: Attempt) -> tuple[str, ...]:
     return tuple(sorted({record.host for record in attempt.records}))
 
 
-def _changes(before: Attempt, after: Attempt) -> tuple[Change, ...]:
+def _changes(before: Attempt, after: Attempt) -> tuple[AttemptChange, ...]:
     old, new = _facts(before), _facts(after)
     names = dict.fromkeys((*old, *new))
     return tuple(
-        Change(name, old.get(name, "-"), new.get(name, "-")) for name in names if old.get(name) != new.get(name)
+        AttemptChange(name, old.get(name, "-"), new.get(name, "-")) for name in names if old.get(name) != new.get(name)
     )
 
 

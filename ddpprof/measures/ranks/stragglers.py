@@ -83,7 +83,7 @@ class Stragglers:
 
 def find_stragglers(progress: Mapping[int, Sequence[StepProgress]]) -> Stragglers | None:
     """Find stragglers. `progress`: rank → its steps. Returns ``None`` for fewer than two ranks or common steps."""
-    table = _Table(progress)
+    table = _CommonSteps(progress)
     if len(table.ranks) < 2 or len(table.steps) < _FEWEST:
         return None
     step_ns = float(np.median(table.step_ns))
@@ -105,7 +105,7 @@ def find_stragglers(progress: Mapping[int, Sequence[StepProgress]]) -> Straggler
     )
 
 
-class _Table:
+class _CommonSteps:
     """Steps that all ranks have, from the same source. Arrays are [num_ranks, num_steps], ns."""
 
     def __init__(self, progress: Mapping[int, Sequence[StepProgress]]) -> None:
@@ -145,7 +145,7 @@ class _Verdict:
     """index of the first step from which it is late; 0 if it always is"""
 
 
-def _judge(table: _Table, row: int) -> _Verdict:
+def _judge(table: _CommonSteps, row: int) -> _Verdict:
     num_tests = 4 * len(table.ranks)  # two for all steps, and two for those since a change
     since = _change(table.lateness(table.own, row))
     whole = _p_value(table, row, 0) * num_tests
@@ -156,7 +156,7 @@ def _judge(table: _Table, row: int) -> _Verdict:
     return _Verdict(min(1.0, whole, after), since)
 
 
-def _p_value(table: _Table, row: int, since: int) -> float:
+def _p_value(table: _CommonSteps, row: int, since: int) -> float:
     is_last, above = table.is_last[row, since:], table.above_mean(row)[since:]
     last = binomial_tail(int(is_last.sum()), len(is_last), 1 / len(table.ranks))
     return min(last, mean_above_zero(above.tolist()))
@@ -178,7 +178,7 @@ def _change(lateness: _Floats) -> int | None:
     return best if is_sure and after.mean() > 2 * before.mean() else None
 
 
-def _straggler(table: _Table, row: int, verdict: _Verdict) -> Straggler:
+def _straggler(table: _CommonSteps, row: int, verdict: _Verdict) -> Straggler:
     steps = slice(verdict.since, None)
     by_part = {part: _median(table.lateness(values, row)[steps]) for part, values in table.parts.items()}
     part = max(by_part, key=lambda name: by_part[name])

@@ -106,7 +106,7 @@ class _CauseFinder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _OrderedWork:
     """Work by start, then by launch; unknown launches count as last. Work without length ends no gap."""
 
     start_ns: Int64Column
@@ -115,13 +115,13 @@ class _Work:
     is_comm: NDArray[np.bool_]
 
 
-def _work(block: Block) -> _Work:
+def _work(block: Block) -> _OrderedWork:
     """Sort a block of compute, copies and communication."""
     launched = np.where(block.launched_ns == UNKNOWN, _NEVER, block.launched_ns)
     is_comm = block.table == _COMM
     order = np.lexsort((is_comm, launched, block.start_ns))
     order = order[block.end_ns[order] > block.start_ns[order]]
-    return _Work(block.start_ns[order], block.end_ns[order], launched[order], is_comm[order])
+    return _OrderedWork(block.start_ns[order], block.end_ns[order], launched[order], is_comm[order])
 
 
 def _comm_ends(trace: Trace) -> Int64Column:

@@ -19,20 +19,20 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StepVerdict:
     text: str
     numbers: tuple[Number, ...]
 
 
-def verdict(report: Report) -> Verdict:
+def verdict(report: Report) -> StepVerdict:
     """Return the verdict. Its numbers are means over the ranks and the steps, like those of the tables."""
     of_steps = verdict_of_steps(report)
     if report.failure is None:
         return of_steps
-    return Verdict(f"{failure_sentence(report.failure)} {of_steps.text}", of_steps.numbers)
+    return StepVerdict(f"{failure_sentence(report.failure)} {of_steps.text}", of_steps.numbers)
 
 
-def verdict_of_steps(report: Report) -> Verdict:
+def verdict_of_steps(report: Report) -> StepVerdict:
     """Return the verdict on the steps alone: without the sentence on how the job failed."""
     steps = [step for rank in report.ranks for step in report.averaged(rank)]
     if not steps:
@@ -41,7 +41,7 @@ def verdict_of_steps(report: Report) -> Verdict:
     exposed_ns, trailing_ns = mean_of(steps, lambda s: s.exposed_ns) or 0, mean_of(steps, lambda s: s.trailing_ns)
     numbers = [Number("step", _ms(step_ns))]
     if not any(step.num_comm_kernels for step in steps):
-        return Verdict(f"{_step_takes(report, step_ns)}, without communication.", tuple(numbers))
+        return StepVerdict(f"{_step_takes(report, step_ns)}, without communication.", tuple(numbers))
     share = exposed_ns / step_ns if step_ns else None
     numbers += [
         Number("communication", _ms(comm_ns)),
@@ -54,20 +54,20 @@ def verdict_of_steps(report: Report) -> Verdict:
     gains = any(finding.expected_ns and not finding.is_noise for finding in report.findings)
     if report.bound is not None and not gains:
         text += " No DDP setting would recover much of it."
-    return Verdict(text, tuple(numbers))
+    return StepVerdict(text, tuple(numbers))
 
 
-def _of_light_steps(report: Report) -> Verdict:
+def _of_light_steps(report: Report) -> StepVerdict:
     light = [step for rank in report.ranks for step in rank.light_steps]
     if light:
         step_ns = median_of(light, lambda s: s.duration_ns)
         unknown = "" if file_of(report) is not None else " Only profiled steps tell how much of it is communication."
-        return Verdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
+        return StepVerdict(f"{_step_takes(report, step_ns)}.{unknown}", (Number("step", _ms(step_ns)),))
     if report.whole_run is not None and (steps := report.whole_run.steps) is not None:
         unknown = "The steps were only watched: profiled ones would show where the time goes."
         text = f"{_step_takes(report, steps.median_ns)}. {unknown}"
-        return Verdict(text, (Number("step", _ms(steps.median_ns)),))
-    return Verdict("No step was recorded completely.", ())
+        return StepVerdict(text, (Number("step", _ms(steps.median_ns)),))
+    return StepVerdict("No step was recorded completely.", ())
 
 
 def _step_takes(report: Report, step_ns: int | None) -> str:

@@ -44,7 +44,7 @@ class PluginViews:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rank:
+class _ShownRank:
     """One rank's collectives, and which of them lie in a step of the report."""
 
     about: DrawnRank
@@ -80,7 +80,7 @@ def plugin_views(ranks: Iterable[tuple[RankSummary, DrawnRank]]) -> PluginViews:
     return PluginViews(views, tuple(_missing(known, lines, starts)))
 
 
-def _rank(summary: RankSummary, about: DrawnRank) -> _Rank:
+def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
     assert summary.trace is not None, "a rank that is drawn has a trace"
     table = summary.trace.collectives
     comm = table.collectives
@@ -93,10 +93,10 @@ def _rank(summary: RankSummary, about: DrawnRank) -> _Rank:
             end_ns[rows] = np.clip(end_ns[rows], step.start_ns, step.end_ns)
     counts = np.isin(comm.step, about.measured) & (end_ns > start_ns)
     steps = tuple(about.steps[index] for index in about.measured)
-    return _Rank(about, table, summary.trace.bucket_bytes, on_host, steps, start_ns, end_ns, counts)
+    return _ShownRank(about, table, summary.trace.bucket_bytes, on_host, steps, start_ns, end_ns, counts)
 
 
-def _lines(ranks: Sequence[_Rank], matched: MatchedCollectives) -> NDArray[np.int64]:
+def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[np.int64]:
     """Return [n, num_ranks]: rows of the collectives that count on every rank, in their order on the lowest rank."""
     if len(ranks) == 1:
         return np.flatnonzero(ranks[0].counts)[:, None]
@@ -108,7 +108,7 @@ def _lines(ranks: Sequence[_Rank], matched: MatchedCollectives) -> NDArray[np.in
     return in_order
 
 
-def _in_common_order(ranks: Sequence[_Rank], lines: NDArray[np.int64]) -> NDArray[np.int64]:
+def _in_common_order(ranks: Sequence[_ShownRank], lines: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return starts that ascend on every rank: if two collectives began in another order, one is moved earlier.
 
     Backends have several threads or streams, so the plugin would otherwise pair the wrong collectives.
@@ -123,7 +123,7 @@ def _in_common_order(ranks: Sequence[_Rank], lines: NDArray[np.int64]) -> NDArra
 
 
 def _shown(
-    one: _Rank, rows: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+    one: _ShownRank, rows: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> dict[tuple[int, int], PluginCollective]:
     prefix = "gloo" if one.on_host else "nccl"
     comm = one.table.collectives
@@ -140,7 +140,7 @@ def _shown(
     return shown
 
 
-def _missing(ranks: Sequence[_Rank], lines: NDArray[np.int64], starts: NDArray[np.int64]) -> Iterator[str]:
+def _missing(ranks: Sequence[_ShownRank], lines: NDArray[np.int64], starts: NDArray[np.int64]) -> Iterator[str]:
     if not any(one.steps for one in ranks):
         yield "no Distributed view: there are no steps"
         return

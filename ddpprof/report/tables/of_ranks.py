@@ -16,7 +16,7 @@ from ddpprof.report.tree import RankReport, Report
 
 
 @dataclass(frozen=True, slots=True)
-class _Rank:
+class _RankRow:
     about: RankReport
     whole: Overlap | None
     cost: RecordingCost | None
@@ -37,11 +37,12 @@ class _NumberedFinding:
     predicted: Predicted | None
 
 
-def _ranks(report: Report) -> Iterator[_Rank]:
+def _ranks(report: Report) -> Iterator[_RankRow]:
     waiting = {one.rank: one for one in report.across.waiting} if report.across is not None else {}
     memory = {one.rank: one for one in report.memory}
     return (
-        _Rank(one, one.whole, one.recording_cost, waiting.get(one.rank), memory.get(one.rank)) for one in report.ranks
+        _RankRow(one, one.whole, one.recording_cost, waiting.get(one.rank), memory.get(one.rank))
+        for one in report.ranks
     )
 
 
@@ -49,7 +50,7 @@ def _findings(report: Report) -> Iterator[_NumberedFinding]:
     return (_NumberedFinding(number, finding, finding.predicted) for number, finding in enumerate(report.findings, 1))
 
 
-RANKS: TableSchema[_Rank] = TableSchema(
+RANKS: TableSchema[_RankRow] = TableSchema(
     "ranks",
     "One row per rank.",
     _ranks,

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from ddpprof.diagnosis.flight_dumps import Collective, dumps_in, judge_dumps, read_dump
+from ddpprof.diagnosis.flight_dumps import DumpedCollective, dumps_in, judge_dumps, read_dump
 from ddpprof.errors import DdpprofError
 from ddpprof.model.hang import Fault
 
 
-def called(*names: str, group: str = "0", numel: int = 8) -> tuple[Collective, ...]:
-    return tuple(Collective(group, number, name, numel, "Float", 100 + number) for number, name in enumerate(names, 1))
+def called(*names: str, group: str = "0", numel: int = 8) -> tuple[DumpedCollective, ...]:
+    return tuple(
+        DumpedCollective(group, number, name, numel, "Float", 100 + number) for number, name in enumerate(names, 1)
+    )
 
 
 THREE = called("all_reduce", "all_reduce", "barrier")
@@ -67,7 +69,7 @@ ENTRY: dict[str, Any] = {
 def test_both_forms_are_read(encode: Any, tmp_path: Path) -> None:
     path = tmp_path / "nccl_trace_rank_3"
     path.write_bytes(encode({"version": "2.9", "entries": [ENTRY, {**ENTRY, "is_p2p": True}]}))
-    assert read_dump(path) == (Collective("0", 4, "all_reduce", 10, "Float", 7),)
+    assert read_dump(path) == (DumpedCollective("0", 4, "all_reduce", 10, "Float", 7),)
 
 
 class Harmful:

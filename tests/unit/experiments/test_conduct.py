@@ -10,7 +10,7 @@ from experiments import PLAN
 
 from ddpprof.errors import CannotRecord, RunExists
 from ddpprof.experiments.conduct import conduct, job_of, open_experiment, remaining, steps_of, trial_settings
-from ddpprof.experiments.plan import Ended, ExperimentKind, Trial, Variant, read_plan, write_end, write_plan
+from ddpprof.experiments.plan import ExperimentKind, Trial, TrialEnd, Variant, read_plan, write_end, write_plan
 
 TUNING = replace(PLAN, kind=ExperimentKind.TUNE, variants=(Variant(2),), most_variants=5)
 
@@ -71,7 +71,7 @@ def test_only_what_has_no_times_is_run_again(tmp_path: Path) -> None:
     open_experiment(tmp_path, PLAN, force=False)
     for trial, problem in ((Trial(0, 0), None), (Trial(1, 0), "exit code 1")):
         (tmp_path / trial.name).mkdir()
-        write_end(tmp_path / trial.name, Ended(0, 1.0, problem))
+        write_end(tmp_path / trial.name, TrialEnd(0, 1.0, problem))
     open_experiment(tmp_path, PLAN, force=False)
     assert remaining(tmp_path, PLAN) == [Trial(1, 0), Trial(0, 1), Trial(1, 1)]
 

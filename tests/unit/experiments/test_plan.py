@@ -13,8 +13,8 @@ from ddpprof.errors import NotARun
 from ddpprof.experiments.plan import (
     EXPERIMENT_FILE,
     TRIAL_FILE,
-    Ended,
     Trial,
+    TrialEnd,
     Variant,
     read_end,
     read_plan,
@@ -80,7 +80,7 @@ def test_how_a_trial_ended_comes_back(tmp_path: Path) -> None:
     folder = tmp_path / Trial(0, 1).name
     assert read_end(folder) is None
     folder.mkdir()
-    write_end(folder, Ended(1, 2.5, "exit code 1: boom"))
-    assert read_end(folder) == Ended(1, 2.5, "exit code 1: boom")
+    write_end(folder, TrialEnd(1, 2.5, "exit code 1: boom"))
+    assert read_end(folder) == TrialEnd(1, 2.5, "exit code 1: boom")
     (folder / TRIAL_FILE).write_text('{"exit_')
     assert read_end(folder) is None

@@ -7,7 +7,7 @@ from shared import TRACES
 
 from ddpprof.horovod.reductions import ReductionParts, summarise_horovod
 from ddpprof.horovod.steps import find_horovod_steps
-from ddpprof.horovod.timeline import Activity, ActivityKind, HorovodTimeline, TensorOp
+from ddpprof.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp, TimelineActivity
 from ddpprof.horovod.timeline_file import load_horovod
 from ddpprof.horovod.waiting import last_rank, summarise_tick_waiting
 from ddpprof.model import CollectiveKind
@@ -29,11 +29,11 @@ def op(
     copies: bool = False,
 ) -> TensorOp:
     """It begins 1 µs after all ranks agreed; copies fill what is left before and after the collective."""
-    activities = [Activity(ActivityKind.COLLECTIVE, comm[0] * US, comm[1] * US)]
+    activities = [TimelineActivity(ActivityKind.COLLECTIVE, comm[0] * US, comm[1] * US)]
     if copies:
         activities += [
-            Activity(ActivityKind.COPY_IN, (agreed + 1) * US, comm[0] * US),
-            Activity(ActivityKind.COPY_OUT, comm[1] * US, end * US),
+            TimelineActivity(ActivityKind.COPY_IN, (agreed + 1) * US, comm[0] * US),
+            TimelineActivity(ActivityKind.COPY_OUT, comm[1] * US, end * US),
         ]
     return TensorOp(
         tensor=tensor, kind=kind, group=group, negotiated_from_ns=announced * US, negotiated_ns=agreed * US,

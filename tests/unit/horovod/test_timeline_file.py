@@ -10,7 +10,7 @@ from shared import TRACES
 from timelines import START, begin, cycle, end_of, fused, negotiation, tensor, text, together
 
 from ddpprof.errors import BadTrace
-from ddpprof.horovod.timeline import Activity, ActivityKind, HorovodTimeline
+from ddpprof.horovod.timeline import ActivityKind, HorovodTimeline, TimelineActivity
 from ddpprof.horovod.timeline_file import is_horovod_timeline, load_horovod
 from ddpprof.model import CollectiveKind
 
@@ -39,9 +39,9 @@ def test_a_collective_of_two_tensors(tmp_path: Path) -> None:
     assert (a.ready_ns, b.ready_ns) == ({0: 10_000, 1: 29_000}, {1: 12_000, 0: 30_000})
     assert a.num_bytes == 4000
     assert a.activities == (
-        Activity(ActivityKind.COPY_IN, 41_000, 50_000),
-        Activity(ActivityKind.COLLECTIVE, 50_000, 70_000),
-        Activity(ActivityKind.COPY_OUT, 70_000, 79_000),
+        TimelineActivity(ActivityKind.COPY_IN, 41_000, 50_000),
+        TimelineActivity(ActivityKind.COLLECTIVE, 50_000, 70_000),
+        TimelineActivity(ActivityKind.COPY_OUT, 70_000, 79_000),
     )
 
 

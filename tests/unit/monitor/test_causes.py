@@ -5,16 +5,16 @@ from pulses import MS, no_samples, samples_of, steps_of
 
 from ddpprof.model.pulse import select
 from ddpprof.model.slowdown import SlowdownCause, StepPart
-from ddpprof.monitor.causes import Change, Reason, portrait, reason_for
+from ddpprof.monitor.causes import RankChange, Reason, portrait, reason_for
 
 
-def change(before: dict[str, float], after: dict[str, float], **per_step: tuple[float, float]) -> Change:
+def change(before: dict[str, float], after: dict[str, float], **per_step: tuple[float, float]) -> RankChange:
     steps = steps_of([before] * 100 + [after] * 100)
     samples = samples_of(steps, **{name: [a] * 100 + [b] * 100 for name, (a, b) in per_step.items()})
     parts = [portrait(select(steps, slice(*span)), samples) for span in ((0, 100), (100, 200))]
     assert parts[0] is not None
     assert parts[1] is not None
-    return Change(parts[0], parts[1])
+    return RankChange(parts[0], parts[1])
 
 
 WAITS = {"backward": 42.0, "wait": 22.0}
@@ -65,7 +65,7 @@ def test_it_is_the_link_even_if_only_some_steps_know_their_waiting() -> None:
     assert before is not None
     assert after is not None
     assert (after.wait_ns, after.parts[StepPart.BACKWARD]) == (22 * MS, 20 * MS)
-    ranks = dict.fromkeys((0, 1), Change(before, after))
+    ranks = dict.fromkeys((0, 1), RankChange(before, after))
     assert reason_for(ranks) == Reason(SlowdownCause.LINK, (0, 1))
 
 

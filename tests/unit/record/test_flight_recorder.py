@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddpprof.record.flight_recorder import (
-    Collective,
+    GlooCollective,
     all_reduces_since,
     collectives_of_gloo,
     place_of,
@@ -21,10 +21,10 @@ REDUCE, BUFFERS, BROADCAST = ("all_reduce", 100), ("broadcast", 80), ("broadcast
 STARTS_NS = [100 * step for step in range(1, 9)]
 
 
-def noted(*steps: list[tuple[str, int]], first_ns: int = 100) -> list[Collective]:
+def noted(*steps: list[tuple[str, int]], first_ns: int = 100) -> list[GlooCollective]:
     """Return collectives of steps that begin 100 ns apart."""
     return [
-        Collective(first_ns + 100 * step + index, *kind)
+        GlooCollective(first_ns + 100 * step + index, *kind)
         for step, kinds in enumerate(steps)
         for index, kind in enumerate(kinds)
     ]
@@ -64,13 +64,13 @@ def test_torch_is_asked_for_its_collectives(monkeypatch: pytest.MonkeyPatch) -> 
     c10d = torch._C._distributed_c10d
     monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda *_: b"[]", raising=False)
     monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda *_: json.dumps({"entries": entries}), raising=False)
-    reduced = (Collective(20, "all_reduce", 20), Collective(30, "allreduce", 0))
-    assert collectives_of_gloo() == (Collective(10, "broadcast", 5), *reduced)
+    reduced = (GlooCollective(20, "all_reduce", 20), GlooCollective(30, "allreduce", 0))
+    assert collectives_of_gloo() == (GlooCollective(10, "broadcast", 5), *reduced)
     assert all_reduces_since(15) == reduced
     assert all_reduces_since(21) == reduced[1:]
     nccl = {"entries": [{"profiling_name": "nccl:all_reduce", "input_sizes": [[7]], "time_created_ns": 40}]}
     monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda *_: json.dumps(nccl), raising=False)
-    assert all_reduces_since(21) == (Collective(40, "all_reduce", 7),)
+    assert all_reduces_since(21) == (GlooCollective(40, "all_reduce", 7),)
 
 
 def test_the_line_that_called_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +81,8 @@ def test_the_line_that_called_a_collective(monkeypatch: pytest.MonkeyPatch) -> N
     entries = [{"time_created_ns": 10, "frames": [library, mine, main]}, {"time_created_ns": 20, "frames": [library]}]
     c10d = torch._C._distributed_c10d
     monkeypatch.setattr(c10d, "_dump_fr_trace", lambda *_: pickle.dumps({"entries": entries}), raising=False)
-    assert place_of(Collective(10, "broadcast", 5)) == "/home/me/train.py:9 in f"
-    assert place_of(Collective(20, "broadcast", 5)) is None
-    assert place_of(Collective(30, "broadcast", 5)) is None
+    assert place_of(GlooCollective(10, "broadcast", 5)) == "/home/me/train.py:9 in f"
+    assert place_of(GlooCollective(20, "broadcast", 5)) is None
+    assert place_of(GlooCollective(30, "broadcast", 5)) is None
     monkeypatch.delattr(c10d, "_dump_fr_trace")
-    assert place_of(Collective(10, "broadcast", 5)) is None
+    assert place_of(GlooCollective(10, "broadcast", 5)) is None

@@ -22,7 +22,7 @@ from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Ended
 from ddpprof.monitor import pulse_files
 from ddpprof.monitor.pulse_files import gather_left, read_head, read_pulse
-from ddpprof.record.flight_recorder import Collective
+from ddpprof.record.flight_recorder import GlooCollective
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.rundir import LAST_STEP, last_step_file
 
@@ -160,7 +160,7 @@ def test_an_overdue_backward_pass_has_a_bucket(
     pulse: PulseWriter, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddpprof.record.pulse_keeper.OVERDUE_S", 0.0)
-    launched = [Collective(at, "all_reduce", numel) for at, numel in ((3, 8), (4, 3), (5, 8), (6, 4))]
+    launched = [GlooCollective(at, "all_reduce", numel) for at, numel in ((3, 8), (4, 3), (5, 8), (6, 4))]
     monkeypatch.setattr("ddpprof.record.pulse_keeper.all_reduces_since", lambda _since_ns: launched)
     keeper = keep(pulse)
     pulse.backward_begins(())

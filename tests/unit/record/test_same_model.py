@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpprof.record.same_model import Comparison, Replica, differing_arguments, differing_parameters
+from ddpprof.record.same_model import DdpModel, ModelComparison, differing_arguments, differing_parameters
 
 SMALL, LARGE, NUMBER = ((2,), "float32"), ((3, 2), "float32"), ((), "float32")
 HALF = ((2,), "float16")
@@ -38,12 +38,12 @@ HALF = ((2,), "float16")
 def test_parameters_are_compared_by_name(
     mine: dict[str, tuple[tuple[int, ...], str]], first: dict[str, tuple[tuple[int, ...], str]], said: list[str]
 ) -> None:
-    assert list(differing_parameters(Replica(mine, {}), Replica(first, {}))) == said
+    assert list(differing_parameters(DdpModel(mine, {}), DdpModel(first, {}))) == said
 
 
 def test_arguments_that_only_one_torch_has_are_not_compared() -> None:
-    mine = Replica({}, {"bucket_bytes_cap": 1, "find_unused_parameters": True, "forward_sync_buffers": True})
-    first = Replica({}, {"bucket_bytes_cap": 2, "find_unused_parameters": True})
+    mine = DdpModel({}, {"bucket_bytes_cap": 1, "find_unused_parameters": True, "forward_sync_buffers": True})
+    first = DdpModel({}, {"bucket_bytes_cap": 2, "find_unused_parameters": True})
     assert list(differing_arguments(mine, first)) == ["bucket_bytes_cap is 1 here and 2 there"]
 
 
@@ -76,7 +76,7 @@ def test_a_rank_compares_itself_with_rank_0(
     group: dist.Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ddp = DistributedDataParallel(nn.Linear(3, 2))
-    of_rank_0, of_rank_1 = Comparison(), Comparison()
+    of_rank_0, of_rank_1 = ModelComparison(), ModelComparison()
     of_rank_0.constructs(ddp)
     of_rank_0.before_comparing()
     of_rank_0.compare_arguments()
@@ -99,7 +99,7 @@ def test_a_rank_compares_itself_with_rank_0(
 
 def test_without_a_word_of_rank_0_nothing_is_said(group: dist.Store, capsys: pytest.CaptureFixture[str]) -> None:
     ddp = DistributedDataParallel(nn.Linear(3, 2))
-    comparison = Comparison()
+    comparison = ModelComparison()
     other = OnRank1(ddp, torch.nn.Linear(1, 1))
     comparison.constructs(other)
     comparison.before_comparing()

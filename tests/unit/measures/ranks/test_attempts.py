@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from tables import ddp_module, record, recorded
 
-from ddpprof.measures.ranks.attempts import Change, summarise_attempts
+from ddpprof.measures.ranks.attempts import AttemptChange, summarise_attempts
 from ddpprof.measures.ranks.failure import RankEnd
 from ddpprof.measures.statistics.shift import Shift
 from ddpprof.model import Attempt, Record
@@ -53,10 +53,10 @@ def test_what_changed() -> None:
     module = ddp_module((4, 4), ((0, 1),), bucket_cap_mb=5.0)
     after = attempt(2, replace(of_steps(0, host="a"), modules=(module,)))
     assert summarise_attempts([before, attempt(1), after])[2].changes == (
-        Change("ranks", "2", "1"),
-        Change("hosts", "a, b", "a"),
-        Change("buckets", "2 (4, 4 bytes)", "1 (8 bytes)"),
-        Change("bucket_cap_mb", "25.0", "5.0"),
+        AttemptChange("ranks", "2", "1"),
+        AttemptChange("hosts", "a, b", "a"),
+        AttemptChange("buckets", "2 (4, 4 bytes)", "1 (8 bytes)"),
+        AttemptChange("bucket_cap_mb", "25.0", "5.0"),
     )
     assert summarise_attempts([before, attempt(1), after])[1].changes == ()
 
