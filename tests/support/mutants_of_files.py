@@ -30,8 +30,8 @@ from ddpprof.experiments.plan import (
     CHOICE_FILE,
     EXPERIMENT_FILE,
     TRIAL_FILE,
-    Ended,
     ExperimentKind,
+    TrialEnd,
     Variant,
     write_plan,
 )
@@ -101,7 +101,7 @@ def _tuning(folder: Path) -> Path:
     for trial in plan.trials():
         _run(folder / trial.name)
         (folder / trial.name / TRIAL_FILE).write_bytes(
-            msgspec.json.encode(Ended(exit_code=0, seconds=9.5, problem=None))
+            msgspec.json.encode(TrialEnd(exit_code=0, seconds=9.5, problem=None))
         )
         for rank in range(2):
             losses = json.dumps([[float(step).hex()] for step in range(8)])
