@@ -37,8 +37,6 @@ _OTHER, _DATA = int(Activity.OTHER), int(Activity.DATA)
 _BACKWARD, _OPTIMIZER = int(Activity.BACKWARD), int(Activity.OPTIMIZER)
 _NO_TASK = -1
 """number of the current backward pass where there is none"""
-_GRADIENTS_PER_LOOK = 400
-"""number of gradients whose times a step may look at, which takes some 10 µs"""
 _GOLDEN = 0x9E3779B1
 """the golden ratio's first 32 bits, whose multiples choose every n-th step evenly, but in no rhythm of the training"""
 _WAITED, _GRADIENTS = int(Note.WAITED), int(Note.GRADIENTS)
@@ -59,7 +57,6 @@ class PulseWriter:
         "_forwards",
         "_last_nonfinite",
         "_looks",
-        "_looks_every",
         "_note",
         "_num_passes",
         "_reduces",
@@ -97,7 +94,6 @@ class PulseWriter:
         self._forwards: list[tuple[Any, int, int]] = []
         """reducers of the modules whose gradients it reduces, if this step looks at them; their times count from a
         moment between these two"""
-        self._looks_every = 1
         self._looks = True
         """whether this step looks at when gradients came"""
         self.begins(_OTHER)
@@ -202,11 +198,7 @@ class PulseWriter:
         self.words[_NUM_NONFINITE] += 1
 
     def backward_is_over(self) -> None:
-        """Note the end of a backward pass: from its last gradient on, nothing was left but to wait for the reduction.
-
-        Torch makes a list of all gradients' times, which takes longer the more there are, so that with very many only
-        some of the steps look.
-        """
+        """Note the end of a backward pass: after its last gradient it only waited for the reduction."""
         self.begins(_OTHER)
         if self._forwards:
             forwards, self._forwards = self._forwards, []
@@ -215,8 +207,6 @@ class PulseWriter:
                 for reducer, end_ns, noted_ns in forwards:
                     came_ns = () if reducer is None else reducer.get_backward_stats()
                     gradients.append((came_ns, end_ns, noted_ns))
-                    if len(came_ns) > _GRADIENTS_PER_LOOK:
-                        self._looks_every = len(came_ns) // _GRADIENTS_PER_LOOK
             except Exception as error:  # the training goes on
                 self.rows.end_for(error)
             self._note((_GRADIENTS, gradients))
@@ -243,8 +233,8 @@ class PulseWriter:
         self._reduces = False
         if self._forwards:
             self._forwards = []
-        if self._looks_every > 1:
-            self._looks = num_steps * _GOLDEN % 2**32 * self._looks_every < 2**32
+        every = self.rows.looks_every
+        self._looks = every == 1 or num_steps * _GOLDEN % 2**32 * every < 2**32
         if now - self.rows.made_ns > _PATIENCE_NS:
             self.rows.make()
 

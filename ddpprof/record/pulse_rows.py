@@ -6,6 +6,7 @@ step is slow, since nothing of it is in the processor's caches.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections import deque
 from collections.abc import Sequence
@@ -45,6 +46,12 @@ class Note(IntEnum):
 _WAITED, _GRADIENTS = int(Note.WAITED), int(Note.GRADIENTS)
 _FLAGS, _STEP_ENDED = int(Note.FLAGS), int(Note.STEP_ENDED)
 _Gradients = Sequence[tuple[Sequence[int], int, int]]
+_GRADIENTS_PER_LOOK = 400
+"""number of gradients whose times a step may look at, which takes some 10 µs"""
+_BETWEEN_LOOKS_NS = 2_000_000
+"""time that a step takes at least if each one looks"""
+_STEPS_OF_MEAN = 16
+"""number of steps whose mean length counts, at least"""
 
 
 class PulseRows:
@@ -62,6 +69,13 @@ class PulseRows:
         self._summarised_until = first_step
         self.memory_bytes = UNKNOWN
         """resident memory at the last sample"""
+        self.looks_every = 1
+        """number of steps of which one looks at when its gradients came"""
+        self._looks_by_length = 1
+        """the same, as far as the length of steps says it; it was last chosen at this step, which began then"""
+        self._chosen_at_step, self._chosen_at_ns = first_step, begin_ns
+        self._num_gradients = 0
+        """most gradients that a module has had in a backward pass"""
         self._activity = _OTHER
         self._before_ns = self._since_ns = self._step_start_ns = begin_ns
         self._begin_step()
@@ -80,6 +94,7 @@ class PulseRows:
             if self.problem is None:
                 try:
                     self._read_notes()
+                    self._choose_looks()
                 except Exception as error:  # the training goes on
                     self.end_for(error)
             if self.problem is not None:
@@ -125,8 +140,24 @@ class PulseRows:
                 spent_ns[_BACKWARD] += value
                 self._waited_ns += value
 
+    def _choose_looks(self) -> None:
+        """Choose how many steps look at when their gradients came.
+
+        Torch makes a list of all these times. With very many gradients, or in very short steps, it would take too much
+        of the training's time if each step looked.
+        """
+        num_steps = self._words[_NUM_STEPS] - self._chosen_at_step
+        if num_steps >= _STEPS_OF_MEAN:
+            length_ns = self._step_start_ns - self._chosen_at_ns
+            if length_ns > 0:  # nobody has set the clock back
+                self._looks_by_length = math.ceil(num_steps * _BETWEEN_LOOKS_NS / length_ns)
+            self._chosen_at_step += num_steps
+            self._chosen_at_ns = self._step_start_ns
+        self.looks_every = max(1, self._num_gradients // _GRADIENTS_PER_LOOK, self._looks_by_length)
+
     def _note_gradients(self, gradients: _Gradients, begin_ns: int, end_ns: int) -> None:
         """Note how long a backward pass waited after its last gradient, unless torch tells of another pass."""
+        self._num_gradients = max(self._num_gradients, *(len(came_ns) for came_ns, _, _ in gradients))
         if not all(came_ns for came_ns, _, _ in gradients):
             return
         first_ns = min(earliest_ns + min(came_ns) for came_ns, earliest_ns, _ in gradients)

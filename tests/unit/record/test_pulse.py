@@ -21,6 +21,7 @@ from ddpprof.errors import DdpprofError
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, StepFlag
+from ddpprof.model.pulse_layout import state_word
 from ddpprof.monitor.pulse_files import read_head, read_pulse
 from ddpprof.record.pulse import PulseWriter
 
@@ -194,7 +195,9 @@ def test_with_many_gradients_some_steps_look(num_gradients: int, every: int, pul
     for number in range(1, 601):
         for _ in range(2):  # all passes of a step are looked at, or none
             backward(pulse, clock, Reducer(*[5] * num_gradients), 30)
+        clock.now_ns += 2_000_000
         pulse.step_ends(number)
+        pulse.rows.make()
     waits = decoded(pulse).steps.wait_ns
     assert set(waits[waits != UNKNOWN].tolist()) == {50}
     looked = np.flatnonzero(waits != UNKNOWN)
@@ -204,6 +207,20 @@ def test_with_many_gradients_some_steps_look(num_gradients: int, every: int, pul
         counts = np.bincount(looked % rhythm, minlength=rhythm)
         assert counts.min() >= 0.7 * counts.mean()
     assert decoded(pulse).state.num_passes == 1200
+
+
+def test_few_of_very_short_steps_look(pulse: PulseWriter, clock: Clock) -> None:
+    """Those that are looked at are 2 ms apart or more, on average."""
+    looked = []
+    for length_ns in (500_000, 2_000_000, 40_000_000):
+        for number in range(pulse.words[state_word("step")] + 1, pulse.words[state_word("step")] + 601):
+            backward(pulse, clock, Reducer(5, 5), 30)
+            clock.now_ns += length_ns
+            pulse.step_ends(number)
+            if number % 10 == 0:
+                pulse.rows.make()
+        looked.append(int((decoded(pulse).steps.wait_ns[-500:] != UNKNOWN).sum()))
+    assert looked == [pytest.approx(500 / 4, rel=0.03), 500, 500]
 
 
 def test_the_training_thread_makes_rows_if_nobody_else_does(pulse: PulseWriter, clock: Clock) -> None:
