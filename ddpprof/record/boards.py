@@ -29,7 +29,7 @@ class Board(Protocol):
         """Return the text of a note; ``None`` if it is not there. Raises as `post` does."""
 
     def sign(self, list_name: str) -> None:
-        """Put this rank on a list. Raises as `post` does."""
+        """Put this rank on a list, where it may be already. Raises as `post` does."""
 
     def num_signed(self, list_name: str) -> int:
         """Return how many ranks are on a list. Raises as `post` does."""
@@ -66,9 +66,10 @@ class StoreBoard:
     its own.
     """
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(self, store: Store, prefix: str, rank: int) -> None:
         self._store = store.clone() if hasattr(store, "clone") else store
         self._prefix = prefix
+        self._rank = rank
 
     def post(self, note: str, text: str) -> None:
         self._store.set(f"{self._prefix}/{note}", text)
@@ -78,7 +79,9 @@ class StoreBoard:
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def sign(self, list_name: str) -> None:
-        self._store.add(f"{self._prefix}/{list_name}", 1)
+        key = f"{self._prefix}/{list_name}"
+        if self._store.add(f"{key}.{self._rank}", 1) == 1:
+            self._store.add(key, 1)
 
     def num_signed(self, list_name: str) -> int:
         return self._store.add(f"{self._prefix}/{list_name}", 0)

@@ -140,7 +140,7 @@ class JobRank:
         """Return where this job's ranks leave notes for each other. Raises ``OSError`` or ``RuntimeError``."""
         assert self.files is not None
         if store_only:
-            return StoreBoard(self.agreement.store, self.agreement.prefix)
+            return StoreBoard(self.agreement.store, self.agreement.prefix, self.rank)
         return FolderBoard(self.files.directory, self.rank)
 
     def neighbours(self) -> Neighbours:
