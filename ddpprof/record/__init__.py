@@ -61,6 +61,7 @@ pulse.py            The pulse of this rank: notes of what it does, in memory tha
 no_pulse.py         A rank without a pulse notes only how many steps it has finished, in a file
 pulse_rows.py       The rows of its steps, and summaries of many, made of these notes
 pulse_keeper.py     A thread that has the rows made, copies the pulse into the run directory, and samples the machine
+running_pulse.py    The pulse from its begin to its end, with its keeper, captures and live scalars
 replicas.py         Do all ranks have the same model?
 same_model.py       Do all ranks construct DDP with the same model and the same arguments?
 rpc.py              Calls through ``torch.distributed.rpc`` in the current step

@@ -23,7 +23,7 @@ from ddpprof.model.pulse import Ended
 from ddpprof.monitor.pulse_files import gather_left
 from ddpprof.record import patches
 from ddpprof.record.baseline import Baseline
-from ddpprof.record.captures import Captures, captures_of
+from ddpprof.record.captures import Captures
 from ddpprof.record.device import PATIENCE_S
 from ddpprof.record.end_words import EndPlace
 from ddpprof.record.flight_recorder import collectives_of_gloo, place_of, unusual_collective
@@ -34,7 +34,7 @@ from ddpprof.record.losses import LossNotes
 from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.notes import StepNotes
 from ddpprof.record.pulse import PulseWriter
-from ddpprof.record.pulse_keeper import PulseKeeper
+from ddpprof.record.running_pulse import RunningPulse
 from ddpprof.record.settings import Settings
 from ddpprof.record.step_detector import StepDetector
 from ddpprof.record.watching import WatchedSteps
@@ -77,7 +77,7 @@ class Recording:
         self._step_is_over = False
         self.pulse: PulseWriter | NoPulse = NoPulse()
         self._has_begun_pulse = False
-        self._keeper: PulseKeeper | None = None
+        self._running_pulse: RunningPulse | None = None
         self._captures: Captures | None = None
         self._main_window: Window | None = None
         """window of the first recorded steps, while a capture has its own"""
@@ -183,8 +183,8 @@ class Recording:
     def _begin_pulse(self) -> None:
         """Begin to note what happens in every step, unless that is switched off or not possible."""
         assert self._job.files is not None
-        last_step, live = self._job.files.last_step, self._live
-        self.pulse = self._window.pulse = NoPulse(last_step)
+        live = self._live
+        self.pulse = self._window.pulse = NoPulse(self._job.files.last_step)
         if self._settings.trial:
             return
         if not self._settings.pulse:
@@ -194,13 +194,9 @@ class Recording:
         if live is not None:
             live.open(self._job.rank)  # which takes a while, before the first step of the pulse begins
         gather_left()
+        first_step, thread = self._window.step, self._training_thread
         try:
-            pulse = PulseWriter(self._job.identity(self._notes.device.type, self._window.step), self._training_thread)
-            try:
-                keeper = PulseKeeper(pulse, last_step, self._training_thread, self._notes.bucket_numels(), self._warn)
-            except OSError:
-                pulse.close()
-                raise
+            running = RunningPulse(self._job, self._settings, self._notes, first_step, thread, live, self._warn)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             what = "what ranks do after the recorded steps"
@@ -209,12 +205,8 @@ class Recording:
                 what += ", and writes no live scalars"
             self._warn_for_all(f"does not note {what}: {why}. Training goes on.")
             return
-        self.pulse = self._window.pulse = pulse
-        self._keeper = keeper
-        self._captures = captures_of(self._job, self._settings)
-        keeper.each_round = self._captures.round
-        if live is not None:
-            live.read(pulse, self._notes.device.is_accelerator)
+        self._running_pulse, self._captures = running, running.captures
+        self.pulse = self._window.pulse = running.writer
 
     def _look_for_capture(self) -> None:
         """Between two steps: begin a capture that all ranks have agreed on, or end one."""
@@ -245,18 +237,10 @@ class Recording:
         self._window, self._main_window = main_window, None
 
     def _end_pulse(self, ended: Ended) -> None:
-        keeper, pulse, self._keeper = self._keeper, self.pulse, None
+        running, self._running_pulse, self._captures = self._running_pulse, None, None
         self.pulse = self._window.pulse = NoPulse(None if self._job.files is None else self._job.files.last_step)
-        captures, self._captures = self._captures, None
-        if captures is not None:
-            captures.close()
-        if keeper is None or isinstance(pulse, NoPulse) or not self._job.in_this_process():
-            return
-        pulse.ends_as(ended)
-        if self._live is not None:
-            self._live.close()
-        if keeper.close():  # otherwise the next job copies it
-            pulse.close()
+        if running is not None:
+            running.end(ended)
 
     @harmless
     def close(self, ended: str, place: EndPlace | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import pytest
 from pulse_writers import identity
 
 from ddpprof.model import StepMode
+from ddpprof.record.last_step import LastStep
 from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.recording import Recording
 from ddpprof.record.settings import Settings
@@ -81,3 +84,22 @@ def test_no_memory_is_left_where_the_run_directory_is_gone(
     assert "does not note what ranks do after the recorded steps: No such file or directory" in capsys.readouterr().err
     assert isinstance(recording.pulse, NoPulse)
     assert not Path(mine.shared).exists()
+
+
+def test_no_pulse_goes_on_where_ranks_cannot_be_asked_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    recording = Recording(Settings(str(tmp_path)))
+    recording._training_thread = threading.get_ident()
+    mine = identity(tmp_path)
+    files = SimpleNamespace(last_step=LastStep(tmp_path / "last"))
+    job = SimpleNamespace(rank=0, files=files, identity=lambda *_: mine, neighbours=fails)
+    recording._job = cast("JobRank", job)
+    recording._begin_pulse()
+    assert "does not note what ranks do after the recorded steps: Stale file handle" in capsys.readouterr().err
+    assert isinstance(recording.pulse, NoPulse)
+    assert not Path(mine.shared).exists()
+    assert "ddpprof-pulse" not in [thread.name for thread in threading.enumerate()]

@@ -1,0 +1,54 @@
+"""All that lives as long as a rank's pulse: its keeper, the captures that are asked for, and live scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from ddpprof.model.pulse import Ended
+from ddpprof.record.captures import captures_of
+from ddpprof.record.job import JobRank
+from ddpprof.record.live import LiveScalars
+from ddpprof.record.notes import StepNotes
+from ddpprof.record.pulse import PulseWriter
+from ddpprof.record.pulse_keeper import PulseKeeper
+from ddpprof.record.settings import Settings
+
+
+class RunningPulse:
+    """A pulse from its begin to its end."""
+
+    def __init__(
+        self,
+        job: JobRank,
+        settings: Settings,
+        notes: StepNotes,
+        first_step: int,
+        training_thread: int,
+        live: LiveScalars | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Begin with step `first_step`. Raises ``OSError`` or ``ValueError`` if there can be no pulse."""
+        assert job.files is not None
+        self._job, self._live = job, live
+        with ExitStack() as undo:
+            self.writer = PulseWriter(job.identity(notes.device.type, first_step), training_thread)
+            undo.callback(self.writer.close)
+            self._keeper = PulseKeeper(self.writer, job.files.last_step, training_thread, notes.bucket_numels(), warn)
+            undo.callback(self._keeper.close)
+            self.captures = captures_of(job, settings)
+            undo.pop_all()
+        self._keeper.each_round = self.captures.round
+        if live is not None:
+            live.read(self.writer, notes.device.is_accelerator)
+
+    def end(self, ended: Ended) -> None:
+        """Note how the training ended, and copy the pulse a last time. In a forked child it only takes no requests."""
+        self.captures.close()
+        if not self._job.in_this_process():
+            return
+        self.writer.ends_as(ended)
+        if self._live is not None:
+            self._live.close()
+        if self._keeper.close():  # otherwise the next job copies it
+            self.writer.close()
