@@ -19,31 +19,31 @@ from study import begin_recording, end_recording
 
 HERE = Path(__file__).resolve().parent
 JOBS = {
-    "2 buckets": ["--nproc-per-node", "1", "--layers", "2", "--blocks", "40", "--steps", "200"],
-    "16 buckets": ["--nproc-per-node", "1", "--layers", "16", "--blocks", "40", "--steps", "200"],
-    "40 ms": ["--nproc-per-node", "2", "--layers", "4", "--blocks", "120", "--steps", "40", "--sleep-ms", "38"],
+    "2 buckets": (1, "--layers 2 --blocks 40 --settle 1000 --steps 300 --counted-blocks 7"),
+    "16 buckets": (1, "--layers 16 --blocks 40 --settle 300 --steps 200"),
+    "40 ms": (2, "--layers 4 --blocks 120 --steps 40 --sleep-ms 38"),
 }
-"""name → torchrun's options, and those of ``train.py``"""
+"""name → number of ranks, and options of ``train.py``; before short steps count, ddpprof learns how long they are"""
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     folder = begin_recording(HERE)
-    for name, words in JOBS.items():
-        torchrun, options = words[:2], words[2:]
+    for name, (num_ranks, options) in JOBS.items():
         out = folder / f"{name.replace(' ', '-')}.json"
         command = [
             sys.executable,
             "-m",
             "torch.distributed.run",
             "--standalone",
-            *torchrun,
+            f"--nproc-per-node={num_ranks}",
             str(HERE / "train.py"),
             str(out),
+            *options.split(),
         ]
-        subprocess.run([*command, *options], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         print(f"{name}: recorded", flush=True)
-    end_recording(HERE, jobs={name: " ".join(words) for name, words in JOBS.items()})
+    end_recording(HERE, jobs=JOBS)
 
 
 if __name__ == "__main__":

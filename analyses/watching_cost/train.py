@@ -23,9 +23,6 @@ import ddpprof
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from counted import CountedEvents
 
-SETTLE = 5
-"""steps at the begin of each block that are not counted: DDP and ddpprof agree in them"""
-
 
 def keeper_ns():
     """Return the processor time so far of ddpprof's own thread; 0 if there is none."""
@@ -40,6 +37,7 @@ def main():
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=20, help="pairs of blocks")
     parser.add_argument("--counted-blocks", type=int, default=10, help="blocks in which ddpprof's own code is timed")
+    parser.add_argument("--settle", type=int, default=5, help="steps before these, in which DDP and ddpprof settle")
     parser.add_argument("--steps", type=int, default=50, help="steps of a block that count")
     parser.add_argument("--sleep-ms", type=float, default=0)
     args = parser.parse_args()
@@ -51,7 +49,7 @@ def main():
     dist._DEFAULT_FIRST_BUCKET_BYTES = 1  # a bucket for each layer, the first included
     model = DDP(nn.Sequential(*layers), bucket_cap_mb=args.width * args.width * 4 / 2**20)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    data = DataLoader(TensorDataset(torch.randn(8 * (args.steps + SETTLE), args.width)), batch_size=8)
+    data = DataLoader(TensorDataset(torch.randn(8 * (args.settle + args.steps), args.width)), batch_size=8)
 
     def step(x):
         optimizer.zero_grad()
@@ -73,16 +71,16 @@ def main():
                     time.sleep(args.sleep_ms / 1000)
                     wall_ns.append(time.perf_counter_ns() - began)
                 block_ns, own_ns = time.perf_counter_ns() - block_began, keeper_ns()
-            block = {"watched": is_watched, "wall_ns": wall_ns[SETTLE:], "cpu_ns": cpu_ns[SETTLE:]}
+            block = {"watched": is_watched, "wall_ns": wall_ns[args.settle :], "cpu_ns": cpu_ns[args.settle :]}
             blocks.append({**block, "block_ns": block_ns, "keeper_ns": own_ns})
         for number in range(args.counted_blocks):
             with ddpprof.watch(f"{folder}/counted-{number}"):
                 for position, (x,) in enumerate(data):
-                    if position == SETTLE:
+                    if position == args.settle:
                         events = CountedEvents()
                     step(x)
                     time.sleep(args.sleep_ms / 1000)
-                    if position >= SETTLE:
+                    if position >= args.settle:
                         events.end_step()
             counted += events.steps
     if dist.get_rank() == 0:
