@@ -176,7 +176,12 @@ def megabytes(num_bytes: int | None) -> str:
 
 
 def gigabytes_per_s(bytes_per_s: float | None) -> str:
-    return ABSENT if bytes_per_s is None else f"{bytes_per_s / 1e9:.3g}"
+    return ABSENT if bytes_per_s is None else three_digits(bytes_per_s / 1e9)
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three digits or, from 1000 on, with all digits before the point."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def optional(value: object) -> str:

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ddpprof.horovod.reductions import FusedGroup, HorovodStep, HorovodSummary, HorovodTensor
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, count, cut_off, median_of, megabytes, ms, notes
+from ddpprof.layout import (
+    Column,
+    Line,
+    Section,
+    Table,
+    clean,
+    count,
+    cut_off,
+    gigabytes_per_s,
+    median_of,
+    megabytes,
+    ms,
+    notes,
+)
 
 _MAX_ROWS = 24
 
@@ -91,6 +104,6 @@ def _group(one: FusedGroup) -> tuple[str, ...]:
     tensors = clean(one.tensors[0], most=60)
     if len(one.tensors) > 1:
         tensors += f" and {count(len(one.tensors) - 1, 'other')}"
-    rates = (ABSENT if rate is None else f"{rate / 1e9:.3g}" for rate in (one.algbw_bytes_per_s, one.busbw_bytes_per_s))
+    rates = map(gigabytes_per_s, (one.algbw_bytes_per_s, one.busbw_bytes_per_s))
     times = (one.started_ns, one.copy_ns, one.collective_ns)
     return tensors, megabytes(one.num_bytes), str(one.num_steps), *map(ms, times), *rates

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpprof.findings.losses import nonfinite_finding
-from ddpprof.layout import ABSENT, clean, count, duration
+from ddpprof.layout import ABSENT, clean, count, duration, three_digits
 from ddpprof.listing import listed
 from ddpprof.monitor.overview import Overview, StepTimes
 from ddpprof.monitor.rank_now import RankNow, Standing
@@ -121,7 +121,7 @@ def _job_line(overview: Overview) -> Text:
 
 
 def _rate(steps_per_s: float | None) -> str:
-    return "" if steps_per_s is None else f"{steps_per_s:.3g} steps/s"
+    return "" if steps_per_s is None else f"{three_digits(steps_per_s)} steps/s"
 
 
 def _step_lines(times: StepTimes | None, console: Console) -> list[Text]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.layout import ms
+from ddpprof.layout import gigabytes_per_s, ms
 
 
 @pytest.mark.parametrize(
@@ -12,3 +12,10 @@ from ddpprof.layout import ms
 )
 def test_milliseconds(ns: float | None, shown: str) -> None:
     assert ms(ns) == shown
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "shown"), [(None, "-"), (1.25e9, "1.25"), (450e9, "450"), (999.6e9, "1000"), (1.8e12, "1800")]
+)
+def test_rates_of_links_have_no_exponent(bytes_per_s: float | None, shown: str) -> None:
+    assert gigabytes_per_s(bytes_per_s) == shown

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ddpprof.layout import MAX_RANKS, Line, clean, median_of, megabytes, ms
+from ddpprof.layout import MAX_RANKS, Line, clean, median_of, megabytes, ms, three_digits
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.collectives.collective_table import CollectiveSummary
 from ddpprof.render.html.chart import Chart, bar_trace, bars_layout, bucket_label, byte_ticks, decade_ticks, limit_line
@@ -119,7 +119,7 @@ def collective_chart(report: Report) -> Iterable[Chart]:
         layout["shapes"] = [limit_line(best)]
         layout["annotations"] = [
             {
-                "xref": "paper", "x": 0, "y": best, "text": f"highest rate of the link: {best:.3g} GB/s",
+                "xref": "paper", "x": 0, "y": best, "text": f"highest rate of the link: {three_digits(best)} GB/s",
                 "showarrow": False, "xanchor": "left", "yanchor": "bottom",
             }
         ]  # fmt: skip
@@ -165,7 +165,9 @@ def _by_kind(rows: Sequence[CollectiveSummary], values: Sequence[float], unit: s
 
 def _about(name: str, row: CollectiveSummary, value: float, unit: str) -> str:
     size = megabytes(round(_size(row)))
-    return f"{name} of {size} MB: {value:.3g} {unit}; {row.num_calls} calls, transfer {ms(row.transfer_ns)} ms"
+    return (
+        f"{name} of {size} MB: {three_digits(value)} {unit}; {row.num_calls} calls, transfer {ms(row.transfer_ns)} ms"
+    )
 
 
 _SEEN = 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpprof.experiments.sweep import SweepCrossover, SweepPoint, SweepReport
-from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, ms, notes
+from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, ms, notes, three_digits
 from ddpprof.render.sections.overhead import interval
 
 
@@ -88,25 +88,21 @@ def _points(report: SweepReport) -> Section:
 
 
 def _cells(point: SweepPoint | None, has_sizes: bool) -> list[str]:
-    rate = ABSENT if point is None or point.per_second is None else _number(point.per_second)
+    rate = ABSENT if point is None or point.per_second is None else three_digits(point.per_second)
     return [ms(None if point is None else point.step_ns), *([rate] if has_sizes else [])]
 
 
 def _crossover(report: SweepReport, found: SweepCrossover) -> str:
     c = found.crossover
-    low = "0" if c.low is None else _number(c.low)
-    high = "unbounded" if c.high is None else _number(c.high)
+    low = "0" if c.low is None else three_digits(c.low)
+    high = "unbounded" if c.high is None else three_digits(c.high)
     if not found.is_measured or c.low is None or c.high is None:
         return (
             f"These sizes do not show whether {clean(found.above)} overtakes {clean(found.below)}: the models cross at "
-            f"{_size_name(report)} {_number(c.size)} (95 % interval {low} – {high})."
+            f"{_size_name(report)} {three_digits(c.size)} (95 % interval {low} – {high})."
         )
     grows = "" if c.slope_ratio is None else f" Beyond it, its time grows {c.slope_ratio:.2f} × as slowly."
     return (
-        f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {_number(c.size)} "
+        f"{clean(found.above)} overtakes {clean(found.below)} at {_size_name(report)} {three_digits(c.size)} "
         f"(95 % interval {low} – {high}).{grows}"
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

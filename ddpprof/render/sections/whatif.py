@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.findings.predictions import DEFAULT_CAP, since_torch
-from ddpprof.layout import Column, Line, Section, Table, clean, count, ms, percent
+from ddpprof.layout import Column, Line, Section, Table, clean, count, gigabytes_per_s, ms, percent, three_digits
 from ddpprof.report.whatif import PredictedSetting, WhatIf
 
 _COLUMNS = ("step ms", "95% interval", "saves ms", "compute", "slowed", "exposed", "rest")
@@ -91,11 +91,12 @@ def _saving(best: PredictedSetting) -> str:
 def _network(answer: WhatIf) -> str:
     network = answer.network
     source = "measured by ddpprof netbench" if network.is_benched else "estimated from the run's buckets"
+    rate, busbw = gigabytes_per_s(1e9 / network.ns_per_byte), gigabytes_per_s(network.bus_bytes_per_s)
     return (
         f"Network among {count(network.world_size, 'rank')}, {source}: {network.latency_ns / 1e3:.0f} µs + bytes at "
-        f"{1 / network.ns_per_byte:.3g} GB/s (busbw {network.bus_bytes_per_s / 1e9:.3g} GB/s), fit error "
+        f"{rate} GB/s (busbw {busbw} GB/s), fit error "
         f"{percent(network.relative_error)} over {count(network.num_sizes, 'message size')} of "
-        f"{network.least_bytes / 1e6:.3g} to {network.most_bytes / 1e6:.3g} MB"
+        f"{three_digits(network.least_bytes / 1e6)} to {three_digits(network.most_bytes / 1e6)} MB"
         + (
             f"; each byte costs {network.taken_ns_per_byte:.2g} ns of computation."
             if network.taken_ns_per_byte

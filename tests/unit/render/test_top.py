@@ -47,6 +47,10 @@ def test_orders(four: Overview, key: str, ranks: list[int]) -> None:
     assert [one.rank for one in in_order(four.ranks, ORDERS[key])] == ranks
 
 
+def test_many_steps_per_second_are_shown_without_an_exponent(four: Overview) -> None:
+    assert "2346 steps/s" in one_line(replace(four, steps_per_s=2345.6))
+
+
 def test_a_view(four: Overview) -> None:
     lines = [line.rstrip() for line in shown(four).splitlines()]
     assert lines[:2] == [
