@@ -124,7 +124,7 @@ def _where(verdict: Verdict) -> Iterator[str]:
         return
     process = f", process {verdict.pid}" if verdict.pid is not None and not verdict.has_failed else ""
     place = f", at {clean(verdict.place)}" if verdict.place is not None else ""
-    doing = f", in {verdict.activity}" if verdict.activity not in (None, "other") else ""
+    doing = f", in {clean(verdict.activity)}" if verdict.activity and verdict.activity != "other" else ""
     yield f"Rank {verdict.rank}: host {clean(verdict.host or '?')}{process}{doing}{place}."
 
 

@@ -49,9 +49,9 @@ def _table(table: Table) -> str:
 
 
 def _findings(section: FindingList) -> str:
-    lines = [f"## {section.title}\n"]
+    lines = [f"## {_escape(section.title)}\n"]
     if not section.findings:
-        lines.append(section.otherwise)
+        lines.append(_escape(section.otherwise))
     for finding in section.findings:
         lines.append(f"{finding.number}. **{_escape(finding.title)}** ({_escape(finding.gain)})\n")
         lines.append(f"   {_escape(finding.evidence)}\n")

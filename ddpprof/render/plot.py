@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from io import BytesIO
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ddpprof.experiments.results import ExperimentReport
 from ddpprof.experiments.scaling import Scaling, ScalingReport
 from ddpprof.experiments.sweep import SweepReport
 from ddpprof.files import Location, RemotePath
+from ddpprof.layout import clean
 from ddpprof.own_files import write_whole
 from ddpprof.report.whatif import WhatIf
 
@@ -55,7 +57,9 @@ def _axes(path: Location) -> Iterator[Any]:
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     yield axes
     picture = BytesIO()
-    figure.savefig(picture)
+    with catch_warnings():
+        filterwarnings("ignore", "Glyph")  # the font lacks a character of a name, and shows a box
+        figure.savefig(picture)
     with writing(path):
         if isinstance(path, RemotePath):
             path.write_bytes(picture.getvalue())
@@ -125,5 +129,5 @@ def _scaling(axes: Any, report: ScalingReport) -> None:
 
 
 def _plain(text: str) -> str:
-    """Escape dollar signs, between which matplotlib would typeset mathematics."""
-    return text.replace("$", r"\$")
+    """Return a name for a picture, without the dollar signs between which matplotlib would typeset mathematics."""
+    return clean(text, most=80).replace("$", r"\$")

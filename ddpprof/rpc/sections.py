@@ -36,7 +36,7 @@ def _row(rank: RankRpc, calls: RpcCalls) -> tuple[str, ...]:
         str(rank.rank),
         clean(calls.function, most=60),
         clean(calls.callee, most=40),
-        calls.kind,
+        clean(calls.kind, most=30),
         str(calls.num_calls),
         ms(calls.latency_ns),
         f"{calls.request_bytes / 1e3:.1f}",

@@ -189,7 +189,7 @@ def light_report() -> Report:
 
 
 def hostile_report(name: str) -> Report:
-    made = report()
+    made, waits = report(), across(name)
     module = replace(made.job.modules[0], name=name, comm_hook=name)
     job = replace(made.job, name=name, command=(name,), backend=name, torch=name, hosts=(name,), modules=(module,))
     return replace(
@@ -198,8 +198,10 @@ def hostile_report(name: str) -> Report:
         missing=(name,),
         buckets=(bucket(0, first_parameter=name, last_parameter=name, slowest_parameter=name), bucket(1)),
         findings=(Finding("rule", name, name, name, None),),
-        across=across(name),
+        across=replace(waits, collectives=tuple(replace(one, kind=name) for one in waits.collectives)),
         slowdown=slowdown(name),
+        outside=(OutsideCalls(Purpose.BARRIER, Place.AFTER_OPTIMIZER, name, 1, None, 400 * US, 400 * US),),
+        rpc=(RankRpc(0, 8, 9_000 * US, 1_500 * US, 9_500 * US, 3, (RpcCalls(name, name, name, 1, None, 576, None),)),),
     )
 
 

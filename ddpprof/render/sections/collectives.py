@@ -38,7 +38,7 @@ def _size_class(row: CollectiveSummary) -> str:
 
 
 _CELLS: Mapping[str, Callable[[CollectiveSummary], str]] = {
-    "collective": lambda row: row.kind.replace("_", "-"),
+    "collective": lambda row: clean(row.kind.replace("_", "-"), most=30),
     "group": lambda row: ABSENT if row.group is None else clean(row.group, most=30),
     "size": _size_class,
     "calls": lambda row: str(row.num_calls),

@@ -31,7 +31,7 @@ def _head(report: ExperimentReport) -> Iterable[Section]:
 def _machine(job: Job) -> list[str]:
     return [
         *(clean(word) for word in (job.backend, job.device) if word),
-        *([f"torch {job.torch}"] if job.torch else []),
+        *([f"torch {clean(job.torch)}"] if job.torch else []),
     ]
 
 

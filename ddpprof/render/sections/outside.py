@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddpprof.layout import ABSENT, Section, ms, table_of
+from ddpprof.layout import ABSENT, Section, clean, ms, table_of
 from ddpprof.report import Report
 
 
@@ -14,7 +14,7 @@ def outside_table(report: Report) -> Iterable[Section]:
             "Collectives outside DDP, per step (medians)",
             report.outside,
             {
-                "collective": lambda one: one.kind.replace("_", "-"),
+                "collective": lambda one: clean(one.kind.replace("_", "-"), most=30),
                 "where": lambda one: one.place.value,
                 "carries": lambda one: one.purpose.value,
                 "calls": lambda one: str(one.num_calls),

@@ -46,7 +46,7 @@ def _verdict(report: TuneReport) -> Iterable[Section]:
         f"Best: {clean(best.label)}: {ms(best.step_ns)} ms per step, {interval(best.ratio)} × the {ms(now.step_ns)} ms "
         f"of the job as it is{_predicted(best)}."
     )
-    yield Line(f"In the script: {best.code}")
+    yield Line(f"In the script: {clean(best.code, most=800)}")
     if best.is_lossy:
         yield Line("It is lossy, since it rounds what is sent: check the final accuracy.", is_warning=True)
     if best.losses is not None and best.losses.match is Match.UNKNOWN:

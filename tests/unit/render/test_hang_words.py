@@ -119,7 +119,9 @@ def test_parameters_without_gradient() -> None:
 
 
 def test_text_of_the_job_cannot_reach_the_terminal_unfiltered() -> None:
-    hostile = replace(HANGING, host="\x1b[31mred", place="\x1b]0;title\x07", parameters=("a\x1b[2Jb",))
+    hostile = replace(
+        HANGING, host="\x1b[31mred", place="\x1b]0;title\x07", parameters=("a\x1b[2Jb",), activity="\x1b[1m"
+    )
     assert "\x1b" not in "".join([*verdict_lines(hostile), verdict_line(hostile)])
 
 

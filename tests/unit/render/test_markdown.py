@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def test_names_stay_text(name: str) -> None:
     assert len(text.splitlines()) == len(plain.splitlines()), "no name begins a line"
     assert len(unescaped(text, "|")) == len(unescaped(plain, "|")), "no name divides a cell"
     assert unescaped(text, r"<`\[&$@~") == []
+
+
+def test_the_command_to_record_more_steps_stays_text() -> None:
+    made = light_report()
+    job = replace(made.job, num_steps=5, recorded_with=("<script>.py",))
+    text = markdown(replace(made, job=job))
+    assert "<script>" not in text.replace(r"\<", "")
+    assert r"\<script\>.py" in text
 
 
 def test_rows_have_as_many_cells_as_their_header() -> None:

@@ -143,13 +143,13 @@ def test_short_kernels_are_left_out_and_communication_stays() -> None:
     assert min(end - begin for slices in kernels for begin, end, _ in slices) >= 1_000_000
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 def test_names_stay_text(name: str) -> None:
     timeline, report = build(PATHS["gloo-2"])
     first = timeline.ranks[0]
     hostile = replace(timeline, ranks=(replace(first, names=(name,) * len(first.names)),))
-    ranks = (replace(report.ranks[0], host=name), *report.ranks[1:])
-    file = File(hostile, replace(report, ranks=ranks, job=replace(report.job, name=name)))
-    shown = name.encode("utf-8", "replace").decode()
+    shown = name.encode("utf-8", "replace").decode()  # as hosts and jobs are in a report
+    ranks = (replace(report.ranks[0], host=shown), *report.ranks[1:])
+    file = File(hostile, replace(report, ranks=ranks, job=replace(report.job, name=shown)))
     assert file.process == {1: f"rank 0 ({shown})"}
     assert {n for tid, slices in file.slices.items() if "compute" in file.track[tid] for *_, n in slices} == {shown}

@@ -102,7 +102,7 @@ def test_commands_name_all_parts_of_the_run_and_are_never_broken() -> None:
     assert f"ddpprof report '{parts[0]}' /mnt/b --full\n" in said
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
 def test_names_stay_names(name: str) -> None:
     said = drawn(hostile_report(name))
     assert "\x1b" not in said
