@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -93,7 +94,7 @@ def verdict_line(verdict: Verdict) -> str:
 
 
 def _quoted(text: str) -> str:
-    return f'"{text}"' if re.search(r"[\s\"=]", text) else text
+    return json.dumps(text, ensure_ascii=False) if not text or re.search(r"[\s\"=]", text) else text
 
 
 def verdict_in_short(verdict: Verdict, *, is_over: bool) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ddpprof.findings.losses import nonfinite_finding
 from ddpprof.layout import ABSENT, clean, count, duration, three_digits
-from ddpprof.listing import listed
+from ddpprof.listing import ranks_in_words
 from ddpprof.monitor.overview import Overview, StepTimes
 from ddpprof.monitor.rank_now import RankNow, Standing
 
@@ -94,13 +94,13 @@ def one_line(overview: Overview) -> str:
     parts = [f"step {overview.num_steps:,}", _rate(overview.steps_per_s)]
     if (times := overview.times) is not None:
         parts.append(f"step median {_ms(times.median_ns)}, p99 {_ms(times.p99_ns)} ms")
-    slowest = in_order(overview.ranks, ORDERS["o"])[0]
-    if slowest.own_ns is not None and len(overview.ranks) > 1:
-        parts.append(f"largest own time {_ms(max(one.own_ns or 0 for one in overview.ranks))} ms")
+    own_ns = [one.own_ns for one in overview.ranks if one.own_ns is not None]
+    if own_ns and len(overview.ranks) > 1:
+        parts.append(f"largest own time {_ms(max(own_ns))} ms")
     for standing in Standing:
         ranks = [one.rank for one in overview.ranks if one.standing is standing]
         if ranks and standing not in (Standing.TRAINING, Standing.WAITS):
-            parts.append(f"{standing}: rank {listed(ranks, _MOST_LINES)}")
+            parts.append(f"{standing}: {ranks_in_words(ranks, _MOST_LINES)}")
     return clean(" · ".join([*filter(None, parts), *overview.waiting, *_loss_lines(overview)]), most=400)
 
 
@@ -181,7 +181,7 @@ def _state(one: RankNow) -> str:
 def _rest(ranks: Sequence[RankNow]) -> str:
     own = sorted(one.own_ns for one in ranks if one.own_ns is not None)
     span = f": own {_ms(own[0])} - {_ms(own[-1])} ms" if own else ""
-    return f"… and {len(ranks)} more rank{'s' if len(ranks) > 1 else ''}{span}"
+    return f"… and {count(len(ranks), 'more rank')}{span}"
 
 
 def _some(lines: Sequence[str], what: str, style: str) -> list[Text]:

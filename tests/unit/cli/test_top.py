@@ -36,7 +36,7 @@ def test_lines_for_a_log_end_with_the_job(ended: Path, capsys: pytest.CaptureFix
     assert main(["top", str(ended), "--every", "60"]) == 0
     line, *_, last = capsys.readouterr().out.splitlines()
     assert line[8:].startswith(" step 13 · 5 steps/s · step median 100.0, p99 100.0 ms · largest own time 80.0 ms")
-    assert line.endswith(" · ended: rank 0, 1")
+    assert line.endswith(" · ended: ranks 0, 1")
     assert last == f"All ranks have ended. See the whole run with: ddpprof report {ended}"
 
 

@@ -139,3 +139,8 @@ def test_the_documentation_has_every_fault_with_its_sentence() -> None:
         sentence = verdict_lines(Verdict(fault, rank=1))[0]
         said = sentence.removeprefix("The job hangs: ").removesuffix(".").removesuffix(" without a message")
         assert f"| `{fault}` | {said}" in page
+
+
+def test_quotes_in_a_line_for_logs_are_escaped() -> None:
+    line = verdict_line(Verdict(Fault.OWN_CODE, rank=1, host="", place='my "x".py:3 in f'))
+    assert line == r'ddpprof_verdict fault=own-code rank=1 host="" place="my \"x\".py:3 in f"'

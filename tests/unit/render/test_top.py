@@ -47,6 +47,14 @@ def test_orders(four: Overview, key: str, ranks: list[int]) -> None:
     assert [one.rank for one in in_order(four.ranks, ORDERS[key])] == ranks
 
 
+def test_one_line_with_several_ranks_that_failed_before_their_first_step(four: Overview) -> None:
+    *others, last = four.ranks
+    gone = [replace(one, standing=Standing.FAILED, own_ns=None) for one in (others[0], last)]
+    line = one_line(replace(four, ranks=(gone[0], *others[1:], gone[1])))
+    assert "largest own time 60.0 ms" in line
+    assert "failed: ranks 0, 3" in line
+
+
 def test_many_steps_per_second_are_shown_without_an_exponent(four: Overview) -> None:
     assert "2346 steps/s" in one_line(replace(four, steps_per_s=2345.6))
 
