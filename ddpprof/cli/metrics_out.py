@@ -62,9 +62,9 @@ def check(target: MetricsTarget) -> None:
         try:
             family = socket.getaddrinfo(target.host, target.port)[0][0]
             socket.create_server((target.host, target.port), family=family).close()
-        except OSError as error:
-            where = f"{target.host}:{target.port}"
-            raise DdpprofError(f"cannot serve metrics at {where}: {error.strerror}. Choose another one.") from error
+        except (OSError, UnicodeError) as error:  # UnicodeError: a part of the host's name is empty or too long
+            where, why = f"{target.host}:{target.port}", getattr(error, "strerror", "it is not the name of a host")
+            raise DdpprofError(f"cannot serve metrics at {where}: {why}. Choose another one.") from error
 
 
 def publish(target: MetricsTarget, out: Path) -> Callable[[], None]:

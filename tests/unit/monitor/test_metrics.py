@@ -133,6 +133,12 @@ def test_prometheus_reads_them(run: Path, port: int) -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
 
 
+@pytest.mark.parametrize("host", ["..", "a" * 64])
+def test_what_is_no_name_of_a_host_is_refused_before_the_job(host: str) -> None:
+    with pytest.raises(DdpprofError, match=r"cannot serve metrics at .*: it is not the name of a host"):
+        check(metrics_target(f"{host}:9464"))
+
+
 def test_a_taken_port_is_refused_before_the_job(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(DdpprofError, match="cannot serve metrics at"):
         check(MetricsTarget("127.0.0.1", port))
