@@ -12,11 +12,11 @@ from ddpprof.pipeline.numbers import Numbers
 _UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID = re.compile(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", re.DOTALL)
 _WORD = re.compile(r"[\w.-]+")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s)")
+_DURATION = re.compile(r"(\d{1,15}(?:\.\d+)?)(ns|us|µs|ms|s)")
 _SIZE = re.compile(r"(\d{1,15})([KMG]?)(?:i?B)?", re.IGNORECASE)
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([KMGT])(bit|B)(?:/s|ps)?", re.IGNORECASE)
+_RATE = re.compile(r"(\d{1,15}(?:\.\d+)?)([KMGT])(bit|B)(?:/s|ps)?", re.IGNORECASE)
 _RATES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LARGEST = 1e9
 _LONGEST_S = 1e6

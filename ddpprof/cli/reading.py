@@ -155,7 +155,7 @@ def measured_network(path: Location | None) -> Network | None:
         raise DdpprofError(f"{path} measures {bench.collective}, but DDP needs all_reduce.")
     network = network_of_bench(bench)
     if network is None:
-        raise DdpprofError(f"{path} has too few sizes: measure at least three.")
+        raise DdpprofError(f"{path} does not show how times grow with sizes: measure at least three, far apart.")
     return network
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from ddpprof.report.run_profile import Profiled
     from ddpprof.report.tree import Job
     from ddpprof.report.whatif import Asked
+
+
+_RANK = re.compile(r"[1-9]\d{0,8}")
 
 
 def add_whatif_options(parser: argparse.ArgumentParser) -> None:
@@ -69,9 +73,9 @@ def add_whatif_options(parser: argparse.ArgumentParser) -> None:
 
 def _hook(text: str) -> tuple[str, int]:
     name, _, rank = text.partition(":")
-    if name not in ("fp16", "bf16", "powersgd") or (rank and (name != "powersgd" or not rank.isdecimal())):
+    if name not in ("fp16", "bf16", "powersgd") or (rank and (name != "powersgd" or not _RANK.fullmatch(rank))):
         raise argparse.ArgumentTypeError(f"{text!r} is not one of fp16, bf16, powersgd:RANK")
-    return name, max(1, int(rank or 1))
+    return name, int(rank or 1)
 
 
 def run_whatif(options: argparse.Namespace) -> int:
@@ -148,13 +152,16 @@ _WORLD = (
 
 def _world_label(options: argparse.Namespace) -> str:
     """Return the settings other than buckets, as the user wrote them."""
+    from ddpprof.report.build import utf8_text
+
     defaults = {"batch_scale": 1.0, "algorithm": "ring"}
     given = {name: getattr(options, name) for name in _WORLD if getattr(options, name) != defaults.get(name)}
-    return ", ".join(
+    words = (
         name.replace("_", "-") if value is True else f"{name.replace('_', '-')} {_word(name, value)}"
         for name, value in given.items()
         if value is not False and value is not None
     )
+    return utf8_text(", ".join(words))
 
 
 def _word(name: str, value: object) -> str:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median
 
+from ddpprof.layout import count
 from ddpprof.report import Report
+from ddpprof.report.build import utf8_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class RunSet:
     @property
     def name(self) -> str:
         if self.folder is not None:
-            return f"{PurePath(self.folder).name} ({len(self.reports)} run{'s' if len(self.reports) != 1 else ''})"
+            return f"{utf8_text(PurePath(self.folder).name)} ({count(len(self.reports), 'run')})"
         names = list(dict.fromkeys(report.job.name for report in self.reports))
         shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
         return shown if len(self.reports) == 1 else f"{shown} ({len(self.reports)} runs)"

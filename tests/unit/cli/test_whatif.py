@@ -63,6 +63,9 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.param(["--without-rank", "9"], "the run has no rank 9 to leave out", id="no-such-rank"),
         pytest.param(["--bandwidth", "fast"], "'fast' is not a bandwidth; write, say, 10Gbit or 1.2GB", id="bandwidth"),
         pytest.param(["--compress", "zip"], "'zip' is not one of fp16, bf16, powersgd:RANK", id="hook"),
+        pytest.param(["--compress", "powersgd:0"], "'powersgd:0' is not one of fp16, bf16, powersgd:RANK", id="rank-0"),
+        pytest.param(["--bandwidth", f"{'9' * 400}Gbit"], "is not a bandwidth", id="endless-bandwidth"),
+        pytest.param(["--latency", f"{'9' * 400}s"], "is not a duration", id="endless-latency"),
         pytest.param(["--compress", "powersgd:4"], "PowerSGD needs the shapes of parameters", id="shapes"),
         pytest.param(["--bucket-cap-mb", "1,-2"], "not a size in MB above 0", id="cap"),
         pytest.param(["--batch-scale", "0"], "'0' is not a factor above 0", id="scale"),
@@ -78,9 +81,9 @@ def test_mistakes_are_said_in_one_line(options: list[str], complaint: str, capsy
     assert said.count("\n") == 1
 
 
-def bench(path: Path, ns_per_byte: float) -> str:
+def bench(path: Path, ns_per_byte: float, latency_ns: int = 0) -> str:
     row = {"longest_ns": [], "shortest_ns": [], "cpu_ns": [0] * 4}
-    sizes = [(num_bytes, round(num_bytes * ns_per_byte)) for num_bytes in (10_000, 1_000_000, 10_000_000)]
+    sizes = [(size, latency_ns + round(size * ns_per_byte)) for size in (10_000, 1_000_000, 10_000_000)]
     rows = [{**row, "num_bytes": size, "longest_ns": [ns], "shortest_ns": [ns]} for size, ns in sizes]
     path.write_text(json.dumps(netbench(sizes=rows)))
     return str(path)
@@ -101,6 +104,20 @@ def test_the_run_s_own_network_and_another(tmp_path: Path, capsys: pytest.Captur
     assert step == pytest.approx(same["measured_step_ns"])
     assert sooner < step
     assert faster["world"].startswith("network ")
+
+
+def test_a_network_on_which_all_sizes_take_equally_long_is_declined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat = bench(tmp_path / "flat.json", 0.0, latency_ns=50_000)
+    assert main(["whatif", RUN, "--no-cache", "--network", flat]) == 2
+    assert "flat.json does not show how times grow with sizes: measure at least three" in capsys.readouterr().err
+
+
+def test_a_name_that_is_not_utf_8_is_replaced_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = bench(tmp_path / "a\udcff.json", 1.0)
+    assert main(["whatif", RUN, "--no-cache", "--network", network, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["world"].endswith("a?.json")
 
 
 def test_a_trace_without_buckets_is_declined(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from reports import light_report, report
 from ddpprof.comparison.repeated import RepeatedFinding, report_on_runs
 from ddpprof.comparison.run_set import RunSet
 from ddpprof.findings import Finding
+from ddpprof.render.json import render_json
 
 COPIES = Finding("gradient-copies", "Gradients are copied", "", "", 10)
 RANK_0, RANK_1 = (Finding("straggler", f"All ranks wait for rank {rank}", "", "", 10) for rank in (0, 1))
@@ -27,3 +28,9 @@ def test_the_spread_is_that_of_the_runs_steps() -> None:
     steps = [run.step_ns or 0 for run in found.runs]
     assert found.spread == max(steps) / min(steps) - 1
     assert report_on_runs(RunSet((report(),)), ["run-1"]).spread is None
+
+
+def test_a_folder_whose_name_is_not_utf_8() -> None:
+    found = report_on_runs(RunSet((report(),), "runs/a\udcff"), ["run-1"])
+    assert found.name == "a? (1 run)"
+    assert '"a? (1 run)"' in render_json(found)
