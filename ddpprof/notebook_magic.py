@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ddpprof import rundir
 from ddpprof.child_processes import guarded, python_command, start
 from ddpprof.errors import DdpprofError, writing
+from ddpprof.files import identity
 from ddpprof.own_files import make_named_folder, write_whole
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def trace_cell(line: str, cell: str) -> Report:
     script = words.out.with_name(f"{words.out.name}.py")
     write_script(script, cell)
     command = ["-m", "ddpprof", "trace", "--quiet", "--out", str(words.out), *words.options, str(script), *words.script]
+    earlier = identity(words.out / rundir.RUN_FILE)
     code = _run(python_command(command))
     if code:
         sys.stderr.write(f"ddpprof: the cell's training ended with exit code {code}\n")
@@ -66,6 +68,8 @@ def trace_cell(line: str, cell: str) -> Report:
         raise DdpprofError(
             f"nothing was recorded in {words.out}: no DistributedDataParallel module finished enough steps."
         )
+    if identity(words.out / rundir.RUN_FILE) == earlier:
+        raise DdpprofError(f"nothing was recorded: {words.out} holds an earlier run. Replace it with --force.")
     with analysed(words.out) as analysis:
         return analysis.report
 
@@ -105,10 +109,12 @@ class MagicLine:
 
 def write_script(script: Path, cell: str) -> None:
     """Write the script, with one line before the cell, so that errors name the lines of the notebook's cell."""
-    if script.exists() and _WRITTEN_BY not in _first_line(script):
-        raise DdpprofError(f"{script} is not of %%ddpprof, and would be replaced. Choose another folder with --out.")
     first = f"import sys; sys.path.insert(0, {str(Path.cwd())!r})  {_WRITTEN_BY}"
     with writing(script):
+        if script.exists() and _WRITTEN_BY not in _first_line(script):
+            raise DdpprofError(
+                f"{script} is not of %%ddpprof, and would be replaced. Choose another folder with --out."
+            )
         make_named_folder(script.parent)
         write_whole(script, f"{first}\n{cell}".encode())
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from fleets import SAMPLE
 
+from ddpprof import notebook_magic
 from ddpprof.errors import DdpprofError
-from ddpprof.notebook_magic import MagicLine, write_script
+from ddpprof.notebook_magic import MagicLine, trace_cell, write_script
 
 
 def test_options_and_arguments_of_the_script() -> None:
@@ -62,3 +65,17 @@ def test_a_cell_replaces_its_own_script_only(tmp_path: Path) -> None:
     with pytest.raises(DdpprofError, match=r"would be replaced. Choose another folder with --out"):
         write_script(script, "x = 3\n")
     assert script.read_text() == "print('mine')\n"
+
+
+def test_a_folder_of_the_script_s_name_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DdpprofError, match=r"cannot write .*: Is a directory"):
+        write_script(tmp_path, "x = 1\n")
+
+
+def test_an_earlier_run_is_not_shown_as_that_of_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ddpprof trace`` ends with 2, without touching the run."""
+    run = tmp_path / "run"
+    shutil.copytree(SAMPLE, run)
+    monkeypatch.setattr(notebook_magic, "_run", lambda _command: 2)
+    with pytest.raises(DdpprofError, match=r"nothing was recorded: .* holds an earlier run"):
+        trace_cell(f"--out {run}", "x = 1\n")
