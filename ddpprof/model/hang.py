@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from ddpprof.model.record import Count
+from ddpprof.model.record import Count, Int64
 
 VERDICT_FORMAT = 1
 
@@ -68,11 +68,11 @@ class Verdict(Struct, frozen=True):
     """ranks that wait"""
     waiting_at: str | None = None
     """where the first of them waits, as `place`"""
-    since_unix_ns: int | None = None
+    since_unix_ns: Int64 | None = None
     """time since which the first of them waits"""
     detail: str | None = None
     """what else is known, in words"""
-    usual_ns: int | None = None
+    usual_ns: Int64 | None = None
     """usual length of a step"""
     has_failed: bool = False
     """whether the job has ended because of it"""
@@ -80,9 +80,9 @@ class Verdict(Struct, frozen=True):
     """exit code of a dead rank; if negative, the signal that ended it"""
     num_oom_kills: Count | None = None
     """number of processes that the kernel killed on the rank's host for lack of memory; see `ProcessExit`"""
-    at_unix_ns: int | None = None
+    at_unix_ns: Int64 | None = None
     """time of the verdict"""
-    resumed_unix_ns: int | None = None
+    resumed_unix_ns: Int64 | None = None
     """time at which the job went on"""
     format: int = VERDICT_FORMAT
     """number of this layout"""

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from ddpprof.model.record import Int64
+
 
 class SlowdownCause(StrEnum):
     """Why steps take longer."""
@@ -45,21 +47,21 @@ class StepSlowdown(msgspec.Struct, frozen=True):
     first_step: int
     last_step: int | None
     """``None`` if it lasts"""
-    before_ns: int
+    before_ns: Int64
     """length of a normal step"""
-    after_ns: int
+    after_ns: Int64
     """length of a slow step"""
     num_steps: int
     """number of steps that say so"""
-    began_ns: int | None
+    began_ns: Int64 | None
     """when it began, in ns since 1970"""
-    ended_ns: int | None
+    ended_ns: Int64 | None
     cause: SlowdownCause
     ranks: tuple[int, ...]
     """ranks with the cause"""
     part: StepPart | None = None
     """part of the step that grew most, on these ranks"""
-    first_gradient_later_ns: int | None = None
+    first_gradient_later_ns: Int64 | None = None
     """by how much later these ranks' first gradients come; ``None`` if that is not notable"""
     is_coarse: bool = False
     """found in summaries of many steps, so that the steps are known only to the summary"""
@@ -84,7 +86,7 @@ class Pause(msgspec.Struct, frozen=True):
 
     kind: PauseKind
     num_steps: int
-    extra_ns: int
+    extra_ns: Int64
     """time that these steps took beyond normal ones"""
 
 
