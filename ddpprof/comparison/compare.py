@@ -15,6 +15,7 @@ from ddpprof import __version__
 from ddpprof.comparison.between_runs import Difference, difference_between, plausible_noise_ns, runs_needed
 from ddpprof.comparison.kernels import KernelChange, compare_kernels
 from ddpprof.comparison.run_set import RunSet, facts_of
+from ddpprof.errors import DdpprofError
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.statistics.shift import Shift, shift_between
 from ddpprof.measures.step.wrapper import WrapperCost
@@ -140,8 +141,10 @@ def compare(a: RunSet, b: RunSet, asked: Sequence[str] = ("step",)) -> Compariso
 
 
 def compare_reports(a: Report | Iterable[Report], b: Report | Iterable[Report]) -> Comparison:
-    """Compare two jobs, each given by the report of one run, or by the reports of several."""
+    """Compare two jobs, each given by the report of one run, or by those of several. Raises `DdpprofError` for none."""
     first, second = (RunSet((side,) if isinstance(side, Report) else tuple(side)) for side in (a, b))
+    if not first.reports or not second.reports:
+        raise DdpprofError("a job without a report cannot be compared: give one or more of each.")
     return compare(first, second)
 
 

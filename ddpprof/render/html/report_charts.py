@@ -110,8 +110,9 @@ def _bucket(row: BucketRow) -> str:
 def collective_chart(report: Report) -> Iterable[Chart]:
     """Draw the link's rate by message size, or durations if only these are known."""
     rows = report.across.collectives if report.across is not None else ()
-    rated = [row for row in rows if row.num_bytes and row.busbw_bytes_per_s is not None]
-    timed = [row for row in rows if row.num_bytes and row.transfer_ns > 0]
+    sized = [row for row in rows if (row.num_bytes or 0) > 0 and row.num_calls > 0]
+    rated = [row for row in sized if row.busbw_bytes_per_s is not None]
+    timed = [row for row in sized if row.transfer_ns > 0]
     if rated:
         best = max(row.busbw_bytes_per_s or 0 for row in rated) / 1e9
         traces = _by_kind(rated, [(row.busbw_bytes_per_s or 0) / 1e9 for row in rated], "GB/s")
@@ -128,13 +129,13 @@ def collective_chart(report: Report) -> Iterable[Chart]:
     elif timed:
         durations = [row.transfer_ns / 1e6 for row in timed]
         traces = _by_kind(timed, durations, "ms")
-        layout = _over_size(timed, f"duration, ms{of_device(report)}", {**decade_ticks(durations)})
+        layout = _over_size(timed, f"duration, ms{of_device(report)}", decade_ticks(durations))
         note = "not matched between ranks: durations include waiting for others, so the link's rate is unknown"
         yield Chart("Duration by message size", traces, layout, 340, note)
 
 
 def _over_size(rows: Sequence[CollectiveSummary], what: str, axis: dict[str, Any]) -> dict[str, Any]:
-    sizes = {"title": {"text": "size of a message"}, **byte_ticks(list(map(_size, rows)))}
+    sizes = {"title": {"text": "size of a message"}, **byte_ticks([_size(row) for row in rows])}
     return {"xaxis": sizes, "yaxis": {"title": {"text": what}, **axis}}
 
 

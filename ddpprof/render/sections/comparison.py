@@ -136,7 +136,7 @@ def _bucket(change: BucketChange) -> tuple[str, ...]:
     index = [ABSENT if bucket is None else str(bucket.index) for bucket in pair]
     size = next(bucket.num_bytes for bucket in pair if bucket is not None)
     times = [[None if bucket is None else time(bucket) for bucket in pair] for _, time in _TIMES]
-    return (*index, megabytes(size), *(ABSENT if not any(t) else " → ".join(map(ms, t)) for t in times))
+    return (*index, megabytes(size), *(ABSENT if t == [None, None] else " → ".join(map(ms, t)) for t in times))
 
 
 def _kernels(comparison: Comparison) -> Iterable[Section]:

@@ -9,7 +9,7 @@ import pytest
 from reports import bucket, compare_runs, light_report, rank, report, step
 
 from ddpprof.comparison.between_runs import MOST_RUNS, Difference
-from ddpprof.comparison.compare import Comparison, compare
+from ddpprof.comparison.compare import Comparison, compare, compare_reports
 from ddpprof.comparison.gate import GateResult, judge, overall, parse_conditions
 from ddpprof.comparison.kernels import compare_kernels
 from ddpprof.comparison.run_set import RunSet
@@ -256,3 +256,9 @@ def test_a_condition_that_is_none_is_refused(text: str) -> None:
 def test_what_only_one_of_the_runs_knows_is_no_difference() -> None:
     bare = replace(report(), job=replace(report().job, modules=(), torch=None, command=()))
     assert compare_runs(report(), bare).settings == ()
+
+
+@pytest.mark.parametrize("sides", [([], report()), (report(), [])])
+def test_a_job_without_a_report_is_refused(sides: tuple[Any, Any]) -> None:
+    with pytest.raises(DdpprofError, match="give one or more of each"):
+        compare_reports(*sides)

@@ -199,6 +199,14 @@ def test_a_page_of_a_small_run_stays_below_two_megabytes(two_ranks: str) -> None
     assert len(two_ranks.encode()) < 2_000_000
 
 
+@pytest.mark.parametrize("changes", [{"num_calls": 0}, {"num_bytes": -1}])
+def test_collectives_that_no_run_has_are_not_drawn(changes: dict[str, int]) -> None:
+    """A report in JSON may hold any number."""
+    made = across()
+    odd = tuple(replace(one, **changes) for one in made.collectives)
+    assert "The link's rate by message size" not in report_page(report(across=replace(made, collectives=odd)))
+
+
 def test_plotly_is_compiled_at_once() -> None:
     assert "this, (() => {" in plotly_source()
 

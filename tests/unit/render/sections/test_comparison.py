@@ -73,3 +73,9 @@ def test_names_stay_text(name: str) -> None:
     text = drawn(compare_runs(replace(hostile, kernels=run(1000, 200, name).kernels), hostile))
     assert all(c.isprintable() for c in text.replace("\n", ""))
     assert len(text.splitlines()) < 200
+
+
+def test_a_bucket_that_is_ready_as_the_forward_ends_has_a_time() -> None:
+    a, b = (report(buckets=(bucket(0, ready_ns=0, launched_ns=None),)) for _ in "ab")
+    row = next(line for line in drawn(compare_runs(a, b)).splitlines() if "4.24" in line)
+    assert row.split()[:7] == ["0", "0", "4.24", "0.00", "→", "0.00", "-"]
