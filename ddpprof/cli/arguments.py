@@ -16,7 +16,7 @@ _DURATION = re.compile(r"(\d{1,15}(?:\.\d+)?)(ns|us|µs|ms|s)")
 _SIZE = re.compile(r"(\d{1,15})([KMG]?)(?:i?B)?", re.IGNORECASE)
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
-_RATE = re.compile(r"(\d{1,15}(?:\.\d+)?)([KMGT])(bit|B)(?:/s|ps)?", re.IGNORECASE)
+_RATE = re.compile(r"(\d{1,15}(?:\.\d+)?)([KMGTkmgt])(bit|b|B)(?:/s|ps)?")
 _RATES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LARGEST = 1e9
 _LONGEST_S = 1e6
@@ -121,12 +121,12 @@ def factor(text: str) -> float:
 
 
 def bytes_per_s(text: str) -> float:
-    """Parse ``10Gbit`` or ``1.2GB``, both per second; prefixes are multiples of 1000, as usual for networks."""
+    """Parse ``10Gbit``, ``10Gbps`` or ``1.2GB``, all per second; prefixes are multiples of 1000, as for networks."""
     match = _RATE.fullmatch(text.strip())
     value = float(match.group(1)) * _RATES[match.group(2).upper()] if match else 0.0
     if match is None or not value:
         raise ArgumentTypeError(f"{text!r} is not a bandwidth; write, say, 10Gbit or 1.2GB")
-    return value / 8 if match.group(3).lower() == "bit" else value
+    return value if match.group(3) == "B" else value / 8
 
 
 def _above_zero(text: str, what: str, below: float = _LARGEST) -> float:

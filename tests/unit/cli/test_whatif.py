@@ -12,6 +12,7 @@ from netbenches import netbench
 from shared import TRACES
 
 from ddpprof.cli import main
+from ddpprof.cli.arguments import bytes_per_s
 from ddpprof.render.json import schema
 from ddpprof.report.whatif import WhatIf
 
@@ -79,6 +80,14 @@ def test_mistakes_are_said_in_one_line(options: list[str], complaint: str, capsy
     said = capsys.readouterr().err
     assert complaint in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [("10Gbit", 10e9), ("10Gbit/s", 10e9), ("10Gbps", 10e9), ("400Mb/s", 4e8), ("1.5GB", 12e9), ("100MBps", 8e8)],
+)
+def test_a_small_b_is_a_bit_and_a_large_one_a_byte(text: str, bits: float) -> None:
+    assert bytes_per_s(text) == pytest.approx(bits / 8)
 
 
 def bench(path: Path, ns_per_byte: float, latency_ns: int = 0) -> str:
