@@ -133,7 +133,7 @@ def parse_job(parser: argparse.ArgumentParser, arguments: Sequence[str], verb: s
         parser.error(f"torchrun's options go to torchrun itself here: ddpprof {verb} -- torchrun … train.py")
     return JobCommand(
         options=options,
-        out=Path(options.out or default_out(words)),
+        out=Path(options.out or default_out(words, is_module=options.module and not is_wrapped)),
         words=tuple(words),
         is_wrapped=is_wrapped,
         recorded_with=(*_without(own, _NOT_TO_REPEAT, ("--force", "--dump-stacks")), *command),
@@ -248,8 +248,8 @@ def _shown(options: argparse.Namespace, words: Sequence[str]) -> str:
     return " ".join([*(["-m"] if options.module else []), *words])
 
 
-def default_out(words: Sequence[str]) -> str:
-    name = words[0].rpartition(".")[2] if "/" not in words[0] and not words[0].endswith(".py") else Path(words[0]).stem
+def default_out(words: Sequence[str], *, is_module: bool) -> str:
+    name = words[0].rpartition(".")[2] if is_module else Path(words[0]).stem
     return f"runs/{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 

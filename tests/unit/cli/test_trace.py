@@ -57,14 +57,16 @@ def test_a_job_without_ddp_is_told_from_one_that_was_too_short(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("words", "is_module", "name"),
     [
-        pytest.param(["train.py"], "train", id="script"),
-        pytest.param(["a/b/train_net.py", "x"], "train_net", id="path"),
-        pytest.param(["pkg.cli.train"], "train", id="module"),
-        pytest.param(["torchrun", "train.py"], "torchrun", id="command"),
-        pytest.param(["/usr/bin/srun"], "srun", id="absolute-command"),
+        pytest.param(["train.py"], False, "train", id="script"),
+        pytest.param(["a/b/train_net.py", "x"], False, "train_net", id="path"),
+        pytest.param(["pkg.cli.train"], True, "train", id="module"),
+        pytest.param(["torchrun", "train.py"], False, "torchrun", id="command"),
+        pytest.param(["python3.12", "train.py"], False, "python3", id="command-with-a-version"),
+        pytest.param(["launch.sh"], False, "launch", id="shell-script"),
+        pytest.param(["/usr/bin/srun"], False, "srun", id="absolute-command"),
     ],
 )
-def test_runs_are_named_after_what_ran(words: list[str], name: str) -> None:
-    assert default_out(words).startswith(f"runs/{name}-2")
+def test_runs_are_named_after_what_ran(words: list[str], is_module: bool, name: str) -> None:
+    assert default_out(words, is_module=is_module).startswith(f"runs/{name}-2")
