@@ -75,8 +75,8 @@ def add_experiment_options(parser: argparse.ArgumentParser, kind: str, rounds: i
     )
     add("--rounds", type=positive, default=rounds, metavar="N", help="runs of each variant (%(default)s)")
     add("--skip-first", type=count, default=5, metavar="N", help="initial steps of a trial to ignore (%(default)s)")
-    timed = 5 if kind == "overhead" else 20
-    add("--timed-steps", type=positive, metavar="N", help=f"steps to time in a trial or block ({timed})")
+    timed = "a block (5), or with --apart in a trial (20)" if kind == "overhead" else "a trial (20)"
+    add("--timed-steps", type=positive, metavar="N", help=f"steps to time in {timed}")
     add_place_options(parser, kind, "experiment")
 
 

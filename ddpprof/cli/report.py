@@ -63,12 +63,13 @@ def run_report(options: argparse.Namespace) -> int:
         _refuse_files([options.path, *options.further_parts])
         return _report_on_run(options)
     if is_experiment(options.path) or options.path.suffix == ".csv":
-        _refuse_choice(options, "an experiment, whose trials are runs")
-        _refuse_tables(options, "an experiment, whose trials are runs")
+        what = "an experiment, whose trials are runs" if is_experiment(options.path) else "a table of times"
+        _refuse_choice(options, what)
+        _refuse_tables(options, what)
         return _report_on_experiment(options)
     repeated = repeated_runs_in(options.path)
     if repeated:
-        _refuse_tables(options, "a folder of several")
+        _refuse_tables(options, "a folder of several runs")
         return _report_on_runs(options, list(repeated.values()))
     return _report_on_run(options)
 
