@@ -69,6 +69,8 @@ def _axes(path: Location) -> Iterator[Any]:
 
 def plot_whatif(answer: WhatIf, path: Location) -> None:
     """Plot predicted steps over one cap for all buckets, with intervals. Raises `DdpprofError`."""
+    if path.suffix != ".png":
+        raise DdpprofError(f"{path}: a plot is a PNG, so give it a name that ends in .png.")
     known = [(one.cap_mib, one.prediction) for one in answer.outcomes[1:] if one.cap_mib is not None]
     points = sorted(known, key=lambda point: point[0])
     if len(points) < _LEAST_POINTS:
