@@ -26,6 +26,8 @@ TOPICS = ("job", "step", "buckets", "collectives", "ranks", "slowdown", "whole-r
 """names of the parts of a report; `render.sections` makes them, and is imported only if they are needed"""
 _OF_SECTIONS = ("terminal", "markdown")
 """formats that show sections alone"""
+_WHOLE = {"json": "JSON has", "html": "an HTML page has", "tables": "tables have"}
+"""formats that show the whole report, in words"""
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -77,8 +79,8 @@ def run_report(options: argparse.Namespace) -> int:
 def _report_on_run(options: argparse.Namespace) -> int:
     from ddpprof.render.json import render_json
 
-    if options.section is not None and chosen_form(options) in ("json", "html", "tables"):
-        raise DdpprofError(f"--section prints a part of the report, but {chosen_form(options).upper()} has all of it.")
+    if options.section is not None and chosen_form(options) in _WHOLE:
+        raise DdpprofError(f"--section prints a part of the report, but {_WHOLE[chosen_form(options)]} all of it.")
     if chosen_form(options) == "tables":
         return _report_as_tables(options)
     with read_report_or_run(options.path, options) as (report, analysis):
@@ -154,7 +156,8 @@ def screen(report: Report, paths: Sequence[str], analysis: Analysis | None) -> t
     """Return the first screen; an analysis adds a drawing of one typical step. `paths`: the parts of the run."""
     from ddpprof.render.sections.first_screen import MAX_RANKS, first_screen
 
-    return first_screen(report, paths, _typical_step(report, analysis, MAX_RANKS))
+    timeline = _typical_step(report, analysis, MAX_RANKS)
+    return first_screen(report, paths, timeline, can_replay=analysis is not None)
 
 
 def _typical_step(report: Report, analysis: Analysis | None, most_ranks: int) -> Timeline | None:

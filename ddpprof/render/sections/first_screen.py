@@ -32,8 +32,14 @@ _LONGEST_COMMAND = 60
 _LONGEST_LINE = 400
 
 
-def first_screen(report: Report, paths: Sequence[str], timeline: Timeline | None = None) -> tuple[Section, ...]:
-    """Return about 40 lines. `paths`: the parts of the run, as a user gives them; `timeline`: with the typical step."""
+def first_screen(
+    report: Report, paths: Sequence[str], timeline: Timeline | None = None, *, can_replay: bool = True
+) -> tuple[Section, ...]:
+    """Return about 40 lines.
+
+    `paths`: the parts of the run, as a user gives them; `timeline`: with the typical step; `can_replay`: whether
+    ``ddpprof whatif`` reads what is there, which it does not if that is a report in JSON.
+    """
     return tuple(
         section
         for part in (
@@ -48,7 +54,7 @@ def first_screen(report: Report, paths: Sequence[str], timeline: Timeline | None
             _step(report, timeline),
             _findings(report),
             _remarks(report),
-            _next(report, paths),
+            _next(report, paths, can_replay),
         )
         for section in part
     )
@@ -105,13 +111,14 @@ def _in_short(findings: Sequence[Finding]) -> Iterator[Remark]:
         yield Remark(f"{len(findings) - _MOST_REMARKS} more: --section findings", "")
 
 
-def _next(report: Report, paths: Sequence[str]) -> Iterator[Section]:
+def _next(report: Report, paths: Sequence[str], can_replay: bool) -> Iterator[Section]:
     run = shlex.join(paths)
     commands = [
         ("every table", f"{_report(paths)} --full"),
         ("a page with charts", f"{_report(paths)} --out report.html"),
     ]
-    if any(finding.predicted for finding in report.findings) or (report.bound and report.bound.would_help):
+    is_replayed = any(finding.predicted for finding in report.findings) or (report.bound and report.bound.would_help)
+    if is_replayed and can_replay and len(paths) == 1:
         commands.append(("other settings", f"ddpprof whatif {run}"))
     if report.failure is None and len(paths) == 1:
         if report.job.recorded_with:

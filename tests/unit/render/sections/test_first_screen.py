@@ -14,7 +14,7 @@ from reports import GOLDEN, HOSTILE, data_parallel_report, gpu_report, hostile_r
 
 from ddpprof.findings import Finding
 from ddpprof.findings.predictions import Predicted
-from ddpprof.layout import Remark, Remarks
+from ddpprof.layout import Commands, Remark, Remarks
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.sections.first_screen import first_screen
 from ddpprof.render.terminal import render_terminal
@@ -100,6 +100,21 @@ def test_commands_name_all_parts_of_the_run_and_are_never_broken() -> None:
     parts = ("/mnt/a host/" + 80 * "x", "/mnt/b")
     said = drawn(report(), 80, parts)
     assert f"ddpprof report '{parts[0]}' /mnt/b --full\n" in said
+
+
+def test_whatif_is_named_only_where_it_can_read_the_run() -> None:
+    """It reads one path, which is not a report in JSON."""
+    predicted = replace(report().findings[0], predicted=Predicted(3 * MS, 2 * MS, 4 * MS))
+    shown = report(findings=(predicted,))
+
+    def names(paths: tuple[str, ...], **options: bool) -> bool:
+        commands = first_screen(shown, paths, **options)[-1]
+        assert isinstance(commands, Commands)
+        return any("ddpprof whatif" in command for _, command in commands.commands)
+
+    assert names(("runs/a",))
+    assert not names(("/mnt/a", "/mnt/b"))
+    assert not names(("a.json",), can_replay=False)
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE.keys())
