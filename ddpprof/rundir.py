@@ -30,6 +30,7 @@ import json
 import os
 import re
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,12 +49,9 @@ LAST_STEP = "<qq"
 _RANK_FILE = re.compile(
     r"^rank-(\d{1,7})\.(facts\.json|losses\.json|last_step|pulse|steps\.jsonl|trace\.json(?:\.gz|\.zst)?)$"
 )
-
-
 _MOST_LOOKED_AT = 100
 
 _ATTEMPT = re.compile(r"^attempt-([1-9]\d{0,5})$")
-
 
 CONTROL_SOCKET = "control.sock"
 HANG_FILE = "hang.json"
@@ -63,7 +61,6 @@ _OF_RUN = (RUN_FILE, EXITS_FILE, CONTROL_SOCKET, HANG_FILE, HANG_STACKS_FILE, SL
 BOARD_DIRECTORY = "board"
 _NOTE = re.compile(r"^(?:request|open|start)-\d+$|^(?:ready|done)-\d+\.\d+$")
 _CAPTURE = re.compile(r"^capture-([1-9]\d{0,5})$")
-
 
 CACHE_DIRECTORY = "summaries"
 CACHE_IGNORED_BY_GIT = ".gitignore"
@@ -79,7 +76,6 @@ TENSORBOARD_TRACES = "traces"
 """TensorBoard run of the profiler plugin"""
 _TENSORBOARD_RUN = re.compile(rf"^(?:{TENSORBOARD_OF_RUN}|{TENSORBOARD_TRACES}|rank-\d+)$")
 _TENSORBOARD_FILE = re.compile(r"^events\.out\.tfevents\.\d+\.ddpprof$|\.pt\.trace\.json\.gz$")
-
 
 _REPEATED = re.compile(r"^run-([1-9]\d{0,5})$")
 
@@ -98,14 +94,9 @@ def attempt_of(directory_name: str) -> int | None:
 
 
 def attempts_in(directory: Location) -> dict[int, Location]:
-    """Return all recorded attempts by number, in order; most runs have only the first.
-
-    A link is not an attempt: it may lead to another run.
-    """
-    folders = (path for path in directory.iterdir() if not (isinstance(path, Path) and path.is_symlink()))
-    numbers = sorted({0, *filter(None, (attempt_of(path.name) for path in folders))})
-    paths = {number: directory / attempt_directory(number) if number else directory for number in numbers}
-    return {number: path for number, path in paths.items() if is_run(path)}
+    """Return all recorded attempts by number, in order; most runs have only the first."""
+    further = _numbered_runs(directory, _ATTEMPT)
+    return {0: directory, **further} if is_run(directory) else further
 
 
 def last_attempt(directory: Path) -> Path:
@@ -119,8 +110,13 @@ def capture_directory(number: int) -> str:
 
 
 def captures_in(directory: Location) -> dict[int, Location]:
-    """Return the captures of a run by number, in order. A link is none."""
-    found = {int(match.group(1)): path for path in directory.iterdir() if (match := _CAPTURE.match(path.name))}
+    """Return the captures of a run by number, in order."""
+    return _numbered_runs(directory, _CAPTURE)
+
+
+def _numbered_runs(directory: Location, names: re.Pattern[str]) -> dict[int, Location]:
+    """Return the runs in folders with such names, by number, in order. A link is left out: it may lead elsewhere."""
+    found = {int(match.group(1)): path for path in directory.iterdir() if (match := names.match(path.name))}
     kept = {number: path for number, path in found.items() if not (isinstance(path, Path) and path.is_symlink())}
     return {number: kept[number] for number in sorted(kept) if is_run(kept[number])}
 
@@ -210,10 +206,8 @@ def repeated_runs_in(directory: Location) -> dict[int, Location]:
 
 def read_world_size(directory: Path) -> int | None:
     """Return the job's world size from ``run.json``; ``None`` if there is none."""
-    try:
-        size = json.loads(read_small(directory / RUN_FILE))["world_size"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    content = read_json(directory / RUN_FILE, dict[str, object]) or {}
+    size = content.get("world_size")
     return size if isinstance(size, int) else None
 
 
@@ -234,32 +228,27 @@ def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
 
 def remove_run(directory: Path) -> None:
     """Delete the files of an earlier run and its further attempts, and nothing else in the folder."""
-    for number in attempts_in(directory):
-        if number:
-            attempt = directory / attempt_directory(number)
-            remove_run(attempt)
+    for part in (*attempts_in(directory).values(), *captures_in(directory).values()):
+        if isinstance(part, Path) and part != directory:
+            remove_run(part)
             with suppress(OSError):  # other files are in it
-                attempt.rmdir()
-    for capture in captures_in(directory).values():
-        assert isinstance(capture, Path)
-        remove_run(capture)
-        with suppress(OSError):  # other files are in it
-            capture.rmdir()
-    _remove_matching(directory / BOARD_DIRECTORY, _NOTE)
+                part.rmdir()
+    cache = directory / CACHE_DIRECTORY
+    _remove_files(directory / BOARD_DIRECTORY, _NOTE.match)
+    _remove_files(cache, lambda name: is_cached(name) or (name == CACHE_IGNORED_BY_GIT and _ignores_all(cache / name)))
     remove_tensorboard(directory / TENSORBOARD_DIRECTORY)
-    _remove_cached(directory / CACHE_DIRECTORY)
     for name in os.listdir(directory):
         if _is_of_run(name) or _is_of_run(own_files.name_of_part(name) or ""):
             own_files.remove_file(directory / name)
 
 
-def _remove_matching(directory: Path, pattern: re.Pattern[str]) -> None:
-    """Delete the files of a folder that have such names, and the folder if it is empty then."""
+def _remove_files(directory: Path, is_own: Callable[[str], object]) -> None:
+    """Delete the files of a folder whose names `is_own` accepts, and the folder if it is empty then."""
     if not own_files.is_folder(directory):
         return
     own_files.remove_left_parts(directory)
     for name in os.listdir(directory):
-        if pattern.match(name):
+        if is_own(name):
             own_files.remove_file(directory / name)
     with suppress(OSError):  # other files are in it
         directory.rmdir()
@@ -274,16 +263,6 @@ def is_cached(name: str) -> bool:
     return _CACHED.match(name) is not None
 
 
-def _remove_cached(directory: Path) -> None:
-    if not own_files.is_folder(directory):
-        return
-    for name in os.listdir(directory):
-        if is_cached(name) or (name == CACHE_IGNORED_BY_GIT and _ignores_all(directory / name)):
-            own_files.remove_file(directory / name)
-    with suppress(OSError):  # other files are in it
-        directory.rmdir()
-
-
 def _ignores_all(path: Path) -> bool:
     if path.is_symlink() or not path.is_file() or path.stat().st_size != len(CACHE_IGNORE_ALL):
         return False
@@ -296,11 +275,7 @@ def remove_tensorboard(directory: Path) -> None:
         return
     own_files.remove_left_parts(directory)
     for name in os.listdir(directory):
-        if _TENSORBOARD_RUN.match(name) and own_files.is_folder(directory / name):
-            for file in os.listdir(directory / name):
-                if _TENSORBOARD_FILE.search(file):
-                    own_files.remove_file(directory / name / file)
-            with suppress(OSError):  # other files are in it
-                (directory / name).rmdir()
-    with suppress(OSError):
+        if _TENSORBOARD_RUN.match(name):
+            _remove_files(directory / name, _TENSORBOARD_FILE.search)
+    with suppress(OSError):  # other files are in it
         directory.rmdir()
