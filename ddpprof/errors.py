@@ -3,7 +3,7 @@
 DdpprofError            the user can fix it; the command line prints it in one line and exits with 2
 ├── NotARun             a path that holds neither a ddpprof run nor traces
 ├── BadTrace            a trace file that cannot be read
-├── RemoteError          a file that is not on this machine cannot be reached; also an ``OSError``
+├── RemoteError         a file that is not on this machine cannot be reached; also an ``OSError``
 │   └── RemoteFileNotFound   the file does not exist; also a ``FileNotFoundError``
 ├── RunExists           recording would overwrite an earlier run
 └── CannotRecord        recording is impossible here (no torch, no such script, unwritable folder)

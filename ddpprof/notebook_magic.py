@@ -86,7 +86,7 @@ class MagicLine:
 
     @classmethod
     def parse(cls, line: str) -> MagicLine:
-        """Raises `DdpprofError`."""
+        """Parse the line. Raises `DdpprofError`."""
         try:
             words = shlex.split(line)
         except ValueError as error:

@@ -16,12 +16,12 @@ _FEWEST = 2
 
 
 def least_skipped(on_accelerator: bool) -> int:
-    """Number of initial steps that are never recorded."""
+    """Return the number of initial steps that are never recorded."""
     return TORCH_WAITS if on_accelerator else 1
 
 
 def default_steps(on_accelerator: bool) -> int:
-    """Number of steps that a training must take for everything to be recorded by default."""
+    """Return the number of steps that a training must take for everything to be recorded by default."""
     return max(SKIP_FIRST, least_skipped(on_accelerator)) + COST_STEPS + WARMUP + STEPS
 
 

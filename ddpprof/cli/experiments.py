@@ -175,7 +175,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
 
 
 def _warn_of_options_behind(parser: argparse.ArgumentParser, command: Sequence[str]) -> None:
-    own = parser._option_string_actions  # noqa: SLF001 (as above)
+    own = parser._option_string_actions  # noqa: SLF001 (argparse has no public list of options)
     for word in command[1:]:
         if word.startswith("--") and word.partition("=")[0] in own:
             say(f"ddpprof: {word} comes after the script, so it is passed to the script", file=sys.stderr)
