@@ -47,6 +47,7 @@ def has_run_to_tell_of(
 
 def _print_run(out: Path, summary_only: bool) -> None:
     from ddpprof.cli.report import screen
+    from ddpprof.layout import count
     from ddpprof.pipeline.analysis import analysed
     from ddpprof.render.terminal import render_terminal
 
@@ -57,8 +58,7 @@ def _print_run(out: Path, summary_only: bool) -> None:
             render_terminal(screen(report, [str(out)], analysis), sys.stdout)
         _write_for_tensorboard(out, analysis)
     steps = max((len(rank.steps) + len(rank.light_steps) for rank in report.ranks), default=0)
-    ranks = len(report.ranks)
-    say(f"\nWrote {out} ({ranks} rank{'s' if ranks != 1 else ''}, {steps} steps).", flush=True)
+    say(f"\nWrote {out} ({count(len(report.ranks), 'rank')}, {count(steps, 'step')}).", flush=True)
 
 
 def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:

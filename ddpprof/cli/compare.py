@@ -16,7 +16,7 @@ from ddpprof.files import Location, location
 
 if TYPE_CHECKING:
     from ddpprof.comparison.compare import Comparison
-    from ddpprof.comparison.gate import ConditionVerdict
+    from ddpprof.comparison.gate import ConditionVerdict, GateResult
     from ddpprof.comparison.run_set import RunSet
 
 EXIT_FAILED, EXIT_UNKNOWN = 1, 3
@@ -132,10 +132,8 @@ def _print_verdicts(verdicts: Sequence[ConditionVerdict], commands: Sequence[str
         say(f"ddpprof: record more runs with: {command}", file=sys.stderr)
 
 
-def _exit_code(outcome: str, on_unknown: str | None) -> int:
+def _exit_code(outcome: GateResult, on_unknown: str | None) -> int:
     from ddpprof.comparison.gate import GateResult
 
-    codes = {GateResult.PASSED: 0, GateResult.FAILED: EXIT_FAILED, GateResult.UNKNOWN: EXIT_UNKNOWN}
-    if outcome == GateResult.UNKNOWN and on_unknown is not None:
-        return 0 if on_unknown == "pass" else EXIT_FAILED
-    return codes[GateResult(outcome)]
+    unknown = {"pass": 0, "fail": EXIT_FAILED, None: EXIT_UNKNOWN}[on_unknown]
+    return {GateResult.PASSED: 0, GateResult.FAILED: EXIT_FAILED, GateResult.UNKNOWN: unknown}[outcome]

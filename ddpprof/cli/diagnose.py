@@ -150,6 +150,7 @@ def hung_at_last(directory: Path) -> Verdict | None:
 def _judge_dumps(folder: Path, form: str) -> int:
     """Compare the dumps of torch's flight recorder in a folder."""
     from ddpprof.diagnosis.flight_dumps import dumps_in, judge_dumps, read_dump
+    from ddpprof.layout import count
 
     dumps = dumps_in(folder)
     if not dumps:
@@ -159,8 +160,7 @@ def _judge_dumps(folder: Path, form: str) -> int:
         )
     verdict = judge_dumps({rank: read_dump(path) for rank, path in dumps.items()})
     if verdict is None:
-        ranks = f"{len(dumps)} rank{'s' if len(dumps) > 1 else ''}"
-        return _say_well(f"{ranks} called the same collectives: the dumps blame nobody.", form)
+        return _say_well(f"{count(len(dumps), 'rank')} called the same collectives: the dumps blame nobody.", form)
     _print(verdict, form)
     return _NOT_WELL
 

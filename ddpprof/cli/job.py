@@ -265,7 +265,8 @@ def _die_of(number: int) -> NoReturn:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     sys.exit(128 + number)
 

@@ -101,6 +101,7 @@ def run_trace(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 def _trace_repeatedly(parser: argparse.ArgumentParser, job: JobCommand) -> int:
     """Run the job repeatedly; stop at the first run that fails, and return its exit code."""
     from ddpprof import rundir
+    from ddpprof.layout import count as number_of
     from ddpprof.record import launch
 
     out, options = job.out, job.options
@@ -122,7 +123,7 @@ def _trace_repeatedly(parser: argparse.ArgumentParser, job: JobCommand) -> int:
     if not kept:
         say(nothing_recorded(numbered, job.name), file=sys.stderr)
     elif not is_quiet:
-        say(f"\nWrote {out} ({kept} run{'s' if kept != 1 else ''}). See them with: ddpprof report {out}", flush=True)
+        say(f"\nWrote {out} ({number_of(kept, 'run')}). See them with: ddpprof report {out}", flush=True)
     return 0
 
 

@@ -49,11 +49,8 @@ def _clock(at_ns: int | None) -> str:
 
 def _how_much(slowdown: StepSlowdown) -> str:
     before, after = _length(slowdown.before_ns), _length(slowdown.after_ns)
-    return (
-        f"{slowdown.growth:.0%} longer, {before[0]} → {after[0]} {after[1]}"
-        if before[1] == after[1]
-        else (f"{slowdown.growth:.0%} longer, {' '.join(before)} → {' '.join(after)}")
-    )
+    was = before[0] if before[1] == after[1] else " ".join(before)
+    return f"{slowdown.growth:.0%} longer, {was} → {' '.join(after)}"
 
 
 def _length(ns: int) -> tuple[str, str]:

@@ -90,10 +90,10 @@ class _Changes:
         return self._per_batch(Setting(accumulation=ACCUMULATED), ACCUMULATED)
 
     def _double_link(self) -> Predicted | None:
-        """Return the effect of a faster link; ``None`` if a hook decides what is sent, or the rate is unknown."""
-        link, ranks = self.profile.network.link, self.profile.training.world_size
-        if ranks < 2 or not link.alone.ns_per_byte or self.profile.comm_hook is not None:
+        """Return the effect of a faster link; ``None`` if a hook decides what is sent."""
+        if self.profile.comm_hook is not None:
             return None
+        link = self.profile.network.link
         faster = replace(link, alone=link.alone.scaled(1, 1 / 2), busy=link.busy.scaled(1, 1 / 2))
         return _predicted(self.now, predict(self.profile, Setting(), replace(self.profile.network, link=faster)))
 

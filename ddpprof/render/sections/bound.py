@@ -34,7 +34,7 @@ def bound_remarks(report: Report) -> Iterable[Remark]:
     if bound is None or report.failure is not None:
         return
     waiting = f"{ms(bound.waiting_ns)} of {ms(bound.comm_ns)} ms is waiting for late ranks" if bound.waiting_ns else ""
-    yield Remark(_BY[bound.by].lower().capitalize(), waiting)
+    yield Remark(_BY[bound.by], waiting)
     for one in bound.would_help:
         if not one.is_noise and one.predicted.gain_ns > 0:
             what, _, gain = _gain(one).partition(", ")

@@ -65,15 +65,13 @@ def write_scalar(file: EventFile, scalar: Scalar, description: str) -> None:
 
 def scalars_of(rank: RankReport, on_accelerator: bool) -> Iterator[Scalar]:
     """Yield the scalars in order of the steps; a step has no point for what it cannot tell."""
+    prefix = LAUNCHES if on_accelerator else PART
     steps: list[StepReport | LightStepReport] = [*rank.steps, *rank.light_steps]
     for step in sorted(steps, key=lambda step: step.step):
-        for tag, value in _values(step, on_accelerator).items():
+        values = _of_profiled(step) if isinstance(step, StepReport) else _of_light(step, prefix)
+        for tag, value in values.items():
             if value is not None:
                 yield Scalar(step.step, tag, value)
-
-
-def _values(step: StepReport | LightStepReport, on_accelerator: bool) -> dict[str, float | None]:
-    return _of_profiled(step) if isinstance(step, StepReport) else _of_light(step, LAUNCHES if on_accelerator else PART)
 
 
 def _of_profiled(step: StepReport) -> dict[str, float | None]:
