@@ -146,6 +146,11 @@ class RemotePath:
             raise RemoteError(errno.ENOTSUP, "the server does not report its size", str(self))
         return _Stat(size)
 
+    def told_size(self) -> int | None:
+        """Return the size if a listing or an earlier answer has told it; this asks nobody."""
+        size = (self._info or _NOT_THERE).get("size")
+        return size if isinstance(size, int) else None
+
     def version(self) -> str | None:
         """Return a text that changes with the file; ``None`` if the store has none."""
         known = self._known()

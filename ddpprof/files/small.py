@@ -16,16 +16,22 @@ _MOST_BYTES = 512 * 10**6
 def read_small(path: Path | RemotePath, most_bytes: int = _MOST_BYTES) -> bytes:
     """Return the content, up to the length at the time of opening, since the file may be growing.
 
-    Raises ``OSError``, also for a pipe or a device, and for more than `most_bytes`.
+    Raises ``OSError``, also for a pipe or a device, and for more than `most_bytes`, as far as a remote folder tells.
     """
     if isinstance(path, RemotePath):
+        _refuse_large(path, path.told_size() or 0, most_bytes)
         return path.read_bytes()
     with os.fdopen(open_file(path), "rb") as file:
         num_bytes = os.fstat(file.fileno()).st_size
-        if num_bytes > most_bytes:
-            why = f"it is larger than {most_bytes / 10**6:g} MB, unlike any such file of ddpprof"
-            raise OSError(errno.EFBIG, why, str(path))
+        _refuse_large(path, num_bytes, most_bytes)
         return file.read(num_bytes)  # not `most_bytes`, for which memory would be allocated at once
+
+
+def _refuse_large(path: Path | RemotePath, num_bytes: int, most_bytes: int) -> None:
+    """Raise ``OSError`` if the file has more than `most_bytes`."""
+    if num_bytes > most_bytes:
+        why = f"it is larger than {most_bytes / 10**6:g} MB, unlike any such file of ddpprof"
+        raise OSError(errno.EFBIG, why, str(path))
 
 
 def open_file(path: Path) -> int:

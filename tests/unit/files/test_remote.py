@@ -13,6 +13,7 @@ import pytest
 from ddpprof.errors import DdpprofError, RemoteError, RemoteFileNotFound
 from ddpprof.files import RemotePath, identity, local, location, spelled
 from ddpprof.files.explain import explained
+from ddpprof.files.small import read_small
 from ddpprof.redaction import without_secrets
 
 
@@ -101,6 +102,13 @@ def test_a_folder_and_what_is_in_it(remote: RemotePath) -> None:
     assert not (remote / "run.json").holds("run.json")
     assert (remote / "rank-0.json").stat().st_size == 3
     assert (remote / "rank-0.json").read_bytes() == b"[1]"
+
+
+def test_a_file_that_its_folder_calls_too_large_is_not_read(remote: RemotePath) -> None:
+    listed = next(path for path in remote.iterdir() if path.name == "rank-0.json")
+    assert read_small(listed, 3) == b"[1]"
+    with pytest.raises(OSError, match="it is larger than 2e-06 MB"):
+        read_small(listed, 2)
 
 
 def test_what_a_listing_said_goes_with_its_files_to_other_processes(remote: RemotePath) -> None:
