@@ -19,6 +19,7 @@ _SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 _RATE = re.compile(r"(\d{1,15}(?:\.\d+)?)([KMGTkmgt])(bit|b|B)(?:/s|ps)?")
 _RATES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LARGEST = 1e9
+_LARGEST_COUNT = 10**12
 _LONGEST_S = 1e6
 
 
@@ -53,13 +54,16 @@ def count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise ArgumentTypeError("must not be negative")
+    if value > _LARGEST_COUNT:
+        raise ArgumentTypeError(f"must be at most {_LARGEST_COUNT:,}")
     return value
 
 
 def positive(text: str) -> int:
-    if not count(text):
+    value = count(text)
+    if not value:
         raise ArgumentTypeError("must be at least 1")
-    return int(text)
+    return value
 
 
 def numbers(text: str) -> Numbers:
@@ -124,7 +128,7 @@ def bytes_per_s(text: str) -> float:
     """Parse ``10Gbit``, ``10Gbps`` or ``1.2GB``, all per second; prefixes are multiples of 1000, as for networks."""
     match = _RATE.fullmatch(text.strip())
     value = float(match.group(1)) * _RATES[match.group(2).upper()] if match else 0.0
-    if match is None or not value:
+    if match is None or value < 1:
         raise ArgumentTypeError(f"{text!r} is not a bandwidth; write, say, 10Gbit or 1.2GB")
     return value if match.group(3) == "B" else value / 8
 

@@ -66,6 +66,8 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.param(["--compress", "zip"], "'zip' is not one of fp16, bf16, powersgd:RANK", id="hook"),
         pytest.param(["--compress", "powersgd:0"], "'powersgd:0' is not one of fp16, bf16, powersgd:RANK", id="rank-0"),
         pytest.param(["--bandwidth", f"{'9' * 400}Gbit"], "is not a bandwidth", id="endless-bandwidth"),
+        pytest.param(["--bandwidth", f"0.{'0' * 300}1Kbit"], "is not a bandwidth", id="no-bandwidth"),
+        pytest.param(["--world-size", "9" * 400], "must be at most 1,000,000,000,000", id="endless-world"),
         pytest.param(["--latency", f"{'9' * 400}s"], "is not a duration", id="endless-latency"),
         pytest.param(["--compress", "powersgd:4"], "PowerSGD needs the shapes of parameters", id="shapes"),
         pytest.param(["--bucket-cap-mb", "1,-2"], "not a size in MB above 0", id="cap"),
