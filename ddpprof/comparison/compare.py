@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ddpprof import __version__
 from ddpprof.comparison.between_runs import Difference, difference_between, plausible_noise_ns, runs_needed
 from ddpprof.comparison.kernels import KernelChange, compare_kernels
-from ddpprof.comparison.run_set import RunSet, facts_of
+from ddpprof.comparison.run_set import RunSet, differing_facts, facts_of
 from ddpprof.errors import DdpprofError
 from ddpprof.measures.buckets.bucket_summary import BucketRow
 from ddpprof.measures.statistics.shift import Shift, shift_between
@@ -277,16 +277,8 @@ def _change(
 
 
 def _settings(a: Report, b: Report) -> list[SettingChange]:
-    facts = [facts_of(a), facts_of(b)]
-    if a.job.modules and b.job.modules:
-        names = list(dict.fromkeys((*facts[0], *facts[1])))
-    else:  # a setting that only one run knows is no difference
-        names = [name for name in facts[0] if name in facts[1]]
-    return [
-        SettingChange(name, facts[0].get(name, "-"), facts[1].get(name, "-"))
-        for name in names
-        if facts[0].get(name) != facts[1].get(name)
-    ]
+    of_a, of_b = facts_of(a), facts_of(b)
+    return [SettingChange(name, of_a.get(name, "-"), of_b.get(name, "-")) for name in differing_facts((a, b))]
 
 
 def _buckets(a: Sequence[BucketRow], b: Sequence[BucketRow]) -> tuple[BucketChange, ...]:

@@ -40,18 +40,26 @@ class RunSet:
         counts = Counter(text for report in self.reports for text in report.missing)
         all_of_them = len(self.reports)
         said = [text if n == all_of_them else f"{text} ({n} of {all_of_them} runs)" for text, n in counts.items()]
-        return (*said, *self._mixed())
-
-    def _mixed(self) -> Sequence[str]:
-        facts = [facts_of(report) for report in self.reports]
-        names = [name for name in facts[0] if len({str(of_run.get(name)) for of_run in facts}) > 1]
-        return [f"its runs are not from the same job: they differ in {', '.join(names)}"] if names else []
+        mixed = ", ".join(differing_facts(self.reports))
+        return (*said, *([f"its runs are not from the same job: they differ in {mixed}"] if mixed else []))
 
 
 def _usual_step_ns(report: Report) -> float:
     steps_ns = [step.duration_ns for rank in report.ranks for step in rank.measured_steps]
     steps_ns += [step.duration_ns for rank in report.ranks for step in rank.light_steps]
     return median(steps_ns) if steps_ns else 0.0
+
+
+def differing_facts(reports: Sequence[Report]) -> list[str]:
+    """Return the names of the facts in which runs differ, in order.
+
+    If a run does not tell of its DDP modules, what only some runs tell is no difference.
+    """
+    facts = [facts_of(report) for report in reports]
+    names = dict.fromkeys(name for of_run in facts for name in of_run)
+    are_all_known = all(report.job.modules for report in reports)
+    compared = [name for name in names if are_all_known or all(name in of_run for of_run in facts)]
+    return [name for name in compared if len({of_run.get(name) for of_run in facts}) > 1]
 
 
 def facts_of(report: Report) -> Mapping[str, str]:

@@ -258,6 +258,15 @@ def test_what_only_one_of_the_runs_knows_is_no_difference() -> None:
     assert compare_runs(report(), bare).settings == ()
 
 
+def test_runs_with_different_settings_are_not_of_one_job_in_any_order() -> None:
+    plain = report()
+    module = replace(plain.job.modules[0], comm_hook="fp16_compress_hook")
+    hooked = replace(plain, job=replace(plain.job, modules=(module,)))
+    said = "its runs are not from the same job: they differ in comm hook"
+    for runs_of_one_side in ((plain, hooked), (hooked, plain)):
+        assert said in RunSet(runs_of_one_side).missing
+
+
 @pytest.mark.parametrize("sides", [([], report()), (report(), [])])
 def test_a_job_without_a_report_is_refused(sides: tuple[Any, Any]) -> None:
     with pytest.raises(DdpprofError, match="give one or more of each"):
