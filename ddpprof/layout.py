@@ -189,7 +189,7 @@ def optional(value: object) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    return ABSENT if fraction is None else f"{fraction:.0%}"
+    return ABSENT if fraction is None else f"{fraction:z.0%}"
 
 
 def duration(ns: int) -> str:

@@ -67,11 +67,11 @@ def run_report(options: argparse.Namespace) -> int:
     if is_experiment(options.path) or options.path.suffix == ".csv":
         what = "an experiment, whose trials are runs" if is_experiment(options.path) else "a table of times"
         _refuse_choice(options, what)
-        _refuse_tables(options, what)
+        _refuse_parts(options, what)
         return _report_on_experiment(options)
     repeated = repeated_runs_in(options.path)
     if repeated:
-        _refuse_tables(options, "a folder of several runs")
+        _refuse_parts(options, "a folder of several runs")
         return _report_on_runs(options, list(repeated.values()))
     return _report_on_run(options)
 
@@ -107,8 +107,10 @@ def _report_as_tables(options: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_tables(options: argparse.Namespace, what: str) -> None:
-    """Raise `DdpprofError` if ``--out`` asks for tables."""
+def _refuse_parts(options: argparse.Namespace, what: str) -> None:
+    """Raise `DdpprofError` if an option asks for tables, or for one part of a report, which only one run has."""
+    if options.section is not None:
+        raise DdpprofError(f"--section prints a part of the report on one run, but {options.path} is {what}.")
     if chosen_form(options) == "tables":
         raise DdpprofError(f"tables are those of one run, but {options.path} is {what}.")
 

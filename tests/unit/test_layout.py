@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.layout import gigabytes_per_s, ms
+from ddpprof.layout import gigabytes_per_s, ms, percent
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,8 @@ def test_milliseconds(ns: float | None, shown: str) -> None:
 )
 def test_rates_of_links_have_no_exponent(bytes_per_s: float | None, shown: str) -> None:
     assert gigabytes_per_s(bytes_per_s) == shown
+
+
+@pytest.mark.parametrize(("fraction", "shown"), [(None, "-"), (-0.001, "0%"), (0.126, "13%"), (-0.5, "-50%")])
+def test_percent(fraction: float | None, shown: str) -> None:
+    assert percent(fraction) == shown

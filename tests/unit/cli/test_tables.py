@@ -78,6 +78,14 @@ def test_a_table_of_times_has_no_such_tables(tmp_path: Path, capsys: pytest.Capt
     assert said == f"ddpprof: tables are those of one run, but {table} is a table of times.\n"
 
 
+def test_a_table_of_times_has_no_sections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "times.csv"
+    table.write_text("batch,ddp\n8,0.1\n16,0.2\n32,0.4\n")
+    assert said_by(capsys, "report", table, "--section", "step") == (
+        f"ddpprof: --section prints a part of the report on one run, but {table} is a table of times.\n"
+    )
+
+
 @pytest.mark.parametrize("command", [["compare", "A", "A"], ["report", "A", "--format", "json"]])
 def test_other_output_needs_a_file(
     command: list[str], written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
