@@ -1,7 +1,7 @@
 """What bounds a step whose communication is not hidden, and what would help?
 
     waiting    more than half of the communication is waiting for late ranks
-    latency    a backward pass sends little, so the number of messages counts, not their size
+    latency    a backward pass is known to send little, so the number of messages counts, not their size
     bandwidth  otherwise
 
 Rules of `findings` say what to change in DDP. This says what bounds the step if no such change helps much.
@@ -38,7 +38,7 @@ def find_bound(report: Report, observed: Observed) -> Bound | None:
     )
     if exposed_ns < _MUCH * step_ns:
         return None
-    num_bytes = sum(bucket.num_passes * (bucket.num_bytes or 0) for bucket in report.buckets)
+    num_bytes = _gradient_bytes(report)
     waiting_ns = _waiting_ns(report)
     return Bound(
         by=_bound_by(comm_ns, waiting_ns, num_bytes),
@@ -46,16 +46,22 @@ def find_bound(report: Report, observed: Observed) -> Bound | None:
         exposed_ns=exposed_ns,
         comm_ns=comm_ns,
         waiting_ns=waiting_ns,
-        gradient_bytes=num_bytes or None,
+        gradient_bytes=num_bytes,
         num_collectives=round(median(step.num_comm_kernels for step in steps)),
         would_help=tuple(_would_help(observed)),
     )
 
 
-def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int) -> BoundBy:
+def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int | None) -> BoundBy:
     if waiting_ns is not None and waiting_ns > _MOSTLY * comm_ns:
         return BoundBy.WAITING
-    return BoundBy.LATENCY if num_bytes < _LITTLE_BYTES else BoundBy.BANDWIDTH
+    return BoundBy.LATENCY if num_bytes is not None and num_bytes < _LITTLE_BYTES else BoundBy.BANDWIDTH
+
+
+def _gradient_bytes(report: Report) -> int | None:
+    """Return the bytes that a step's buckets send; ``None`` if no buckets are known, or the size of one is not."""
+    known = [bucket.num_passes * bucket.num_bytes for bucket in report.buckets if bucket.num_bytes is not None]
+    return sum(known) if known and len(known) == len(report.buckets) else None
 
 
 def _waiting_ns(report: Report) -> int | None:

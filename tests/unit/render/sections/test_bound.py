@@ -54,6 +54,19 @@ def test_what_is_sent_decides_between_latency_and_bandwidth() -> None:
     )
 
 
+@pytest.mark.parametrize("num_bytes", [(), (None, None), (1000, None)], ids=["no-buckets", "none-known", "one-known"])
+def test_buckets_of_unknown_size_are_not_called_small(num_bytes: tuple[int | None, ...]) -> None:
+    """As in a trace of gloo without shapes."""
+    large = exposing(0.5)
+    unknown = replace(
+        large, buckets=tuple(replace(one, num_bytes=of) for one, of in zip(large.buckets, num_bytes, strict=False))
+    )
+    bound = find_bound(unknown, OBSERVED)
+    assert bound is not None
+    assert (bound.by, bound.gradient_bytes) == (BoundBy.BANDWIDTH, None)
+    assert "MB of gradients" not in said(unknown)
+
+
 def test_a_step_with_several_passes_sends_its_gradients_several_times() -> None:
     one = exposing(0.5)
     once = find_bound(one, OBSERVED)
