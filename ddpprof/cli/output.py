@@ -100,5 +100,5 @@ def write(options: argparse.Namespace, text: str) -> None:
         if isinstance(options.out, Path):
             write_named(options.out, text.encode())
         else:
-            options.out.write_text(text, encoding="utf-8")
+            options.out.write_bytes(text.encode())
     say(f"Wrote {options.out}.")

@@ -16,7 +16,7 @@ from pathlib import Path
 from ddpprof.errors import DdpprofError
 from ddpprof.files.remote import RemotePath, driver_of
 
-__all__ = ["Location", "RemotePath", "identity", "is_remote", "local", "location", "spelled"]
+__all__ = ["Location", "RemotePath", "identity", "local", "location", "spelled"]
 
 Location = Path | RemotePath
 
@@ -48,10 +48,6 @@ def local(text: str) -> Path:
 def spelled(path: Location) -> str:
     """Return the text from which `location` makes the same path; unlike ``str``, it includes passwords."""
     return path.url if isinstance(path, RemotePath) else str(path)
-
-
-def is_remote(path: Location) -> bool:
-    return isinstance(path, RemotePath)
 
 
 def identity(path: Location) -> str | None:

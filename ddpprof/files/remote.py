@@ -184,9 +184,6 @@ class RemotePath:
         """Write the whole file, so that readers see the old or the new one, if the store can do that."""
         self._write(lambda fs, path: fs.pipe_file(path, content), io.BytesIO(content))
 
-    def write_text(self, text: str, encoding: str) -> None:
-        self.write_bytes(text.encode(encoding))
-
     def upload(self, source: Path) -> None:
         """Upload the content of a local file."""
         with source.open("rb") as content:

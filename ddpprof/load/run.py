@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ddpprof.errors import NotARun
-from ddpprof.files import Location, is_remote, location
+from ddpprof.files import Location, RemotePath, location
 from ddpprof.files.small import read_small
 from ddpprof.load.attempts import load_attempts, shown_attempt
 from ddpprof.load.exits import load_exits
@@ -256,7 +256,7 @@ def _name(path: Location) -> str:
 
 
 def _how_to_record(path: Location) -> str:
-    if is_remote(path):
+    if isinstance(path, RemotePath):
         return "Give a run directory, a folder of torch.profiler's traces, or one trace."
     is_here = path.resolve() == Path.cwd()  # a run would lie among the user's own files
     return f"Record one with: ddpprof trace {'' if is_here else f'--out {path} '}train.py"

@@ -122,7 +122,7 @@ def test_what_a_listing_said_goes_with_its_files_to_other_processes(remote: Remo
 
 
 def test_files_are_written(remote: RemotePath, tmp_path: Path) -> None:
-    (remote / "new").write_text("é", "utf-8")
+    (remote / "new").write_bytes("é".encode())
     assert (remote / "new").read_bytes() == b"\xc3\xa9"
     (tmp_path / "here").write_bytes(b"content")
     (remote / "new").upload(tmp_path / "here")
