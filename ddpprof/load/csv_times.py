@@ -24,21 +24,22 @@ _LEAST, _MOST = 1e-12, 1e12
 def load_times(path: Location) -> TimesTable:
     """Read a table of times. Raises `BadTrace`."""
     try:
-        with path.open("rb") as binary, TextIOWrapper(binary, encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
+        with path.open("rb") as binary, TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            lines = [(reader.line_num, row) for row in reader if row]
     except OSError as error:
         raise BadTrace(f"{path} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadTrace(f"{path} cannot be read: {error}.") from error
-    if len(rows) < 2 or len(rows[0]) < 2:
+    if len(lines) < 2 or len(lines[0][1]) < 2:
         raise BadTrace(
             f"{path} is not a table of times: it needs a line of names, a column of sizes and one of seconds."
         )
-    varied, *names = (name.strip() for name in rows[0])
+    varied, *names = (name.strip() for name in lines[0][1])
     times: dict[str, dict[float, list[float]]] = {name: {} for name in names}
-    for number, row in enumerate(rows[1:], 2):
-        if len(row) != len(rows[0]):
-            raise BadTrace(f"{path} line {number} has {len(row)} columns, not {len(rows[0])}.")
+    for number, row in lines[1:]:
+        if len(row) != 1 + len(names):
+            raise BadTrace(f"{path} line {number} has {len(row)} columns, not {1 + len(names)}.")
         size = _number(path, number, row[0])
         for name, cell in zip(names, row[1:], strict=True):
             if cell.strip():

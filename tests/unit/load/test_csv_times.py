@@ -26,6 +26,7 @@ def test_columns_are_configurations_and_rows_sizes(tmp_path: Path) -> None:
         pytest.param("batch\n1\n", "not a table of times", id="one-column"),
         pytest.param("batch,one\n1,2,3\n", "line 2 has 3 columns, not 2", id="ragged"),
         pytest.param("batch,one\n1,fast\n", "line 2: 'fast' is not a number", id="word"),
+        pytest.param("batch,one\n\n1,2\n\n2,fast\n", "line 5: 'fast' is not a number", id="word-after-empty-lines"),
         pytest.param("batch,one\n1,nan\n", "'nan' is not a number", id="nan"),
         pytest.param("batch,one\n0,1\n", "'0' is not a number above 0", id="zero"),
         pytest.param("batch,one\n1,-2\n", "'-2' is not a number above 0", id="negative"),
@@ -40,6 +41,12 @@ def test_what_is_no_table_is_said_in_one_line(tmp_path: Path, text: str, complai
     with pytest.raises(BadTrace, match=complaint) as caught:
         load_times(path)
     assert "\n" not in str(caught.value)
+
+
+def test_the_mark_with_which_spreadsheets_begin_a_file_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text("batch,one\n8,1.5\n", encoding="utf-8-sig")
+    assert load_times(path).varied == "batch"
 
 
 def test_bytes_are_no_table(tmp_path: Path) -> None:
