@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
+from itertools import filterfalse
 
 import msgspec
 
 from ddpprof.files import Location
 from ddpprof.files.small import read_small
-from ddpprof.model import Record, RecordedStep
+from ddpprof.model import DdpModule, Record, RecordedStep
 from ddpprof.rundir import FORMAT, LAST_STEP, facts_file, last_step_file, steps_file
 
 _MOST_STEPS_BYTES = 4 * 10**9
@@ -41,6 +42,8 @@ def load_record(directory: Location, rank: int) -> Record | None:
         if (number := _decode_format(facts).format) > FORMAT:
             raise BadRecordError(f"{path.name} has format {number}, and this ddpprof reads up to {FORMAT}")
         record = _decode_record(facts)
+        if (module := next(filterfalse(_has_sound_buckets, record.modules), None)) is not None:
+            raise BadRecordError(f"{path.name} cannot be read: a bucket of {module.name} holds no known parameter")
         msgspec.msgpack.encode(record)  # fails for integers that a summary could not hold
         if record.ended is None:
             num_steps, ended_ns = _load_last_step(directory / last_step_file(rank))
@@ -60,11 +63,16 @@ def load_record(directory: Location, rank: int) -> Record | None:
     raise bad_steps
 
 
+def _has_sound_buckets(module: DdpModule) -> bool:
+    parameters = range(len(module.parameters))
+    return all(bucket and all(index in parameters for index in bucket) for bucket in module.buckets)
+
+
 def _load_last_step(path: Location) -> tuple[int | None, int | None]:
     """Return how many steps the rank had finished, and when the last one ended; ``None`` where it did not note that."""
     try:
         content = read_small(path)
-    except FileNotFoundError:
+    except OSError:
         return None, None
     if len(content) != struct.calcsize(LAST_STEP):
         return None, None
@@ -81,6 +89,8 @@ def _load_steps(path: Location) -> tuple[tuple[RecordedStep, ...], str | None]:
         lines = read_small(path, _MOST_STEPS_BYTES).split(b"\n")
     except FileNotFoundError:
         return (), None
+    except OSError as error:
+        return (), f"{path.name} cannot be read: {error.strerror}"
     torn = lines.pop()
     steps = []
     for number, line in enumerate(lines, start=1):

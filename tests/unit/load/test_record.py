@@ -142,6 +142,17 @@ def test_a_broken_line_among_whole_ones_is_an_error(tmp_path: Path) -> None:
     assert len(raised.value.record.steps) == 1
 
 
+def test_a_file_of_steps_that_cannot_be_read_is_named_and_leaves_the_facts(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "rank-1.steps.jsonl").mkdir()
+    with pytest.raises(
+        BadRecordError, match=r"^rank-1\.steps\.jsonl cannot be read: it is not a regular file"
+    ) as raised:
+        load_record(tmp_path, 1)
+    assert raised.value.record is not None
+    assert raised.value.record.host == "node"
+
+
 def test_no_facts_no_record(tmp_path: Path) -> None:
     assert load_record(tmp_path, 1) is None
 
@@ -158,6 +169,13 @@ def test_no_facts_no_record(tmp_path: Path) -> None:
 def test_unreadable_facts_are_an_error(tmp_path: Path, facts: Any, message: str) -> None:
     write(tmp_path, facts=facts)
     with pytest.raises(BadRecordError, match=message):
+        load_record(tmp_path, 1)
+
+
+@pytest.mark.parametrize("bucket", [[], [1, 2], [-1]], ids=["empty", "beyond-the-parameters", "before-the-parameters"])
+def test_buckets_without_their_parameters_are_refused(tmp_path: Path, bucket: list[int]) -> None:
+    write(tmp_path, facts={**FACTS, "modules": [{**MODULE, "buckets": [[0], bucket]}]})
+    with pytest.raises(BadRecordError, match=r"rank-1\.facts\.json cannot be read: a bucket of Net holds no known"):
         load_record(tmp_path, 1)
 
 
