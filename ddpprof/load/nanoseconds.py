@@ -14,7 +14,7 @@ from ddpprof.model import Int64Column
 EXACT_FLOAT_US = 2.0**43
 """102 days: below it, float64 microseconds determine the nanosecond, as half their spacing is 0.49 ns"""
 
-_LARGEST_US = 4.6e15
+LARGEST_US = 4.6e15
 """146 years, half of what int64 nanoseconds can hold, so that the sum of a start and a duration fits"""
 
 _MOST_DIGITS = 16
@@ -74,10 +74,10 @@ def _of_equal_layout(texts: Sequence[bytes]) -> Int64Column | None:
         return None
     weights = np.array([10 ** (num_whole + 2 - index) for index in range(len(places))], np.int64)
     times: Int64Column = digits[:, places].astype(np.int64) @ weights
-    return times if times.min() > -1 and times.max() < _LARGEST_US * 1000 else None  # overflow makes them negative
+    return times if times.min() > -1 and times.max() < LARGEST_US * 1000 else None  # overflow makes them negative
 
 
 def _exact_nanoseconds(time_us: Decimal) -> int:
-    if not abs(time_us) < _LARGEST_US:
+    if not abs(time_us) < LARGEST_US:
         raise TimeOutOfRangeError
     return round(time_us * 1000)

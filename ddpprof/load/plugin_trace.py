@@ -24,8 +24,8 @@ from ddpprof.files import Location
 from ddpprof.intervals import union
 from ddpprof.load.classify import Identity, Role, classify, step_number
 from ddpprof.load.inflate import opened
-from ddpprof.load.lenient_json import decode_repaired
-from ddpprof.load.nanoseconds import EXACT_FLOAT_US, nanoseconds
+from ddpprof.load.lenient_json import as_int, decode_repaired
+from ddpprof.load.nanoseconds import EXACT_FLOAT_US, LARGEST_US, nanoseconds
 from ddpprof.load.tables.host import cut_out
 from ddpprof.model import Int64Column, Mark
 from ddpprof.model.backends import KNOWN
@@ -69,7 +69,7 @@ def _read(path: Location) -> dict[str, Any]:
     document = _decode(text, float)
     if isinstance(document, list):
         document = {"traceEvents": document}
-    if any(abs(event.get("ts") or 0) >= EXACT_FLOAT_US for event in document["traceEvents"]):
+    if any(abs(_time_us(event, "ts")) >= EXACT_FLOAT_US for event in document["traceEvents"]):
         exact = _decode(text, Decimal)
         document = {"traceEvents": exact} if isinstance(exact, list) else exact
     return dict(document)
@@ -83,22 +83,22 @@ class _Copy:
     """The events with their identities, and their times on the clock of the view; new ones are appended."""
 
     def __init__(self, events: list[_Event], shift_ns: int) -> None:
+        for event in events:
+            event["name"] = event.get("name") or ""
+            event["args"] = event["args"] if isinstance(event.get("args"), dict) else {}
         self.events = events
         self.identities = [self._identity(event) for event in events]
-        times = [event.get("ts") or 0 for event in events]
-        durations = [event.get("dur") or 0 for event in events]
+        times = [_time_us(event, "ts") for event in events]
+        durations = [_time_us(event, "dur") for event in events]
         exact = any(abs(time) >= EXACT_FLOAT_US for time in times)
         start_ns = nanoseconds(times, exact=exact) + shift_ns
         end_ns = start_ns + np.maximum(nanoseconds(durations, exact=exact), 0)
         self.start_ns, self.end_ns = start_ns.tolist(), end_ns.tolist()
         self._next_id = 1 + max((_id(event) for event in events), default=0)
-        for event in events:
-            event["name"] = event.get("name") or ""
-            event["args"] = event.get("args") or {}
 
     @staticmethod
     def _identity(event: _Event) -> Identity:
-        return classify(event.get("cat") or "", event.get("name") or "") if event.get("ph") == "X" else _NOTHING
+        return classify(event.get("cat") or "", event["name"]) if event.get("ph") == "X" else _NOTHING
 
     def rows(self, *roles: Role) -> Iterator[int]:
         return (row for row, identity in enumerate(self.identities) if identity.role in roles)
@@ -123,10 +123,19 @@ class _Copy:
         self.end_ns.append(end_ns)
 
 
+def _time_us(event: _Event, key: str) -> float | Decimal:
+    """Return a time of an event, µs; 0 if it is missing or unbelievable, as it may be where the report needs none."""
+    time = event.get(key)
+    return time if isinstance(time, int | float | Decimal) and abs(time) < LARGEST_US else 0
+
+
 def _id(event: _Event) -> int:
-    arguments = event.get("args") or {}
-    number = arguments.get("external id", arguments.get(_EXTERNAL_ID))
+    number = event["args"].get("external id", event["args"].get(_EXTERNAL_ID))
     return number if isinstance(number, int) else 0
+
+
+def _correlation(event: _Event) -> int | None:
+    return as_int(event["args"].get("correlation"))
 
 
 def _set_id(event: _Event, number: int) -> None:
@@ -162,10 +171,10 @@ def _link_kernels_to_launches(copy: _Copy) -> None:
     for row in copy.rows(Role.LAUNCH):
         event = copy.events[row]
         _set_id(event, _id(event) if _id(event) in ops else 0)
-        of_launch[event["args"].get("correlation")] = _id(event)
+        of_launch[_correlation(event)] = _id(event)
     for row in copy.rows(Role.KERNEL, Role.COPY):
         event = copy.events[row]
-        _set_id(event, of_launch.get(event["args"].get("correlation"), 0))
+        _set_id(event, of_launch.get(_correlation(event), 0))
 
 
 def _mark_steps(copy: _Copy, view: PluginView) -> None:
@@ -229,7 +238,7 @@ def _times(copy: _Copy, rows: list[int]) -> tuple[Int64Column, Int64Column]:
 
 def _mark_collectives(copy: _Copy, view: PluginView) -> None:
     """Mark collectives: a host's span by its category, a kernel by an annotation with an External id of its own."""
-    launches = {copy.events[row]["args"].get("correlation"): row for row in copy.rows(Role.LAUNCH)}
+    launches = {_correlation(copy.events[row]): row for row in copy.rows(Role.LAUNCH)}
     num_begun: Counter[int] = Counter()
     for row in _communication(copy):
         start_ns = copy.start_ns[row]
@@ -246,7 +255,7 @@ def _mark_collectives(copy: _Copy, view: PluginView) -> None:
             copy.start_ns[row], copy.end_ns[row] = shown.start_ns, shown.end_ns
             event.update(name=shown.name, cat="user_annotation", args={**event["args"], **arguments})
             continue
-        launch = launches.get(event["args"].get("correlation"))
+        launch = launches.get(_correlation(event))
         for linked in [event] if launch is None else [event, copy.events[launch]]:
             _set_id(linked, own_id)
         copy.append(row, shown.start_ns, shown.end_ns, name=shown.name, cat="user_annotation", args=arguments)

@@ -192,3 +192,23 @@ def test_hostile_names_stay_in_their_strings(trace: Any) -> None:
 def test_events_of_no_phase_stay_as_they_are(nccl: Any) -> None:
     nccl.events.append({"name": "of no phase", "ts": 1.0})
     assert events(copied(nccl), "of no phase")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param({"ph": "X", "cat": "cpu_op", "ts": 5001, "dur": 1, "tid": 1, "args": "none"}, id="args-of-an-op"),
+        pytest.param(
+            {"ph": "X", "cat": "cuda_runtime", "ts": 5001, "dur": 1, "tid": 1, "args": {"correlation": [1]}},
+            id="correlation",
+        ),
+        pytest.param({"ph": "i", "ts": "1.5", "args": [1]}, id="args-and-time-of-a-moment"),
+        pytest.param({"ph": "s", "ts": 1e30, "dur": "long"}, id="times-of-an-arrow"),
+    ],
+)
+def test_what_the_report_does_not_mind_is_copied_too(trace: Any, odd: dict[str, Any]) -> None:
+    trace.step(3, BEGIN, BEGIN + 1000).op("aten::mm", BEGIN + 100, BEGIN + 200)
+    trace.events.append({"name": "odd", **odd})
+    document = copied(trace)
+    assert times(*events(document, "ProfilerStep#3")) == (0, 1000)
+    assert len(events(document, "odd")) == 1
