@@ -72,7 +72,8 @@ def find_ranks(path: Location, limits: Limits = DEFAULT_LIMITS) -> RunFiles:
     if path.name == "attempt-0" and not path.exists() and is_run(path.parent):
         return _recorded_files(path.parent)
     if not path.is_dir():
-        raise NotARun(f"{path} does not exist. {_how_to_record(path)}")
+        what = "is neither a file nor a folder" if path.exists() else "does not exist"
+        raise NotARun(f"{path} {what}. {_how_to_record(path)}")
     if not is_run(path):
         return _files_of_folder(path, limits)
     attempts = attempts_in(path)

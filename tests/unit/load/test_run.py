@@ -221,3 +221,8 @@ def test_a_folder_without_a_run_says_how_to_record_one(tmp_path: Path) -> None:
     )
     with pytest.raises(NotARun, match="does not exist"):
         load_run(tmp_path / "none")
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_not_said_to_be_absent() -> None:
+    with pytest.raises(NotARun, match=r"^/dev/null is neither a file nor a folder\. Record one with: "):
+        find_ranks(Path("/dev/null"))
