@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
+"""a time since 1970 that a clock may show"""
 
 
 class TorchrunJob(Struct):
@@ -26,7 +29,7 @@ class RunFile(Struct):
     run_id: str
     ddpprof: str | None = None
     """version of ddpprof"""
-    created_unix_s: float | None = None
+    created_unix_s: UnixSeconds | None = None
     command: list[str] = []
     world_size: int | None = None
     profiled_ranks: str | None = None

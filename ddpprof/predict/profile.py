@@ -144,9 +144,12 @@ def profile_of(
     `measured_ns`: steps that were not profiled. `network`: the run's network. `copied_ns`: time in which DDP copies out
     of its buckets in a step, if a trace has it. `alone_ns`: length of a backward pass without communication, if all
     passes go through the same modules. `searched_ns`: time in which DDP searches for unused parameters in a step.
+    Raises `DdpprofError` if the gradients have no bytes.
     """
     num_passes = sum(one.num_reduced for one in kinds)
     num_bytes = sum(one.num_reduced * one.training.gradient_bytes for one in kinds)
+    if not num_bytes:
+        raise DdpprofError("the run's gradients have no bytes, so there is nothing to replay.")
     copied = None if copied_ns is None else copied_ns / num_bytes
     passes = []
     for one in kinds:

@@ -52,6 +52,13 @@ def test_the_last_attempt_with_steps_is_shown(tmp_path: Path) -> None:
     assert "The rest of this report is about attempt 1" in shown
 
 
+def test_a_time_that_no_clock_shows_is_not_known(tmp_path: Path) -> None:
+    out = written(tmp_path / "run", created_unix_s=1.0)
+    written(out / "attempt-1", created_unix_s=2.0)
+    written(out / "attempt-2", steps=0, created_unix_s=-1e300)
+    assert [one.after_first_ns for one in build_report(load_run(out)).attempts] == [0, 1_000_000_000, None]
+
+
 @pytest.mark.parametrize(("name", "world_size"), [("attempt-0", 4), ("attempt-1", 2)])
 def test_one_attempt_can_be_named(name: str, world_size: int, tmp_path: Path) -> None:
     out = written(tmp_path / "run", 4)

@@ -1,11 +1,13 @@
 """What steps would be if nothing were sent: see `predictions` for the units."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from predictions import MIB, UNIT, network, observed_step, training
 
+from ddpprof.errors import DdpprofError
 from ddpprof.model.bucket_assignment import Gradient
 from ddpprof.predict.light_steps import ObservedStep
 from ddpprof.predict.profile import ObservedPasses, PassProfile, Profile, profile_of
@@ -150,3 +152,9 @@ def test_passes_through_several_modules_are_profiled_each_on_its_own() -> None:
     assert [one.searched_ns for one in profile.passes] == [UNIT, UNIT]
     assert (profile.num_steps, profile.batches_per_step, profile.training) == (1, None, training())
     assert profile.replay_error == pytest.approx(((17 - 16) + 2 * (17 - 16)) / 60)
+
+
+def test_gradients_without_bytes_are_nothing_to_replay() -> None:
+    nothing = replace(RECORDED, gradients=(Gradient(0),) * len(RECORDED.gradients))
+    with pytest.raises(DdpprofError, match="have no bytes"):
+        made(STEP, training=nothing)
