@@ -89,8 +89,7 @@ def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[R
     """Return the ends with the exit codes that were seen."""
 
     def seen(end: RankEnd) -> RankEnd:
-        of_rank = (one for one in exits if one.rank == end.rank or (one.host, one.pid) == (end.host, end.pid))
-        found = next((one for one in of_rank if one.exit_code), None)
+        found = next((one for one in exits if one.exit_code and _is_of(one, end)), None)
         end = replace(end, num_oom_kills=oom_kills_seen(found, end.host, 0, exits))
         if found is None:
             return end
@@ -116,6 +115,16 @@ def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failu
     own = [end for end in failed if not end.is_consequence]
     first = own[0] if own else None if finished else _only_one_that_was_lost(failed, silent)
     return Failure(first, tuple(end for end in (*failed, *silent) if end is not first), finished)
+
+
+def _is_of(one: ProcessExit, end: RankEnd) -> bool:
+    """Return whether the exit is of the rank's process, and not of the process that had the rank in an earlier attempt.
+
+    If only the rank is known, the process must have ended after the rank's last sign.
+    """
+    if (one.host, one.pid) == (end.host, end.pid):
+        return True
+    return one.rank == end.rank and (one.unix_ns is None or end.unix_ns is None or one.unix_ns >= end.unix_ns)
 
 
 def _known_by_exit_alone(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> list[RankEnd]:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from tables import record
 
-from ddpprof.measures.ranks.failure import find_failure, rank_end
+from ddpprof.measures.ranks.failure import find_failure, rank_end, with_exits
 from ddpprof.model import ProcessExit, Record
 
 LOST = "failed: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:10434."
@@ -77,3 +77,10 @@ def test_what_is_known_of_a_rank_that_was_killed() -> None:
     assert failure is not None
     assert failure.first is not None
     assert (failure.first.num_steps, failure.first.exit_code, failure.first.unix_ns) == (41, -9, 8)
+
+
+def test_an_exit_of_an_earlier_attempt_is_not_of_a_rank_that_went_on_after_it() -> None:
+    end = rank_end(of(1, None, 7))
+    before, after = ProcessExit(3, rank=1, unix_ns=5), ProcessExit(-9, rank=1, unix_ns=9)
+    assert with_exits([end], [before, after])[0].exit_code == -9
+    assert with_exits([end], [before])[0].exit_code is None
