@@ -1,8 +1,10 @@
 """The parts of a step from light recording, for runs without a trace, and during training.
 
-    backward = from the end of the last DDP forward (the loss included) to the optimizer's start
+    backward = from the end of a DDP forward with gradients to the next forward or the optimizer's start
 
-The backward part therefore includes exposed communication, which only a trace can separate.
+The backward part therefore includes the loss and exposed communication, which only a trace can separate. Waits for
+further batches, when a step takes several, also lie between these times; they count as data, as far as it is known that
+they do not lie elsewhere.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ def measure_recorded_breakdown(step: RecordedStep) -> RecordedBreakdown | None:
     forward = sum(f.end_ns - f.start_ns for f in step.forwards)
     optimizer = sum(end - start for start, end in step.optimizers)
     backward = 0
-    for index, begin in enumerate(f.end_ns for f in step.forwards):
-        following = [start for start, _ in step.optimizers if start >= begin]
-        following += [f.start_ns for f in step.forwards[index + 1 :]]
-        backward += max(0, min(following, default=step.end_ns) - begin)
-    total = step.end_ns - step.start_ns
-    other = total - forward - optimizer - backward - step.data_ns
-    return RecordedBreakdown(forward, backward, optimizer, step.data_ns, max(0, other))
+    for index, one in enumerate(step.forwards):
+        if one.has_gradients:
+            following = [start for start, _ in step.optimizers if start >= one.end_ns]
+            following += [f.start_ns for f in step.forwards[index + 1 :]]
+            backward += max(0, min(following, default=step.end_ns) - one.end_ns)
+    left = max(0, step.end_ns - step.start_ns - forward - optimizer - step.data_ns)
+    backward = min(backward, left)
+    return RecordedBreakdown(forward, backward, optimizer, step.data_ns, left - backward)

@@ -32,6 +32,21 @@ from ddpprof.model.light_step import RecordedBreakdown, measure_recorded_breakdo
             RecordedBreakdown(20, 40, 20, 0, 20),
             id="two-optimizers",
         ),
+        pytest.param(
+            recorded(
+                forwards=(forward(20, 20, 30, 30), forward(70, 70, 80, 80)), optimizers=((90, 100),), data_ns=50
+            ),
+            RecordedBreakdown(20, 20, 10, 50, 0),
+            id="waits-for-further-batches-are-not-backward",
+        ),
+        pytest.param(
+            recorded(
+                forwards=(forward(10, 10, 20, 20, has_gradients=False), forward(70, 70, 80, 80)),
+                optimizers=((90, 100),), data_ns=40,
+            ),
+            RecordedBreakdown(20, 10, 10, 40, 20),
+            id="nothing-follows-a-forward-without-gradients",
+        ),
     ],
 )  # fmt: skip
 def test_parts(step: RecordedStep, expected: RecordedBreakdown | None) -> None:
