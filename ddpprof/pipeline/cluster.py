@@ -104,7 +104,7 @@ def _checked(text: str) -> str:
     if text.endswith(".json"):
         try:
             address = msgspec.json.decode(Path(text).read_bytes(), type=_SchedulerFile).address
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DdpprofError(f"{text} is not a scheduler file of Dask: {error}.") from error
     try:
         parts = urlsplit(address)

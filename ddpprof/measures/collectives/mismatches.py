@@ -38,8 +38,9 @@ def describe_contradictions(found: Sequence[tuple[int, ProcessGroup]]) -> list[s
     for rank, group in found:
         ranks.setdefault(group, []).append(rank)
     return [
-        f"process group {group.name} lists {_ranks(group.ranks or ())} but not {_ranks(members)}, which take part in "
-        "its collectives, so the list is not used"
+        f"{'a process group' if group.name is None else f'process group {group.name}'} lists "
+        f"{_ranks(group.ranks or ())} but not {_ranks(members)}, which take part in its collectives, so the list is "
+        "not used"
         for group, members in ranks.items()
     ]
 

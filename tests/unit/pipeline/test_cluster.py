@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fleets import make_fleet
 
+from ddpprof.errors import DdpprofError
 from ddpprof.load.run import find_ranks
 from ddpprof.pipeline import cluster
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
@@ -58,3 +59,10 @@ def test_where_workers_go_before_all_is_merged_this_process_merges(
     monkeypatch.setattr(cluster, "_merge", die)
     with analysed(fleet, AnalysisOptions(scheduler=client.scheduler.address)) as analysis:
         assert render_json(analysis.report) == here
+
+
+@pytest.mark.parametrize("content", [b'{"address": "\xff"}', b'{"x": ' + b"[" * 100_000], ids=["not-utf-8", "too-deep"])
+def test_a_scheduler_file_of_something_else_is_one_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "scheduler.json").write_bytes(content)
+    with pytest.raises(DdpprofError, match="is not a scheduler file of Dask"):
+        cluster._checked(str(tmp_path / "scheduler.json"))

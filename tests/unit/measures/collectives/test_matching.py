@@ -123,6 +123,12 @@ def test_a_group_that_does_not_list_its_own_rank_is_known_by_its_name() -> None:
     )
 
 
+def test_a_group_without_a_name_that_does_not_list_its_own_rank() -> None:
+    pair = ProcessGroup(None, 2, (0, 1))
+    matched = match_collectives([rank(r, call(r, 9, group=0), groups=[pair]) for r in range(3)])
+    assert matched.mismatches[0].startswith("a process group lists ranks 0, 1 but not rank 2, which take part in its")
+
+
 def test_ranks_that_were_not_read_are_not_missed() -> None:
     world = [ProcessGroup("0", 4, (0, 1, 2, 3))]
     matched = match_collectives([rank(r, call(r, 9, group=0), groups=world) for r in (3, 1)])
