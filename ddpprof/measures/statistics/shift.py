@@ -58,7 +58,8 @@ def shift_between(a: Sequence[float], b: Sequence[float], confidence: float = CO
 def _selection(values: Sequence[float]) -> Sequence[float]:
     if len(values) <= _MOST_VALUES:
         return values
-    return [sorted(values)[index] for index in np.linspace(0, len(values) - 1, _MOST_VALUES).round().astype(int)]
+    ordered = sorted(values)
+    return [ordered[index] for index in np.linspace(0, len(ordered) - 1, _MOST_VALUES).round().astype(int)]
 
 
 def _outside(num_a: int, num_b: int, tail: float = (1 - CONFIDENCE) / 2) -> int | None:
