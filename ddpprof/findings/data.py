@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, ms
 from ddpprof.findings.framework_words import divide_data, load_with, reshuffle, seed_ranks
+from ddpprof.listing import ranks_in_words
 from ddpprof.model import Loader
 
 
@@ -86,8 +87,7 @@ def same_checkpoint(o: Observed) -> Iterator[Finding]:
         yield Finding(
             "same-checkpoint",
             f"{len(ranks)} ranks save the same checkpoint",
-            f"ranks {', '.join(map(str, ranks))} all wrote {path}"
-            + (f" ({len(shared)} such files)" if len(shared) > 1 else ""),
+            f"{ranks_in_words(ranks)} all wrote {path}" + (f" ({len(shared)} such files)" if len(shared) > 1 else ""),
             "Use: if dist.get_rank() == 0: torch.save(…), and then dist.barrier() if other ranks read it.",
             None,
             is_correctness=True,

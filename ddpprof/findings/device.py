@@ -64,7 +64,7 @@ def launch_bound(o: Observed) -> Iterator[Finding]:
 
 
 def device_imbalance(o: Observed) -> Iterator[Finding]:
-    """One device of the process works more than the others."""
+    """Report a device that works more than the process's other devices."""
     surplus = imbalance_ns(o.device_loads)
     if not o.step_ns or surplus < _MUCH * o.step_ns:
         return

@@ -36,8 +36,9 @@ def nonfinite_finding(ranks: Mapping[int, NonfiniteSteps | None], *, is_over: bo
     if not is_known or len(first) == len(ranks):
         where, advice = "", _OF_ALL
     else:
-        batches = "batch" if len(first) == 1 else "batches"
-        where, advice = f" on {_named(first)}", _OF_SOME.format(batches=batches, ranks=_named(first), step=f"{step:,}")
+        batches, them = ("batch", "it") if len(first) == 1 else ("batches", "them")
+        advice = _OF_SOME.format(batches=batches, ranks=_named(first), step=f"{step:,}", them=them)
+        where = f" on {_named(first)}"
     return Finding(
         "nonfinite-loss",
         f"The loss {f'was NaN or infinite in {steps}' if is_over else 'has been NaN or infinite'}, first in step "
@@ -56,7 +57,7 @@ _OF_ALL = (
     "torch.autograd.set_detect_anomaly(True) names the operation in which a NaN appears, but slows every step down."
 )
 _OF_SOME = (
-    "Look at the {batches} of {ranks} in step {step}, and at what the loss does with it: a division by zero, the "
+    "Look at the {batches} of {ranks} in step {step}, and at what the loss does with {them}: a division by zero, the "
     "logarithm of zero, or an empty batch. DDP passes the NaN on to all ranks with the gradients."
 )
 
@@ -65,12 +66,14 @@ def _evidence(ranks: Mapping[int, NonfiniteSteps | None], first: list[int], step
     if len(first) == len(ranks):
         return "it appeared on all ranks in the same step" if len(ranks) > 1 else "the loss before it was finite"
     others = [one.first_step if one is not None else None for rank, one in ranks.items() if rank not in first]
+    the_others = "the other rank" if len(others) == 1 else "the other ranks"
     if all(other == step + 1 for other in others):
-        return f"the other ranks followed in step {step + 1:,}, with gradients that DDP had averaged"
+        return f"{the_others} followed in step {step + 1:,}, with gradients that DDP had averaged"
     later = sorted(other for other in others if other is not None)
     if not later:
-        return "the other ranks' losses stayed finite"
-    return f"{len(later)} of the {len(others)} other ranks followed, from step {later[0]:,} on"
+        return f"the losses of {the_others} stayed finite"
+    who = the_others if len(others) == 1 else f"{len(later)} of the {len(others)} other ranks"
+    return f"{who} followed, from step {later[0]:,} on"
 
 
 def _named(ranks: list[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, hoped_for, ms
+from ddpprof.listing import ranks_in_words
 from ddpprof.measures.ranks.stragglers import OwnTimePart
 
 
@@ -25,8 +26,7 @@ def straggler(o: Observed) -> Iterator[Finding]:
             + (f", after that of {after}" if after else "")
         )
     if others:
-        listed = ", ".join(str(other.rank) for other in others)
-        evidence.append(f"less late: rank{'s' if len(others) > 1 else ''} {listed}")
+        evidence.append(f"less late: {ranks_in_words([other.rank for other in others])}")
     lasted_ns = slowest.num_steps * (o.step_ns or 0)
     may_be_other_work = o.shares_cores and lasted_ns < _LONGER_THAN_OTHER_WORK_NS and not _is_out_of_proportion(o)
     if may_be_other_work:

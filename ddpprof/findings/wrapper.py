@@ -36,19 +36,21 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
                 predicted=predicted,
             )
         elif module.unused:
-            lost = sum(p.num_bytes for p in module.parameters if p.name in set(module.unused))
+            unused = set(module.unused)
+            lost = sum(p.num_bytes for p in module.parameters if p.name in unused)
             all_bytes = sum(p.num_bytes for p in module.parameters)
             sent = "" if module.settings.get("skip_all_reduce_unused_params") else ", all-reduced for nothing"
-            static = ""
+            is_one = len(module.unused) == 1
+            them, static = "it" if is_one else "them", ""
             if _searches(module) and module.graph_is_static:
-                static = " If they are never used, static_graph=True avoids the search."
+                static = f" If {'it is' if is_one else 'they are'} never used, static_graph=True avoids the search."
             yield Finding(
                 "unused-parameters",
-                f"{len(module.unused)} parameters got no gradient in {_passes(module)}: "
-                f"{listed(module.unused, _MOST_NAMED)}",
-                f"they are {size(lost)} of {size(all_bytes)}{sent}",
-                "If no other batch uses them, freeze them before wrapping (parameter.requires_grad_(False)) or remove "
-                f"them.{static}",
+                f"{'1 parameter' if is_one else f'{len(module.unused)} parameters'} got no gradient in "
+                f"{_passes(module)}: {listed(module.unused, _MOST_NAMED)}",
+                f"{'it is' if is_one else 'they are'} {size(lost)} of {size(all_bytes)}{sent}",
+                f"If no other batch uses {them}, freeze {them} before wrapping (parameter.requires_grad_(False)) or "
+                f"remove {them}.{static}",
                 None,
             )
 
@@ -94,9 +96,11 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
         if batch_norms
         else ", ".join(m.name for m in modules)
     )
+    number = sum(m.num_buffers for m in modules)
+    buffers = f"1 buffer of {what} is" if number == 1 else f"{number} buffers of {what} are"
     yield Finding(
         "buffers-broadcast",
-        f"{sum(m.num_buffers for m in modules)} buffers of {what} are broadcast before {_forwards(o)}",
+        f"{buffers} broadcast before {_forwards(o)}",
         f"{size(sum(m.buffer_bytes for m in modules))} take {ms(o.buffer_sync_ns or 0)} per step, and every rank "
         "waits for rank 0",
         f"{_without_broadcast(o.framework)}. "

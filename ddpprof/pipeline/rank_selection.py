@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddpprof.errors import DdpprofError
+from ddpprof.listing import ranks_in_words
 from ddpprof.load.rank import RankFiles, record_or_none
 from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.measures.ranks.own_time_light import measure_recorded_progress
@@ -49,7 +50,7 @@ def _ranks(numbers: Numbers) -> str:
 
 
 def _named(late: Sequence[int]) -> str:
-    return f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} {'are' if len(late) > 1 else 'is'} late"
+    return f"{ranks_in_words(late)} {'are' if len(late) > 1 else 'is'} late"
 
 
 def _sampled(files: Sequence[RankFiles], late: Sequence[int], sample: int) -> list[RankFiles]:

@@ -125,6 +125,11 @@ def test_epoch_never_set(epochs: tuple[int, ...] | None, shuffles: bool, fires: 
             "ranks 0, 1 all wrote /m.pt (2 such files)",
             id="two",
         ),
+        pytest.param(
+            dict.fromkeys(range(1024), ("a", ("/m.pt",))),
+            "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1016 more all wrote /m.pt",
+            id="many",
+        ),
     ],
 )
 def test_same_checkpoint(checkpoints: dict[int, tuple[str, tuple[str, ...]]], evidence: str | None) -> None:

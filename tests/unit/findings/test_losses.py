@@ -21,15 +21,15 @@ def since(first_step: int, num_steps: int = 30, follows_finite: bool = True) -> 
         pytest.param(
             {0: since(1413, 29), 1: since(1412)},
             "The loss was NaN or infinite in 30 steps, first in step 1,412 on rank 1",
-            "the other ranks followed in step 1,413, with gradients that DDP had averaged",
+            "the other rank followed in step 1,413, with gradients that DDP had averaged",
             "Look at the batch of rank 1 in step 1,412",
             id="one-rank-first",
         ),
         pytest.param(
             {0: None, 1: since(7, 1), 2: since(7, 1)},
             "The loss was NaN or infinite in one step, first in step 7 on ranks 1 and 2",
-            "the other ranks' losses stayed finite",
-            "Look at the batches of ranks 1 and 2 in step 7",
+            "the losses of the other rank stayed finite",
+            "Look at the batches of ranks 1 and 2 in step 7, and at what the loss does with them: a division",
             id="steps-that-were-skipped",
         ),
         pytest.param(
@@ -54,6 +54,13 @@ def since(first_step: int, num_steps: int = 30, follows_finite: bool = True) -> 
             id="much-later-on-another",
         ),
         pytest.param(
+            {0: since(5), 1: since(9)},
+            "The loss was NaN or infinite in 30 steps, first in step 5 on rank 0",
+            "the other rank followed, from step 9 on",
+            "Look at the batch of rank 0 in step 5, and at what the loss does with it: a division",
+            id="much-later-on-the-other",
+        ),
+        pytest.param(
             {0: since(5, 1)},
             "The loss was NaN or infinite in one step, first in step 5",
             "the loss before it was finite",
@@ -63,7 +70,7 @@ def since(first_step: int, num_steps: int = 30, follows_finite: bool = True) -> 
         pytest.param(
             {0: None, **{rank: since(9) for rank in range(1, 8)}},
             "The loss was NaN or infinite in 30 steps, first in step 9 on ranks 1, 2, 3, 4 and 3 more",
-            "the other ranks' losses stayed finite",
+            "the losses of the other rank stayed finite",
             "ranks 1, 2, 3, 4 and 3 more",
             id="many",
         ),

@@ -72,6 +72,16 @@ def test_unused_parameters_are_named_with_their_bytes() -> None:
     assert skipped.evidence == "they are 7.0 kB of 10.0 kB"
 
 
+def test_a_single_parameter_or_buffer_is_said_to_be_one() -> None:
+    finding = only(observed(ddp_module([1000, 1000], [[0, 1]], unused=("p0",))))
+    assert finding.title == "1 parameter got no gradient in the recorded backward pass: p0"
+    assert finding.evidence == "it is 1.0 kB of 2.0 kB, all-reduced for nothing"
+    assert "freeze it before wrapping (parameter.requires_grad_(False)) or remove it." in finding.advice
+    module = ddp_module(**{**BUFFERS, "num_buffers": 1, "num_batch_norms": 0}, broadcast_buffers=True)
+    title = only(observed(module, buffer_sync_ns=MS)).title
+    assert title == f"1 buffer of {module.name} is broadcast before every forward"
+
+
 @pytest.mark.parametrize(
     ("module", "sync_ns", "fires"),
     [

@@ -38,9 +38,7 @@ def test_a_loss_is_told_once_the_other_ranks_had_a_step_to_follow(
     look.at(tmp_path, 0.0)
     look.last_time(tmp_path)
     (line,) = said
-    assert line.startswith(
-        f"{BEGAN}: the other ranks followed in step 6, with gradients that DDP had averaged. Look at"
-    )
+    assert line.startswith(f"{BEGAN}: the other rank followed in step 6, with gradients that DDP had averaged. Look at")
 
 
 def test_a_loss_is_told_at_the_end_and_in_each_attempt(loss_look: tuple[LossLook, list[str]], tmp_path: Path) -> None:
