@@ -66,7 +66,7 @@ def launch_bound(o: Observed) -> Iterator[Finding]:
 def device_imbalance(o: Observed) -> Iterator[Finding]:
     """Report a device that works more than the process's other devices."""
     surplus = imbalance_ns(o.device_loads)
-    if not o.step_ns or surplus < _MUCH * o.step_ns:
+    if not o.device_loads or not o.step_ns or surplus < _MUCH * o.step_ns:
         return
     loads = sorted(o.device_loads, key=lambda load: load.compute_ns, reverse=True)
     yield Finding(

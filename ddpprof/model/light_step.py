@@ -26,11 +26,13 @@ class RecordedBreakdown:
 
 
 def measure_recorded_breakdown(step: RecordedStep) -> RecordedBreakdown | None:
-    """Split a step into its parts; ``None`` if only its length was recorded."""
+    """Split a step into its parts; ``None`` if only its length was recorded, or a part would end before it begins."""
     if not step.forwards or step.data_ns is None:
         return None
     forward = sum(f.end_ns - f.start_ns for f in step.forwards)
     optimizer = sum(end - start for start, end in step.optimizers)
+    if min(forward, optimizer, step.data_ns) < 0:
+        return None
     backward = 0
     for index, one in enumerate(step.forwards):
         if one.has_gradients:

@@ -74,3 +74,7 @@ def test_device_imbalance(compute: tuple[int, ...], gain_ns: int | None) -> None
     findings = find(observed(device_loads=loads(*compute)))
     assert [(f.rule, f.gain_ns) for f in findings] == ([("device-imbalance", gain_ns)] if gain_ns else [])
     assert all("from device 0 to device 1" in f.advice for f in findings)
+
+
+def test_a_step_that_ends_before_it_begins_has_no_imbalance() -> None:
+    assert find(observed(step_ns=-1)) == ()

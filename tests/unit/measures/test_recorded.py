@@ -12,6 +12,7 @@ from ddpprof.model.light_step import RecordedBreakdown, measure_recorded_breakdo
     [
         pytest.param(recorded(forwards=(), mode="off"), None, id="inside-not-recorded"),
         pytest.param(recorded(data_ns=None), None, id="data-not-recorded"),
+        pytest.param(recorded(forwards=(forward(end=-(1 << 61)),)), None, id="a-forward-that-ends-before-it-begins"),
         pytest.param(
             recorded(forwards=(forward(10, 12, 29, 30),), optimizers=((70, 80),), data_ns=5),
             RecordedBreakdown(20, 40, 10, 5, 25),
