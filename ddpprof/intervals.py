@@ -59,12 +59,15 @@ class Spans:
         return before
 
 
+NO_SPANS = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
     """Return the instants in at least one of the given spans, which may overlap; empty spans are dropped."""
     filled = end_ns > start_ns
     start, end = (start_ns, end_ns) if filled.all() else (start_ns[filled], end_ns[filled])
     if not len(start):
-        return Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+        return NO_SPANS
     if not (start[1:] >= start[:-1]).all():  # tables are sorted; sorting a long trace takes much memory
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]

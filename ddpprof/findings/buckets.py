@@ -18,6 +18,8 @@ _CUT = 0.8
 _NEARLY_ALL = 0.6
 """share of the bytes from which a single bucket decides when communication starts and ends"""
 
+_MOST_SHOWN = 6
+
 
 def _gradient_buckets(observed: Observed) -> Iterator[tuple[DdpModule, tuple[BucketRow, ...]]]:
     for index, module in enumerate(observed.modules):
@@ -257,8 +259,8 @@ def better_buckets(o: Observed) -> Iterator[Finding]:
     )
 
 
-def _sizes(num_bytes: Sequence[int], most: int = 6) -> str:
-    shown = [*map(size, num_bytes[:most]), *["…"] * (len(num_bytes) > most)]
+def _sizes(num_bytes: Sequence[int]) -> str:
+    shown = [*map(size, num_bytes[:_MOST_SHOWN]), *["…"] * (len(num_bytes) > _MOST_SHOWN)]
     return f"{len(num_bytes)} bucket{'s' if len(num_bytes) > 1 else ''} ({', '.join(shown)})"
 
 

@@ -10,12 +10,12 @@ from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place,
 
 def _of(o: Observed, *purposes: Purpose) -> list[OutsideCalls]:
     """Return the calls worth reporting; in the forward only barriers, as the model's own layers may need the rest."""
-    calls = [one for one in o.outside if one.purpose in purposes and (one.place is not Place.FORWARD or _waits(one))]
+    calls = [
+        one
+        for one in o.outside
+        if one.purpose in purposes and (one.place is not Place.FORWARD or one.purpose is Purpose.BARRIER)
+    ]
     return calls if o.worth(_exposed(calls)) else []
-
-
-def _waits(one: OutsideCalls) -> bool:
-    return one.purpose is Purpose.BARRIER
 
 
 def _exposed(calls: Sequence[OutsideCalls]) -> int:

@@ -27,7 +27,8 @@ def is_noise(finding: Finding, o: Observed) -> bool:
 def may_be_chance(predicted: Predicted, step_noise_ns: int | None) -> bool:
     """Return whether a prediction may be chance.
 
-    It may if it may be a loss, or if it is below the noise of the step and may be less than half of what it says.
+    It may be if the change may cost time, or if the gain is below the noise of the step and may be less than half of
+    what is predicted.
     """
     gain_ns, low_ns = predicted.gain_ns, predicted.low_ns
     if gain_ns < _ROUNDS_TO_NOTHING_NS or low_ns <= 0:

@@ -27,7 +27,7 @@ from ddpprof.horovod.steps import (
     op_spans,
 )
 from ddpprof.horovod.timeline import ActivityKind, HorovodTimeline, TensorOp
-from ddpprof.intervals import Spans, clip, merge, subtract, union
+from ddpprof.intervals import NO_SPANS, Spans, clip, merge, subtract
 from ddpprof.measures.collectives.collective_table import bus_factor
 from ddpprof.measures.statistics.medians import median_known
 from ddpprof.model import CollectiveKind
@@ -164,7 +164,6 @@ def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
     groups = list(by_group(ops).values())
     alone = [comm_spans(group).total_ns for group in groups if len(group) == 1]
     end = max(op.end_ns for op in ops)
-    sizes = [op.num_bytes for op in ops]
     last = max(map(_own_announcement_ns, ops))
     return HorovodStep(
         step=number,
@@ -174,7 +173,7 @@ def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
         num_alone=len(alone),
         alone_ns=sum(alone),
         longest_alone_ns=max(alone, default=0),
-        num_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+        num_bytes=_total_bytes(ops),
         reduction=_parts(ops, worked, step.start_ns, end),
         trailing=_parts(ops, worked, min(last, end), end),
     )
@@ -182,7 +181,7 @@ def _measure_step(number: int, step: StepOps, worked: Spans) -> HorovodStep:
 
 def _parts(ops: Sequence[TensorOp], worked: Spans, start: int, end: int) -> ReductionParts:
     """Divide the span from `start` to `end` into parts, each without the instants of the parts before it."""
-    taken = clip(union(np.empty(0, np.int64), np.empty(0, np.int64)), start, end)
+    taken = NO_SPANS
     lengths: list[int] = []
     for kind in (
         comm_spans(ops),
@@ -244,8 +243,7 @@ def _groups(steps: Sequence[StepOps], world_size: int | None) -> tuple[FusedGrou
 
 def _group(tensors: tuple[str, ...], rows: Sequence[tuple[int, list[TensorOp]]], world_size: int | None) -> FusedGroup:
     spans = [comm_spans(ops) for _, ops in rows]
-    sizes = [op.num_bytes for op in rows[0][1]]
-    num_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
+    num_bytes = _total_bytes(rows[0][1])
     collective_ns = median_known([one.total_ns for one in spans]) or 0
     algbw = num_bytes / collective_ns * 1e9 if num_bytes is not None and collective_ns else None
     factor = bus_factor(rows[0][1][0].kind, world_size)
@@ -269,6 +267,11 @@ def _others(ops: Sequence[TensorOp]) -> tuple[BetweenSteps, ...]:
         BetweenSteps(kind.name.lower(), len(by_group(of)), comm_spans(of).total_ns)
         for kind, of in sorted(found.items())
     )
+
+
+def _total_bytes(ops: Sequence[TensorOp]) -> int | None:
+    known = [op.num_bytes for op in ops if op.num_bytes is not None]
+    return sum(known) if len(known) == len(ops) else None
 
 
 def _length(spans: Iterable[tuple[int, int]]) -> int:

@@ -168,12 +168,12 @@ def family(category: str) -> Family:
 
 
 def may_queue_work(call: str) -> bool:
-    """Of the host's calls of an accelerator about half only ask or mark, and take next to no time."""
+    """Return whether a call of the host may queue work; about half of all calls only ask or mark, and take no time."""
     return _ASKS_ONLY.fullmatch(call) is None
 
 
 def classify(category: str, name: str) -> Identity:
-    """What the events of this category and name are."""
+    """Return what the events of this category and name are."""
     return classify_in(family(category), name)
 
 

@@ -31,6 +31,7 @@ def start_context() -> ForkContext | SpawnContext:
 
 
 def begin_reading_process() -> None:
+    """Prepare this process, which reads for its parent: leave Ctrl-C to the parent, and end with it."""
     # Ctrl-C goes to all processes of a terminal: the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -123,7 +123,7 @@ class _Copy:
         self.end_ns.append(end_ns)
 
 
-def _time_us(event: _Event, key: str) -> float | Decimal:
+def _time_us(event: _Event, key: str) -> Any:
     """Return a time of an event, µs; 0 if it is missing or unbelievable, as it may be where the report needs none."""
     time = event.get(key)
     return time if isinstance(time, int | float | Decimal) and abs(time) < LARGEST_US else 0

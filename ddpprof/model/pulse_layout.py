@@ -153,7 +153,7 @@ def _summaries(content: bytes, state: PulseState) -> PulseSummaries:
 def _samples(content: bytes, state: PulseState) -> PulseSamples:
     ring = decode_rows(PulseSamples, content)
     numbers = np.arange(max(0, state.num_samples - NUM_SAMPLES_KEPT), max(0, state.num_samples), dtype=np.int64)
-    return select(ring, numbers[-NUM_SAMPLES_KEPT:] % NUM_SAMPLES_KEPT)
+    return select(ring, numbers % NUM_SAMPLES_KEPT)
 
 
 def pack(row: Any) -> bytes:

@@ -10,7 +10,7 @@ from ddpprof.model.record import Int64
 
 
 class SlowdownCause(StrEnum):
-    """Why steps take longer."""
+    """A reason why steps take longer."""
 
     OWN_TIME = "own time"
     """some ranks need longer for themselves, and the others wait for them"""
@@ -73,7 +73,7 @@ class StepSlowdown(msgspec.Struct, frozen=True):
 
 
 class PauseKind(StrEnum):
-    """Why single steps are longer without being a slow-down."""
+    """A reason why single steps are longer without being a slow-down."""
 
     SAVE = "save"
     EVALUATION = "evaluation"

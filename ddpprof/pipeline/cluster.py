@@ -41,7 +41,7 @@ _LOOK_EVERY_S = 0.1
 def run_on_cluster(
     tasks: Sequence[RankTask], cache: Cache, address: str, watch: Watch
 ) -> tuple[RunSummary | None, dict[int, str]]:
-    """Write an entry for each rank; return the merged summary, and why tasks failed, by index.
+    """Write an entry for each rank, of one or more; return the merged summary, and why tasks failed, by index.
 
     The summary is ``None`` if the cluster was lost before the merge; all entries are then there.
     """
@@ -49,7 +49,7 @@ def run_on_cluster(
     try:
         _await_workers(client, address)
         # Sent once, and known to the scheduler, so that it survives lost workers.
-        modules = client.submit(_same, tasks[0].modules) if tasks else None
+        modules = client.submit(_same, tasks[0].modules)
         leaves = {
             client.submit(_entry, replace(_for_others(task), modules=()), modules, pure=False): index
             for index, task in enumerate(tasks)

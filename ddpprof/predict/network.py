@@ -63,9 +63,7 @@ def network_of_bench(bench: NetBench) -> Network | None:
     return Network(link, bench.world_size, sizes[0], sizes[-1], len(sizes), model.relative_error, is_benched=True)
 
 
-def _cost(model: SizeModel | None) -> Cost:
-    if model is None:
-        return NOTHING
+def _cost(model: SizeModel) -> Cost:
     return Cost(max(0.0, model.constant_ns), max(0.0, model.slope_ns), model.floor_ns or 0.0)
 
 

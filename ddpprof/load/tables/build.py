@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpprof.load.classify import DEVICE_ROLES, Role, step_number
+from ddpprof.load.kineto.columns import IntColumn
 from ddpprof.load.kineto.read import Header
 from ddpprof.load.tables.device import holder_of, last_begun, launch_of
 from ddpprof.load.tables.host import compute_pieces, match_calls, positions
@@ -186,8 +187,7 @@ def _asking(file: TraceRows, talk: _Queued) -> Rows:
 
 
 def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _FoundWork:
-    in_training = np.isin(file.mark, (Mark.FORWARD, Mark.BACKWARD)) | (file.role == Role.STEP)
-    ops = np.flatnonzero(file.is_op & np.isin(file.lane, np.unique(file.lane[in_training])))
+    ops = np.flatnonzero(file.is_op & np.isin(file.lane, _training_threads(file)))
     start, end, row = compute_pieces(
         file.start_ns[ops], file.end_ns[ops], file.lane[ops], file.mark[ops] == Mark.COLLECTIVE_CALL
     )
@@ -205,6 +205,11 @@ def _host_work(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> _Foun
     return _FoundWork(compute, copies, _host_collectives(file, steps, phases), ())
 
 
+def _training_threads(file: TraceRows) -> IntColumn:
+    in_training = np.isin(file.mark, (Mark.FORWARD, Mark.BACKWARD)) | (file.role == Role.STEP)
+    return np.unique(file.lane[in_training])
+
+
 def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -> Collectives:
     """Return communication by threads of the host, in the step and phase in which the training thread asked for it."""
     spans, calls = file.rows(Role.HOST_COLLECTIVE), file.marked(Mark.COLLECTIVE_CALL)
@@ -214,8 +219,8 @@ def _host_collectives(file: TraceRows, steps: StepFinder, phases: PhaseFinder) -
     asked = calls[call]
     launched = np.where(known, file.start_ns[asked], UNKNOWN)
     phase = np.where(known, phases.at(launched, file.lane[asked]), Phase.OTHER).astype(np.int8)
-    in_training = np.isin(file.mark, (Mark.FORWARD, Mark.BACKWARD)) | (file.role == Role.STEP)
-    by_hook = known & ~np.isin(file.lane[asked], file.lane[in_training])  # a comm hook goes on in the backend's threads
+    # A comm hook goes on in the backend's threads.
+    by_hook = known & ~np.isin(file.lane[asked], _training_threads(file))
     phase = np.where(by_hook, np.int8(Phase.BACKWARD), phase)
     step = steps.at(np.where(known, launched, file.start_ns[spans]))
     collectives = _collectives(file, spans, _Origin(launched, phase, step))

@@ -52,8 +52,8 @@ class TraceRows:
     def rows(self, *roles: Role) -> Rows:
         return np.flatnonzero(np.isin(self.role, roles))
 
-    def marked(self, *marks: Mark) -> Rows:
-        return np.flatnonzero(np.isin(self.mark, marks))
+    def marked(self, mark: Mark) -> Rows:
+        return np.flatnonzero(self.mark == mark)
 
     def name_index(self, name: str) -> int:
         return self.names.setdefault(name, len(self.names))

@@ -73,6 +73,4 @@ def _hooks(trace: Trace) -> NDArray[np.int64]:
     """Return the rows of hooks among the host's spans."""
     marks = trace.host_spans
     is_hook = np.array([name.endswith(_HOOK) for name in trace.names], np.bool_)
-    if not len(marks):
-        return np.empty(0, np.int64)
     return np.flatnonzero((marks.mark == Mark.BACKWARD) & is_hook[marks.name])

@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.intervals import Spans, merge, subtract, union
+from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union
 from ddpprof.model import UNKNOWN, CollectiveKind, Collectives, Int64Column, Mark, Phase, RecordedStep, Trace
 
 SMALL_BYTES = 64 * 1024
@@ -217,7 +217,7 @@ def _busy(trace: Trace, rows: NDArray[np.int64]) -> Spans:
     """Return the computation and DDP's communication around the given collectives."""
     comm, compute = trace.collectives, trace.compute
     if not len(rows):
-        return union(np.empty(0, np.int64), np.empty(0, np.int64))
+        return NO_SPANS
     begin, end = comm.start_ns[rows].min(), comm.end_ns[rows].max()
     near = np.flatnonzero((compute.end_ns > begin) & (compute.start_ns < end))
     ddps = np.setdiff1d(np.flatnonzero((comm.end_ns > begin) & (comm.start_ns < end)), rows)

@@ -59,7 +59,6 @@ def median_load(steps: Sequence[Sequence[DeviceLoad]]) -> tuple[DeviceLoad, ...]
     by_device: dict[int, list[DeviceLoad]] = {}
     for load in (load for step in steps for load in step):
         by_device.setdefault(load.device, []).append(load)
-
     columns = {device: zip(*map(astuple, loads), strict=True) for device, loads in sorted(by_device.items())}
     return tuple(DeviceLoad(*(round(median(column)) for column in of_device)) for of_device in columns.values())
 

@@ -1,7 +1,7 @@
 """Which parameters got no gradient on any rank?
 
-Every rank sees only its own backward passes. A parameter that rank 0 does not use, an expert of a mixture say, another
-rank may use, and what rank 0 always uses another rank may lack.
+Every rank sees only its own backward passes. Another rank may use a parameter that rank 0 does not use, such as an
+expert of a mixture, and may lack one that rank 0 always uses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddpprof.model import DdpModule
 def as_all_ranks_use(modules: Sequence[DdpModule], ranks: Sequence[Sequence[DdpModule]]) -> tuple[DdpModule, ...]:
     """Return the modules with what holds on all ranks: ``unused`` are the parameters that no rank used.
 
-    Ranks that did not look, because they were killed say, tell nothing of that. `ranks`: for each rank its modules as
+    A rank that did not look, for example because it was killed, does not count. `ranks`: for each rank its modules as
     it saw them; all ranks have the same ones in the same order.
     """
     return tuple(

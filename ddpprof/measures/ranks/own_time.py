@@ -28,11 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.intervals import Spans, clip, intersect, merge, subtract, union
+from ddpprof.intervals import NO_SPANS, Spans, clip, intersect, merge, subtract, union
 from ddpprof.measures.step.blocks import BLOCK_ROWS, blocks_of
 from ddpprof.model import UNKNOWN, CollectiveKind, Int64Column, Mark, Phase, Step, Trace, Work
-
-_NOTHING = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +97,8 @@ def _arrivals(trace: Trace, gradients: Mapping[int, NDArray[np.int64]]) -> dict[
     last = np.empty(len(gradients), np.int64)
     for place, (step, rows) in enumerate(gradients.items()):
         ends = marks.end_ns[backward[marks.step[backward] == step]]
-        in_backward = launched[rows] <= ends.max() if len(ends) else launched[rows] >= 0
-        candidates = rows[in_backward] if in_backward.any() else rows
+        in_backward = rows[launched[rows] <= ends.max()] if len(ends) else rows
+        candidates = in_backward if len(in_backward) else rows
         last[place] = candidates[np.argmax(launched[candidates])]
     ready = launched[last]
     if trace.device == "gpu":
@@ -172,7 +170,7 @@ def _device_parts(trace: Trace) -> _Parts:
     gradients = union(comm.start_ns[is_gradient], comm.end_ns[is_gradient])
     waits_for_others = union(comm.start_ns[~is_gradient], comm.end_ns[~is_gradient])
     data = _marked(trace, Mark.DATA)
-    waits_for_gradients, forward, optimizer = [_NOTHING], [_NOTHING], [_NOTHING]
+    waits_for_gradients, forward, optimizer = [NO_SPANS], [NO_SPANS], [NO_SPANS]
     reached_before: int | None = None
     for block in blocks_of(trace.compute, trace.copies):
         start, end, launched, phase = block.start_ns, block.end_ns, block.launched_ns, block.phase

@@ -16,10 +16,9 @@ def binomial_tail(successes: int, trials: int, chance: float) -> float:
     """Return P(X >= successes) for that many trials; the chance must be strictly between 0 and 1."""
     if successes <= 0:
         return 1.0
-    ways = (lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1) for k in range(successes, trials + 1))
     logs = (
-        way + k * log(chance) + (trials - k) * log(1 - chance)
-        for k, way in zip(range(successes, trials + 1), ways, strict=True)
+        lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1) + k * log(chance) + (trials - k) * log(1 - chance)
+        for k in range(successes, trials + 1)
     )
     return min(1.0, sum(map(exp, logs)))
 

@@ -62,7 +62,7 @@ def _selection(values: Sequence[float]) -> Sequence[float]:
     return [ordered[index] for index in np.linspace(0, len(ordered) - 1, _MOST_VALUES).round().astype(int)]
 
 
-def _outside(num_a: int, num_b: int, tail: float = (1 - CONFIDENCE) / 2) -> int | None:
+def _outside(num_a: int, num_b: int, tail: float) -> int | None:
     """Return how many of the ordered differences are below the interval: the largest u with P(U < u + 1) <= `tail`."""
     if num_a * num_b > _EXACT_UP_TO:
         deviation = sqrt(num_a * num_b * (num_a + num_b + 1) / 12)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from ddpprof.intervals import Spans, merge, subtract, union
+from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union
 from ddpprof.measures.buckets.backward_passes import BackwardCompute, backward_passes
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.model import UNKNOWN, Int64Column, Mark, RecordedStep, Trace
@@ -42,7 +42,7 @@ class WrapperCost:
 
 def measure_wrapper_cost(trace: Trace, step: int, recorded: RecordedStep | None) -> WrapperCost:
     """Measure the step with index `step`; `recorded` is the same step in ddpprof's record, if there is one."""
-    comm = spans_of(trace.collectives, None) if trace.device == "cpu" else union(np.empty(0, int), np.empty(0, int))
+    comm = spans_of(trace.collectives, None) if trace.device == "cpu" else NO_SPANS
     copy_in, copy_out = _marked(trace, step, Mark.BUCKET_COPY_IN), _marked(trace, step, Mark.BUCKET_COPY_OUT)
     search = _marked(trace, step, Mark.UNUSED_SEARCH)
     calls = _reducer_calls(trace, step)
