@@ -29,22 +29,23 @@ class StepOps:
 
 def find_horovod_steps(timeline: HorovodTimeline) -> list[StepOps]:
     """Return the steps; none if no tensor is reduced twice."""
-    counts = Counter(op.tensor for op in timeline.ops if op.kind is CollectiveKind.ALL_REDUCE)
+    reductions = [op for op in timeline.ops if op.kind is CollectiveKind.ALL_REDUCE]
+    counts = Counter(op.tensor for op in reductions)
     most = max(counts.values(), default=0)
     if most < 2:
         return []
     recurring = {tensor for tensor, number in counts.items() if number == most}
     steps: list[list[TensorOp]] = [[] for _ in range(most)]
     seen: Counter[str] = Counter()
-    for op in timeline.ops:
+    for op in reductions:
         if op.tensor in recurring:
             steps[seen[op.tensor]].append(op)
             seen[op.tensor] += 1
     starts = [min(map(announced_ns, ops)) for ops in steps]
-    for op in timeline.ops:
+    for op in reductions:
         if op.tensor not in recurring:
             step = int(np.searchsorted(starts, announced_ns(op), side="right")) - 1
-            if step >= 0 and op.kind is CollectiveKind.ALL_REDUCE:
+            if step >= 0:
                 steps[step].append(op)
     ends: list[int | None] = [*starts[1:], None]
     found = [

@@ -181,3 +181,12 @@ def test_a_real_timeline() -> None:
     assert (summary.num_reductions, summary.num_with_ranks, summary.cycle_ns) == (48, 8, 1_073_000)
     assert len(summary.groups[0].tensors) == 4
     assert summary.groups[0].num_steps == 5
+
+
+def test_a_broadcast_under_the_name_of_a_reduced_tensor_is_none_of_its_reductions() -> None:
+    more = (
+        op("a", 205, 210, (211, 221), 221, group=5, kind=CollectiveKind.BROADCAST),
+        op("loss", 206, 211, (212, 222), 222, group=6),
+    )
+    steps = find_horovod_steps(timeline(*two_steps().ops, *more))
+    assert [[one.tensor for one in step.ops] for step in steps] == [["a", "b", "c"], ["a", "b", "c", "loss"]]
