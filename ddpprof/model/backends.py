@@ -13,5 +13,5 @@ FOR_CPU_TENSORS = ("gloo", "mpi")
 
 
 def half_precision(backend: str | None) -> Literal["bf16", "fp16"]:
-    """Return the type that halves gradients in transit: DDP accepts bf16 only for NCCL and XCCL."""
+    """Return the type that halves gradients in transit: bf16 with NCCL, as DDP refuses it for most other backends."""
     return "bf16" if backend == "nccl" else "fp16"

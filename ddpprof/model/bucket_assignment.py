@@ -104,27 +104,14 @@ def buckets_under(module: DdpModule, caps: Caps) -> Buckets:
     )
 
 
-def final_buckets(
-    gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int], *, rebuilt: bool = True
-) -> Buckets:
+def final_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int], *, rebuilt: bool) -> Buckets:
     """Return the buckets after DDP's rebuild, or the initial ones if it never rebuilds them.
 
-    `ready_order`: indices of gradients in the order in which rank 0 had them; missing ones are unused.
+    `ready_order`: indices of gradients in the order in which rank 0 had them. Missing ones were never ready in the
+    first backward pass, as a static graph allows, and come last in a rebuild.
     """
     if not rebuilt:
-        return initial_buckets(gradients, caps, rebuilt=False)
-    return rebuilt_buckets(gradients, caps, ready_order)
-
-
-def initial_buckets(gradients: Sequence[Gradient], caps: Caps, *, rebuilt: bool = True) -> Buckets:
-    """Return the buckets that DDP is constructed with: one per kind, unless caps are a list or these buckets stay."""
-    limits = caps.per_bucket_bytes if rebuilt else caps.limits
-    buckets = _cut(gradients, range(len(gradients)), limits)
-    return tuple(sorted(buckets, key=min, reverse=True))
-
-
-def rebuilt_buckets(gradients: Sequence[Gradient], caps: Caps, ready_order: Sequence[int]) -> Buckets:
-    """Return the buckets after the first backward pass. Gradients that were never ready (static graph) come last."""
+        return tuple(sorted(_cut(gradients, range(len(gradients)), caps.limits), key=min, reverse=True))
     seen = set(ready_order)
     unused = [index for index in range(len(gradients)) if index not in seen]
     return tuple(_cut(gradients, [*ready_order, *unused], caps.limits))
@@ -149,7 +136,7 @@ def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[i
         filled.setdefault(kind, []).append(index)
         sizes[kind] = sizes.get(kind, 0) + gradient.num_bytes
         cap_index = min(num_closed.get(kind, 0), len(limits) - 1)
-        if limits and sizes[kind] >= limits[cap_index]:
+        if sizes[kind] >= limits[cap_index]:
             closed.append(tuple(filled[kind]))
             filled[kind], sizes[kind] = [], 0
             num_closed[kind] = num_closed.get(kind, 0) + 1

@@ -126,9 +126,9 @@ def batches_of_kernels(trace: Trace) -> list[range]:
     return [range(first, end) for first, end in pairwise(bounds)]
 
 
-def runs_of_kernels(trace: Trace, steps: Collection[int], kernels: range | None = None) -> KernelRuns:
-    """Return the runs in the steps with these indices; `kernels` selects kernels by index, ``None`` means all."""
-    work, kernels = trace.compute, range(len(trace.kernels)) if kernels is None else kernels
+def runs_of_kernels(trace: Trace, steps: Collection[int], kernels: range) -> KernelRuns:
+    """Return the runs of the kernels with these indices in the steps with these indices."""
+    work = trace.compute
     piece = np.flatnonzero((work.kernel >= kernels.start) & (work.kernel < kernels.stop))
     piece = piece[np.isin(work.step[piece], list(steps))]
     if (np.diff(work.start_ns[piece]) == 0).any():  # the order of events in the file has no meaning

@@ -7,7 +7,7 @@ step bar, overlap, exposed and trailing communication.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 
 from ddpprof.intervals import Spans, intersect, merge, shift, subtract
@@ -81,8 +81,8 @@ def step_timeline(trace: Trace, step: int) -> StepTimeline:
 
 def move_timeline(step: StepTimeline, moved_ns: int, buckets: tuple[BucketSpan, ...]) -> StepTimeline:
     """Return the timeline, `moved_ns` later, with its buckets."""
-    return StepTimeline(
-        step=step.step,
+    return replace(
+        step,
         start_ns=step.start_ns + moved_ns,
         end_ns=step.end_ns + moved_ns,
         parts=None if step.parts is None else tuple(shift(part, moved_ns) for part in step.parts),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,9 +12,7 @@ from ddpprof.model.bucket_assignment import (
     Caps,
     Gradient,
     final_buckets,
-    initial_buckets,
     rebuilds_buckets,
-    rebuilt_buckets,
 )
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -65,12 +62,9 @@ def test_buckets_of_random_models_are_torchs(seed: int) -> None:
         order = list(range(len(tensors)))
         chance.shuffle(order)
         rebuilt, _ = dist._compute_bucket_assignment_by_size([tensors[i] for i in order], limits, sparse, order)
-        assert rebuilt_buckets(gradients, caps, order) == plain(rebuilt)
+        assert final_buckets(gradients, caps, order, rebuilt=True) == plain(rebuilt)
         kept, _ = dist._compute_bucket_assignment_by_size(tensors, limits, sparse)
-        assert initial_buckets(gradients, caps, rebuilt=False) == plain(kept[::-1])
-        if not caps.per_bucket_bytes:
-            whole, _ = dist._compute_bucket_assignment_by_size(tensors, [sys.maxsize], sparse)
-            assert initial_buckets(gradients, caps) == plain(whole[::-1])
+        assert final_buckets(gradients, caps, order, rebuilt=False) == plain(kept[::-1])
 
 
 @pytest.mark.parametrize(
@@ -83,12 +77,13 @@ def test_buckets_of_random_models_are_torchs(seed: int) -> None:
     ],
 )
 def test_caps(caps: Caps, buckets: Buckets) -> None:
-    assert rebuilt_buckets([Gradient(100)] * 5, caps, range(5)) == buckets
+    assert final_buckets([Gradient(100)] * 5, caps, range(5), rebuilt=True) == buckets
 
 
 def test_kinds_have_caps_of_their_own_and_what_is_left_comes_last_kind_first() -> None:
     a, b, c, sparse = Gradient(60, "a"), Gradient(60, "b"), Gradient(9, "c"), Gradient(10, is_sparse=True)
-    assert rebuilt_buckets([a, b, sparse, a, c], Caps(100, 1), range(5)) == ((2,), (0, 3), (4,), (1,))
+    buckets = final_buckets([a, b, sparse, a, c], Caps(100, 1), range(5), rebuilt=True)
+    assert buckets == ((2,), (0, 3), (4,), (1,))
 
 
 class Model(torch.nn.Module):
@@ -143,9 +138,6 @@ def test_buckets_of_a_reducer_that_trains(arguments: dict, dtypes: int) -> None:
     parameters, sparse = ddp._build_params_for_reducer()
     gradients = gradients_of(parameters, sparse)
     caps = Caps.of(arguments.get("bucket_cap_mb"), arguments.get("bucket_cap_mb_list", ()))
-    initial = initial_buckets(gradients, caps, rebuilt=rebuilt)
-    sizes = [sum(gradients[i].num_bytes for i in bucket) for bucket in initial]
-    assert ddp._get_ddp_logging_data()["bucket_sizes"] == ", ".join(map(str, sizes))
     for _ in range(4):
         ddp(torch.arange(5)).backward()
     ready = ddp._get_ddp_logging_data()["prev_iteration_grad_ready_order_indices"]

@@ -70,7 +70,7 @@ def test_caps_one_by_one_only_where_torch_takes_them(profile: Profile) -> None:
 
 def training(num: int) -> Training:
     gradients = tuple(Gradient(4 * MB) for _ in range(num))
-    buckets = final_buckets(gradients, Caps.of(25), range(num))
+    buckets = final_buckets(gradients, Caps.of(25), range(num), rebuilt=True)
     return Training(gradients, buckets, Caps.of(25), 2, "nccl", on_cpu=False)
 
 
