@@ -126,7 +126,7 @@ class _Copy:
 def _time_us(event: _Event, key: str) -> Any:
     """Return a time of an event, µs; 0 if it is missing or unbelievable, as it may be where the report needs none."""
     time = event.get(key)
-    return time if isinstance(time, int | float | Decimal) and abs(time) < LARGEST_US else 0
+    return time if isinstance(time, int | float | Decimal) and -LARGEST_US < time < LARGEST_US else 0
 
 
 def _id(event: _Event) -> int:
