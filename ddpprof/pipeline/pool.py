@@ -90,7 +90,7 @@ def _run(
 ) -> tuple[list[int], list[int]]:
     """Return tasks that may have killed a process or run out of memory, and tasks that were not begun then."""
     # spawn: forking a process with threads may hang.
-    context = multiprocessing.get_context("spawn")
+    context, of_caller = multiprocessing.get_context("spawn"), multiprocessing.active_children()
     read_bytes = context.RawArray("q", len(tasks))
     pool = ProcessPoolExecutor(num_processes, context, _begin_process, (read_bytes,))
     running: dict[Future[None], int] = {}
@@ -125,7 +125,8 @@ def _run(
         pool.shutdown()
     except BaseException:
         for process in multiprocessing.active_children():
-            process.terminate()
+            if process not in of_caller:
+                process.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
         raise
     finally:
