@@ -11,7 +11,9 @@ from ddpprof.findings.framework_words import reduce_once
 def reduces_every_pass(o: Observed) -> Iterator[Finding]:
     """Report gradients that accumulate over several backward passes but are all-reduced in each of them."""
     for one in o.accumulation:
-        module = o.modules[one.module]
+        module = o.module(one.module)
+        if module is None:
+            continue
         share = one.num_superfluous / one.num_passes
         most_ns = None if o.exposed_ns is None else round(o.exposed_ns * share)
         gain_ns, predicted = hoped_for(most_ns, o.predictions.no_sync)

@@ -123,6 +123,10 @@ class Observed:
         """Return whether the ranks compute on CPU cores, which the machine also gives to other work."""
         return self.backend in ON_HOST
 
+    def module(self, index: int) -> DdpModule | None:
+        """Return a module; ``None`` if a killed rank left steps of it, but no description."""
+        return self.modules[index] if 0 <= index < len(self.modules) else None
+
     def worth(self, gain_ns: int | None, predicted: Predicted | None = None) -> bool:
         """Return whether the gain is worth a finding. `gain_ns` is a measured bound; both gains must be big enough."""
         gains = [gain_ns, None if predicted is None else predicted.gain_ns]

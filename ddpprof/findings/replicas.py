@@ -13,9 +13,9 @@ def copies_differ(o: Observed) -> Iterator[Finding]:
     if o.group_size != o.world_size:
         return
     for drift in o.drifts:
-        module = o.modules[drift.module]
-        if "localsgd" in (module.comm_hook or "").lower():
-            continue  # it lets them diverge, and an averager brings them together now and then
+        module = o.module(drift.module)
+        if module is None or "localsgd" in (module.comm_hook or "").lower():
+            continue  # such a hook lets them diverge, and an averager brings them together now and then
         yield Finding(
             "copies-differ",
             "The ranks train different models: their copies of the parameters "

@@ -46,3 +46,7 @@ def test_each_framework_has_its_own_words(framework: str, words: str) -> None:
 @pytest.mark.parametrize("exposed_ns", [pytest.param(0, id="all-hidden"), pytest.param(MS, id="hardly-any")])
 def test_where_nothing_is_exposed_there_is_nothing_to_gain(exposed_ns: int) -> None:
     assert find(observed(MODULE, accumulation=FOUR, exposed_ns=exposed_ns)) == ()
+
+
+def test_of_a_module_that_a_killed_rank_did_not_describe_nothing_is_said() -> None:
+    assert find(observed(MODULE, accumulation=(Accumulation(1, 4, 3, 9),), exposed_ns=40 * MS)) == ()

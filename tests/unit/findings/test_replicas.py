@@ -1,5 +1,7 @@
 """Ranks that train different models."""
 
+from dataclasses import replace
+
 import pytest
 from observations import observed, only
 from tables import ddp_module
@@ -51,3 +53,7 @@ def test_copies_that_differ(drift: Drift, title: str, evidence: str, advice: str
 )
 def test_copies_that_may_differ(hook: str | None, group_size: int) -> None:
     assert find(observed(ddp_module(comm_hook=hook), drifts=(APART,), group_size=group_size)) == ()
+
+
+def test_of_a_module_that_a_killed_rank_did_not_describe_nothing_is_said() -> None:
+    assert find(observed(ddp_module(), drifts=(replace(APART, module=1),), group_size=2)) == ()
