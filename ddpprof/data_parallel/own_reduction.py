@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ddpprof.intervals import subtract, union
+from ddpprof.intervals import Spans, subtract, union
 from ddpprof.measures.buckets.gradient_reduces import gradient_all_reduces, reduces_without_ddp
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.model import UNKNOWN, Mark, Trace
@@ -35,7 +36,8 @@ def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | 
     """Return medians over the steps with these indices; ``None`` if the rank's gradients are not reduced like this."""
     if not reduces_without_ddp(trace):
         return None
-    rows = [one for step in steps if (one := _of_step(trace, step)) is not None]
+    gradients, computing = gradient_all_reduces(trace), spans_of(trace.compute, None)
+    rows = [one for step in steps if (one := _of_step(trace, step, gradients, computing)) is not None]
     if not rows:
         return None
     sizes = [row.num_bytes for row in rows if row.num_bytes is not None]
@@ -49,10 +51,10 @@ def measure_own_reduction(trace: Trace, steps: Sequence[int]) -> OwnReduction | 
     )
 
 
-def _of_step(trace: Trace, step: int) -> OwnReduction | None:
+def _of_step(trace: Trace, step: int, gradients: NDArray[np.int64], computing: Spans) -> OwnReduction | None:
+    """Measure one step. `gradients`: rows of all steps' all-reduces. `computing`: computation of all steps."""
     comm, host = trace.collectives, trace.host_spans
-    rows = gradient_all_reduces(trace)
-    rows = rows[comm.step[rows] == step]
+    rows = gradients[comm.step[gradients] == step]
     if not len(rows):
         return None
     sizes = comm.num_bytes[rows]
@@ -63,6 +65,6 @@ def _of_step(trace: Trace, step: int) -> OwnReduction | None:
         num_all_reduces=len(rows),
         num_bytes=None if (sizes == UNKNOWN).any() else int(sizes.sum()),
         comm_ns=spans.total_ns,
-        exposed_ns=subtract(spans, spans_of(trace.compute, None)).total_ns,
+        exposed_ns=subtract(spans, computing).total_ns,
         flatten_ns=union(host.start_ns[flat], host.end_ns[flat]).total_ns if in_host_time else None,
     )

@@ -92,16 +92,13 @@ def _bucket_step(
 
 
 def fits(modules: Sequence[DdpModule], step: RecordedStep) -> bool:
-    """Return whether `step` belongs to these modules: a killed rank may have left steps of undescribed modules."""
-    return all(_fits_one(modules, one) for one in step.passes)
+    """Return whether all backward passes of `step` fit these modules."""
+    return all(pass_fits(modules, one) for one in step.passes)
 
 
-def _fits_one(modules: Sequence[DdpModule], one: BackwardPass) -> bool:
-    if not 0 <= one.module < len(modules):
-        return False
-    num_parameters = len(modules[one.module].parameters)
-    in_buckets = (p for bucket in modules[one.module].buckets for p in bucket)
-    return len(one.ready_ns) == num_parameters and all(0 <= p < num_parameters for p in in_buckets)
+def pass_fits(modules: Sequence[DdpModule], one: BackwardPass) -> bool:
+    """Return whether the pass is of one of these modules: a killed rank may have left steps of undescribed modules."""
+    return 0 <= one.module < len(modules) and len(one.ready_ns) == len(modules[one.module].parameters)
 
 
 def _since(time_ns: int | None, origin: int) -> int | None:

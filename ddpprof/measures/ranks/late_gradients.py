@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.measures.buckets.bucket_steps import pass_fits
 from ddpprof.model import DdpModule, RecordedStep
 
 SHARE_WORTH_NAMING = 0.1
@@ -60,7 +61,7 @@ def _delays(modules: Sequence[DdpModule], steps: Sequence[RecordedStep]) -> dict
     found = {}
     for step in steps:
         for place, one in enumerate(step.passes):
-            if 0 <= one.module < len(modules) and len(one.ready_ns) == len(modules[one.module].parameters):
+            if pass_fits(modules, one):
                 since = [np.nan if time is None else time - one.origin_ns for time in one.ready_ns]
                 found[one.module, (step.number, place)] = np.array(since, np.float64)
     return found

@@ -134,7 +134,6 @@ def test_a_bucket_without_gradients_is_never_ready() -> None:
         pytest.param([TWO], recorded(forwards=(forward(synchronises=False),), ready={0: (40, 30, 25)}), id="no-sync"),
         pytest.param([], READY, id="module-not-described"),
         pytest.param([TWO], recorded(ready={0: (40,)}), id="another-number-of-parameters"),
-        pytest.param([ddp_module((4,), [[7]])], recorded(ready={0: (40,)}), id="no-such-parameter"),
     ],
 )
 def test_no_buckets(modules: list[DdpModule], step: RecordedStep) -> None:
