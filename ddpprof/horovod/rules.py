@@ -89,7 +89,7 @@ def not_fused(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
         f"{alone} of {tensors} tensors per step are reduced one by one",
         f"{len(small)} of them are small, {size(average)} on average; their collectives take "
         f"{ms(_median(summary, lambda s: s.alone_ns))} per step",
-        "HOROVOD_FUSION_THRESHOLD=67108864 (its default; 0 switches fusion off); if that is already set, a longer "
+        "HOROVOD_FUSION_THRESHOLD=134217728 (its default; 0 switches fusion off); if that is already set, a longer "
         "HOROVOD_CYCLE_TIME lets more tensors become ready for one collective.",
         gain,
     )
