@@ -12,18 +12,20 @@ _PASSWORD = re.compile(r"(://[^/@:\s'\"]*):(?!\d+(?:[/\s]|$))[^\s'\"]*@")
 _TOKEN_AS_USER = re.compile(r"(?<=://)[\w.~%+-]{16,}@")
 _QUERY = re.compile(r"([a-z][\w+.-]*://[^\s?#'\"]*)[?#][^\s'\"]*", re.IGNORECASE)
 _KNOWN_TOKEN = re.compile(r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{12,}")
+_OF_A_HEADER = re.compile(r"\b(bearer)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 
-_SECRET_NAME = r"(?:.*[-_.])?(?:api)?(?:key|token|password|passwd|passphrase|pwd|secret|credentials?)"  # noqa: S105 (a pattern)
+_KIND_OF_SECRET = "(?:.*[-_.])?(?:access|api|auth|private|secret)?"  # noqa: S105 (a pattern)
+_SECRET_NAME = rf"{_KIND_OF_SECRET}(?:key|token|password|passwd|passphrase|pwd|secret|credentials?)"
 _OPTION = re.compile(rf"--?{_SECRET_NAME}", re.IGNORECASE)
 _VARIABLE = re.compile(_SECRET_NAME, re.IGNORECASE)
 _ASSIGNMENT = re.compile(rf"((?:--?)?{_SECRET_NAME})=.+", re.IGNORECASE | re.DOTALL)
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without passwords, queries and fragments of URLs, and without tokens of known services."""
+    """Return the text without passwords, queries and fragments of URLs, tokens of known services, and bearer tokens."""
     text = _PASSWORD.sub(r"\1@", text)
     text = _QUERY.sub(r"\1", _TOKEN_AS_USER.sub(f"{HIDDEN}@", text))
-    return _KNOWN_TOKEN.sub(HIDDEN, text)
+    return _OF_A_HEADER.sub(rf"\1 {HIDDEN}", _KNOWN_TOKEN.sub(HIDDEN, text))
 
 
 def is_secret(name: str, value: str) -> bool:

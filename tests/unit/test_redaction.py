@@ -23,6 +23,8 @@ from ddpprof.redaction import without_secrets, words_without_secrets
         pytest.param("sftp://A1B2C3D4E5F6A7B8C9@host/a", "sftp://***@host/a", id="token-as-user"),
         pytest.param("https://host:8080/a@b", "https://host:8080/a@b", id="port-is-no-password"),
         pytest.param("login with hf_abcdefghijklmnop failed", "login with *** failed", id="known-token"),
+        pytest.param("Authorization: Bearer abc.def-123", "Authorization: Bearer ***", id="header"),
+        pytest.param("the bearer of 2 tokens", "the bearer of 2 tokens", id="no-header"),
         pytest.param("s3://bucket/runs/a.json", "s3://bucket/runs/a.json", id="nothing-secret"),
     ],
 )
@@ -38,6 +40,7 @@ def test_urls_and_tokens_in_any_text(text: str, shown: str) -> None:
         pytest.param("env WANDB_API_KEY=S train.py", "env WANDB_API_KEY=*** train.py", id="variable"),
         pytest.param("wandb.apikey=S", "wandb.apikey=***", id="hydra"),
         pytest.param("--hf_token S", "--hf_token ***", id="underscore"),
+        pytest.param("--secretkey S --authtoken=S", "--secretkey *** --authtoken=***", id="in-one-word"),
         pytest.param("--use-token --lr 1", "--use-token --lr 1", id="flag"),
         pytest.param(
             "--max-tokens 512 --tokenizer x --monkey=1", "--max-tokens 512 --tokenizer x --monkey=1", id="none"
