@@ -19,8 +19,9 @@ from study import COLOURS, publish
 
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseSteps, PulseSummaries, select
+from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseSteps, PulseSummaries
 from ddpprof.model.slowdown import StepSlowdown
+from ddpprof.model.tables import rows_of
 from ddpprof.monitor.job_steps import common_steps
 from ddpprof.monitor.slowdowns import SlowdownWatch
 
@@ -78,7 +79,7 @@ def replayed(ranks: dict[int, tuple[PulseSteps, PulseSamples]]) -> list[tuple[in
 
 def _pulse(rank: int, steps: PulseSteps, samples: PulseSamples, until: int) -> Pulse:
     """Return the pulse as it was before step `until`."""
-    there = select(steps, steps.number < until)
+    there = rows_of(steps, steps.number < until)
     now_ns = int(there.start_ns[-1] + there.length_ns[-1])
     identity = PulseIdentity("", rank, 2, "", "", 0, 0, "", "")
     nothing = np.empty(0, np.int64)
@@ -88,7 +89,7 @@ def _pulse(rank: int, steps: PulseSteps, samples: PulseSamples, until: int) -> P
         None,
         there,
         PulseSummaries(*(nothing for _ in fields(PulseSummaries))),
-        select(samples, samples.at_ns <= now_ns),
+        rows_of(samples, samples.at_ns <= now_ns),
     )
 
 

@@ -100,8 +100,8 @@ def fusion_copies(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
     gain = _median(summary, lambda s: s.reduction.copy_ns)
     if not o.worth(gain):
         return
-    most = max(summary.tensors, key=lambda t: t.copy_ns if t.num_bytes is None else t.num_bytes)
-    largest = "" if most.num_bytes is None else f"; the largest tensor, {most.tensor}, has {size(most.num_bytes)}"
+    most = max(summary.tensors, key=lambda tensor: tensor.num_bytes or 0)
+    largest = f"; the largest tensor, {most.tensor}, has {size(most.num_bytes)}" if most.num_bytes else ""
     yield Finding(
         "horovod-copies",
         f"Copies into and out of the fusion buffer take {ms(gain)} per step",

@@ -6,15 +6,15 @@ It has a state, and tables of the last steps, of all steps in summaries, and of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from ddpprof.model.interruptible_enum import InterruptibleEnum
-from ddpprof.model.tables import UNKNOWN, Int64Column
+from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
 
 
 class Activity(IntEnum, metaclass=InterruptibleEnum):
@@ -235,14 +235,9 @@ class Pulse:
 _Columns = TypeVar("_Columns", PulseSteps, PulseSummaries, PulseSamples)
 
 
-def select(columns: _Columns, which: Any) -> _Columns:
-    """Return the rows with these indices, or where a mask of the shape (rows,) is true."""
-    return type(columns)(*(getattr(columns, field.name)[which] for field in fields(columns)))
-
-
 def joined(one: PulseSummaries) -> PulseSummaries:
     """Return half as many summaries: each two neighbours become one. Their number must be even."""
-    first, second = (select(one, slice(start, None, 2)) for start in (0, 1))
+    first, second = (rows_of(one, slice(start, None, 2)) for start in (0, 1))
     num_steps = first.num_steps + second.num_steps
 
     def mean(name: str) -> Int64Column:

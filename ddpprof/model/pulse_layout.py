@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps, PulseSummaries, select
-from ddpprof.model.tables import UNKNOWN
+from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps, PulseSummaries
+from ddpprof.model.tables import UNKNOWN, rows_of
 
 MAGIC = b"ddpprofp"
 FORMAT = 3
@@ -132,8 +132,8 @@ def in_order(ring: PulseSteps, identity: PulseIdentity, state: PulseState) -> Pu
     """Return the rows of the ring in the order of their steps, without those of other steps than expected."""
     first = max(identity.first_step, state.num_steps - NUM_STEPS_KEPT, 0)
     numbers = np.arange(first, max(state.num_steps, first), dtype=np.int64)
-    steps = select(ring, numbers % NUM_STEPS_KEPT)
-    return select(steps, steps.number == numbers)
+    steps = rows_of(ring, numbers % NUM_STEPS_KEPT)
+    return rows_of(steps, steps.number == numbers)
 
 
 def ring_spans(first: int, until: int, kept: int, at: int, size: int) -> list[tuple[int, int]]:
@@ -147,13 +147,13 @@ def ring_spans(first: int, until: int, kept: int, at: int, size: int) -> list[tu
 
 def _summaries(content: bytes, state: PulseState) -> PulseSummaries:
     summaries = decode_rows(PulseSummaries, content)
-    return select(summaries, slice(0, min(max(state.num_summaries, 0), NUM_SUMMARIES_KEPT)))
+    return rows_of(summaries, slice(0, min(max(state.num_summaries, 0), NUM_SUMMARIES_KEPT)))
 
 
 def _samples(content: bytes, state: PulseState) -> PulseSamples:
     ring = decode_rows(PulseSamples, content)
     numbers = np.arange(max(0, state.num_samples - NUM_SAMPLES_KEPT), max(0, state.num_samples), dtype=np.int64)
-    return select(ring, numbers % NUM_SAMPLES_KEPT)
+    return rows_of(ring, numbers % NUM_SAMPLES_KEPT)
 
 
 def pack(row: Any) -> bytes:

@@ -247,8 +247,8 @@ class Trace:
     """what is missing or was repaired, in words for the report"""
 
 
-def rows_of(table: TableT, rows: NDArray[Any]) -> TableT:
-    """Return the chosen rows of a dataclass of columns. `rows`: their indices, or a mask."""
+def rows_of(table: TableT, rows: NDArray[Any] | slice) -> TableT:
+    """Return the chosen rows of a dataclass of columns. `rows`: their indices, a mask, or a slice."""
     return type(table)(*(getattr(table, column.name)[rows] for column in fields(table)))
 
 

@@ -10,8 +10,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, select
-from ddpprof.model.tables import UNKNOWN, Int64Column
+from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries
+from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
 from ddpprof.model.whole_run import Stretch
 
 _LATEST_NS = 1 << 62
@@ -22,9 +22,9 @@ def history(pulse: Pulse) -> PulseSummaries:
     """Return rows for all noted steps, in their order."""
     steps, summaries = pulse.steps, _sound(pulse.summaries)
     first_kept = int(steps.number[0]) if len(steps) else np.iinfo(np.int64).max
-    before = select(summaries, summaries.first_step < first_kept)
+    before = rows_of(summaries, summaries.first_step < first_kept)
     until = int(before.first_step[-1] + before.num_steps[-1]) if len(before) else 0
-    after = _sound(rows_of_single_steps(select(steps.with_all_waiting(), steps.number >= until)))
+    after = _sound(rows_of_single_steps(rows_of(steps.with_all_waiting(), steps.number >= until)))
     columns = [[getattr(one, field.name) for one in (before, after)] for field in fields(PulseSummaries)]
     return PulseSummaries(*map(np.concatenate, columns))
 
@@ -35,7 +35,7 @@ def _sound(rows: PulseSummaries) -> PulseSummaries:
     lengths_are = (rows.median_ns >= 0) & (rows.median_ns <= rows.longest_ns) & (rows.longest_ns < _LATEST_NS)
     counts_are = (rows.num_steps > 0) & (rows.num_steps < _MOST_STEPS) & (np.abs(rows.first_step) < _LATEST_NS)
     flags_are = (rows.num_flagged >= 0) & (rows.num_flagged <= rows.num_steps)
-    return select(rows, times_are & lengths_are & counts_are & flags_are)
+    return rows_of(rows, times_are & lengths_are & counts_are & flags_are)
 
 
 def rows_of_single_steps(steps: PulseSteps) -> PulseSummaries:
@@ -64,7 +64,7 @@ def stretches(rows: PulseSummaries, most: int) -> tuple[Stretch, ...]:
     until = np.cumsum(rows.num_steps)
     middle = until - rows.num_steps / 2
     part = np.minimum(middle * most // until[-1], most - 1)
-    return tuple(stretch_of(select(rows, part == number)) for number in np.unique(part))
+    return tuple(stretch_of(rows_of(rows, part == number)) for number in np.unique(part))
 
 
 def stretch_of(rows: PulseSummaries) -> Stretch:

@@ -12,8 +12,8 @@ from functools import reduce
 
 import numpy as np
 
-from ddpprof.model.pulse import PulseSteps, select
-from ddpprof.model.tables import Int64Column
+from ddpprof.model.pulse import PulseSteps
+from ddpprof.model.tables import Int64Column, rows_of
 from ddpprof.monitor.step_noise import Flags
 
 
@@ -42,7 +42,7 @@ def common_steps(ranks: Mapping[int, PulseSteps]) -> JobSteps | None:
     if not ranks:
         return None
     number: Int64Column = reduce(np.intersect1d, [steps.number for steps in ranks.values()])
-    rows = {rank: select(steps, np.searchsorted(steps.number, number)) for rank, steps in ranks.items()}
+    rows = {rank: rows_of(steps, np.searchsorted(steps.number, number)) for rank, steps in ranks.items()}
     return JobSteps(
         number=number,
         start_ns=np.median([steps.start_ns for steps in rows.values()], axis=0).astype(np.int64),

@@ -12,7 +12,8 @@ import numpy as np
 
 from ddpprof import rundir
 from ddpprof.errors import DdpprofError, NotARun
-from ddpprof.model.pulse import Pulse, PulseSummaries, select
+from ddpprof.model.pulse import Pulse, PulseSummaries
+from ddpprof.model.tables import rows_of
 from ddpprof.monitor.history import history, usual_length_ns
 from ddpprof.monitor.pulse_files import PulseHead, read_head, read_pulse
 from ddpprof.monitor.rank_now import RankNow, rank_now
@@ -145,7 +146,7 @@ def _rate(rows: PulseSummaries, end_ns: int) -> float | None:
 
 def _step_times(rank: int, rows: PulseSummaries, end_ns: int) -> StepTimes | None:
     """Return the steps of the last minutes; percentiles are of those that are still known one by one."""
-    recent = select(rows, rows.end_ns > end_ns - WINDOW_NS)
+    recent = rows_of(rows, rows.end_ns > end_ns - WINDOW_NS)
     single = recent.longest_ns[recent.num_steps == 1]
     if not len(single):
         return None
@@ -153,7 +154,7 @@ def _step_times(rank: int, rows: PulseSummaries, end_ns: int) -> StepTimes | Non
     span_ns = max(end_ns - begin_ns, 1)
     piece = np.minimum((recent.end_ns - begin_ns) * _NUM_PIECES // span_ns, _NUM_PIECES - 1)
     spark = [
-        usual_length_ns(select(recent, piece == number)) if (piece == number).any() else None
+        usual_length_ns(rows_of(recent, piece == number)) if (piece == number).any() else None
         for number in range(_NUM_PIECES)
     ]
     median, p90, p99 = (int(value) for value in np.percentile(single, (50, 90, 99)))

@@ -11,8 +11,9 @@ from functools import reduce
 
 import numpy as np
 
-from ddpprof.model.pulse import Pulse, PulseSummaries, select
+from ddpprof.model.pulse import Pulse, PulseSummaries
 from ddpprof.model.slowdown import Slowdowns, StepSlowdown
+from ddpprof.model.tables import rows_of
 from ddpprof.monitor.job_steps import common_steps
 from ddpprof.monitor.level_shifts import OF_SUMMARIES, LevelShift, LevelShifts
 from ddpprof.monitor.pauses import pauses_in
@@ -55,9 +56,9 @@ def _common(ranks: Mapping[int, PulseSummaries]) -> dict[int, PulseSummaries]:
         return {}
     places = {rank: np.unique(one.first_step, return_index=True) for rank, one in ranks.items()}
     first = reduce(np.intersect1d, [steps for steps, _ in places.values()])
-    rows = {rank: select(ranks[rank], at[np.searchsorted(steps, first)]) for rank, (steps, at) in places.items()}
+    rows = {rank: rows_of(ranks[rank], at[np.searchsorted(steps, first)]) for rank, (steps, at) in places.items()}
     same = np.ptp([one.num_steps for one in rows.values()], axis=0) == 0
-    return {rank: select(one, same) for rank, one in rows.items()}
+    return {rank: rows_of(one, same) for rank, one in rows.items()}
 
 
 def _slowdown(

@@ -19,8 +19,9 @@ import numpy as np
 from ddpprof import own_files, rundir
 from ddpprof.errors import DdpprofError
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import Ended, Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps, select
+from ddpprof.model.pulse import Ended, Pulse, PulseIdentity, PulseSamples, PulseState, PulseSteps
 from ddpprof.model.pulse_layout import NotAPulseError
+from ddpprof.model.tables import rows_of
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 (memory; files in it are created exclusively, under random names)
 _PREFIX = "ddpprof-pulse-"
@@ -146,7 +147,7 @@ def _last_steps(file: int, identity: PulseIdentity, state: PulseState, num_steps
     if len(content) != (until - first) * size:
         raise NotAPulseError("it is cut off")
     steps = layout.decode_rows(PulseSteps, content)
-    return select(steps, steps.number == np.arange(first, until))
+    return rows_of(steps, steps.number == np.arange(first, until))
 
 
 def read_heads(directory: Path, num_steps: int) -> Iterator[PulseHead]:

@@ -11,8 +11,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from ddpprof.model.pulse import Activity, Ended, PulseSteps, activity_word, select
-from ddpprof.model.tables import UNKNOWN, Int64Column
+from ddpprof.model.pulse import Activity, Ended, PulseSteps, activity_word
+from ddpprof.model.tables import UNKNOWN, Int64Column, rows_of
 from ddpprof.model.whole_run import NonfiniteSteps
 from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, last_sign_ns
 from ddpprof.monitor.whole_run import nonfinite_steps
@@ -105,13 +105,13 @@ def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
 
 def _usual(steps: PulseSteps) -> PulseSteps:
     """Return the steps in which nothing special happened, or all of them if there are none."""
-    usual = select(steps, steps.flags == 0)
+    usual = rows_of(steps, steps.flags == 0)
     return usual if len(usual) else steps
 
 
 def _with_waiting(steps: PulseSteps) -> PulseSteps:
     """Return the steps whose waiting is known, which with many gradients is not every one."""
-    return select(steps, steps.wait_ns != UNKNOWN)
+    return rows_of(steps, steps.wait_ns != UNKNOWN)
 
 
 def _median(values: Int64Column) -> int | None:

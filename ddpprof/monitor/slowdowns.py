@@ -11,8 +11,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries, select
+from ddpprof.model.pulse import Pulse, PulseSteps, PulseSummaries
 from ddpprof.model.slowdown import SlowdownCause, StepSlowdown
+from ddpprof.model.tables import rows_of
 from ddpprof.monitor.causes import Portrait, RankChange, Reason, portrait, reason_for
 from ddpprof.monitor.job_steps import JobSteps, common_steps
 from ddpprof.monitor.level_shifts import LevelShift, LevelShifts
@@ -102,7 +103,7 @@ def slowdown_of(shift: LevelShift, reason: Reason, steps: JobSteps, began_ns: in
 
 def portraits(ranks: Mapping[int, _Rows], rows: np.ndarray, pulses: Mapping[int, Pulse]) -> dict[int, Portrait]:
     """Return how each rank spends the steps, or the summaries, with these indices."""
-    found = {rank: portrait(select(columns, rows), pulses[rank].samples) for rank, columns in ranks.items()}
+    found = {rank: portrait(rows_of(columns, rows), pulses[rank].samples) for rank, columns in ranks.items()}
     return {rank: one for rank, one in found.items() if one is not None}
 
 

@@ -7,18 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ddpprof.model.hang import Verdict
-from ddpprof.model.pulse import (
-    Ended,
-    Pulse,
-    PulseState,
-    PulseSteps,
-    PulseSummaries,
-    StepFlag,
-    activity_word,
-    select,
-)
+from ddpprof.model.pulse import Ended, Pulse, PulseState, PulseSteps, PulseSummaries, StepFlag, activity_word
 from ddpprof.model.slowdown import Slowdowns
-from ddpprof.model.tables import UNKNOWN
+from ddpprof.model.tables import UNKNOWN, rows_of
 from ddpprof.model.whole_run import CurvePoint, LongStep, NonfiniteSteps, RankWholeRun, WholeRun
 from ddpprof.monitor.history import history, stretch_of, stretches
 
@@ -101,7 +92,7 @@ def _curve(rows: PulseSummaries) -> tuple[CurvePoint, ...]:
 
 
 def _longest(steps: PulseSteps) -> tuple[LongStep, ...]:
-    chosen = select(steps, np.argsort(-steps.length_ns, kind="stable")[:_MOST_LONG_STEPS])
+    chosen = rows_of(steps, np.argsort(-steps.length_ns, kind="stable")[:_MOST_LONG_STEPS])
     columns = (chosen.number, chosen.start_ns, chosen.length_ns, chosen.flags)
     return tuple(
         LongStep(number, start_ns, length_ns, tuple(word for flag, word in _FLAGS.items() if flags & flag))

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from ddpprof import own_files
 from ddpprof.model import UNKNOWN
-from ddpprof.model.pulse import PulseSteps, StepFlag, select
+from ddpprof.model.pulse import PulseSteps, StepFlag
+from ddpprof.model.tables import rows_of
 from ddpprof.record.pulse import PulseWriter
 from ddpprof.record.pulse_rows import PulseRows
 
@@ -134,7 +135,7 @@ def _events(steps: PulseSteps, of_launches: bool) -> Iterator[bytes]:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    steps = select(steps, steps.flags & StepFlag.RECORDED == 0)
+    steps = rows_of(steps, steps.flags & StepFlag.RECORDED == 0)
     scalars = scalars_of(steps, of_launches)
     ends_s = (steps.start_ns + steps.length_ns) / 1e9
     for index, number in enumerate(steps.number.tolist()):

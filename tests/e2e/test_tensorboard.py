@@ -13,7 +13,8 @@ import pytest
 from jobs import QUICK, Run, script
 from tensorboards import GLOO_2, NCCL, Server, read, serving
 
-from ddpprof.model.pulse import StepFlag, select
+from ddpprof.model.pulse import StepFlag
+from ddpprof.model.tables import rows_of
 from ddpprof.monitor.pulse_files import read_pulses
 
 pytest.importorskip("tensorboard", reason="pip install 'ddpprof[tensorboard]'")
@@ -149,7 +150,7 @@ def test_live_scalars_are_of_every_step_and_change_nothing(
         lengths = dict(zip(pulse.steps.number, pulse.steps.length_ns, strict=True))
         for step in reported[rank]["light_steps"]:  # which do not contain what ddpprof does between steps
             assert 0 < step["duration_ns"] < lengths[step["step"]]
-        steps = select(pulse.steps, pulse.steps.flags & StepFlag.RECORDED == 0)
+        steps = rows_of(pulse.steps, pulse.steps.flags & StepFlag.RECORDED == 0)
         assert steps.number.tolist() == list(range(60 - len(steps), 60)), "all steps after the recorded ones"
         assert len(steps) > 30
         for name in ("length", "forward", "backward", "optimizer", "wait", "own"):

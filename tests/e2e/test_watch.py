@@ -13,8 +13,9 @@ from processes import started, wait_until
 from pulses import no_samples
 from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training, pulses
 
-from ddpprof.model.pulse import Ended, Pulse, select
+from ddpprof.model.pulse import Ended, Pulse
 from ddpprof.model.slowdown import StepPart
+from ddpprof.model.tables import rows_of
 from ddpprof.monitor.causes import RankChange, portrait, reason_for
 from ddpprof.rundir import pulses_in
 
@@ -81,7 +82,7 @@ def test_own_time_is_without_waiting_wherever_a_rank_waits(
     assert done.returncode == 0, done.stderr
     changes = {}
     for pulse in pulses(tmp_path / "run"):
-        before, after = (portrait(select(pulse.steps, rows), no_samples()) for rows in _before_and_after(pulse, 60))
+        before, after = (portrait(rows_of(pulse.steps, rows), no_samples()) for rows in _before_and_after(pulse, 60))
         assert before is not None
         assert after is not None
         changes[pulse.identity.rank] = RankChange(before, after)

@@ -11,7 +11,8 @@ import numpy as np
 from ddpprof import rundir
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import PulseIdentity, PulseSamples, PulseState, PulseSteps, PulseSummaries, select, summary_of
+from ddpprof.model.pulse import PulseIdentity, PulseSamples, PulseState, PulseSteps, PulseSummaries, summary_of
+from ddpprof.model.tables import rows_of
 
 SECOND = 10**9
 MS = 10**6
@@ -94,7 +95,7 @@ def pulse_bytes(
     content[layout.STATE_AT : layout.STATE_AT + layout.STATE.size] = layout.pack(dataclasses.replace(now, **state))
     for row in range(max(0, len(steps) - layout.NUM_STEPS_KEPT), len(steps)):
         at = layout.STEPS_AT + int(rows.number[row]) % layout.NUM_STEPS_KEPT * layout.STEP.size
-        content[at : at + layout.STEP.size] = layout.encode_rows(select(rows, slice(row, row + 1)))
+        content[at : at + layout.STEP.size] = layout.encode_rows(rows_of(rows, slice(row, row + 1)))
     _put(content, layout.SUMMARIES_AT, layout.encode_rows(summaries))
     _put(content, layout.SAMPLES_AT, layout.encode_rows(_samples(memory_bytes)))
     return bytes(content)
@@ -130,7 +131,7 @@ def step_rows(steps: Sequence[MadeStep], first_step: int = 0) -> PulseSteps:
 
 def _summaries(rows: PulseSteps) -> PulseSummaries:
     size = layout.STEPS_PER_SUMMARY
-    parts = [select(rows, slice(at, at + size)) for at in range(0, len(rows) - size + 1, size)]
+    parts = [rows_of(rows, slice(at, at + size)) for at in range(0, len(rows) - size + 1, size)]
     table = np.array([summary_of(part, 400 * 10**6) for part in parts], np.int64)
     return PulseSummaries(*table.reshape(len(parts), len(dataclasses.fields(PulseSummaries))).T)
 

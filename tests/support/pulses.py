@@ -9,7 +9,8 @@ import numpy as np
 
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
-from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseSteps, PulseSummaries, select, summary_of
+from ddpprof.model.pulse import Pulse, PulseIdentity, PulseSamples, PulseSteps, PulseSummaries, summary_of
+from ddpprof.model.tables import rows_of
 
 MS = 1_000_000
 BEGIN_NS = 1_700_000_000 * 10**9
@@ -62,7 +63,7 @@ def no_samples() -> PulseSamples:
 def summaries_of(steps: PulseSteps, per_summary: int = 100) -> PulseSummaries:
     """Return summaries of whole hundreds of steps."""
     rows = [
-        summary_of(select(steps, slice(begin, begin + per_summary)), 0)
+        summary_of(rows_of(steps, slice(begin, begin + per_summary)), 0)
         for begin in range(0, len(steps) - per_summary + 1, per_summary)
     ]
     table = np.array(rows, np.int64).reshape(-1, len(fields(PulseSummaries)))
@@ -77,6 +78,6 @@ def pulse_of(
         state=layout.empty_state(),
         stack=None,
         steps=steps,
-        summaries=summaries_of(select(steps, slice(0, 0))) if summaries is None else summaries,
+        summaries=summaries_of(rows_of(steps, slice(0, 0))) if summaries is None else summaries,
         samples=no_samples() if samples is None else samples,
     )

@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 from pulses import MS, no_samples, samples_of, steps_of
 
-from ddpprof.model.pulse import select
 from ddpprof.model.slowdown import SlowdownCause, StepPart
+from ddpprof.model.tables import rows_of
 from ddpprof.monitor.causes import RankChange, Reason, portrait, reason_for
 
 
 def change(before: dict[str, float], after: dict[str, float], **per_step: tuple[float, float]) -> RankChange:
     steps = steps_of([before] * 100 + [after] * 100)
     samples = samples_of(steps, **{name: [a] * 100 + [b] * 100 for name, (a, b) in per_step.items()})
-    parts = [portrait(select(steps, slice(*span)), samples) for span in ((0, 100), (100, 200))]
+    parts = [portrait(rows_of(steps, slice(*span)), samples) for span in ((0, 100), (100, 200))]
     assert parts[0] is not None
     assert parts[1] is not None
     return RankChange(parts[0], parts[1])
@@ -112,8 +112,8 @@ def test_without_known_waiting_a_longer_forward_is_still_that_of_its_rank() -> N
 
 def test_samples_that_do_not_reach_the_steps_say_nothing() -> None:
     steps = steps_of([{}] * 100)
-    early = samples_of(select(steps, slice(0, 21)), queued_ns=[MS] * 21)
-    last = portrait(select(steps, slice(50, 100)), early)
+    early = samples_of(rows_of(steps, slice(0, 21)), queued_ns=[MS] * 21)
+    last = portrait(rows_of(steps, slice(50, 100)), early)
     assert last is not None
     assert last.queued_ns is None
 
@@ -121,6 +121,6 @@ def test_samples_that_do_not_reach_the_steps_say_nothing() -> None:
 def test_what_the_system_counted_between_the_compared_steps_is_not_theirs() -> None:
     steps = steps_of([{}] * 300)
     samples = samples_of(steps, queued_ns=[1 * MS] * 100 + [30 * MS] * 100 + [1 * MS] * 100)
-    around = portrait(select(steps, steps.number // 100 != 1), samples)
+    around = portrait(rows_of(steps, steps.number // 100 != 1), samples)
     assert around is not None
     assert around.queued_ns == MS

@@ -6,8 +6,9 @@ from itertools import islice
 import pytest
 from pulses import pulse_of, steps_of, summaries_of
 
-from ddpprof.model.pulse import Pulse, select
+from ddpprof.model.pulse import Pulse
 from ddpprof.model.slowdown import SlowdownCause, StepPart
+from ddpprof.model.tables import rows_of
 from ddpprof.monitor.past_slowdowns import slowdowns_of_run
 
 WAITS = {"backward": 42.0, "wait": 22.0}
@@ -22,7 +23,7 @@ def run(num_steps: int, *slow: range) -> dict[int, Pulse]:
         for span in slow:
             rows[span.start : span.stop] = [row] * len(span)
         steps = steps_of(rows)
-        pulses[rank] = pulse_of(select(steps, slice(-2048, None)), rank, summaries=summaries_of(steps))
+        pulses[rank] = pulse_of(rows_of(steps, slice(-2048, None)), rank, summaries=summaries_of(steps))
     return pulses
 
 
@@ -58,6 +59,6 @@ def test_summaries_in_any_order_are_put_in_order(num_ranks: int) -> None:
     """A file may be damaged, or be read while its rank halves the number of its summaries."""
     pulses = dict(islice(run(6000, range(2000, 2600)).items(), num_ranks))
     first = pulses[0].summaries
-    damaged = {**pulses, 0: replace(pulses[0], summaries=select(first, slice(None, None, -1)))}
+    damaged = {**pulses, 0: replace(pulses[0], summaries=rows_of(first, slice(None, None, -1)))}
     assert slowdowns_of_run(damaged) == slowdowns_of_run(pulses)
     assert slowdowns_of_run(pulses).slowdowns

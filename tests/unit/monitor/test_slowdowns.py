@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from pulses import BEGIN_NS, MS, pulse_of, steps_of, with_noise
 
-from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag, select
+from ddpprof.model.pulse import Pulse, PulseSteps, StepFlag
 from ddpprof.model.slowdown import SlowdownCause, StepPart
+from ddpprof.model.tables import rows_of
 from ddpprof.monitor import slowdowns
 from ddpprof.monitor.slowdowns import SlowdownWatch
 
@@ -20,7 +21,7 @@ def job(num_normal: int, num_slow: int, num_after: int = 0) -> tuple[PulseSteps,
 
 
 def pulses(steps: tuple[PulseSteps, PulseSteps], until: int) -> dict[int, Pulse]:
-    return {rank: pulse_of(select(one, slice(max(0, until - 2048), until)), rank) for rank, one in enumerate(steps)}
+    return {rank: pulse_of(rows_of(one, slice(max(0, until - 2048), until)), rank) for rank, one in enumerate(steps)}
 
 
 def test_a_slow_rank_is_found_while_it_is_slow() -> None:
@@ -52,7 +53,7 @@ def test_a_slow_down_that_was_hardly_one_is_withdrawn() -> None:
     rows = [{}] * 300 + [{"forward": 26.0}] * 35 + [{"forward": 22.2}] * 200 + [{}] * 200
     watch, found = SlowdownWatch(), []
     for until in range(10, 740, 10):
-        watch.update({0: pulse_of(select(steps_of(with_noise(rows)), slice(0, until)), 0)})
+        watch.update({0: pulse_of(rows_of(steps_of(with_noise(rows)), slice(0, until)), 0)})
         found.append(len(watch.slowdowns))
     assert max(found) == 1
     assert watch.slowdowns == ()
@@ -71,7 +72,7 @@ def test_the_normal_steps_may_have_left_the_ring() -> None:
 def test_ranks_that_are_behind_are_waited_for() -> None:
     fast, slow = job(300, 40)
     watch = SlowdownWatch()
-    watch.update({0: pulse_of(fast, 0), 1: pulse_of(select(slow, slice(0, 310)), 1)})
+    watch.update({0: pulse_of(fast, 0), 1: pulse_of(rows_of(slow, slice(0, 310)), 1)})
     assert watch.slowdowns == ()
     watch.update({0: pulse_of(fast, 0), 1: pulse_of(slow, 1)})
     assert len(watch.slowdowns) == 1
@@ -98,7 +99,7 @@ def test_of_very_many_those_stay_that_cost_most(monkeypatch: pytest.MonkeyPatch)
     rows = [{}] * 300 + [row for growth in growths for row in [{"forward": 20.0 + growth}] * 100 + [{}] * 200]
     watch = SlowdownWatch()
     for until in range(10, len(rows) + 1, 10):
-        watch.update({0: pulse_of(select(steps_of(with_noise(rows)), slice(0, until)), 0)})
+        watch.update({0: pulse_of(rows_of(steps_of(with_noise(rows)), slice(0, until)), 0)})
     assert [round(slow.growth * 60) for slow in watch.slowdowns] == [30, 18, 24]
     assert all(slow.last_step is not None and slow.ended_ns is not None for slow in watch.slowdowns)
 
