@@ -41,7 +41,8 @@ FAULTS_OF_TRAINING = {
 """what is planted, and the questions whose answers it must turn; commas set equal faults apart"""
 PLANTED = FAULTS_OF_TRAINING if os.environ.get("DDPPROF_ALL_FAULTS") else ("lost_steps", "hasty_clock")
 
-OF_TIMES = [name for check in TRAINING if check.alone for name in check.names]
+ENDINGS = ("exception", "ctrl-c", "sigterm")
+OF_TIMES = [*(name for check in TRAINING if check.alone for name in check.names), *ENDINGS]
 OF_GPUS = (
     "other-profilers", "synchronising-calls", "foreign-contexts", "graph-memory", "beside-nsys", "exposed", "overhead",
 )  # fmt: skip
