@@ -156,9 +156,7 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
             job_of(experiment, variant)  # reports a missing script before anything is created
         _warn_of_options_behind(parser, command)
         _warn_of_words([*options.set, *(getattr(options, "vary", None) or ())], command)
-        directory = options.out or Path(
-            default_out(command, is_module=options.module).replace("runs/", f"runs/{options.kind}-", 1)
-        )
+        directory = options.out or Path(default_out(command, is_module=options.module, kind=options.kind))
         open_experiment(directory, experiment, options.force)
     with working_on(directory):
         interrupted = _run_trials(directory, experiment)

@@ -248,9 +248,10 @@ def _shown(options: argparse.Namespace, words: Sequence[str]) -> str:
     return " ".join([*(["-m"] if options.module else []), *words])
 
 
-def default_out(words: Sequence[str], *, is_module: bool) -> str:
+def default_out(words: Sequence[str], *, is_module: bool, kind: str = "") -> str:
+    """Return a folder named after the job, and the `kind` of experiment that it is part of."""
     name = words[0].rpartition(".")[2] if is_module else Path(words[0]).stem
-    return f"runs/{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    return f"runs/{kind and f'{kind}-'}{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def _is_further_node(torchrun: Sequence[str] | None) -> bool:

@@ -72,9 +72,7 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         experiment = _plan(options, command, is_wrapped)
         job_of(experiment, experiment.variants[0])  # reports a missing script before anything is created
         measured_network(options.network)  # so is a network file that cannot be read
-        directory = options.out or Path(
-            default_out(command, is_module=options.module).replace("runs/", "runs/tune-", 1)
-        )
+        directory = options.out or Path(default_out(command, is_module=options.module, kind="tune"))
         was_begun = is_experiment(directory) and not options.force
         open_experiment(directory, experiment, options.force)
         if was_begun:

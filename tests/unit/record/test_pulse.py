@@ -210,7 +210,7 @@ def test_with_many_gradients_some_steps_look(num_gradients: int, every: int, pul
 
 
 def test_few_of_very_short_steps_look(pulse: PulseWriter, clock: Clock) -> None:
-    """Those that are looked at are 2 ms apart or more, on average."""
+    """The steps that look are 2 ms apart or more, on average."""
     looked = []
     for length_ns in (500_000, 2_000_000, 40_000_000):
         for number in range(pulse.words[state_word("step")] + 1, pulse.words[state_word("step")] + 601):

@@ -14,7 +14,7 @@ TWO = {"kernels": (GEMM, ADD), "steps": [(0, 100), (100, 200)], "device": "gpu"}
 
 
 def durations(made: Trace, steps: list[int]) -> list[int]:
-    """Of all kernels' runs in these steps."""
+    """Return how long each run of any kernel takes in these steps."""
     found: list[int] = runs_of_kernels(made, steps, range(len(made.kernels))).duration_ns.tolist()
     return found
 
