@@ -29,7 +29,7 @@ RECORDING_IN_TRAINING := $(addprefix $(CHECKOUT)/tests/e2e/,test_pass_through.py
   test_harmless.py test_context_manager.py)
 RECORDING := $(CHECKOUT)/tests/unit/record $(RECORDING_IN_TRAINING)
 
-.PHONY: demo docs test test-slow test-gpu test-versions lint coverage fuzz soak doctor-faults bench pictures studies clean
+.PHONY: demo docs test test-slow test-long test-gpu test-versions lint coverage fuzz soak doctor-faults bench pictures studies clean
 
 demo: $(DEMO)/installed ## make an environment, install, trace a small training, print the report
 	$(DEMO)/bin/ddpprof demo
@@ -43,8 +43,11 @@ test: lint docs $(TEST)/wheel ## lint, docs, then the tests that take seconds, a
 	$(RUN_TESTS) -m "not slow" $(TWO_AT_ONCE) $(CHECKOUT)/tests/e2e $(PYTEST) $(OR_NONE_CHOSEN)
 
 test-slow: docs $(TEST)/wheel ## the tests that take minutes
-	$(RUN_TESTS) -m slow $(TWO_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
+	$(RUN_TESTS) -m "slow and not long" $(TWO_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
 	$(RUN_TESTS) -m "not slow" --as-on-accelerator $(TWO_AT_ONCE) $(RECORDING_IN_TRAINING) $(PYTEST) $(OR_NONE_CHOSEN)
+
+test-long: $(TEST)/wheel ## further cases of what the slow tests try, which take an hour: before a release, and every night
+	$(RUN_TESTS) -m long $(TWO_AT_ONCE) $(CHECKOUT)/tests $(PYTEST)
 
 test-gpu: $(TEST)/wheel ## the recording tests and `ddpprof doctor`, where torch sees a GPU
 	@if ( $(OUTSIDE) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ); then \
@@ -65,10 +68,10 @@ coverage: $(TEST)/wheel ## which lines the quick tests run, children included: C
 	$(RUN_TESTS) $(if $(filter slow,$(COVERAGE)),,-m "not slow") $(TWO_AT_ONCE) --cov --cov-config=$(CHECKOUT)/pyproject.toml \
 	  --cov-report=term-missing --cov-report=html:$(CHECKOUT)/coverage $(CHECKOUT)/tests $(PYTEST)
 
-soak: $(TEST)/wheel ## kill commands at random moments, 200 times each; test-slow does so 8 times
+soak: $(TEST)/wheel ## kill commands at random moments, 200 times each; test-slow does so 4 times
 	export DDPPROF_SOAK_KILLS=200; $(RUN_TESTS) -s $(CHECKOUT)/tests/e2e/test_soak.py $(PYTEST)
 
-doctor-faults: $(TEST)/wheel ## plant every fault that `ddpprof doctor` must find; test-slow plants two of eleven
+doctor-faults: $(TEST)/wheel ## plant every fault that `ddpprof doctor` must find; test-slow plants one of eleven
 	export DDPPROF_ALL_FAULTS=1; $(RUN_TESTS) $(CHECKOUT)/tests/e2e/test_doctor.py $(PYTEST)
 
 pictures: $(TEST)/wheel ## the pictures of README and docs, of the sample runs; needs chromium

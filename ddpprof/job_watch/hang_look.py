@@ -17,12 +17,15 @@ from ddpprof.diagnosis.hang_detector import HangDetector, Overdue
 from ddpprof.diagnosis.stacks import dump_stacks
 from ddpprof.job_watch.look import Say
 from ddpprof.model.hang import Verdict
-from ddpprof.monitor.pulse_files import read_heads
+from ddpprof.model.pulse import Ended
+from ddpprof.monitor.pulse_files import is_gone, read_heads
 from ddpprof.monitor.verdict_files import write_verdict
 from ddpprof.render.hang_words import verdict_lines
 
 _LAUNCHER_S = 30.0
-"""seconds in which a launcher, once a rank has died, ends the others or starts all ranks anew"""
+"""seconds in which a launcher, once a rank has died, ends the others"""
+_RESTART_S = 600.0
+"""seconds in which all ranks, if none of them lives, are started anew, and get as far as they were"""
 
 
 class HangLook:
@@ -58,7 +61,7 @@ class HangLook:
 
     def _judge(self, directory: Path, overdue: Overdue) -> None:
         verdict = diagnose_overdue(directory, overdue, self._detector)
-        if verdict is None or (verdict.has_failed and overdue.waited_s < _LAUNCHER_S):
+        if verdict is None or (verdict.has_failed and overdue.waited_s < _patience_s(directory)):
             return
         self._hangs_at, self._verdict, self._judged_at = overdue.step, verdict, time.monotonic()
         with suppress(OSError):
@@ -87,3 +90,9 @@ class HangLook:
             write_verdict(directory, structs.replace(self._verdict, resumed_unix_ns=time.time_ns()))
         self._say(f"the job goes on: step {self._hangs_at} is over")
         self._verdict = self._hangs_at = None
+
+
+def _patience_s(directory: Path) -> float:
+    """Return for how many seconds a job in which a rank has died may stand still, because its launcher goes on."""
+    training = [head for head in read_heads(directory, 1) if head.state.ended == Ended.NOT_YET]
+    return _RESTART_S if all(is_gone(head.identity) for head in training) else _LAUNCHER_S

@@ -56,7 +56,7 @@ TRANSFORMERS = Framework(
         "callbacks=[": "callbacks=[Fails(), ",
     },
 )
-BOTH = [pytest.param(LIGHTNING, id="lightning"), pytest.param(TRANSFORMERS, id="transformers")]
+LONG = pytest.mark.long
 
 
 def write(folder: Path, framework: Framework, *changes: Mapping[str, str]) -> Path:
@@ -72,7 +72,10 @@ def write(folder: Path, framework: Framework, *changes: Mapping[str, str]) -> Pa
     return path
 
 
-@pytest.mark.parametrize("framework", BOTH)
+@pytest.mark.parametrize(
+    "framework",
+    [pytest.param(LIGHTNING, id="lightning", marks=LONG), pytest.param(TRANSFORMERS, id="transformers")],
+)
 def test_a_callback_records_the_training(framework: Framework, start: Run, report: Report, tmp_path: Path) -> None:
     done = start(*framework.launcher, write(tmp_path, framework, framework.recorded), **OFFLINE)
     assert fingerprint(done) == fingerprint(start(*framework.launcher, *script(framework.script), **OFFLINE))
@@ -81,7 +84,10 @@ def test_a_callback_records_the_training(framework: Framework, start: Run, repor
     assert_two_ranks_recorded_four_steps(shown)
 
 
-@pytest.mark.parametrize("framework", BOTH)
+@pytest.mark.parametrize(
+    "framework",
+    [pytest.param(LIGHTNING, id="lightning"), pytest.param(TRANSFORMERS, id="transformers", marks=LONG)],
+)
 def test_an_exception_ends_the_recording(framework: Framework, start: Run, report: Report, tmp_path: Path) -> None:
     done = start(*framework.launcher, write(tmp_path, framework, framework.recorded, framework.failing), **OFFLINE)
     assert done.returncode != 0
@@ -92,7 +98,10 @@ def test_an_exception_ends_the_recording(framework: Framework, start: Run, repor
     assert all(rank["steps"] for rank in report("run")["ranks"])
 
 
-@pytest.mark.parametrize("framework", BOTH)
+@LONG
+@pytest.mark.parametrize(
+    "framework", [pytest.param(LIGHTNING, id="lightning"), pytest.param(TRANSFORMERS, id="transformers")]
+)
 def test_under_trace_the_callback_makes_no_run_of_its_own(
     framework: Framework, ddpprof: Run, report: Report, tmp_path: Path
 ) -> None:

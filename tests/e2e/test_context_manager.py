@@ -80,7 +80,7 @@ def assert_recorded(shown: dict[str, Any]) -> None:
         pytest.param(
             "with ddpprof.profile('run', **WINDOW):\n    build()\n    train(20)\n",
             id="ddp-made-inside",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
         pytest.param(
             "build()\nwith ddpprof.profile('run', **WINDOW) as prof:\n    train(20, prof.step)\n", id="steps-marked"
@@ -88,7 +88,7 @@ def assert_recorded(shown: dict[str, Any]) -> None:
         pytest.param(
             "build()\ntrain(5)\nwith ddpprof.profile('run', **WINDOW):\n    train(20)\ntrain(5)\n",
             id="in-the-middle",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -173,7 +173,7 @@ def test_an_earlier_run_is_kept_and_training_goes_on(write: Write, tmp_path: Pat
     assert (tmp_path / "run" / "run.json").read_text() == "{}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_earlier_run_is_replaced_where_the_user_says_so(
     write: Write, tmp_path: Path, two_ranks: Run, report: Report
 ) -> None:
@@ -230,11 +230,11 @@ assert not torch.autograd._profiler_enabled(), "still profiling"
 @pytest.mark.parametrize(
     "num_steps",
     [
-        pytest.param(1, id="in-a-skipped-step", marks=pytest.mark.slow),
+        pytest.param(1, id="in-a-skipped-step", marks=pytest.mark.long),
         pytest.param(3, id="in-a-light-step"),
-        pytest.param(6, id="while-the-profiler-warms-up", marks=pytest.mark.slow),
+        pytest.param(6, id="while-the-profiler-warms-up", marks=pytest.mark.long),
         pytest.param(8, id="in-a-profiled-step", marks=pytest.mark.slow),
-        pytest.param(20, id="after-the-last-step", marks=pytest.mark.slow),
+        pytest.param(20, id="after-the-last-step", marks=pytest.mark.long),
     ],
 )
 def test_a_block_that_ends_leaves_nothing_behind(num_steps: int, write: Write, two_ranks: Run) -> None:
@@ -251,7 +251,7 @@ def test_a_block_that_ends_leaves_nothing_behind(num_steps: int, write: Write, t
         pytest.param(
             "build()\nwith ddpprof.profile('inner'):\n    train(10)\ntrain(10)\n",
             id="ddp-made-before",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
         pytest.param("with ddpprof.profile('inner'):\n    build()\n    train(3)\ntrain(17)\n", id="ddp-made-inside"),
         pytest.param(
@@ -269,7 +269,7 @@ def test_under_trace_a_block_makes_no_run_of_its_own(
     assert_recorded(report("run"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_block_without_ddp_records_nothing(write: Write, tmp_path: Path, two_ranks: Run) -> None:
     done = two_ranks(write("with ddpprof.profile('run') as prof:\n    prof.step()\n"))
     assert done.returncode == 0, done.stderr

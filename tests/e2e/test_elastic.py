@@ -51,7 +51,7 @@ def test_an_error_and_a_kill(tmp_path: Path, ddpprof: Run, report: Report) -> No
     assert endings(two) == {0: ("finished", False), 1: ("finished", False)}
     assert one["changes"] == [{"name": "bucket_cap_mb", "before": "25.0", "after": "5.0"}]
     assert (zero["changes"], two["changes"]) == ([], [])
-    assert one["step_change"]["shift"] == pytest.approx(one["step_ns"] - zero["step_ns"], rel=1)
+    assert one["step_change"]["shift"] == pytest.approx(100e6, rel=0.3)
     assert [a["is_shown"] for a in shown["attempts"]] == [False, False, True]
     assert all(rank["ended"] == "finished" for rank in shown["ranks"])
     first = report("run/attempt-0")
@@ -60,7 +60,7 @@ def test_an_error_and_a_kill(tmp_path: Path, ddpprof: Run, report: Report) -> No
     assert report("run/attempt-1")["ranks"][1]["ended"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_ddpprof_wraps_inside_the_job(tmp_path: Path, start: Run, report: Report) -> None:
     """torchrun starts ddpprof itself again; a refusal would end the job."""
     inner = [*DDPPROF, "trace", "--quiet", "--out", "run", *QUICK, *script("elastic.py", "raise")]
@@ -158,18 +158,19 @@ def wait_until_trained(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ten_kills_in_a_row_lose_no_pulse(tmp_path: Path, ddpprof: Run) -> None:
+@pytest.mark.parametrize("num_kills", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_kills_in_a_row_lose_no_pulse(num_kills: int, tmp_path: Path, ddpprof: Run) -> None:
     """Every attempt keeps what its ranks did; nothing stays in memory, and no process is left."""
-    options = ["--out", "run", "--standalone", "--nproc-per-node=2", "--max-restarts=10"]
-    done = ddpprof("watch", *options, *script("elastic.py", ",".join(["kill"] * 10)), timeout=300, **FRESH_STORE)
+    options = ["--out", "run", "--standalone", "--nproc-per-node=2", f"--max-restarts={num_kills}"]
+    done = ddpprof("watch", *options, *script("elastic.py", ",".join(["kill"] * num_kills)), timeout=300, **FRESH_STORE)
     assert done.returncode == 0, done.stderr
     attempts = attempts_in(tmp_path / "run")
-    assert sorted(attempts) == list(range(11))
+    assert sorted(attempts) == list(range(num_kills + 1))
     for number, directory in attempts.items():
         assert isinstance(directory, Path)
         pulses = [read_pulse(directory, rank) for rank in pulses_in(directory)]
         assert len(pulses) == 2
-        assert pulses[1].state.step == (24 if number == 10 else 21)
-        assert (pulses[1].state.ended == Ended.FINISHED) is (number == 10)
+        assert pulses[1].state.step == (24 if number == num_kills else 21)
+        assert (pulses[1].state.ended == Ended.FINISHED) is (number == num_kills)
         assert not [one for one in pulses if Path(one.identity.shared).exists()]
         assert all(is_gone(one.identity.pid) for one in pulses)

@@ -65,7 +65,7 @@ finally:
     assert (tmp_path / "last.pt").read_text() == "the user's own"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_overhead_of_a_compiled_module_needs_jobs_apart(ddpprof: Run) -> None:
     arguments = script("uses_ddp.py", "--steps", "100000", "--compile")
     ended = ddpprof("overhead", "--rounds", "1", "--blocks", "1", *QUICK, *arguments)
@@ -92,7 +92,7 @@ def test_sweep_replaces_arguments_of_ddp_and_adds_those_of_the_script(ddpprof: R
     assert "Lowest median: " in ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sweep_over_batches_and_processes(ddpprof: Run, tmp_path: Path) -> None:
     ended = ddpprof(
         "sweep", "--rounds", "1", *QUICK, "--out", "w", "-m", "ddpprof.demo.train_convnet", "--workers", "0",
@@ -138,7 +138,7 @@ def test_scale_divides_the_lost_time(ddpprof: Run) -> None:
     assert report["job"]["world_size"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_command_that_starts_its_own_ranks_is_told_how_many(ddpprof: Run, tmp_path: Path) -> None:
     ended = ddpprof(
         "sweep", "--rounds", "1", *QUICK, "--out", "w", "--nproc", "1,3", "--vary", "batch=2", "--",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jobs import Run, on_ranks, script
 
-SLOW = pytest.mark.slow
+SLOW, LONG = pytest.mark.slow, pytest.mark.long
 Report = Callable[[str], dict[str, Any]]
 
 
@@ -17,14 +17,14 @@ Report = Callable[[str], dict[str, Any]]
     [
         pytest.param("divided", set(), id="sound"),
         pytest.param("same_order", {"same-samples"}, id="one-seed-on-all-ranks"),
-        pytest.param("same_order_workers", {"same-samples"}, id="with-workers", marks=SLOW),
-        pytest.param("own_order", {"same-samples"}, id="a-seed-for-each-rank", marks=SLOW),
+        pytest.param("same_order_workers", {"same-samples"}, id="with-workers", marks=LONG),
+        pytest.param("own_order", {"same-samples"}, id="a-seed-for-each-rank", marks=LONG),
         pytest.param("stream", {"same-samples"}, id="a-stream", marks=SLOW),
         pytest.param("no_set_epoch", {"set-epoch-never-called"}, id="epochs-in-one-order", marks=SLOW),
-        pytest.param("own_part", set(), id="a-data-set-for-each-rank", marks=SLOW),
+        pytest.param("own_part", set(), id="a-data-set-for-each-rank", marks=LONG),
         pytest.param("divided_stream", set(), id="a-divided-stream", marks=SLOW),
-        pytest.param("divided_batches", set(), id="a-batch-sampler-that-divides", marks=SLOW),
-        pytest.param("one_batch", set(), id="overfitting-one-batch", marks=SLOW),
+        pytest.param("divided_batches", set(), id="a-batch-sampler-that-divides", marks=LONG),
+        pytest.param("one_batch", set(), id="overfitting-one-batch", marks=LONG),
     ],
 )
 def test_what_is_said_of_data(feed: str, rules: set[str], ddpprof: Run, report: Report) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jobs import Run, on_ranks, script
 
-SLOW = pytest.mark.slow
+SLOW, LONG = pytest.mark.slow, pytest.mark.long
 Report = Callable[[str], dict[str, Any]]
 
 
@@ -25,8 +25,8 @@ def findings(mistake: str, ddpprof: Run, report: Report) -> dict[str, dict[str, 
         pytest.param("unused_unsearched", "unused-parameters", "spare.weight, spare.bias", id="ddp-stops-for-them"),
         pytest.param("same_seed", "same-random-numbers", "Both ranks draw", id="same-seed", marks=SLOW),
         pytest.param("no_sampler", "same-samples", "RandomSampler draws them", id="no-sampler", marks=SLOW),
-        pytest.param("same_checkpoint", "same-checkpoint", "checkpoint.pt", id="same-checkpoint", marks=SLOW),
-        pytest.param("slow_data", "idle-for-data", "num_workers", id="slow-data", marks=SLOW),
+        pytest.param("same_checkpoint", "same-checkpoint", "checkpoint.pt", id="same-checkpoint", marks=LONG),
+        pytest.param("slow_data", "idle-for-data", "num_workers", id="slow-data", marks=LONG),
     ],
 )
 def test_a_mistake_is_found(mistake: str, rule: str, says: str, ddpprof: Run, report: Report) -> None:
@@ -50,7 +50,7 @@ def test_a_loss_that_is_not_a_number_is_told_and_reported(ddpprof: Run, report: 
     ("mistake", "rule"),
     [
         ("find_unused_for_nothing", "find-unused-for-nothing"),
-        ("no_set_epoch", "set-epoch-never-called"),
+        pytest.param("no_set_epoch", "set-epoch-never-called", marks=LONG),
         ("small_buckets", "buckets-too-small"),
     ],
 )

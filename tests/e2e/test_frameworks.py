@@ -11,6 +11,7 @@ import pytest
 from jobs import TORCHRUN, Run, assert_two_ranks_recorded_four_steps, fingerprint, script
 
 pytestmark = pytest.mark.slow
+LONG = pytest.mark.long
 Report = Callable[[str], dict[str, Any]]
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -36,9 +37,12 @@ SAMPLES = {"same-samples", "unequal-batches"}
             [*TORCHRUN, *TWO_RANKS],
             TWO_RANKS,
             id="accelerate-torchrun",
+            marks=LONG,
         ),
         pytest.param("lightning", "lightning_train.py", [sys.executable], [], id="lightning"),
-        pytest.param("transformers", "hf_trainer.py", [*TORCHRUN, *TWO_RANKS], TWO_RANKS, id="transformers"),
+        pytest.param(
+            "transformers", "hf_trainer.py", [*TORCHRUN, *TWO_RANKS], TWO_RANKS, id="transformers", marks=LONG
+        ),
     ],
 )
 def test_a_framework(
@@ -58,6 +62,7 @@ def test_a_framework(
     assert all("." in bucket["first_parameter"] and "." in bucket["last_parameter"] for bucket in shown["buckets"])
 
 
+@LONG
 @pytest.mark.parametrize(
     ("framework", "name", "traced"),
     [

@@ -87,10 +87,10 @@ train(wrap(), 20)
 }
 
 
-_SLOW = dict.fromkeys(("torch.save-is-pickled", "the-working-folder-changes", "stderr-is-closed"), pytest.mark.slow)
+_LONG = dict.fromkeys(("torch.save-is-pickled", "the-working-folder-changes", "stderr-is-closed"), pytest.mark.long)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=_SLOW.get(case, ())) for case in CASES])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=_LONG.get(case, ())) for case in CASES])
 def test_training_goes_on(case: str, tmp_path: Path, ddpprof: Run) -> None:
     (tmp_path / "train.py").write_text(f"{TRAINING}{CASES[case]}\nprint('trained')\ntime.sleep(0.2)\n")
     ranks = 2 if case == "a-second-module-joins-late" else 1

@@ -38,6 +38,10 @@ class Job:
     launcher: tuple[str, ...] = ("--nproc-per-node=2", "--standalone")
 
 
+LONG = {
+    "evaluation", "accumulation", "accumulation-without-sync", "two-modules-in-turn", "compiled-around-ddp",
+}  # fmt: skip
+"""of the loops; the others stand for them where minutes must do"""
 LOOPS = {
     "evaluation": Job(("loops/evalloop.py",)),
     "accumulation": Job(("loops/accum.py",), 4, (4,)),
@@ -63,7 +67,9 @@ def results(done: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(_RESULT.findall(done.stdout))
 
 
-@pytest.mark.parametrize("job", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize(
+    "job", [pytest.param(job, id=name, marks=[pytest.mark.long] * (name in LONG)) for name, job in LOOPS.items()]
+)
 def test_a_training_loop(job: Job, ddpprof: Run, torchrun: Run, report: Report) -> None:
     traced_beside_plain(job, ddpprof, torchrun)
     said = report("run")
@@ -91,8 +97,8 @@ def test_a_training_loop(job: Job, ddpprof: Run, torchrun: Run, report: Report) 
     ("num_steps", "options"),
     [
         pytest.param(1, None, id="one-step-is-too-few"),
-        pytest.param(2, "--skip-first 1 --cost-steps 0 --warmup 0 --steps 1", id="two"),
-        pytest.param(5, "--skip-first 1 --cost-steps 0 --warmup 1 --steps 3", id="five"),
+        pytest.param(2, "--skip-first 1 --cost-steps 0 --warmup 0 --steps 1", id="two", marks=pytest.mark.long),
+        pytest.param(5, "--skip-first 1 --cost-steps 0 --warmup 1 --steps 3", id="five", marks=pytest.mark.long),
         pytest.param(10, "--skip-first 2 --cost-steps 2 --warmup 1 --steps 5", id="ten"),
     ],
 )

@@ -32,7 +32,7 @@ def test_scripts_that_start_their_own_ranks(name: str, ddpprof: Run, report: Rep
     assert_recorded(report("run"))
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_scripts_that_expect_torchrun(ranks: int, ddpprof: Run, report: Report) -> None:
     options = ["--nproc-per-node", str(ranks), "--standalone"]
     done = ddpprof("trace", "--out", "run", *QUICK, *options, *script("torchrun_plain.py"))
@@ -41,7 +41,7 @@ def test_scripts_that_expect_torchrun(ranks: int, ddpprof: Run, report: Report) 
 
 
 @pytest.mark.parametrize(
-    "how", ["torchrun", *(pytest.param(how, marks=pytest.mark.slow) for how in ("module", "bash"))]
+    "how", ["torchrun", *(pytest.param(how, marks=pytest.mark.long) for how in ("module", "bash"))]
 )
 def test_any_other_command(how: str, tmp_path: Path, ddpprof: Run, report: Report) -> None:
     (tmp_path / "job.sh").write_text('exec "$@"\n')
@@ -94,7 +94,7 @@ def test_inside_a_job_it_only_instruments(tmp_path: Path, report: Report) -> Non
     assert_recorded(report("run"))
 
 
-@pytest.mark.parametrize("name", ["torchrun_plain.py", pytest.param("gan.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["torchrun_plain.py", pytest.param("gan.py", marks=pytest.mark.long)])
 def test_a_script_without_its_launcher_gets_one_line(name: str, ddpprof: Run) -> None:
     done = ddpprof("trace", "--out", "run", *script(name, "--steps", "5"))
     said = [line for line in done.stderr.splitlines() if line]

@@ -44,7 +44,10 @@ def test_two_ranks_of_its_own(ddpprof: Run, tmp_path: Path) -> None:
         assert [float(row[5]), float(row[6])] == [pytest.approx(bytes_per_ns, rel=0.01)] * 2
 
 
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "broadcast"])
+@pytest.mark.parametrize(
+    "collective",
+    ["all_gather", *(pytest.param(name, marks=pytest.mark.long) for name in ("reduce_scatter", "broadcast"))],
+)
 def test_inside_a_job(collective: str, tmp_path: Path) -> None:
     own = [*DDPPROF, "netbench", *QUICK, "--collective", collective, "--out", "network.json"]
     done = subprocess.run(

@@ -37,9 +37,28 @@ AT_THREE = [
 FAST = [("plain", 2), ("fp16_hook", 2)]
 SLOW = [
     *((variant, 2) for variant in VARIANTS if (variant, 2) not in FAST),
-    *((variant, 1) for variant in AT_ONE if (variant, 1) not in FAST),
-    *((variant, 3) for variant in AT_THREE if (variant, 3) not in FAST),
+    *((variant, 1) for variant in AT_ONE),
+    *((variant, 3) for variant in AT_THREE),
 ]
+OFTEN = {
+    ("default_bucket", 2),
+    ("powersgd_hook", 2),
+    ("own_hook", 2),
+    ("find_unused_changing", 2),
+    ("static_graph", 2),
+    ("bucket_view", 2),
+    ("join", 2),
+    ("two_modules", 2),
+    ("compiled_inductor", 2),
+    ("python_reducer", 2),
+    ("batched_grad_copy_view", 2),
+    ("delay_all_reduce", 2),
+    ("mixed_dtypes", 2),
+    ("no_sync", 1),
+    ("plain", 3),
+    ("allreduce_hook", 3),
+}
+"""slow ones that stand for the others where minutes must do"""
 WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--steps", "4"]
 
 
@@ -57,8 +76,8 @@ def job(variants: Sequence[str], ranks: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def bare_jobs() -> dict[int, subprocess.CompletedProcess[str]]:
-    """By number of ranks: the slow tests' variants without ddpprof, one after the other in one job."""
+def bare_jobs() -> dict[tuple[int, bool], subprocess.CompletedProcess[str]]:
+    """Variants without ddpprof, one after the other in one job, by number of ranks and by whether they are in `OFTEN`."""
     return {}
 
 
@@ -80,25 +99,29 @@ def test_parameters_are_identical(variant: str, ranks: int, start: Run, ddpprof:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "ranks"), SLOW)
+@pytest.mark.parametrize(
+    ("variant", "ranks"), [pytest.param(*one, marks=[pytest.mark.long] * (one not in OFTEN)) for one in SLOW]
+)
 def test_parameters_are_identical_however_ddp_is_used(
     variant: str,
     ranks: int,
     start: Run,
     ddpprof: Run,
     report: Report,
-    bare_jobs: dict[int, subprocess.CompletedProcess[str]],
+    bare_jobs: dict[tuple[int, bool], subprocess.CompletedProcess[str]],
 ) -> None:
     if variant in NEED_AN_ACCELERATOR and variant not in listed(start):
         pytest.skip("no GPU here, and the variant needs one")
-    if ranks not in bare_jobs:
+    which = ranks, (variant, ranks) in OFTEN
+    if which not in bare_jobs:
         known = listed(start)
-        variants = [name for name, number in SLOW if number == ranks and name in known]
-        bare_jobs[ranks] = start(sys.executable, *job(variants, ranks), timeout=300)
-    train_with_ddpprof(variant, ranks, fingerprints(bare_jobs[ranks], variant), ddpprof, report)
+        variants = [one[0] for one in SLOW if (one[1], one in OFTEN) == which and one[0] in known]
+        bare_jobs[which] = start(sys.executable, *job(variants, ranks), timeout=300)
+    train_with_ddpprof(variant, ranks, fingerprints(bare_jobs[which], variant), ddpprof, report)
 
 
 @pytest.mark.slow
 def test_every_variant_is_tested(start: Run) -> None:
     assert set(listed(start)) | NEED_AN_ACCELERATOR == set(VARIANTS)
     assert set(AT_ONE) < set(AT_THREE) < set(VARIANTS)
+    assert set(SLOW) > OFTEN

@@ -46,12 +46,12 @@ def test_an_optimizer_that_shares_its_work_broadcasts(beside: Callable[..., set[
     assert beside("--zero") == {("other", "optimizer", "broadcast", 6, None)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ddps_own_are_not_among_them(beside: Callable[..., set[Row]]) -> None:
     assert beside() == set()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["join", "powersgd_hook", "no_sync"])
 def test_nor_are_those_of_its_other_ways(variant: str, ddpprof: Run, report: Callable[[str], dict[str, Any]]) -> None:
     done = ddpprof(

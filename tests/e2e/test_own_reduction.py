@@ -41,7 +41,9 @@ def test_hooks_as_apex_has_them(traced: Callable[[str], dict[str, Any]]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["after", "metrics", "fsdp", "fsdp-whole"])
+@pytest.mark.parametrize(
+    "how", ["after", "fsdp", *(pytest.param(how, marks=pytest.mark.long) for how in ("metrics", "fsdp-whole"))]
+)
 def test_what_is_not_taken_for_it(how: str, traced: Callable[[str], dict[str, Any]]) -> None:
     made = traced(how)
     assert sum(row["num_calls"] for row in made["across"]["collectives"]) >= 3

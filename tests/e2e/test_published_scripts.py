@@ -81,6 +81,7 @@ TRAINED = {
         r"\[GPU\d\] Epoch \d+ \| Batchsize: \d+ \| Steps: \d+", launches_itself=True,
     ),
 }  # fmt: skip
+QUICKEST = {"pytorch-tutorial", "accelerate-gradient-accumulation"}
 STDOUT_OF_RANK_0 = ("--redirects", "1:1")
 """what rank 1 prints goes to a file: torchrun starts ranks unbuffered, and lines in pieces would mix in one pipe"""
 OF_ACCELERATE = ["test_sync", "test_script"]
@@ -155,7 +156,10 @@ def prepared(job: Published, folder: Path) -> list[Path]:
     return [inputs / job.folder, same / job.folder]
 
 
-@pytest.mark.parametrize("job", TRAINED.values(), ids=TRAINED)
+@pytest.mark.parametrize(
+    "job",
+    [pytest.param(job, id=name, marks=[pytest.mark.long] * (name not in QUICKEST)) for name, job in TRAINED.items()],
+)
 def test_a_training(job: Published, tmp_path: Path, report: Report) -> None:
     missing = [name for name in job.needs if importlib.util.find_spec(name) is None]
     if missing:
@@ -175,6 +179,7 @@ def test_a_training(job: Published, tmp_path: Path, report: Report) -> None:
     assert all(step["parts"]["forward_ns"] > 0 for rank in said["ranks"] for step in rank["steps"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OF_ACCELERATE)
 def test_accelerates_own_tests_pass_under_ddpprof(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("accelerate") is None:

@@ -20,7 +20,7 @@ CALL_ONCE, WRAP_LATER = "Call backward() once for each forward", "DDP makes the 
         pytest.param("second-forward", CALL_ONCE, id="two-forwards-before-two-backwards", marks=SLOW),
         pytest.param("loaded-on-one-rank", WRAP_LATER, id="loaded-on-one-rank-after-wrapping", marks=SLOW),
         pytest.param("sum", None, id="one-backward"),
-        pytest.param("accumulated", None, id="accumulated-under-no-sync", marks=SLOW),
+        pytest.param("accumulated", None, id="accumulated-under-no-sync", marks=pytest.mark.long),
     ],
 )
 def test_copies_that_differ(way: str, advice: str | None, ddpprof: Run, report: Report) -> None:

@@ -31,7 +31,7 @@ from ddpprof.load.record import load_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
-NUM_KILLS = int(os.environ.get("DDPPROF_SOAK_KILLS", "8"))
+NUM_KILLS = int(os.environ.get("DDPPROF_SOAK_KILLS", "4"))
 SEED = int(os.environ.get("DDPPROF_SOAK_SEED", random.randrange(10**6)))
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 ORPHANS_S = 30.0

@@ -75,7 +75,7 @@ def test_a_step_is_one_iteration(
             assert times == sorted(times)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_optimizers_that_step_within_the_backward_pass_end_one_step_together(tmp_path: Path, ddpprof: Run) -> None:
     """One optimizer per parameter; as without any, the step ends when the next one begins."""
     num_parameters = 24
@@ -134,7 +134,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("updates", "first_mark_ends"),
     [
-        pytest.param(1, 1, id="one-update-each", marks=pytest.mark.slow),
+        pytest.param(1, 1, id="one-update-each", marks=pytest.mark.long),
         pytest.param(3, 3, id="three-updates-each", marks=pytest.mark.slow),
     ],
 )
@@ -156,7 +156,7 @@ def test_the_user_marks_the_steps(updates: int, first_mark_ends: int, tmp_path: 
     [
         pytest.param("sgd", 1, 2, id="before-and-after-the-closure"),
         pytest.param("lbfgs", 3, 4, id="a-closure-that-is-called-again", marks=pytest.mark.slow),
-        pytest.param("scaler", 1, None, id="steps-that-a-scaler-skips", marks=pytest.mark.slow),
+        pytest.param("scaler", 1, None, id="steps-that-a-scaler-skips", marks=pytest.mark.long),
     ],
 )
 def test_closures_and_skipped_steps(

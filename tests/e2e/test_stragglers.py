@@ -24,7 +24,7 @@ MS = 1_000_000
 WINDOW = ["--skip-first", "2", "--cost-steps", "8", "--steps", "6"]
 """Ten steps to judge by, four of light recording and six of the profiler's."""
 
-SLOW = pytest.mark.slow
+SLOW, LONG = pytest.mark.slow, pytest.mark.long
 
 
 def only_one(across: dict[str, Any]) -> dict[str, Any]:
@@ -38,10 +38,10 @@ def only_one(across: dict[str, Any]) -> dict[str, Any]:
     [
         pytest.param(1, "backward", id="backward", marks=SLOW),
         pytest.param(0, "data", id="data-of-the-rank-whose-buffers-all-wait-for", marks=SLOW),
-        pytest.param(2, "data", id="data", marks=SLOW),
-        pytest.param(2, "forward", id="forward", marks=SLOW),
-        pytest.param(3, "optimizer", id="optimizer", marks=SLOW),
-        pytest.param(0, "other", id="between-the-steps", marks=SLOW),
+        pytest.param(2, "data", id="data", marks=LONG),
+        pytest.param(2, "forward", id="forward", marks=LONG),
+        pytest.param(3, "optimizer", id="optimizer", marks=LONG),
+        pytest.param(0, "other", id="between-the-steps", marks=LONG),
     ],
 )
 def test_the_rank_that_sleeps(rank: int, phase: str, ddpprof: Run, report: Report) -> None:
@@ -69,7 +69,7 @@ def test_the_rank_that_sleeps(rank: int, phase: str, ddpprof: Run, report: Repor
         assert gradient["jump_ns"] == pytest.approx(200 * MS, rel=0.15)
 
 
-@pytest.mark.slow
+@LONG
 def test_ranks_that_are_all_equally_slow_are_no_stragglers(ddpprof: Run, report: Report) -> None:
     options = ["--slow", "0", "1", "2", "3", "--phase", "forward", "--seconds", "0.2", "--steps", "20"]
     done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("straggler.py", *options)))

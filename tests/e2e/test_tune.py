@@ -74,7 +74,7 @@ def arguments(label: str) -> dict[str, object]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_hook_that_rounds_is_tried_only_where_that_is_allowed(
     ddpprof: Run, tuned: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_hook_that_rounds_is_tried_only_where_that_is_allowed(
     assert report["best"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_loss_settings_are_unverified(ddpprof: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("""
 import torch, torch.distributed as dist

@@ -68,8 +68,14 @@ def test_a_watched_block(torchrun: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("phase", "options", "part"),
     [
-        pytest.param("other", [], StepPart.OTHER, id="others-wait-in-the-broadcast-of-buffers"),
-        pytest.param("other", ["--averages-loss"], StepPart.OTHER, id="others-wait-in-a-collective-of-the-script"),
+        pytest.param("other", [], StepPart.OTHER, id="others-wait-in-the-broadcast-of-buffers", marks=pytest.mark.long),
+        pytest.param(
+            "other",
+            ["--averages-loss"],
+            StepPart.OTHER,
+            id="others-wait-in-a-collective-of-the-script",
+            marks=pytest.mark.long,
+        ),
         pytest.param("forward", ["--averages-loss"], StepPart.FORWARD, id="others-wait-in-backward"),
     ],
 )

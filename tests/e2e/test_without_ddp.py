@@ -45,7 +45,7 @@ def run_with(start: Run, tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.parametrize("way", ["by-turns", pytest.param("for-good", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["by-turns", pytest.param("for-good", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -22,8 +22,15 @@ OF_OTHERS = """batch-size epochs ranks read-ms tls-ca-file workers
 """options of readers' scripts, of launchers, and of tools"""
 _COMMENT = re.compile(r"<!--.*?-->")
 BLOCKS = blocks()
+
+
+def marks_of(block: Block) -> list[pytest.MarkDecorator]:
+    trains = [mark for mark in (pytest.mark.slow, pytest.mark.long) if mark.name in block.notes]
+    return [*trains, pytest.mark.e2e] if trains else []
+
+
 RUN = [
-    pytest.param(block, id=block.name, marks=[pytest.mark.slow, pytest.mark.e2e] if "slow" in block.notes else [])
+    pytest.param(block, id=block.name, marks=marks_of(block))
     for block in {(block.text, *sorted(block.notes.items())): block for block in BLOCKS if block.is_run}.values()
 ]
 """each once, though the README and a page may both show it"""

@@ -21,7 +21,7 @@ def test_a_few_hundred_mutants_are_read_or_refused() -> None:
     assert complaints_in_processes([range(150), range(150, 300)]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_thousands_of_mutants_are_read_or_refused() -> None:
     parts = [range(begin, begin + PART) for begin in range(0, NUM_MUTANTS, PART)]
     assert complaints_in_processes(parts) == []
@@ -37,7 +37,7 @@ def test_a_hundred_mutants_of_other_files_are_read_or_refused() -> None:
         assert pool.map(mutants_of_files.complaints, [range(105)]) == [[]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_thousand_mutants_of_other_files_are_read_or_refused() -> None:
     with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
         assert pool.map(mutants_of_files.complaints, [range(500), range(500, 1000)], chunksize=1) == [[], []]

@@ -6,11 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from pulse_files import write_pulse
 
 from ddpprof.diagnosis.hang_detector import Overdue
 from ddpprof.job_watch import hang_look
 from ddpprof.job_watch.hang_look import HangLook
 from ddpprof.model.hang import Fault, Verdict
+from ddpprof.model.pulse import Ended
+from ddpprof.monitor import pulse_files
+
+DIED = Verdict(Fault.DIED, rank=1, has_failed=True)
 
 
 class Detector:
@@ -26,12 +32,17 @@ class Detector:
     ("verdict", "silent_at_s", "told_at_s"),
     [
         pytest.param(Verdict(Fault.LOADER, rank=1), [], 6, id="hangs"),
-        pytest.param(Verdict(Fault.DIED, rank=1, has_failed=True), [6, 29], 31, id="launcher-may-start-it-anew"),
+        pytest.param(replace(DIED, host="elsewhere"), [6, 29], 31, id="launcher-may-end-the-others"),
+        pytest.param(DIED, [6, 31, 599], 601, id="launcher-may-start-all-anew"),
     ],
 )
 def test_when_a_verdict_is_told(
     verdict: Verdict, silent_at_s: list[float], told_at_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    write_pulse(tmp_path, 0, ended=Ended.FAILED)
+    write_pulse(tmp_path, 1)
+    if verdict.host is None:  # its process is not there
+        monkeypatch.setattr(pulse_files, "machine_id", lambda: "of another machine")
     said: list[str] = []
     detector = Detector()
     monkeypatch.setattr(hang_look, "HangDetector", lambda _: detector)
