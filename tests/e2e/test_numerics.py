@@ -77,7 +77,7 @@ def job(variants: Sequence[str], ranks: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def bare_jobs() -> dict[tuple[int, bool], subprocess.CompletedProcess[str]]:
-    """Variants without ddpprof, one after the other in one job, by number of ranks and by whether they are in `OFTEN`."""
+    """Variants without ddpprof, one after the other in one job, by number of ranks and whether they are in `OFTEN`."""
     return {}
 
 
