@@ -18,14 +18,14 @@ from ddpprof.diagnosis.stacks import dump_stacks
 from ddpprof.job_watch.look import Say
 from ddpprof.model.hang import Verdict
 from ddpprof.model.pulse import Ended
-from ddpprof.monitor.pulse_files import is_gone, read_heads
+from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, read_heads
 from ddpprof.monitor.verdict_files import write_verdict
 from ddpprof.render.hang_words import verdict_lines
 
 _LAUNCHER_S = 30.0
 """seconds in which a launcher, once a rank has died, ends the others"""
 _RESTART_S = 600.0
-"""seconds in which all ranks, if none of them lives, are started anew, and get as far as they were"""
+"""seconds in which it starts all ranks anew, if none of them is left"""
 
 
 class HangLook:
@@ -95,4 +95,10 @@ class HangLook:
 def _patience_s(directory: Path) -> float:
     """Return for how many seconds a job in which a rank has died may stand still, because its launcher goes on."""
     training = [head for head in read_heads(directory, 1) if head.state.ended == Ended.NOT_YET]
-    return _RESTART_S if all(is_gone(head.identity) for head in training) else _LAUNCHER_S
+    return _RESTART_S if all(map(_has_left, training)) else _LAUNCHER_S
+
+
+def _has_left(head: PulseHead) -> bool:
+    """Return whether a rank's process is dead, as far as can be seen from here."""
+    is_dead = is_gone(head.identity)
+    return is_silent(head.identity, head.state, time.time_ns()) if is_dead is None else is_dead

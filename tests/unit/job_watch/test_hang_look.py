@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from pulse_files import write_pulse
 
 from ddpprof.diagnosis.hang_detector import Overdue
@@ -14,7 +14,6 @@ from ddpprof.job_watch import hang_look
 from ddpprof.job_watch.hang_look import HangLook
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Ended
-from ddpprof.monitor import pulse_files
 
 DIED = Verdict(Fault.DIED, rank=1, has_failed=True)
 
@@ -29,20 +28,24 @@ class Detector:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "silent_at_s", "told_at_s"),
+    ("verdict", "is_one_left", "silent_at_s", "told_at_s"),
     [
-        pytest.param(Verdict(Fault.LOADER, rank=1), [], 6, id="hangs"),
-        pytest.param(replace(DIED, host="elsewhere"), [6, 29], 31, id="launcher-may-end-the-others"),
-        pytest.param(DIED, [6, 31, 599], 601, id="launcher-may-start-all-anew"),
+        pytest.param(Verdict(Fault.LOADER, rank=1), True, [], 6, id="hangs"),
+        pytest.param(DIED, True, [6, 29], 31, id="launcher-may-end-the-others"),
+        pytest.param(DIED, False, [6, 31, 599], 601, id="launcher-may-start-all-anew"),
     ],
 )
 def test_when_a_verdict_is_told(
-    verdict: Verdict, silent_at_s: list[float], told_at_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    verdict: Verdict,
+    is_one_left: bool,
+    silent_at_s: list[float],
+    told_at_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     write_pulse(tmp_path, 0, ended=Ended.FAILED)
     write_pulse(tmp_path, 1)
-    if verdict.host is None:  # its process is not there
-        monkeypatch.setattr(pulse_files, "machine_id", lambda: "of another machine")
+    write_pulse(tmp_path, 2, tick_ns=time.time_ns() if is_one_left else 0)
     said: list[str] = []
     detector = Detector()
     monkeypatch.setattr(hang_look, "HangDetector", lambda _: detector)
