@@ -69,9 +69,9 @@ TRAINING = (
         least_gpus=2,
         why_gpus="it takes minutes, and is most informative on GPUs",
     ),
-    Check(("exception",), "endings", "check_exception", 120, trains=True, least_ranks=2),
-    Check(("ctrl-c",), "endings", "check_ctrl_c", 120, trains=True),
-    Check(("sigterm",), "endings", "check_sigterm", 120, trains=True),
+    Check(("exception",), "endings", "check_exception", 180, trains=True, least_ranks=2),
+    Check(("ctrl-c",), "endings", "check_ctrl_c", 180, trains=True),
+    Check(("sigterm",), "endings", "check_sigterm", 180, trains=True),
 )
 """acceptance tests of the recorder, with scripts that know nothing of ddpprof"""
 

@@ -17,7 +17,8 @@ from ddpprof.doctor.training import SCRIPTS, job_environment, trace_command
 from ddpprof.linux_files import stat_of
 
 _LATER_S = 10.0
-_START_S = 60.0
+_START_S = 90.0
+"""seconds in which a job reaches its step, on a slow machine and beside other checks"""
 _WAIT_S = 40.0
 """seconds after which a job counts as hanging"""
 _WINDOW = ["--skip-first", "2", "--cost-steps", "0", "--warmup", "1", "--steps", "1000000"]
