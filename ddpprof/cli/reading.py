@@ -81,7 +81,7 @@ def analysed_run(path: Location, options: argparse.Namespace, only_steps: Number
     from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 
     give_back_large_arrays()
-    _refuse_experiment(path)
+    _refuse_what_has_no_steps(path)
     choice = AnalysisOptions(
         ranks=getattr(options, "only_ranks", None),
         steps=only_steps,
@@ -159,12 +159,18 @@ def measured_network(path: Location | None) -> Network | None:
     return network
 
 
-def _refuse_experiment(path: Location) -> None:
-    """Raise `DdpprofError` if the path is an experiment."""
+def _refuse_what_has_no_steps(path: Location) -> None:
+    """Raise `DdpprofError` if the path is an experiment or a JSON report, or cannot be read."""
     from ddpprof.experiments.plan import is_experiment
+    from ddpprof.render.json import is_report
 
     if is_experiment(path):
         raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
+    try:
+        if path.is_file() and is_report(path):
+            raise DdpprofError(f"{path} is a report, which does not have the steps. Give the run that it was made of.")
+    except OSError as error:
+        raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
 
 
 @contextmanager

@@ -68,6 +68,8 @@ def find_pulses(path: Path) -> Path:
 
     Raises `NotARun`, and `DdpprofError` if no rank has a pulse.
     """
+    if path.is_file():
+        raise NotARun(f"{path} is a file. Give the --out of ddpprof watch or trace.")
     if not path.is_dir():
         raise NotARun(f"{path} does not exist. Record a run with: ddpprof trace --out {path} train.py")
     if runs := rundir.repeated_runs_in(path):

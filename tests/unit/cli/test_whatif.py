@@ -156,3 +156,13 @@ def test_what_compression_alone_saves_is_told(capsys: pytest.CaptureFixture[str]
 def test_a_step_of_other_work_is_not_compared_with_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", RUN, "--no-cache", "--accumulation", "4"]) == 0
     assert "instead of" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["whatif", "timeline", "tensorboard"])
+def test_a_report_has_no_steps(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = tmp_path / "report.json"
+    assert main(["report", RUN, "--no-cache", "--out", str(written)]) == 0
+    capsys.readouterr()
+    assert main([command, str(written)]) == 2
+    said = f"ddpprof: {written} is a report, which does not have the steps. Give the run that it was made of.\n"
+    assert capsys.readouterr().err == said
