@@ -65,7 +65,7 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
         error += _RATE_ERROR_PER_DOUBLING * log2(beyond)
         reasons.append(
             "some buckets are smaller or larger than those that measured the network, "
-            f"{network.least_bytes / 1e6:.3g} to {network.most_bytes / 1e6:.3g} MB"
+            f"{_megabytes(network.least_bytes)} to {_megabytes(network.most_bytes)} MB"
         )
     if setting.world_size is not None and setting.world_size != network.world_size:
         error += _RATE_ERROR_PER_DOUBLING * abs(log2(setting.world_size / network.world_size))
@@ -80,3 +80,8 @@ def _rate_error(network: Network, link: Link, setting: Setting, training: Traini
 
 def _with_rates(link: Link, factor: float) -> Link:
     return replace(link, alone=link.alone.scaled(factor, factor), busy=link.busy.scaled(factor, factor))
+
+
+def _megabytes(num_bytes: float) -> str:
+    megabytes = num_bytes / 1e6
+    return f"{megabytes:.0f}" if megabytes >= 100 else f"{megabytes:.3g}"

@@ -75,7 +75,7 @@ def _note(comparison: Comparison) -> str:
     steps = f"{count(step.num_steps_a, 'step')} of A and {step.num_steps_b} of B"
     if num_a == num_b == 1:
         return (
-            f"from one run with {steps}; the 95% interval covers their steps alone. It leaves out differences between "
+            f"from one run each, with {steps}; the 95% interval covers these steps alone. It leaves out differences between "
             "whole runs of one job, so only what is within it is known to be noise"
         )
     return (
