@@ -75,8 +75,8 @@ def _note(comparison: Comparison) -> str:
     steps = f"{count(step.num_steps_a, 'step')} of A and {step.num_steps_b} of B"
     if num_a == num_b == 1:
         return (
-            f"from one run each, with {steps}; the 95% interval covers these steps alone. It leaves out differences between "
-            "whole runs of one job, so only what is within it is known to be noise"
+            f"from one run each, with {steps}; the 95% interval covers these steps alone. It leaves out differences "
+            "between whole runs of one job, so only what is within it is known to be noise"
         )
     return (
         f"from {count(num_a, 'run')} of A and {num_b} of B, {steps} in all; B - A is the median of all differences "
