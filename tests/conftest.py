@@ -14,6 +14,7 @@ settings.register_profile("unhurried", deadline=None)  # the machine may be busy
 settings.load_profile("unhurried")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Call long tests slow, too, and keep tests in one process that share a fixture of their module."""
     for item in items:
