@@ -43,7 +43,8 @@ PLANTED = FAULTS_OF_TRAINING if os.environ.get("DDPPROF_ALL_FAULTS") else ("lost
 
 ENDINGS = ("exception", "ctrl-c", "sigterm")
 OF_TIMES = [*(name for check in TRAINING if check.alone for name in check.names), *ENDINGS]
-WITHOUT_TIMES = tuple(name for name in NAMES if name not in OF_TIMES or name == "sigterm")
+QUICKER = tuple(name for name in NAMES if name not in OF_TIMES or name == "sigterm")
+"""those that measure no times, and one of the endings"""
 OF_GPUS = (
     "other-profilers", "synchronising-calls", "foreign-contexts", "graph-memory", "beside-nsys", "exposed", "overhead",
 )  # fmt: skip
@@ -127,7 +128,7 @@ def test_every_question_about_training_has_its_fault() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [WITHOUT_TIMES, pytest.param(NAMES, marks=pytest.mark.long)], ids=["some", "all"])
+@pytest.mark.parametrize("names", [QUICKER, pytest.param(NAMES, marks=pytest.mark.long)], ids=["quicker", "all"])
 def test_this_machine_is_well(names: tuple[str, ...], tmp_path: Path) -> None:
     """Other work on the machine can spoil a measurement, so the doctor is asked up to five times."""
     _, outcomes = examined(tmp_path, "", ",".join(names))

@@ -36,20 +36,18 @@ class Job:
     """rules, of which one at least must be found, or nothing is asked"""
     never: frozenset[str] = field(default=frozenset({"same-samples", "unused-parameters", "epoch-never-set"}))
     launcher: tuple[str, ...] = ("--nproc-per-node=2", "--standalone")
+    is_long: bool = False
+    """another one stands for it where minutes must do"""
 
 
-LONG = {
-    "evaluation", "accumulation", "accumulation-without-sync", "two-modules-in-turn", "compiled-around-ddp",
-}  # fmt: skip
-"""of the loops; the others stand for them where minutes must do"""
 LOOPS = {
-    "evaluation": Job(("loops/evalloop.py",)),
-    "accumulation": Job(("loops/accum.py",), 4, (4,)),
+    "evaluation": Job(("loops/evalloop.py",), is_long=True),
+    "accumulation": Job(("loops/accum.py",), 4, (4,), is_long=True),
     "accumulation-of-a-large-model": Job(("loops/accum_big.py",), 4, (4,), frozenset({"reduces-every-pass"})),
-    "accumulation-without-sync": Job(("loops/accum.py", "nosync"), 4, (1,)),
+    "accumulation-without-sync": Job(("loops/accum.py", "nosync"), 4, (1,), is_long=True),
     "gan": Job(("loops/gan.py",), 1, (1, 2)),
-    "two-modules-in-turn": Job(("loops/gan2.py",), 1, (1, 1)),
-    "compiled-around-ddp": Job(("loops/comp.py", "outer")),
+    "two-modules-in-turn": Job(("loops/gan2.py",), 1, (1, 1), is_long=True),
+    "compiled-around-ddp": Job(("loops/comp.py", "outer"), is_long=True),
     "compiled-inside": Job(("loops/comp.py", "inner")),
 }
 
@@ -68,7 +66,7 @@ def results(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "job", [pytest.param(job, id=name, marks=[pytest.mark.long] * (name in LONG)) for name, job in LOOPS.items()]
+    "job", [pytest.param(job, id=name, marks=[pytest.mark.long] * job.is_long) for name, job in LOOPS.items()]
 )
 def test_a_training_loop(job: Job, ddpprof: Run, torchrun: Run, report: Report) -> None:
     traced_beside_plain(job, ddpprof, torchrun)

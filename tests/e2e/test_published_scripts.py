@@ -44,6 +44,7 @@ class Published:
     num_micro_steps: int = 1
     num_tries: int = 1
     """more than one if it hangs at its end at times, with ddpprof and without"""
+    is_long: bool = True
 
 
 SFT = (
@@ -74,14 +75,14 @@ TRAINED = {
         "accelerate",
         "accelerate",
         num_micro_steps=2,
+        is_long=False,
     ),
     "mingpt": Published(("hydra", "boto3"), MINGPT, r"number of parameters: .*", "mingpt", "minGPT-ddp"),
     "pytorch-tutorial": Published(
         (), f"{JOBS}/public/ddp-tutorial-series/multigpu.py 3 2 --batch_size 64",
-        r"\[GPU\d\] Epoch \d+ \| Batchsize: \d+ \| Steps: \d+", launches_itself=True,
+        r"\[GPU\d\] Epoch \d+ \| Batchsize: \d+ \| Steps: \d+", launches_itself=True, is_long=False,
     ),
 }  # fmt: skip
-QUICKEST = {"pytorch-tutorial", "accelerate-gradient-accumulation"}
 STDOUT_OF_RANK_0 = ("--redirects", "1:1")
 """what rank 1 prints goes to a file: torchrun starts ranks unbuffered, and lines in pieces would mix in one pipe"""
 OF_ACCELERATE = ["test_sync", "test_script"]
@@ -157,8 +158,7 @@ def prepared(job: Published, folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "job",
-    [pytest.param(job, id=name, marks=[pytest.mark.long] * (name not in QUICKEST)) for name, job in TRAINED.items()],
+    "job", [pytest.param(job, id=name, marks=[pytest.mark.long] * job.is_long) for name, job in TRAINED.items()]
 )
 def test_a_training(job: Published, tmp_path: Path, report: Report) -> None:
     missing = [name for name in job.needs if importlib.util.find_spec(name) is None]
