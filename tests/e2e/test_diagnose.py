@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from jobs import DDPPROF, Run, fingerprint, script
+from jobs import DDPPROF, Run, fingerprint, on_ranks, script
 from processes import started, wait_until
 from watched_jobs import NEEDS_SHARED_MEMORY, TWO, is_training, pulses
 
@@ -96,7 +96,7 @@ def test_parameters_without_gradient_are_named(ddpprof: Run) -> None:
 
 @pytest.mark.slow
 def test_a_job_that_ended_well(ddpprof: Run, tmp_path: Path) -> None:
-    fingerprint(ddpprof("watch", "--quiet", "--out", "run", *TWO, *script("torchrun_plain.py")))
+    fingerprint(ddpprof("watch", "--quiet", "--out", "run", *on_ranks(2, *script("torchrun_plain.py"))))
     well = ddpprof("diagnose", "run")
     assert (well.returncode, well.stdout) == (0, "")
     assert well.stderr == "ddpprof: the training has ended well. See the whole run with: ddpprof report run\n"

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from jobs import Run, script
+from jobs import Run, on_ranks, script
 
-OPTIONS = ["--no-profiler", "--skip-first", "2", "--cost-steps", "0", "--steps", "8", "--nproc-per-node", "2"]
+OPTIONS = ["--no-profiler", "--skip-first", "2", "--cost-steps", "0", "--steps", "8"]
 
 
 @pytest.mark.slow
 def test_a_job_is_recorded_several_times_and_more_runs_are_added(ddpprof: Run, tmp_path: Path) -> None:
-    command = [*OPTIONS, *script("torchrun_plain.py")]
+    command = [*OPTIONS, *on_ranks(2, *script("torchrun_plain.py"))]
     done = ddpprof("trace", "--repeat", "2", "--out", "runs/a", *command)
     assert done.returncode == 0, done.stderr
     assert "Wrote runs/a (2 runs). See them with: ddpprof report runs/a" in done.stdout

@@ -138,10 +138,10 @@ dist.destroy_process_group()
         pytest.param(3, 3, id="three-updates-each", marks=pytest.mark.slow),
     ],
 )
-def test_the_user_marks_the_steps(updates: int, first_mark_ends: int, tmp_path: Path, torchrun: Run) -> None:
+def test_the_user_marks_the_steps(updates: int, first_mark_ends: int, tmp_path: Path, two_ranks: Run) -> None:
     """Until the first mark steps are found as ever: each of the first iteration's updates is one."""
     (tmp_path / "marks.py").write_text(EXPLICIT)
-    done = torchrun(tmp_path / "marks.py", str(updates))
+    done = two_ranks(tmp_path / "marks.py", str(updates))
     assert (done.returncode, "ddpprof" in done.stderr) == (0, False), done.stderr
     for rank in (0, 1):
         rows = recorded(tmp_path / "run", rank)

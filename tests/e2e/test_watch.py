@@ -44,22 +44,23 @@ def test_watching_changes_nothing_and_tells_of_every_step(torchrun: Run, ddpprof
 
 @pytest.mark.slow
 def test_a_traced_job_is_watched_to_its_end(ddpprof: Run, tmp_path: Path) -> None:
-    traced = ddpprof("trace", "--quiet", "--no-profiler", "--out", "run", *TWO, *script("torchrun_plain.py"))
+    job = on_ranks(2, *script("torchrun_plain.py"))
+    traced = ddpprof("trace", "--quiet", "--no-profiler", "--out", "run", *job)
     fingerprint(traced)
     assert [pulse.state.num_steps for pulse in pulses(tmp_path / "run")] == [30, 30]
-    unwatched = ddpprof("trace", "--quiet", "--no-pulse", "--out", "other", *TWO, *script("torchrun_plain.py"))
+    unwatched = ddpprof("trace", "--quiet", "--no-pulse", "--out", "other", *job)
     fingerprint(unwatched)
     assert pulses_in(tmp_path / "other") == []
 
 
 @pytest.mark.slow
-def test_a_watched_block(torchrun: Run, tmp_path: Path) -> None:
+def test_a_watched_block(two_ranks: Run, tmp_path: Path) -> None:
     text = Path(*script("torchrun_plain.py")).read_text(encoding="utf-8")
     begin, end = "import torch\n", "    main()\n"
     assert text.count(begin) == text.count(end) == 1
     inside = "    with ddpprof.watch('run'):\n        main()\n"
     (tmp_path / "train.py").write_text(text.replace(begin, f"import ddpprof\n{begin}").replace(end, inside))
-    done = torchrun("train.py")
+    done = two_ranks("train.py")
     fingerprint(done)
     assert "ddpprof" not in done.stderr
     assert [pulse.state.num_steps for pulse in pulses(tmp_path / "run")] == [30, 30]
