@@ -45,7 +45,7 @@ LOOPS = {
     "accumulation": Job(("loops/accum.py",), 4, (4,), is_long=True),
     "accumulation-of-a-large-model": Job(("loops/accum_big.py",), 4, (4,), frozenset({"reduces-every-pass"})),
     "accumulation-without-sync": Job(("loops/accum.py", "nosync"), 4, (1,), is_long=True),
-    "gan": Job(("loops/gan.py",), 1, (1, 2)),
+    "gan": Job(("loops/gan.py",), 1, (1, 2), is_long=True),
     "two-modules-in-turn": Job(("loops/gan2.py",), 1, (1, 1), is_long=True),
     "compiled-around-ddp": Job(("loops/comp.py", "outer"), is_long=True),
     "compiled-inside": Job(("loops/comp.py", "inner")),

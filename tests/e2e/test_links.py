@@ -35,7 +35,10 @@ def record(hosts: Hosts, out: Path, *arguments: str, steps: int = 4) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cap_mb", ["100", "15"], ids=["one-bucket", "a-bucket-a-layer"])
+@pytest.mark.parametrize(
+    "cap_mb",
+    [pytest.param("100", id="one-bucket", marks=pytest.mark.long), pytest.param("15", id="a-bucket-a-layer")],
+)
 def test_busbw_is_the_rate_of_the_link(cap_mb: str, hosts: Hosts, tmp_path: Path, report: Report) -> None:
     """67 MB of gradients, in one bucket or in four; of the latter gloo sends two at a time over the one link.
 

@@ -75,7 +75,6 @@ TRAINED = {
         "accelerate",
         "accelerate",
         num_micro_steps=2,
-        is_long=False,
     ),
     "mingpt": Published(("hydra", "boto3"), MINGPT, r"number of parameters: .*", "mingpt", "minGPT-ddp"),
     "pytorch-tutorial": Published(
