@@ -249,7 +249,13 @@ def tracebacks(said: str, of_job: bool) -> Iterator[str]:
             yield said[begin.start() : begin.start() + 3000]
 
 
-@pytest.mark.parametrize("kind", [Report, TensorBoard, Trace, Sweep, Tune], ids=lambda kind: kind.__name__.lower())
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=kind.__name__.lower(), marks=[pytest.mark.long] * (kind is Tune))
+        for kind in (Report, TensorBoard, Trace, Sweep, Tune)
+    ],
+)
 def test_kills_at_random_moments(kind: type[Victim], tmp_path: Path) -> None:
     before = [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGTERM)]
     found = []

@@ -132,7 +132,7 @@ def hosts() -> Iterator[Hosts]:
         pytest.skip(f"no hosts here: {reason}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_advised_cap_is_as_good_as_the_best_of_a_sweep(hosts: Hosts, ddpprof: Run, tmp_path: Path) -> None:
     """24 MiB of gradients, which the script puts into one bucket, sent only once all are there.
 
