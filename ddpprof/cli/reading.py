@@ -77,11 +77,19 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbers | None = None) -> Iterator[Analysis]:
     """Analyse the run, or only these of its steps, with the options of `add_reading_options`. Raises `DdpprofError`."""
+    if _written_report(path) is not None:
+        raise DdpprofError(f"{path} is a report, which does not have the steps. Give the run that it was made of.")
+    with _analysed_run(path, options, only_steps) as analysis:
+        yield analysis
+
+
+@contextmanager
+def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbers | None) -> Iterator[Analysis]:
     from ddpprof.load.free_memory import give_back_large_arrays
     from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 
     give_back_large_arrays()
-    _refuse_what_has_no_steps(path)
+    _refuse_experiment(path)
     choice = AnalysisOptions(
         ranks=getattr(options, "only_ranks", None),
         steps=only_steps,
@@ -99,19 +107,26 @@ def analysed_run(path: Location, options: argparse.Namespace, only_steps: Number
 @contextmanager
 def read_report_or_run(path: Location, options: argparse.Namespace) -> Iterator[tuple[Report, Analysis | None]]:
     """Give the report and, unless it was read from JSON, its analysis. Raises `DdpprofError`."""
-    from ddpprof.render.json import read_report
-
+    written = _written_report(path)
+    if written is not None:
+        yield written, None
+        return
     with ExitStack() as stack:
         try:
-            written = read_report(path) if path.is_file() else None
-            only_steps = getattr(options, "only_steps", None)
-            analysis = stack.enter_context(analysed_run(path, options, only_steps)) if written is None else None
+            analysis = stack.enter_context(_analysed_run(path, options, getattr(options, "only_steps", None)))
         except OSError as error:
             raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
-        if written is not None:
-            yield written, None
-        elif analysis is not None:
-            yield analysis.report, analysis
+        yield analysis.report, analysis
+
+
+def _written_report(path: Location) -> Report | None:
+    """Return the report in a JSON file; ``None`` if the path is something else. Raises `DdpprofError`."""
+    from ddpprof.render.json import read_report
+
+    try:
+        return read_report(path) if path.is_file() else None
+    except OSError as error:
+        raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
 
 
 def read_run_set(paths: Sequence[Location], options: argparse.Namespace, folder: Location | None = None) -> RunSet:
@@ -159,18 +174,12 @@ def measured_network(path: Location | None) -> Network | None:
     return network
 
 
-def _refuse_what_has_no_steps(path: Location) -> None:
-    """Raise `DdpprofError` if the path is an experiment or a JSON report, or cannot be read."""
+def _refuse_experiment(path: Location) -> None:
+    """Raise `DdpprofError` if the path is an experiment."""
     from ddpprof.experiments.plan import is_experiment
-    from ddpprof.render.json import is_report
 
     if is_experiment(path):
         raise DdpprofError(f"{path} is an experiment. Its trials are runs: {path / 'trial-0-0'}, for one.")
-    try:
-        if path.is_file() and is_report(path):
-            raise DdpprofError(f"{path} is a report, which does not have the steps. Give the run that it was made of.")
-    except OSError as error:
-        raise DdpprofError(f"cannot read {path}: {error.strerror}.") from error
 
 
 @contextmanager

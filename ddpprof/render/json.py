@@ -21,7 +21,6 @@ from ddpprof.model.hang import Verdict
 from ddpprof.report import REPORT_FORMAT, Report
 from ddpprof.report.whatif import WhatIf
 
-_BEGINNING_BYTES = 4096
 _BEGINNING_OF_A_REPORT = re.compile(rb'\s*\{\s*"format"\s*:\s*(\d+)\s*,\s*"ddpprof"\s*:')
 _BEGINNING_OF_A_COMPARISON = re.compile(rb'\s*\{\s*"comparison"\s*:\s*\{\s*"format"')
 
@@ -64,16 +63,10 @@ def render_json(what: Written) -> str:
     return msgspec.json.format(text, indent=2).decode() + "\n"
 
 
-def is_report(path: Location) -> bool:
-    """Return whether `render_json` wrote a report into that file. Raises ``OSError``."""
-    with path.open("rb") as file:
-        return _BEGINNING_OF_A_REPORT.match(file.read(_BEGINNING_BYTES)) is not None
-
-
 def read_report(path: Location) -> Report | None:
     """Return the report in a file that `render_json` wrote; ``None`` if it is none. Raises `NotARun`, ``OSError``."""
     with path.open("rb") as file:
-        beginning = file.read(_BEGINNING_BYTES)
+        beginning = file.read(4096)
         if _BEGINNING_OF_A_COMPARISON.match(beginning):
             raise NotARun(f"{path} is a comparison, not a report. Write one with: ddpprof report RUN --out {path.name}")
         match = _BEGINNING_OF_A_REPORT.match(beginning)
