@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Pulse, PulseIdentity
@@ -50,3 +51,34 @@ def keep(pulse: PulseWriter, said: list[str] | None = None) -> PulseKeeper:
 def decoded(pulse: PulseWriter) -> Pulse:
     pulse.rows.make()
     return layout.decode(bytes(pulse.memory))
+
+
+class Reducer:
+    """Stands for torch's: it tells when gradients came."""
+
+    def __init__(self, *came_ns: int) -> None:
+        self.came_ns = came_ns
+
+    def get_backward_stats(self) -> list[int]:
+        return list(self.came_ns)
+
+
+def forward_ends(
+    pulse: PulseWriter, clock: Clock, reducer: Reducer | None, synchronises: bool = True, after_ns: int = 0
+) -> None:
+    """End a forward of a DDP module, on an accelerator if there is no `reducer`; DDP's own end takes `after_ns`."""
+
+    def original(_ddp: object, output: object) -> object:
+        clock.now_ns += after_ns
+        return output
+
+    device = "cpu" if reducer else "cuda"
+    module = SimpleNamespace(reducer=reducer, device_type=device, require_backward_grad_sync=synchronises)
+    assert pulse.ddp_post_forward(original, module, "output") == "output"  # type: ignore[arg-type]
+
+
+def backward(pulse: PulseWriter, clock: Clock, reducer: Reducer | None, ns: int, synchronises: bool = True) -> None:
+    forward_ends(pulse, clock, reducer, synchronises)
+    pulse.backward_begins(())
+    clock.now_ns += ns
+    pulse.backward_is_over()

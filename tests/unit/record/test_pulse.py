@@ -9,19 +9,16 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from pulse_writers import Clock, decoded, identity
+from pulse_writers import Clock, Reducer, backward, decoded, forward_ends, identity
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, StepFlag
-from ddpprof.model.pulse_layout import state_word
 from ddpprof.monitor.pulse_files import read_head, read_pulse
 from ddpprof.record.pulse import PulseWriter
 
@@ -32,30 +29,6 @@ def do(pulse: PulseWriter, clock: Clock, activity: Activity, ns: int) -> None:
     pulse.begins(activity)
     clock.now_ns += ns
     pulse.begins(Activity.OTHER)
-
-
-class Reducer:
-    """Stands for torch's: it tells when gradients came."""
-
-    def __init__(self, *came_ns: int) -> None:
-        self.came_ns = came_ns
-
-    def get_backward_stats(self) -> list[int]:
-        return list(self.came_ns)
-
-
-def forward_ends(
-    pulse: PulseWriter, clock: Clock, reducer: Reducer | None, synchronises: bool = True, after_ns: int = 0
-) -> None:
-    """End a forward of a DDP module, on an accelerator if there is no `reducer`; DDP's own end takes `after_ns`."""
-
-    def original(_ddp: object, output: object) -> object:
-        clock.now_ns += after_ns
-        return output
-
-    device = "cpu" if reducer else "cuda"
-    module = SimpleNamespace(reducer=reducer, device_type=device, require_backward_grad_sync=synchronises)
-    assert pulse.ddp_post_forward(original, module, "output") == "output"  # type: ignore[arg-type]
 
 
 def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
@@ -78,13 +51,6 @@ def test_a_step_is_one_row_with_its_parts(clock: Clock, tmp_path: Path) -> None:
     assert [column.tolist() for column in columns] == [[0], [852], [100], [200], [480], [60]]
     columns = (steps.wait_ns, steps.first_gradient_ns, steps.own_ns, steps.flags)
     assert [column.tolist() for column in columns] == [[400], [50], [452], [int(StepFlag.BEGAN_EPOCH)]]
-
-
-def backward(pulse: PulseWriter, clock: Clock, reducer: Reducer | None, ns: int, synchronises: bool = True) -> None:
-    forward_ends(pulse, clock, reducer, synchronises)
-    pulse.backward_begins(())
-    clock.now_ns += ns
-    pulse.backward_is_over()
 
 
 def test_other_threads_wait_unseen(pulse: PulseWriter, clock: Clock) -> None:
@@ -187,40 +153,6 @@ def test_a_loss_that_is_not_finite_is_noted(
         pulse.step_ends(number)
     state = decoded(pulse).state
     assert (state.nonfinite_step, state.num_nonfinite, state.finite_step) == noted
-
-
-@pytest.mark.parametrize(("num_gradients", "every"), [(400, 1), (800, 2), (1200, 3)])
-def test_with_many_gradients_some_steps_look(num_gradients: int, every: int, pulse: PulseWriter, clock: Clock) -> None:
-    """They are in no rhythm that the steps of a training could have."""
-    for number in range(1, 601):
-        for _ in range(2):  # all passes of a step are looked at, or none
-            backward(pulse, clock, Reducer(*[5] * num_gradients), 30)
-        clock.now_ns += 2_000_000
-        pulse.step_ends(number)
-        pulse.rows.make()
-    waits = decoded(pulse).steps.wait_ns
-    assert set(waits[waits != UNKNOWN].tolist()) == {50}
-    looked = np.flatnonzero(waits != UNKNOWN)
-    assert len(looked) == pytest.approx(600 / every, rel=0.03)
-    assert np.diff(looked).max() <= 2 * every
-    for rhythm in (2, 3, 4, 5, 10):
-        counts = np.bincount(looked % rhythm, minlength=rhythm)
-        assert counts.min() >= 0.7 * counts.mean()
-    assert decoded(pulse).state.num_passes == 1200
-
-
-def test_few_of_very_short_steps_look(pulse: PulseWriter, clock: Clock) -> None:
-    """The steps that look are 2 ms apart or more, on average."""
-    looked = []
-    for length_ns in (500_000, 2_000_000, 40_000_000):
-        for number in range(pulse.words[state_word("step")] + 1, pulse.words[state_word("step")] + 601):
-            backward(pulse, clock, Reducer(5, 5), 30)
-            clock.now_ns += length_ns
-            pulse.step_ends(number)
-            if number % 10 == 0:
-                pulse.rows.make()
-        looked.append(int((decoded(pulse).steps.wait_ns[-500:] != UNKNOWN).sum()))
-    assert looked == [pytest.approx(500 / 4, rel=0.03), 500, 500]
 
 
 def test_the_training_thread_makes_rows_if_nobody_else_does(pulse: PulseWriter, clock: Clock) -> None:

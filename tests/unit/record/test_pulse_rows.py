@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
-from pulse_writers import Clock, decoded, keep
+from pulse_writers import Clock, Reducer, backward, decoded, keep
 
+from ddpprof.model import UNKNOWN
 from ddpprof.model import pulse_layout as layout
 from ddpprof.model.pulse import Activity, StepFlag
+from ddpprof.model.pulse_layout import state_word
 from ddpprof.monitor.pulse_files import read_pulse
 from ddpprof.record.pulse import PulseWriter
 
@@ -98,3 +101,37 @@ def test_an_error_ends_the_rows_and_nothing_else(pulse: PulseWriter, clock: Cloc
     keeper.close()
     kept = read_pulse(tmp_path, 0)
     assert (kept.state.step, kept.steps.number.tolist(), len(pulse.rows.notes)) == (3, [0], 0)
+
+
+@pytest.mark.parametrize(("num_gradients", "every"), [(400, 1), (800, 2), (1200, 3)])
+def test_with_many_gradients_some_steps_look(num_gradients: int, every: int, pulse: PulseWriter, clock: Clock) -> None:
+    """They are in no rhythm that the steps of a training could have."""
+    for number in range(1, 601):
+        for _ in range(2):  # all passes of a step are looked at, or none
+            backward(pulse, clock, Reducer(*[5] * num_gradients), 30)
+        clock.now_ns += 2_000_000
+        pulse.step_ends(number)
+        pulse.rows.make()
+    waits = decoded(pulse).steps.wait_ns
+    assert set(waits[waits != UNKNOWN].tolist()) == {50}
+    looked = np.flatnonzero(waits != UNKNOWN)
+    assert len(looked) == pytest.approx(600 / every, rel=0.03)
+    assert np.diff(looked).max() <= 2 * every
+    for rhythm in (2, 3, 4, 5, 10):
+        counts = np.bincount(looked % rhythm, minlength=rhythm)
+        assert counts.min() >= 0.7 * counts.mean()
+    assert decoded(pulse).state.num_passes == 1200
+
+
+def test_few_of_very_short_steps_look(pulse: PulseWriter, clock: Clock) -> None:
+    """The steps that look are 2 ms apart or more, on average."""
+    looked = []
+    for length_ns in (500_000, 2_000_000, 40_000_000):
+        for number in range(pulse.words[state_word("step")] + 1, pulse.words[state_word("step")] + 601):
+            backward(pulse, clock, Reducer(5, 5), 30)
+            clock.now_ns += length_ns
+            pulse.step_ends(number)
+            if number % 10 == 0:
+                pulse.rows.make()
+        looked.append(int((decoded(pulse).steps.wait_ns[-500:] != UNKNOWN).sum()))
+    assert looked == [pytest.approx(500 / 4, rel=0.03), 500, 500]
