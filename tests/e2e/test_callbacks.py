@@ -56,7 +56,14 @@ TRANSFORMERS = Framework(
         "callbacks=[": "callbacks=[Fails(), ",
     },
 )
-LONG = pytest.mark.long
+
+
+def frameworks(long: Framework | None = None) -> pytest.MarkDecorator:
+    """Both; one of them may be a long case."""
+    cases = [
+        pytest.param(one, id=one.package, marks=[pytest.mark.long] * (one is long)) for one in (LIGHTNING, TRANSFORMERS)
+    ]
+    return pytest.mark.parametrize("framework", cases)
 
 
 def write(folder: Path, framework: Framework, *changes: Mapping[str, str]) -> Path:
@@ -72,10 +79,7 @@ def write(folder: Path, framework: Framework, *changes: Mapping[str, str]) -> Pa
     return path
 
 
-@pytest.mark.parametrize(
-    "framework",
-    [pytest.param(LIGHTNING, id="lightning", marks=LONG), pytest.param(TRANSFORMERS, id="transformers")],
-)
+@frameworks(long=LIGHTNING)
 def test_a_callback_records_the_training(framework: Framework, start: Run, report: Report, tmp_path: Path) -> None:
     done = start(*framework.launcher, write(tmp_path, framework, framework.recorded), **OFFLINE)
     assert fingerprint(done) == fingerprint(start(*framework.launcher, *script(framework.script), **OFFLINE))
@@ -84,10 +88,7 @@ def test_a_callback_records_the_training(framework: Framework, start: Run, repor
     assert_two_ranks_recorded_four_steps(shown)
 
 
-@pytest.mark.parametrize(
-    "framework",
-    [pytest.param(LIGHTNING, id="lightning"), pytest.param(TRANSFORMERS, id="transformers", marks=LONG)],
-)
+@frameworks(long=TRANSFORMERS)
 def test_an_exception_ends_the_recording(framework: Framework, start: Run, report: Report, tmp_path: Path) -> None:
     done = start(*framework.launcher, write(tmp_path, framework, framework.recorded, framework.failing), **OFFLINE)
     assert done.returncode != 0
@@ -98,10 +99,8 @@ def test_an_exception_ends_the_recording(framework: Framework, start: Run, repor
     assert all(rank["steps"] for rank in report("run")["ranks"])
 
 
-@LONG
-@pytest.mark.parametrize(
-    "framework", [pytest.param(LIGHTNING, id="lightning"), pytest.param(TRANSFORMERS, id="transformers")]
-)
+@pytest.mark.long
+@frameworks()
 def test_under_trace_the_callback_makes_no_run_of_its_own(
     framework: Framework, ddpprof: Run, report: Report, tmp_path: Path
 ) -> None:

@@ -89,7 +89,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "moment", [*range(NUM_MOMENTS)[:3], *(pytest.param(n, marks=pytest.mark.long) for n in range(NUM_MOMENTS)[3:])]
+    "moment", [pytest.param(number, marks=[pytest.mark.long] * (number >= 3)) for number in range(NUM_MOMENTS)]
 )
 def test_a_job_ends_in_time_at_any_moment(
     moment: int, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
