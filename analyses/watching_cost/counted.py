@@ -37,7 +37,8 @@ class CountedEvents:
         def counted(*args: Any) -> Any:
             first, begin = thread_time_ns(), thread_time_ns()
             result = event(*args)
-            self._step[name] += thread_time_ns() - begin - (begin - first)
+            took_ns = thread_time_ns() - begin - (begin - first)
+            self._step[name] += took_ns
             return result
 
         return counted
@@ -58,6 +59,7 @@ class CountedEvents:
             try:
                 return event(timed, *args, **kwargs)
             finally:
-                self._step[name] += thread_time_ns() - begin - within - 2 * (begin - first)
+                took_ns = thread_time_ns() - begin - within - 2 * (begin - first)
+                self._step[name] += took_ns
 
         return counted

@@ -115,10 +115,9 @@ class Recording:
 
     def _count_step(self) -> None:
         """Count a step after the recorded ones, when only the progress of the training counts."""
-        if self._job.attached:
-            self._window.count_step()
-            if self._captures is not None and self._captures.request is not None:
-                self._look_for_capture()
+        self._window.count_step()
+        if self._captures is not None and self._captures.request is not None:
+            self._look_for_capture()
 
     def _choose_step_events(self) -> None:
         """Choose who handles the events of every step from now on: this recording, or less code once it is over."""
