@@ -53,7 +53,7 @@ class Variant:
 
     nproc: int
     label: str = ""
-    """difference from the job as it is, besides the number of processes: ``--batch-size=64``"""
+    """difference from the job as it is, besides the number of processes, without secrets: ``--batch-size=64``"""
     size: float | None = None
     """value of what is varied first, if it is a number above 0"""
     is_share: bool = False
@@ -167,22 +167,12 @@ def as_kept(experiment: Experiment) -> Experiment:
 
 
 def _variant_as_kept(variant: Variant) -> Variant:
-    kept = replace(
+    return replace(
         variant,
         words=tuple(words_without_secrets(variant.words)),
         places=_values_as_kept(variant.places),
         variables=_values_as_kept(variant.variables),
     )
-    hidden = [*zip(variant.words, kept.words, strict=True)]
-    for before, after in ((variant.places, kept.places), (variant.variables, kept.variables)):
-        hidden += [(f"{name}={value}", f"{name}={after[name]}") for name, value in before.items()]
-
-    def without_secrets(text: str) -> str:
-        for shown, instead in hidden:
-            text = text.replace(shown, instead)
-        return " ".join(words_without_secrets(text.split(" ")))
-
-    return replace(kept, label=without_secrets(variant.label), configuration=without_secrets(variant.configuration))
 
 
 def _values_as_kept(values: Mapping[str, str]) -> dict[str, str]:

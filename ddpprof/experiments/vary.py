@@ -23,6 +23,7 @@ from typing import Any
 
 from ddpprof.errors import DdpprofError
 from ddpprof.experiments.plan import Variant
+from ddpprof.redaction import words_without_secrets
 
 DDP_ARGUMENTS = (
     "batched_grad_copy",
@@ -90,7 +91,7 @@ def _split(choice: str) -> tuple[str, list[str]]:
 def _changed(variant: Variant, combination: Sequence[tuple[str, str]], command: Sequence[str]) -> Variant:
     for name, value in combination:
         variant = _with(variant, name, value, command)
-    words = [f"{name}={value}" for name, value in combination]
+    words = words_without_secrets([f"{name}={value}" for name, value in combination])
     name, value = combination[0]
     return replace(variant, label=" ".join(words), configuration=" ".join(words[1:]), varied=name, size=_size(value))
 

@@ -17,6 +17,7 @@ from ddpprof.cli import main
 from ddpprof.errors import CannotRecord, RunExists
 from ddpprof.experiments.conduct import open_experiment, working_on
 from ddpprof.experiments.plan import Experiment, ExperimentKind, Variant, is_of_this_user, write_plan
+from ddpprof.experiments.vary import vary
 from ddpprof.record import launch
 from ddpprof.record.settings import Settings
 
@@ -64,17 +65,13 @@ def test_a_plan_that_somebody_changed_is_no_longer_this_users(tmp_path: Path) ->
 def test_secrets_of_a_command_are_not_kept_and_it_is_gone_on_with_when_given_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    variant = Variant(
-        1,
-        label="--token=S1 --passphrase=of S6 words",
-        configuration="HF_TOKEN=S5",
-        words=("--token=S2", "--passphrase=of S6 words"),
-        variables={"HF_TOKEN": "S3", "MODE": "plain"},
-    )
-    given = replace(planned(ExperimentKind.SWEEP, variant, rounds=1), command=("train.py", "--api-key", "S4"))
+    command = ("train.py", "--api-key", "S1", "--key={of-key}")
+    choices = ("--token=S2", "--passphrase=of S3 words", "HF_TOKEN=S4", "of-key=S5 words", "MODE=plain")
+    [variant] = vary(Variant(1), choices, command)
+    given = replace(planned(ExperimentKind.SWEEP, variant, rounds=1), command=command)
     open_experiment(tmp_path, given, force=False)
     kept = (tmp_path / "experiment.json").read_text()
-    assert not any(f"S{number}" in kept for number in range(1, 7))
+    assert not any(f"S{number}" in kept for number in range(1, 6))
     assert "plain" in kept
     assert main(["sweep", "--resume", str(tmp_path)]) == 2
     assert f"ddpprof sweep --out {tmp_path}" in capfd.readouterr().err
