@@ -81,16 +81,25 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     from ddpprof.diagnosis.evidence import gather
     from ddpprof.diagnosis.hang_detector import HangDetector
     from ddpprof.diagnosis.judge import judge
+    from ddpprof.load.exits import load_exits
+    from ddpprof.model.process_exit import last_exit_of_job
     from ddpprof.model.pulse import OVERDUE_S, Ended
 
     evidence = gather(directory)
     if not evidence:
         raise DdpprofError(f"no pulse in {directory} can be read: its disk was full, or another ddpprof wrote it.")
+    job = last_exit_of_job(load_exits(directory))
+    is_over = all(one.has_ended or one.is_dead or (job is not None and one.process is None) for one in evidence)
+    was_interrupted = job is not None and job.interrupted
     if any(one.is_dead for one in evidence):
         hang = hung_at_last(directory)
-        return hang or judge(evidence), "" if hang is None else "The job has ended. While it hung, ddpprof found:"
-    if all(one.has_ended for one in evidence):
-        return None, f"{_how_it_ended(evidence)}. See the whole run with: ddpprof report {run}"
+        if hang is not None:
+            return hang, "The job has ended. While it hung, ddpprof found:" if is_over else ""
+        if not was_interrupted:
+            return judge(evidence), ""
+    if is_over:
+        how = "the training was interrupted" if was_interrupted else _how_it_ended(evidence)
+        return None, f"{how}. See the whole run with: ddpprof report {run}"
     detector = HangDetector(directory)
     overdue = detector.look()
     step = max(one.state.step for one in evidence)

@@ -27,6 +27,11 @@ class ProcessExit(Struct, frozen=True):
     another process fail"""
 
 
+def last_exit_of_job(exits: Sequence[ProcessExit]) -> ProcessExit | None:
+    """Return how the job's first process ended; ``None`` if it may still run."""
+    return next((one for one in reversed(exits) if one.is_job), None)
+
+
 def oom_kills_seen(of_rank: ProcessExit | None, host: str, since_ns: int, exits: Sequence[ProcessExit]) -> int | None:
     """Return the `num_oom_kills` that says most about a rank of a host: that of its own end, or else of the job's.
 

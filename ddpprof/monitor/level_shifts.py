@@ -6,8 +6,9 @@
     slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows)
 
 The noise of windows is learned from the last 1024 values, those of slow-downs without what these added, and so contains
-what values in a row have in common. Windows in which steps settle at two lengths more than 10 % apart do not count as
-noise: they contain a slow-down too short to be found. A slow-down is withdrawn if its own steps turn out to differ as
+what values in a row have in common. It counts from the median of the 512 values around, since a job that became faster
+for good does not differ more than before. Windows in which steps settle at two lengths more than 10 % apart do not
+count: they contain a slow-down too short to be found. A slow-down is withdrawn if its own steps turn out to differ as
 much as that; one among the first 512 values also if later steps do. Steps that are longer for a known reason
 (`StepFlag`) are left out.
 
@@ -254,7 +255,7 @@ class LevelShifts:
             self._withdraw(0, exp(self._threshold))
 
     def _noise_of(self, values: Floats) -> float:
-        return noise_of_windows(values, self._counts.window, self._counts.averages_pairs, TWO_LEVELS)
+        return noise_of_windows(values, self._counts.window, self._counts.most_normal, self._counts.averages_pairs, TWO_LEVELS)
 
     def _judge_again(self, slow: _Slow) -> None:
         """Withdraw a slow-down that has not lasted long if its own steps show that steps differ as much as that."""

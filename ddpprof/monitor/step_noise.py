@@ -19,14 +19,18 @@ _OF_MEDIAN = 1.2533
 """standard error of a median over that of a mean"""
 _THREE_OF_FOUR = 1.1503
 """deviations within which three of four normal values are"""
+_FOLLOWED = 1.1
+"""how many times as much windows differ as they do from the median around them, which follows them"""
 
 
-def noise_of_windows(values: Floats, window: int, share_steps: bool, two_levels: float) -> float:
+def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool, two_levels: float) -> float:
     """Return the standard deviation of windows of steady values.
 
-    It is what windows show, and at least what single values promise. Windows whose halves are `two_levels` or more
-    apart are left out. `share_steps`: two values in a row have a step in common.
+    It is what windows show, and at least what single values promise. Values count from the median of the `around`
+    values around them, so that a change that lasts is no noise. Windows whose halves are `two_levels` or more apart
+    are left out. `share_steps`: two values in a row have a step in common.
     """
+    values = values - _levels_around(values, around, window)
     alone = _OF_NORMAL * _OF_MEDIAN * _median_deviation(values) / sqrt(window / 2 if share_steps else window)
     few = 1 + window / len(values)
     seen = 0.0
@@ -34,8 +38,15 @@ def noise_of_windows(values: Floats, window: int, share_steps: bool, two_levels:
         windows = np.lib.stride_tricks.sliding_window_view(values, window)[:: max(1, window // 4)]
         half = window // 2
         apart = np.abs(np.median(windows[:, :half], axis=1) - np.median(windows[:, half:], axis=1))
-        seen = _spread(middle_half(windows[apart < two_levels]))
+        seen = _FOLLOWED * _spread(middle_half(windows[apart < two_levels]))
     return max(alone, seen) * few
+
+
+def _levels_around(values: Floats, width: int, every: int) -> Floats:
+    """Return the median of the values around each. It is found for one value of `every`."""
+    half = width // 2
+    medians = [np.median(values[max(0, at - half) : at + half]) for at in range(0, len(values), every)]
+    return np.repeat(medians, every)[: len(values)]
 
 
 def _spread(middles: Floats) -> float:

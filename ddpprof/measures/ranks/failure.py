@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddpprof.model import ProcessExit, Record
-from ddpprof.model.process_exit import oom_kills_seen
+from ddpprof.model.process_exit import last_exit_of_job, oom_kills_seen
 
 _OF_A_LOST_PEER = re.compile(
     r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
@@ -101,7 +101,7 @@ def with_exits(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> tuple[R
 
 def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failure | None:
     """Return how the job failed; ``None`` if it did not, was interrupted, or may still run."""
-    job = next((one for one in reversed(exits) if one.is_job), None)
+    job = last_exit_of_job(exits)
     if job is not None and (job.interrupted or job.exit_code == 0):
         return None  # the failure was caught, or torchrun has restarted the job
     if any(end.ended == "interrupted" for end in ends):

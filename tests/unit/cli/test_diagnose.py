@@ -56,6 +56,22 @@ def test_a_job_that_hung_and_was_ended(run: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith("ddpprof_verdict fault=link ")
 
 
+def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, Ended.INTERRUPTED, Ended.FAILED)  # the second rank lost the first one
+    (run / "exits.jsonl").write_text('{"exit_code": -2, "is_job": true, "interrupted": true}\n')
+    assert main(["diagnose", str(run)]) == 0
+    said = f"ddpprof: the training was interrupted. See the whole run with: ddpprof report {run}\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_job_of_which_a_rank_still_hangs_has_not_ended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pulse(run, 0, [MadeStep()] * 10)
+    write_pulse(run, 1, [MadeStep()] * 10, ended=Ended.FAILED)
+    write_verdict(run, Verdict(Fault.LINK, step=12))
+    assert main(["diagnose", str(run)]) == 1
+    assert capsys.readouterr().out.startswith("The job hangs at step 12: ")
+
+
 def test_a_job_that_is_over_captures_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     end(run, Ended.FINISHED, Ended.FAILED)
     assert main(["capture", str(run)]) == 2

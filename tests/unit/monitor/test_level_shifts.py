@@ -85,6 +85,13 @@ def test_a_noisy_time_makes_nothing_deaf_afterwards() -> None:
     assert len([one for one in found([*[60.0] * 200, *noisy, *quiet, *[66.0] * 30]) if one.first_step > 1200]) == 1
 
 
+@pytest.mark.parametrize(("num_longer", "num_normal"), [(300, 200), (600, 300), (1000, 200)])
+def test_a_job_that_became_faster_may_become_slower(num_longer: int, num_normal: int) -> None:
+    (shift,) = found([66.0] * num_longer + [60.0] * num_normal + [90.0] * 1000)
+    assert abs(shift.first_step - num_longer - num_normal) <= 1
+    assert (shift.before_ns, shift.after_ns, shift.last_step) == (60 * MS, 90 * MS, None)
+
+
 def test_an_unfound_slow_down_is_no_noise() -> None:
     bursts = ([60.0] * 60 + [72.0] * 15) * 6
     (shift,) = found([60.0] * 100 + bursts + [60.0] * 60 + [67.0] * 30)

@@ -9,17 +9,17 @@ from ddpprof.monitor.step_noise import change_point, middle_half, noise_of_windo
 
 
 def test_equal_values_have_no_noise() -> None:
-    assert noise_of_windows(np.ones(100), 32, True, 0.1) == 0
+    assert noise_of_windows(np.ones(100), 32, 512, True, 0.1) == 0
 
 
 def test_windows_with_two_levels_are_not_noise() -> None:
     values = np.repeat([0.0, log(1.2), 0.0], (200, 32, 200))
-    assert noise_of_windows(values, 32, True, log(1.1)) == 0
+    assert noise_of_windows(values, 32, 512, True, log(1.1)) == 0
 
 
 def test_slow_changes_are_noise_of_windows_though_neighbours_hardly_differ() -> None:
     values = 0.02 * np.sin(np.arange(512) / 40)
-    assert noise_of_windows(values, 32, True, log(1.1)) > 0.015
+    assert noise_of_windows(values, 32, 512, True, log(1.1)) > 0.015
 
 
 def test_the_middle_half_leaves_out_both_ends() -> None:
