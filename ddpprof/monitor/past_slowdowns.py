@@ -1,7 +1,8 @@
 """The slow-downs of a whole run, after the fact.
 
 Of the last steps there is a row each, of earlier ones a summary of 100 steps or more. In summaries a slow-down is found
-if it lasts for three of them or more. Where both show one, the steps count.
+if it lasts for three of them or more. Where both show one, the steps count; but they show none that begins among the
+first of them, since nothing tells how long normal steps take.
 """
 
 from __future__ import annotations
@@ -31,8 +32,19 @@ def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
     watch = SlowdownWatch()
     watch.update(pulses)
     first_row = int(steps.number[0]) if len(steps) else None
-    earlier = [one for one in slowdowns_of_summaries(pulses) if first_row is None or one.first_step < first_row]
-    return Slowdowns((*earlier, *watch.slowdowns), pauses_in(steps))
+    found = watch.slowdowns
+    unseen = [
+        coarse
+        for coarse in slowdowns_of_summaries(pulses)
+        if first_row is None or coarse.first_step < first_row or not any(_overlap(coarse, one) for one in found)
+    ]
+    return Slowdowns(tuple(sorted([*unseen, *found], key=lambda one: one.first_step)), pauses_in(steps))
+
+
+def _overlap(one: StepSlowdown, other: StepSlowdown) -> bool:
+    return all(
+        first.last_step is None or first.last_step >= second.first_step for first, second in ((one, other), (other, one))
+    )
 
 
 def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:

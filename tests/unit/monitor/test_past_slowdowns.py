@@ -45,6 +45,13 @@ def test_one_that_lasts_to_the_end_began_before_the_last_rows() -> None:
     assert (slow.first_step, slow.last_step, slow.is_coarse) == (3000, None, True)
 
 
+def test_one_that_begins_among_the_first_rows_is_known_from_summaries() -> None:
+    (slow,) = slowdowns_of_run(run(6000, range(3970, 6000))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (4000, None, True)
+    (slow,) = slowdowns_of_run(run(6000, range(3990, 5500))).slowdowns
+    assert (slow.first_step, slow.last_step, slow.is_coarse) == (4000, 5499, True)
+
+
 def test_both_are_there_in_order() -> None:
     slowdowns = slowdowns_of_run(run(6000, range(2000, 2600), range(5000, 5100))).slowdowns
     assert [slow.is_coarse for slow in slowdowns] == [True, False]
