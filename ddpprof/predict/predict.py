@@ -246,7 +246,9 @@ def _link(network: Network, setting: Setting, backend: str) -> Link:
     )
     if setting.latency_ns is not None:
         latency_ns = setting.latency_ns * setting.algorithm.rounds(ranks)
-        link = replace(link, alone=Cost(latency_ns, link.alone.ns_per_byte))
+        more_ns = latency_ns - link.alone.constant_ns
+        busy = replace(link.busy, constant_ns=max(0.0, link.busy.constant_ns + more_ns), floor_ns=0.0)
+        link = replace(link, alone=Cost(latency_ns, link.alone.ns_per_byte), busy=busy)
     if setting.bytes_per_s is not None:
         payload = TCP_PAYLOAD if backend == "gloo" else 1.0
         wire_ns_per_byte = carried * 1e9 / (setting.bytes_per_s * payload)

@@ -76,6 +76,14 @@ def test_latency_grows_with_rounds_and_only_where_it_was_measured() -> None:
     )
 
 
+def test_another_latency_holds_beside_computation_too() -> None:
+    far = Cost(UNIT, 1.0)
+    was = profile(network=network(Link(far, busy=far)))
+    near = profile(network=network(Link(Cost(0.0, 1.0), busy=Cost(0.0, 1.0))))
+    asked = Setting(latency_ns=0.0, buckets=BucketCaps(1))
+    assert predict(was, asked).step_ns == pytest.approx(predict(near, asked).step_ns)
+
+
 def test_gloo_s_bandwidth_is_what_tcp_leaves_of_the_wire() -> None:
     """2 MiB are sent from 14 on at 0.96 bytes per ns; the first two were there before."""
     on_tcp = predict(profile(training=training(backend="gloo")), Setting(bytes_per_s=1e9))

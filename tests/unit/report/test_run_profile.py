@@ -81,6 +81,12 @@ def test_a_bench_of_another_link_is_the_one_to_train_on() -> None:
     assert profiled.profile.network.link.alone.ns_per_byte == pytest.approx(1, rel=1e-3)
 
 
+def test_a_link_of_the_same_rate_and_another_latency_is_another() -> None:
+    far = network(Link(Cost(20.0 * MIB, 1.0), at_once=2))
+    for benches in (Benches(far), Benches(far, network(Link(Cost(0.0, 1.0), at_once=2)))):
+        assert profile_run(known(), benches).target is not None
+
+
 def test_benches_of_both() -> None:
     """What is taken of computation, only one tells; of a link of half the rate it is 1.4 times as much."""
     other, own = (
