@@ -67,7 +67,7 @@ class Schedule:
         if step < self._cost_begin:
             return StepMode.SKIP
         if step < self._timed_begin:
-            return StepMode.LIGHT if (step - self._cost_begin) % 2 else StepMode.OFF
+            return StepMode.LIGHT if (step - self._cost_begin).bit_count() % 2 else StepMode.OFF
         if step < self._warmup_begin:
             return StepMode.OFF
         if step < self._profiled_begin:

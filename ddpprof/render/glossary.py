@@ -221,7 +221,7 @@ TERMS = (
     ),
     Term(
         "ddpprof's own cost",
-        "The length of a recorded step relative to one without recording; both alternate before the profiled steps.",
+        "The length of a recorded step relative to one without recording; both take turns before the profiled steps.",
         field="ranks[].recording_cost",
         aliases=("recording cost",),
     ),

@@ -1,8 +1,9 @@
 """What does ddpprof itself cost? Compare the job's steps with recording off, with light recording, and profiled.
 
-    light ratio = median over pairs of (light step / the off step just before it)
+    light ratio = median over pairs of neighbours of (light step / off step), as a geometric mean of the middle two
 
-Off and light steps alternate, so that a slow drift of the machine affects both equally.
+Off and light steps take turns, and so does who comes first (off light, light off, light off, off light): neither a slow
+drift of the machine nor a script whose every second or fourth step is longer favours one of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import exp, log
 from statistics import median
 
 from ddpprof.measures.statistics.medians import median_known
@@ -43,21 +45,27 @@ def measure_recording_cost(steps: Sequence[RecordedStep], profiler_pause_ns: int
         mode: [s.end_ns - s.start_ns for s in steps if s.mode is mode]
         for mode in (StepMode.OFF, StepMode.LIGHT, StepMode.PROFILED)
     }
-    pairs = [
-        (light.end_ns - light.start_ns) / (off.end_ns - off.start_ns)
-        for off, light in pairwise(steps)
-        if (off.mode, light.mode) == (StepMode.OFF, StepMode.LIGHT)
-        and light.number == off.number + 1
-        and off.end_ns > off.start_ns
-    ]
+    ratios = _ratios_of_pairs(steps)
     off_steps = durations[StepMode.OFF]
     typical = median(off_steps) if len(off_steps) > 1 else 0
     return RecordingCost(
         off_ns=median_known(off_steps),
         light_ns=median_known(durations[StepMode.LIGHT]),
         profiled_ns=median_known(durations[StepMode.PROFILED]),
-        light_ratio=median(pairs) if pairs else None,
-        num_pairs=len(pairs),
+        light_ratio=exp(median(map(log, ratios))) if ratios else None,
+        num_pairs=len(ratios),
         spread=(max(off_steps) - min(off_steps)) / typical if typical else None,
         profiler_pause_ns=profiler_pause_ns,
     )
+
+
+def _ratios_of_pairs(steps: Sequence[RecordedStep]) -> list[float]:
+    """Return the ratio of light to off of each pair of neighbours. No step belongs to two pairs."""
+    ratios, last = [], -1
+    for one, other in pairwise(steps):
+        took_ns = {step.mode: step.end_ns - step.start_ns for step in (one, other)}
+        is_pair = took_ns.keys() == {StepMode.OFF, StepMode.LIGHT} and other.number == one.number + 1
+        if is_pair and one.number > last and min(took_ns.values()) > 0:
+            ratios.append(took_ns[StepMode.LIGHT] / took_ns[StepMode.OFF])
+            last = other.number
+    return ratios

@@ -30,11 +30,11 @@ def modes(schedule: Schedule, num_steps: int) -> str:
 @pytest.mark.parametrize(
     ("choices", "expected"),
     [
-        pytest.param({}, "sss-l-l-l-lwPPPPP..", id="as-it-comes"),
+        pytest.param({}, "sss-ll-l--lwPPPPP..", id="as-it-comes"),
         pytest.param(
             {"skip_first": 0, "cost_steps": 0, "warmup": 0, "steps": 2}, "sPP..", id="nothing-but-the-first-step-before"
         ),
-        pytest.param({"skip_first": 1, "cost_steps": 3, "warmup": 2, "steps": 1}, "s-l-wwP..", id="odd-numbers"),
+        pytest.param({"skip_first": 1, "cost_steps": 3, "warmup": 2, "steps": 1}, "s-llwwP..", id="odd-numbers"),
         pytest.param({"skip_first": 1, "cost_steps": 0, "steps": 2, "baseline_steps": 3}, "swPPBBB..", id="baseline"),
         pytest.param(
             {"skip_first": 1, "cost_steps": 0, "steps": 1, "baseline_steps": 2, "alone_steps": 3},
@@ -57,7 +57,7 @@ def modes(schedule: Schedule, num_steps: int) -> str:
             "swPPsss--sss00sss--sss00..",
             id="blocks-with-and-without-ddp",
         ),
-        pytest.param({"profiler": False, "steps": 2}, "sss-l-l-l-lll..", id="light-recording-has-no-warmup"),
+        pytest.param({"profiler": False, "steps": 2}, "sss-ll-l--lll..", id="light-recording-has-no-warmup"),
     ],
 )
 def test_modes(choices: dict[str, Any], expected: str) -> None:

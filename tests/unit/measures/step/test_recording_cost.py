@@ -16,11 +16,18 @@ def steps(*modes_and_durations: tuple[str, int], first: int = 0) -> list:
         pytest.param([], None, id="nothing"),
         pytest.param(
             steps(("off", 100), ("light", 110), ("off", 200), ("light", 210)),
-            RecordingCost(150, 160, None, (1.1 + 1.05) / 2, 2, 100 / 150, None),
+            RecordingCost(150, 160, None, pytest.approx((1.1 * 1.05) ** 0.5), 2, 100 / 150, None),
             id="pairs-hold-against-drift",
         ),
         pytest.param(
-            steps(("light", 110), ("off", 100)), RecordingCost(100, 110, None, None, 0, None, None), id="no-pair"
+            steps(("off", 600), ("light", 110), ("light", 660), ("off", 100)),
+            RecordingCost(350, 385, None, pytest.approx(1.1), 2, 500 / 350, None),
+            id="every-second-step-is-longer",
+        ),
+        pytest.param(
+            steps(("off", 100), ("light", 110), ("off", 5000)),
+            RecordingCost(2550, 110, None, pytest.approx(1.1), 1, 4900 / 2550, None),
+            id="no-step-is-in-two-pairs",
         ),
         pytest.param(
             steps(("off", 100)) + steps(("light", 110), first=7),
