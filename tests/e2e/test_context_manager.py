@@ -68,7 +68,7 @@ def assert_recorded(shown: dict[str, Any]) -> None:
     assert [rank["rank"] for rank in shown["ranks"]] == [0, 1]
     for rank in shown["ranks"]:
         assert rank["ended"] == "finished"
-        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "off", "light"]
+        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "light", "off"]
         assert [step["step"] - first_recorded(2) for step in rank["steps"]] == [5, 6, 7]
         assert all(step["comm_ns"] > 0 and step["compute_ns"] > 0 for step in rank["steps"])
 

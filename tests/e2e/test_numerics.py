@@ -88,7 +88,7 @@ def train_with_ddpprof(variant: str, ranks: int, expected: list[str], ddpprof: R
     shown = report("run")
     assert [rank["rank"] for rank in shown["ranks"]] == list(range(ranks))
     for rank in shown["ranks"]:
-        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "off", "light"]
+        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "light", "off"]
         assert [step["step"] - first_recorded(2) for step in rank["steps"]] == [5, 6, 7, 8]
 
 

@@ -69,7 +69,7 @@ def assert_two_ranks_recorded_four_steps(report: Mapping[str, Any]) -> None:
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
     for rank in report["ranks"]:
         assert rank["ended"] == "finished"
-        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "off", "light"]
+        assert [step["mode"] for step in rank["light_steps"]] == ["off", "light", "light", "off"]
         assert [step["step"] for step in rank["steps"]] == [7, 8, 9, 10]
         assert all(step["comm_ns"] > 0 and step["compute_ns"] > 0 for step in rank["steps"])
     assert report["buckets"]
