@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,8 +67,8 @@ class RankEvidence:
         """Whether its process ended without finishing the training."""
         if self.state.ended == Ended.FAILED:
             return True
-        if self.exit is not None:
-            return self.exit.exit_code != 0
+        if self.exit is not None:  # launchers send SIGTERM to all ranks when one fails
+            return self.exit.exit_code != 0 and not (self.has_ended and self.exit.exit_code == -signal.SIGTERM)
         return not self.has_ended and self.is_here and self.process is None
 
     @property

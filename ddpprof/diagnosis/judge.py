@@ -172,10 +172,11 @@ def _unreduced(blamed: Position) -> tuple[str, ...]:
 
 
 def _detail(blamed: Position, fault: Fault) -> str | None:
-    """Return what else is known; of a dead rank, its own words."""
+    """Return what else is known; of a dead rank, its own words, unless these say that all was well."""
     record = blamed.evidence.record
-    if blamed.fault is not Fault.DIED or record is None or record.ended is None:
+    if blamed.fault is not Fault.DIED or record is None or not (record.ended or "").startswith("failed"):
         return blamed.detail
+    assert record.ended is not None
     said, one = record.ended.removeprefix("failed: "), record.unusual_collective
     if fault is not Fault.OTHER_COLLECTIVE or one is None:
         return said

@@ -44,10 +44,15 @@ class RankEnd:
     """number of processes that the kernel killed on its host for lack of memory; see `ProcessExit`"""
 
     @property
+    def error(self) -> str | None:
+        """The error that ended it, in its own words."""
+        return self.ended if self.ended is not None and self.ended.startswith("failed") else None
+
+    @property
     def failed(self) -> bool:
-        """Whether it ended by itself, but not successfully."""
-        if self.ended is not None:
-            return self.ended.startswith("failed")
+        """Whether it ended by itself, but not successfully, such as with ``sys.exit(5)``, of which it says nothing."""
+        if self.error is not None or self.ended == "interrupted":
+            return self.error is not None
         return self.exit_code not in (None, 0, -signal.SIGTERM)  # launchers send SIGTERM to the others
 
     @property
@@ -111,7 +116,7 @@ def find_failure(ends: Sequence[RankEnd], exits: Sequence[ProcessExit]) -> Failu
     silent = [end for end in seen if end.ended is None and not end.failed]
     if not failed and not (silent and job is not None):
         return None
-    finished = tuple(end for end in seen if end.ended in ("finished", "stopped"))
+    finished = tuple(end for end in seen if end.ended in ("finished", "stopped") and not end.failed)
     own = [end for end in failed if not end.is_consequence]
     first = own[0] if own else None if finished else _only_one_that_was_lost(failed, silent)
     return Failure(first, tuple(end for end in (*failed, *silent) if end is not first), finished)

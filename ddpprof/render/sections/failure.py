@@ -40,7 +40,7 @@ def _sentences(failure: Failure) -> Iterator[str]:
     yield failure_sentence(failure)
     rest = [end for end in failure.others if end is not _named(failure)]
     first = failure.first
-    killer = None if first is None else killer_sentence(first.ended, first.exit_code, first.num_oom_kills)
+    killer = None if first is None else killer_sentence(first.error, first.exit_code, first.num_oom_kills)
     if killer is not None:
         yield killer
     elif first is not None and first.ended is None and first.exit_code is None:
@@ -74,8 +74,8 @@ _WITHOUT_A_WORD = (
 
 
 def _how(end: RankEnd) -> str:
-    if end.ended is not None:
-        error = _NOISE.sub("", end.ended.removeprefix("failed: "))
+    if end.error is not None:
+        error = _NOISE.sub("", end.error.removeprefix("failed: "))
         return f"failed{_after(end)}: {clean(error, most=300).rstrip('.')}"
     code = end.exit_code or 0
     if code == -signal.SIGKILL:

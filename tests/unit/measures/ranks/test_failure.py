@@ -39,6 +39,8 @@ def seen(rank: int, exit_code: int, at: int | None = None) -> ProcessExit:
         pytest.param([of(0, None, 5), of(1, BOOM, 8)], [seen(1, 1), seen(0, -15)], 1, [0], id="ended-by-torchrun"),
         pytest.param([of(0, LATE, 30), of(1, None, 5)], [seen(0, 1, 30), seen(1, -15, 31)], None, [0, 1], id="hang"),
         pytest.param([of(0, LOST, 30), of(1, "finished", 25)], [], None, [0], id="uneven"),
+        pytest.param([of(0, LOST, 30), of(1, "finished", 25)], [seen(1, 5), seen(0, -15)], 1, [0], id="sys-exit"),
+        pytest.param([of(0, "finished"), of(1, "finished")], [seen(0, 3), seen(1, -15), job(1)], 0, [], id="exit-code"),
         pytest.param([of(0, LOST, 9), of(1, None)], [], 1, [0], id="the-only-one-that-can-have-been-lost"),
         pytest.param([of(0, LOST, 9), of(1, None), of(2, None)], [], None, [0, 1, 2], id="one-of-two-was-lost"),
         pytest.param([of(0, None), of(1, None)], [job(1)], None, [0, 1], id="all-without-a-word"),
@@ -51,7 +53,8 @@ def test_a_failure(records: list[Record], exits: list[ProcessExit], first: int |
     assert failure is not None
     assert (failure.first.rank if failure.first else None) == first
     assert [end.rank for end in failure.others] == others
-    assert [end.rank for end in failure.finished] == [one.rank for one in records if one.ended == "finished"]
+    finished = [one.rank for one in records if one.ended == "finished"]
+    assert [end.rank for end in failure.finished] == [rank for rank in finished if rank != first]
 
 
 @pytest.mark.parametrize(
