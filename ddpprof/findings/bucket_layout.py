@@ -26,7 +26,7 @@ def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[in
 
 
 def bytes_of(bucket: BucketRow) -> int:
-    """Return a bucket's size, which is known of every bucket of a recorded module."""
+    """Return a bucket's size, which is known of every bucket of a recorded module without sparse gradients."""
     return bucket.num_bytes or 0
 
 

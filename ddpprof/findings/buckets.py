@@ -22,9 +22,10 @@ _MOST_SHOWN = 6
 
 
 def _gradient_buckets(observed: Observed) -> Iterator[tuple[DdpModule, tuple[BucketRow, ...]]]:
+    """Yield the modules whose buckets have known sizes: of sparse gradients nobody knows how much is sent."""
     for index, module in enumerate(observed.modules):
         buckets = tuple(b for b in observed.buckets if b.module == index)
-        if buckets:
+        if buckets and all(bucket.num_bytes is not None for bucket in buckets):
             yield module, buckets
 
 
@@ -51,8 +52,8 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         is_cut = left <= _CUT and (new.predicted is None or o.worth(None, new.predicted))
         evidence = (
             f"{ms(o.trailing_ns)} of gradient communication per step runs after the last op of {_backward(passes)} on "
-            f"every rank; all buckets ({len(buckets)}) need {ms(comm)} to transfer, and after the first gradient only "
-            f"{ms(window)} of backward were left to hide it"
+            f"every rank; all buckets ({len(buckets)}) need {ms(comm)} to transfer, and after the first gradient "
+            f"{'only ' if comm > window else ''}{ms(window)} of backward were left to hide it"
         )
         if len(buckets) > 1 and comm - passes * transfers[-1] > window:
             if _total_bytes(buckets) < len(buckets) * MIB:

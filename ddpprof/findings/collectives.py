@@ -66,7 +66,7 @@ def parameter_averaging(o: Observed) -> Iterator[Finding]:
 def metrics_every_step(o: Observed) -> Iterator[Finding]:
     """Report small reductions in every step, such as a loss or an accuracy."""
     calls = [one for one in _of(o, Purpose.FEW_NUMBERS, Purpose.OTHER) if one.kind in _REDUCES]
-    unsized = [one for one in calls if one.num_bytes is None]
+    unsized = [one for one in calls if one.num_bytes is None and not _may_enter_the_loss(one)]
     calls = [one for one in calls if one.purpose is Purpose.FEW_NUMBERS or one in unsized]
     if not o.worth(_exposed(calls)):
         return
@@ -82,6 +82,11 @@ def metrics_every_step(o: Observed) -> Iterator[Finding]:
         f"or once per epoch, several in one tensor.{_gradients_by_hand(unsized)}",
         _exposed(calls),
     )
+
+
+def _may_enter_the_loss(call: OutsideCalls) -> bool:
+    """Return whether the backward pass may need its result, as that of embeddings which are gathered."""
+    return call.place is Place.AFTER_FORWARD and "gather" in call.kind
 
 
 def _gradients_by_hand(unsized: Sequence[OutsideCalls]) -> str:
@@ -104,13 +109,13 @@ def optimizer_broadcasts(o: Observed) -> Iterator[Finding]:
         return
     number = sum(one.num_calls for one in calls)
     pieces = "1 piece" if number == 1 else f"{number} pieces"
+    fewer = "" if number <= (o.world_size or 1) else "parameters_as_bucket_view=True sends fewer and larger pieces. "
     yield Finding(
         "optimizer-broadcasts",
         f"The optimizer broadcasts updated parameters in {pieces} per step",
         _said(calls),
-        "ZeroRedundancyOptimizer does this so that each rank holds only a part of its state. "
-        "parameters_as_bucket_view=True sends fewer and larger pieces. If memory allows, an ordinary optimizer on each "
-        "rank sends nothing.",
+        f"ZeroRedundancyOptimizer does this so that each rank holds only a part of its state. {fewer}If memory allows, "
+        "an ordinary optimizer on each rank sends nothing.",
         _exposed(calls),
     )
 

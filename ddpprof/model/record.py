@@ -53,6 +53,11 @@ class DdpModule(Struct, frozen=True):
     num_lacking_passes: Int64 | None = None
     """number of these that left some parameter without gradient; ``None`` if not recorded"""
 
+    def bucket_bytes(self, bucket: int) -> int | None:
+        """Return how much a bucket sends; ``None`` if gradients in it are sparse, of which only some rows are sent."""
+        parameters = [self.parameters[index] for index in self.buckets[bucket]]
+        return None if any(one.is_sparse for one in parameters) else sum(one.num_bytes for one in parameters)
+
 
 class DataParallelModule(Struct, frozen=True):
     """One ``nn.DataParallel`` instance of a process that trains without DDP."""

@@ -295,6 +295,7 @@ def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
     sizes = {}
     for step in rank.record.steps:
         for (place, bucket), row in bucket_rows(modules, step, rank.trace).items():
-            module = modules[step.passes[place].module]
-            sizes[int(row_of[row])] = sum(module.parameters[index].num_bytes for index in module.buckets[bucket])
+            num_bytes = modules[step.passes[place].module].bucket_bytes(bucket)
+            if num_bytes is not None:
+                sizes[int(row_of[row])] = num_bytes
     return sizes

@@ -61,7 +61,7 @@ def _summarise(
     parameters = module.buckets[key[1]]
     return BucketRow(
         **summarise_times(key, ranks, one_clock, [parameter.name for parameter in module.parameters]),
-        num_bytes=sum(module.parameters[p].num_bytes for p in parameters),
+        num_bytes=module.bucket_bytes(key[1]),
         num_parameters=len(parameters),
         first_parameter=module.parameters[parameters[0]].name,
         last_parameter=module.parameters[parameters[-1]].name,

@@ -107,6 +107,11 @@ def test_a_large_bucket_is_no_excuse_for_a_slow_link() -> None:
     assert "need 144.00 ms to transfer, and after the first gradient only 70.00 ms of backward" in link.evidence
 
 
+def test_of_sparse_gradients_nobody_knows_how_many_bytes_are_sent() -> None:
+    slow = [{**one, "num_bytes": None} for one in SEVEN_AND_ONE]
+    assert find(observed(of_mib([7], [1]), slow, trailing_ns=62 * MS, exposed_ns=62 * MS)) == ()
+
+
 LARGE = {"first_ready_ns": 10 * MS, "ready_ns": 60 * MS, "transfer_ns": 20 * MS}
 
 

@@ -51,6 +51,10 @@ def beside(purpose: Purpose, exposed_ns: int, **changes: Any) -> OutsideCalls:
             "optimizer-broadcasts", MS, "in 6 pieces per step", id="zero",
         ),
         pytest.param(
+            [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.OPTIMIZER, kind="broadcast", num_calls=2)],
+            "optimizer-broadcasts", MS, "a part of its state. If memory allows", id="zero-with-bucket-views",
+        ),
+        pytest.param(
             [beside(Purpose.OTHER, MS, num_bytes=None, place=Place.AFTER_BACKWARD)], "metrics-every-step", MS,
             "put these parameters into the DDP module", id="maybe-gradients",
         ),
@@ -73,6 +77,10 @@ def test_collectives_beside_ddp(calls: list[OutsideCalls], rule: str, gain_ns: i
             beside(Purpose.OTHER, MS, num_bytes=None, kind="broadcast"), id="broadcasts-that-are-no-optimizers"
         ),
         pytest.param(beside(Purpose.OTHER, MS, num_bytes=None, kind="all_to_all"), id="exchanges-data"),
+        pytest.param(
+            beside(Purpose.OTHER, MS, num_bytes=None, kind="all_gather", place=Place.AFTER_FORWARD),
+            id="may-be-embeddings-that-the-loss-needs",
+        ),
     ],
 )
 def test_collectives_beside_ddp_that_are_no_mistake(one: OutsideCalls) -> None:

@@ -1,6 +1,7 @@
 """One row per bucket, over steps and ranks."""
 
 import pytest
+from msgspec.structs import replace
 from tables import ddp_module
 
 from ddpprof.measures.buckets.bucket_steps import BucketStep
@@ -100,3 +101,9 @@ def test_ranks_are_compared_pass_by_pass() -> None:
     }
     (summary,) = summarise_buckets([MODULE], ranks, one_clock=True)
     assert (summary.late_rank, summary.late_by_ns) == (1, 4)
+
+
+def test_sparse_gradients_have_no_size() -> None:
+    sparse = replace(MODULE, parameters=tuple(replace(one, is_sparse=True) for one in MODULE.parameters))
+    (summary,) = summarise_buckets([sparse], {0: [row()]}, one_clock=True)
+    assert summary.num_bytes is None
