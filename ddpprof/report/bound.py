@@ -38,8 +38,10 @@ def find_bound(report: Report, observed: Observed) -> Bound | None:
     )
     if exposed_ns < _MUCH * step_ns:
         return None
-    num_bytes = _gradient_bytes(report)
-    waiting_ns = _waiting_ns(report)
+    num_collectives = round(median(step.num_comm_kernels for step in steps))
+    num_bytes, waiting_ns = _gradient_bytes(report, num_collectives), _waiting_ns(report)
+    if waiting_ns is not None and waiting_ns > comm_ns:
+        waiting_ns = None  # it is of all steps, and those that were left out of the means had longer ones
     return Bound(
         by=_bound_by(comm_ns, waiting_ns, num_bytes),
         step_ns=step_ns,
@@ -47,7 +49,7 @@ def find_bound(report: Report, observed: Observed) -> Bound | None:
         comm_ns=comm_ns,
         waiting_ns=waiting_ns,
         gradient_bytes=num_bytes,
-        num_collectives=round(median(step.num_comm_kernels for step in steps)),
+        num_collectives=num_collectives,
         would_help=tuple(_would_help(observed)),
     )
 
@@ -58,8 +60,13 @@ def _bound_by(comm_ns: int, waiting_ns: int | None, num_bytes: int | None) -> Bo
     return BoundBy.LATENCY if num_bytes is not None and num_bytes < _LITTLE_BYTES else BoundBy.BANDWIDTH
 
 
-def _gradient_bytes(report: Report) -> int | None:
-    """Return the bytes that a step's buckets send; ``None`` if no buckets are known, or the size of one is not."""
+def _gradient_bytes(report: Report, num_collectives: int) -> int | None:
+    """Return the bytes that a step's buckets send; ``None`` if no buckets are known, or the size of one is not.
+
+    It is not known either if a step has fewer collectives than there are buckets: then steps train different modules.
+    """
+    if num_collectives < len(report.buckets):
+        return None
     known = [bucket.num_passes * bucket.num_bytes for bucket in report.buckets if bucket.num_bytes is not None]
     return sum(known) if known and len(known) == len(report.buckets) else None
 

@@ -21,7 +21,7 @@ def bound_lines(report: Report) -> Iterable[Section]:
     if helps:
         yield Line(f"According to a replay of the recorded steps, these would help: {'; '.join(map(_gain, helps))}.")
     if may_help:
-        yield Line(f"These may or may not help: {'; '.join(map(_gain, may_help))}.")
+        yield Line(f"These may or may not help, since steps or predictions are uncertain by as much: {'; '.join(map(_gain, may_help))}.")
     if cannot:
         yield Line(f"According to the replay, these do not help: {', '.join(_WHAT[one.what] for one in cannot)}.")
     if not bound.would_help:
@@ -48,9 +48,9 @@ def bound_sentence(bound: Bound) -> str:
 
 
 _BY = {
-    BoundBy.WAITING: "Waiting for each other bounds the step",
-    BoundBy.LATENCY: "The latency of communication bounds the step",
-    BoundBy.BANDWIDTH: "Communication bounds the step",
+    BoundBy.WAITING: "Waiting for each other lengthens the step",
+    BoundBy.LATENCY: "The latency of communication lengthens the step",
+    BoundBy.BANDWIDTH: "Communication lengthens the step",
 }
 
 
