@@ -21,7 +21,6 @@ _DOES = {
 _PAUSES = {
     PauseKind.SAVE: "checkpoints",
     PauseKind.EVALUATION: "evaluation",
-    PauseKind.RECORDING: "recording by ddpprof",
     PauseKind.EPOCH: "new epochs",
 }
 
@@ -82,7 +81,9 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
 
 
 def pause_sentence(pause: Pause) -> str:
-    """Return in one sentence what pauses of one kind took."""
+    """Return in one sentence what pauses of one kind took. Steps may be long while ddpprof records, not because of it."""
     steps = "step" if pause.num_steps == 1 else "steps"
     took_s = pause.extra_ns / _NS_PER_S
+    if pause.kind is PauseKind.RECORDING:
+        return f"the {pause.num_steps:,} {steps} that ddpprof recorded took {took_s:.1f} s longer than as many others"
     return f"{_PAUSES[pause.kind]} took {took_s:.1f} s in {pause.num_steps:,} {steps}"
