@@ -218,18 +218,24 @@ def _run_trials(directory: Path, experiment: Experiment) -> bool:
         say(f"{number_of(len(trials), 'trial')} of {steps} in {directory}", flush=True)
     _announce(experiment, trials[0] if trials else None, total - len(trials), "")
     try:
-        for index, (trial, ended) in enumerate(conduct(directory, experiment, trials), 1):
+        failed = set[int]()
+        for trial, ended in conduct(directory, experiment, trials):
             if ended is None:
                 _wipe()
                 return True
+            if ended.problem is not None:
+                failed.add(trial.variant)
             seconds.append(ended.seconds)
-            left_s = median(seconds) * (len(trials) - index)
+            index = trials.index(trial) + 1
+            following = [one for one in trials[index:] if one.variant not in failed]
+            left_s = median(seconds) * len(following)
             done = total - len(trials) + index
             _say(f"[{done}/{total}] {_outcome(directory, experiment, trial, ended)}")
-            if index == 1:
+            if len(seconds) == 1:
                 say_how_long(left_s)
-            following = trials[index] if index < len(trials) else None
-            _announce(experiment, following, done, f", about {timedelta(seconds=round(left_s))} left")
+            if following:
+                at = total - len(trials) + trials.index(following[0])
+                _announce(experiment, following[0], at, f", about {timedelta(seconds=round(left_s))} left")
     except KeyboardInterrupt:
         _wipe()
         return True

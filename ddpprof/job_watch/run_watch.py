@@ -15,6 +15,8 @@ _SHARE = 0.02
 """most of a core that each kind of looking may take, on average"""
 _LONG_S = 1.0
 """seconds from which on a look takes long"""
+_MOST_FAILURES = 30
+"""number of failures of a disk in a row after which the job is no longer watched"""
 
 
 class RunWatch:
@@ -51,16 +53,22 @@ class RunWatch:
     def _look_until_the_end(self) -> None:
         first_s, time_of_day_s = _now_s() + _FIRST_LOOK_S, _time_of_day_s()
         turns: list[_Turn] = []
-        slow_s = 0.0
+        slow_s, num_failures = 0.0, 0
         while not self._ending.wait(max(0.1, min((turn.due_s for turn in turns), default=first_s) - _now_s())):
-            directory = self._directory()
-            if directory is None:
-                continue
-            self._name_top(directory)
-            turns = turns or [_Turn(look, time_of_day_s) for look in self._looks()]
-            for turn in turns:
-                if _now_s() >= turn.due_s:
-                    slow_s += turn.look_at(directory, slow_s)
+            try:
+                directory = self._directory()
+                if directory is None:
+                    continue
+                self._name_top(directory)
+                turns = turns or [_Turn(look, time_of_day_s) for look in self._looks()]
+                for turn in turns:
+                    if _now_s() >= turn.due_s:
+                        slow_s += turn.look_at(directory, slow_s)
+                num_failures = 0
+            except OSError:  # such as that of a network's disk for a moment
+                num_failures += 1
+                if num_failures == _MOST_FAILURES:
+                    raise
         directory = self._directory()
         if directory is not None:
             for look in [turn.look for turn in turns] or self._looks():
@@ -108,6 +116,7 @@ class _Turn:
         late_s = began_s - self.due_s - (slow_s - self._slow_s)
         missed_s = max(late_s, abs(time_of_day_s - self._time_of_day_s))
         self._time_of_day_s = time_of_day_s
+        self.due_s = began_s + self.look.every_s  # in case it fails
         self.look.at(directory, missed_s)
         lasted_s, took_long_before = _now_s() - began_s, self._took_long
         self._took_long = lasted_s > _LONG_S

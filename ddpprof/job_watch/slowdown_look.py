@@ -13,7 +13,7 @@ from ddpprof.model.slowdown import Slowdowns, StepSlowdown
 from ddpprof.monitor.job_steps import common_steps
 from ddpprof.monitor.pauses import pauses_in
 from ddpprof.monitor.pulse_files import read_pulses
-from ddpprof.monitor.slowdowns import SlowdownWatch
+from ddpprof.monitor.slowdowns import SlowdownWatch, world_size_of
 from ddpprof.monitor.verdict_files import write_slowdowns
 from ddpprof.render.slowdown_words import slowdown_sentence
 
@@ -54,7 +54,7 @@ class SlowdownLook:
         self._watch.update(pulses)
         if self._watch.slowdowns != before:
             self._write(directory, pulses)
-        self._tell(len(pulses))
+        self._tell(world_size_of(pulses))
         return pulses
 
     def _write(self, directory: Path, pulses: Mapping[int, Pulse]) -> None:

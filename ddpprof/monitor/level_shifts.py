@@ -255,7 +255,9 @@ class LevelShifts:
             self._withdraw(0, exp(self._threshold))
 
     def _noise_of(self, values: Floats) -> float:
-        return noise_of_windows(values, self._counts.window, self._counts.most_normal, self._counts.averages_pairs, TWO_LEVELS)
+        return noise_of_windows(
+            values, self._counts.window, self._counts.most_normal, self._counts.averages_pairs, TWO_LEVELS
+        )
 
     def _judge_again(self, slow: _Slow) -> None:
         """Withdraw a slow-down that has not lasted long if its own steps show that steps differ as much as that."""

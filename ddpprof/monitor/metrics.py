@@ -23,7 +23,8 @@ from ddpprof.monitor.verdict_files import read_verdict
 MOST_RANKS = 64
 _STEPS = 64
 _QUANTILES = (0.5, 0.9, 0.99)
-_PARTS = ("data", "forward", "backward", "optimizer", "wait", "own")
+_WITHOUT_WAITING = ("data", "forward", "backward", "optimizer")
+_PARTS = (*_WITHOUT_WAITING, "wait", "own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,8 @@ def _parts(heads: Sequence[PulseHead]) -> Values:
     values = []
     for head in heads:
         steps = head.steps.with_all_waiting()
-        for part in _PARTS:
+        knows_waiting = bool((steps.wait_ns != UNKNOWN).any())
+        for part in _PARTS if knows_waiting else _WITHOUT_WAITING:
             column = getattr(steps, f"{part}_ns")
             known = column[column != UNKNOWN]
             if len(known):

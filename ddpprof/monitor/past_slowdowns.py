@@ -42,9 +42,8 @@ def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
 
 
 def _overlap(one: StepSlowdown, other: StepSlowdown) -> bool:
-    return all(
-        first.last_step is None or first.last_step >= second.first_step for first, second in ((one, other), (other, one))
-    )
+    first, second = sorted((one, other), key=lambda slowdown: slowdown.first_step)
+    return first.last_step is None or first.last_step >= second.first_step
 
 
 def slowdowns_of_summaries(pulses: Mapping[int, Pulse]) -> list[StepSlowdown]:

@@ -67,9 +67,10 @@ class RankNow:
     activity_age_ns: int
     step_ns: int | None
     own_ns: int | None
+    """``None`` if the waiting is unknown, as on accelerators"""
     data_ns: int | None
     wait_ns: int | None
-    """``None`` if the waiting is unknown, as on accelerators"""
+    """the same"""
     memory_bytes: int | None
     standing: Standing
     sign_age_ns: int
@@ -91,7 +92,7 @@ def rank_now(rank: int, head: PulseHead, now_ns: int) -> RankNow:
         activity=activity_word(state.activity) or "unknown",
         activity_age_ns=max(until_ns - state.since_ns, 0),
         step_ns=_median(usual.length_ns),
-        own_ns=_median((known if len(known) else usual).own_ns),
+        own_ns=_median(known.own_ns),
         data_ns=_median(usual.data_ns),
         wait_ns=_median(known.wait_ns),
         memory_bytes=head.memory_bytes,

@@ -25,6 +25,8 @@ def ask(directory: Path, request: CaptureRequest) -> Iterator[CaptureAnswer]:
         job.sendall(msgspec.json.encode(request) + b"\n")
         with job.makefile("rb") as lines:
             for line in lines:
+                if not line.endswith(b"\n"):
+                    return
                 answer = msgspec.json.decode(line, type=CaptureAnswer)
                 if answer.refused is not None:
                     raise DdpprofError(answer.refused)

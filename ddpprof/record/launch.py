@@ -82,7 +82,7 @@ def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[st
     """
     if not as_module and not Path(script[0]).is_file():
         raise CannotRecord(
-            f"there is no script {script[0]}. To trace any other command: ddpprof trace -- {script[0]} …"
+            f"there is no script {script[0]}. To run any other command, write -- before it: -- {script[0]} …"
         )
     module = ["-m"] if as_module else []
     if torchrun is None:

@@ -80,3 +80,34 @@ def test_a_clock_that_is_set_is_noticed(by_s: int, monkeypatch: pytest.MonkeyPat
     wait_until(lambda: len(look.missed_s) >= 3, "three looks")
     watch.end()
     assert [round(missed_s, -2) for missed_s in look.missed_s[:3]] == [0, 3600, 0]
+
+
+class Failing:
+    """A look that fails a number of times, as on a network's disk that is gone for a while."""
+
+    every_s = 0.01
+
+    def __init__(self, num_failures: int) -> None:
+        self.num_looks, self._num_failures = 0, num_failures
+
+    def at(self, _directory: Path, _missed_s: float) -> None:
+        self.num_looks += 1
+        if self.num_looks <= self._num_failures:
+            raise OSError("stale file handle")
+
+    def last_time(self, _directory: Path) -> None:
+        pass
+
+
+@pytest.mark.parametrize("num_failures", [pytest.param(2, id="for-a-moment"), pytest.param(10**6, id="for-good")])
+def test_a_disk_that_fails(num_failures: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    look, said = Failing(num_failures), list[str]()
+    monkeypatch.setattr(run_watch, "_FIRST_LOOK_S", 0.1)
+    monkeypatch.setattr(run_watch, "_MOST_FAILURES", 5)
+    monkeypatch.setattr(RunWatch, "_looks", lambda _watch: (look,))
+    watch = RunWatch(tmp_path, said.append, None)
+    watch.start()
+    wait_until(lambda: look.num_looks > 6 or bool(said), "it goes on, or gives up")
+    watch.end()
+    assert said == ([] if num_failures == 2 else ["no longer watches the job: stale file handle"])

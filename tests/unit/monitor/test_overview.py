@@ -36,6 +36,9 @@ def test_own_time_is_that_of_the_steps_that_know_their_waiting(tmp_path: Path) -
     write_pulse(tmp_path, 0, [MadeStep(wait_ms=20 if number % 3 == 0 else None) for number in range(30)])
     (rank,) = look_at(tmp_path, BEGIN_NS + 6 * SECOND).ranks
     assert (rank.step_ns, rank.own_ns, rank.wait_ns) == (100 * MS, 80 * MS, 20 * MS)
+    write_pulse(tmp_path, 0, [MadeStep(wait_ms=None)] * 30)
+    (rank,) = look_at(tmp_path, BEGIN_NS + 6 * SECOND).ranks
+    assert (rank.step_ns, rank.own_ns, rank.wait_ns) == (100 * MS, None, None)
 
 
 @pytest.mark.parametrize(
