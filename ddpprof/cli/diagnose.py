@@ -158,8 +158,8 @@ def hung_at_last(directory: Path) -> Verdict | None:
 
 def _judge_dumps(folder: Path, form: str) -> int:
     """Compare the dumps of torch's flight recorder in a folder."""
-    from ddpprof.diagnosis.flight_dumps import dumps_in, judge_dumps, read_dump
-    from ddpprof.layout import count
+    from ddpprof.diagnosis.flight_dumps import dumps_in, judge_dumps, lonely_calls, read_dump
+    from ddpprof.layout import clean, count
 
     dumps = dumps_in(folder)
     if not dumps:
@@ -167,9 +167,17 @@ def _judge_dumps(folder: Path, form: str) -> int:
             f"{folder} is neither a run nor a folder with dumps of torch's flight recorder. "
             "Record a run with: ddpprof watch train.py"
         )
-    verdict = judge_dumps({rank: read_dump(path) for rank, path in dumps.items()})
+    called = {rank: read_dump(path) for rank, path in dumps.items()}
+    verdict = judge_dumps(called)
+    if verdict is None and len(dumps) == 1:
+        return _say_well("there is one dump only: put those of the other ranks beside it, to compare them.", form)
     if verdict is None:
-        return _say_well(f"{count(len(dumps), 'rank')} called the same collectives: the dumps blame nobody.", form)
+        lonely = "".join(
+            f" In group {clean(group)} only rank {rank} called any: its other ranks, if it has some, may be missing."
+            for group, rank in lonely_calls(called).items()
+        )
+        said = f"{count(len(dumps), 'rank')} called the same collectives: the dumps blame nobody.{lonely}"
+        return _say_well(said, form)
     _print(verdict, form)
     return _NOT_WELL
 

@@ -23,6 +23,10 @@ from ddpprof.model.hang import Fault, Verdict
 _RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
 _MOST_BYTES = 100 * 10**6
 _MOST_FILES = 10_000
+_OF_UNEQUAL_SIZES = re.compile(r"all_?to_?all|scatter", re.IGNORECASE)
+"""collectives to which ranks may give different amounts: only one of them gives what is scattered"""
+_DEFAULT_GROUP = "0"
+"""name of the group of all ranks"""
 
 
 class DumpedCollective(NamedTuple):
@@ -37,6 +41,8 @@ class DumpedCollective(NamedTuple):
     @property
     def call(self) -> tuple[str, int, str]:
         """The part of the call that is the same on all ranks of a group, unless one of them is to blame."""
+        if _OF_UNEQUAL_SIZES.match(self.name):
+            return self.name, 0, ""
         return self.name, self.numel, self.dtype
 
     def __str__(self) -> str:
@@ -99,13 +105,20 @@ def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | No
     return next(iter((*differing, *missing)), None)
 
 
+def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, int]:
+    """Return the groups in which only one rank called collectives: whether others are in them, dumps do not tell."""
+    groups = sorted({one.group for called in ranks.values() for one in called})
+    by_group = {group: _of_group(ranks, group) for group in groups}
+    return {group: next(iter(called)) for group, called in by_group.items() if len(called) == 1}
+
+
 _Numbered = dict[int, dict[int, DumpedCollective]]
 """rank → number → collective of one group"""
 
 
 def _of_group(ranks: Mapping[int, Sequence[DumpedCollective]], group: str) -> _Numbered:
     numbered = {rank: {one.sequence: one for one in called if one.group == group} for rank, called in ranks.items()}
-    return {rank: called for rank, called in numbered.items() if called}
+    return {rank: called for rank, called in numbered.items() if called or group == _DEFAULT_GROUP}
 
 
 def _first_difference(ranks: _Numbered) -> Verdict | None:
@@ -124,7 +137,7 @@ def _first_difference(ranks: _Numbered) -> Verdict | None:
 
 
 def _first_missing(ranks: _Numbered) -> Verdict | None:
-    last = {rank: max(called) for rank, called in ranks.items()}
+    last = {rank: max(called, default=0) for rank, called in ranks.items()}
     if not last or min(last.values()) == max(last.values()):
         return None
     blamed = min(last, key=lambda rank: (last[rank], rank))

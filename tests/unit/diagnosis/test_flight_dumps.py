@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddpprof.diagnosis.flight_dumps import DumpedCollective, dumps_in, judge_dumps, read_dump
+from ddpprof.diagnosis.flight_dumps import DumpedCollective, dumps_in, judge_dumps, lonely_calls, read_dump
 from ddpprof.errors import DdpprofError
 from ddpprof.model.hang import Fault
 
@@ -47,6 +47,27 @@ def test_another_size_is_another_call() -> None:
     verdict = judge_dumps({0: THREE, 1: THREE, 2: called("all_reduce", "all_reduce", "barrier", numel=9)})
     assert verdict is not None
     assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 2)
+
+
+@pytest.mark.parametrize("name", ["all_to_all", "alltoall_base", "scatter"])
+def test_amounts_may_differ_where_each_rank_gives_its_own(name: str) -> None:
+    calls = {0: called("all_reduce", name, numel=300), 1: (*called("all_reduce", numel=300), *called("", name)[1:])}
+    assert judge_dumps(calls) is None
+    verdict = judge_dumps({**calls, 0: (*called("all_reduce", name, "all_reduce", numel=300),)})
+    assert verdict is not None
+    assert (verdict.fault, verdict.rank) == (Fault.MISSING_COLLECTIVE, 1)
+
+
+def test_a_rank_that_called_nothing_is_missing() -> None:
+    verdict = judge_dumps({0: THREE, 1: ()})
+    assert verdict is not None
+    assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.MISSING_COLLECTIVE, 1, (0,))
+
+
+def test_a_group_in_which_one_rank_called_is_named() -> None:
+    pair = called("all_gather", group="1")
+    assert lonely_calls({0: (*THREE, *pair), 1: THREE}) == {"1": 0}
+    assert lonely_calls({0: (*THREE, *pair), 1: (*THREE, *pair)}) == {}
 
 
 def test_groups_are_compared_among_their_own_ranks() -> None:
