@@ -46,14 +46,18 @@ def mean_of_steps(report: Report) -> str:
     return f"mean of {count(number, 'profiled step')}"
 
 
-def _left_out(report: Report) -> str:
-    """Name the profiled steps left out of all means because they took far longer than most."""
+def left_out(report: Report) -> dict[int, float]:
+    """Return the profiled steps left out of all means, with how many times as long as the others they took."""
     lengths: dict[int, int] = {}
     for step in (step for rank in report.ranks for step in rank.measured_steps):
         lengths[step.step] = max(step.duration_ns, lengths.get(step.step, 0))
     usual_ns = median([lengths[number] for number in report.usual_steps if number in lengths] or [0])
     unusual = [number for number in sorted(lengths) if usual_ns and number not in report.usual_steps]
-    said = [f"step {number}, {lengths[number] / usual_ns:.1f} × as long" for number in unusual]
+    return {number: lengths[number] / usual_ns for number in unusual}
+
+
+def _left_out(report: Report) -> str:
+    said = [f"step {number}, {ratio:.1f} × as long" for number, ratio in left_out(report).items()]
     return f"left out of all means: {', '.join(said)}" if said else ""
 
 

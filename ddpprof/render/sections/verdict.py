@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ddpprof.layout import ABSENT, mean_of, median_of, ms, percent
 from ddpprof.render.sections.failure import failure_sentence
+from ddpprof.render.sections.steps import left_out
 from ddpprof.report import Report
 from ddpprof.report.side_streets import file_of
 
@@ -54,7 +55,19 @@ def verdict_of_steps(report: Report) -> StepVerdict:
     gains = any(finding.expected_ns and not finding.is_noise for finding in report.findings)
     if report.bound is not None and not gains:
         text += " No DDP setting would recover much of it."
+    text += _left_out(report, len({step.step for step in steps}))
     return StepVerdict(text, tuple(numbers))
+
+
+def _left_out(report: Report, num_usual: int) -> str:
+    """Say that steps of another kind recur, or took most of the time; a single long one may be the machine's doing."""
+    ratios = sorted(left_out(report).values())
+    if len(ratios) < 2 and sum(ratios) < num_usual:
+        return ""
+    low, high = f"{ratios[0]:.1f}", f"{ratios[-1]:.1f}"
+    times = low if low == high else f"{low} to {high}"
+    some = f"{len(ratios)} of {len(ratios) + num_usual} profiled steps"
+    return f" The numbers leave out {some}, which took {times} times as long."
 
 
 def _of_light_steps(report: Report) -> StepVerdict:

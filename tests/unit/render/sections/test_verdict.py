@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from large_runs import thousand_ranks
 from reports import light_report, report
 
@@ -20,6 +21,22 @@ def test_means_over_ranks_and_steps() -> None:
         Number("exposed", "7.45 ms"),
         Number("trailing", "1.51 ms"),
     )
+
+
+@pytest.mark.parametrize(
+    ("ratios", "says"),
+    [
+        pytest.param([2], "", id="a-long-step"),
+        pytest.param([7], " The numbers leave out 1 of 3 profiled steps, which took 7.0 times as long.", id="most"),
+        pytest.param([3, 2], " The numbers leave out 2 of 4 profiled steps, which took 2.0 to 3.0 times as long."),
+    ],
+)
+def test_steps_of_another_kind(ratios: list[int], says: str) -> None:
+    made = report()
+    more = [replace(made.ranks[0].steps[0], step=99 + at, duration_ns=by * 66_000_000) for at, by in enumerate(ratios)]
+    ranks = tuple(replace(rank, steps=(*rank.steps, *more)) for rank in made.ranks)
+    text = verdict(replace(made, ranks=ranks, usual_steps=(12, 13))).text
+    assert text.partition("11%.")[2] == says
 
 
 def test_without_communication() -> None:
