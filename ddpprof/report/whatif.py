@@ -69,7 +69,9 @@ class WhatIf(ShownInNotebooks):
     outcomes: tuple[PredictedSetting, ...]
     """first the recorded buckets with these settings, and then the requested ones"""
     without_world_ns: float | None
-    """the replayed step without `world`; ``None`` if there is none, or if a step then does other work"""
+    """the replayed step without `world`; ``None`` if there is none"""
+    work_ratio: float
+    """how many times as many samples a step has as without `world`"""
     best: PredictedSetting | None
     """best buckets that DDP can be told to make; ``None`` if the run lacks its parameters"""
     assumes: tuple[str, ...]
@@ -109,15 +111,16 @@ def build_whatif(job: Job, profiled: Profiled, asked: Asked) -> WhatIf:
         network=_network_report(network),
         world=asked.world_label,
         outcomes=(recorded, *(_outcome(one, first) for one in rows)),
-        without_world_ns=predict(profile, Setting()).step_ns if _is_other_world(asked) else None,
+        without_world_ns=predict(profile, Setting()).step_ns if asked.world_label else None,
+        work_ratio=_work_ratio(profile, asked.world),
         best=_outcome(best, first) if best is not None else None,
         assumes=tuple(_assumes(profile, asked.world, network)),
     )
 
 
-def _is_other_world(asked: Asked) -> bool:
-    """Return whether the same work is done in another world."""
-    return bool(asked.world_label) and asked.world.accumulation is None and asked.world.batch_scale == 1
+def _work_ratio(profile: Profile, world: Setting) -> float:
+    batches = 1.0 if world.accumulation is None else world.accumulation / (profile.batches_per_step or 1)
+    return batches * world.batch_scale
 
 
 def _outcome(one: SearchedSetting, first: Prediction) -> PredictedSetting:

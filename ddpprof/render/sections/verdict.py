@@ -62,7 +62,7 @@ def verdict_of_steps(report: Report) -> StepVerdict:
 def _left_out(report: Report, num_usual: int) -> str:
     """Say that steps of another kind recur, or took most of the time; a single long one may be the machine's doing."""
     ratios = sorted(left_out(report).values())
-    if len(ratios) < 2 and sum(ratios) < num_usual:
+    if len(ratios) < 2 and sum(ratios) <= num_usual:
         return ""
     low, high = f"{ratios[0]:.1f}", f"{ratios[-1]:.1f}"
     times = low if low == high else f"{low} to {high}"

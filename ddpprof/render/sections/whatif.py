@@ -61,9 +61,13 @@ def _row(outcome: PredictedSetting) -> tuple[str, ...]:
 def _of_world(answer: WhatIf) -> Iterable[Section]:
     if answer.without_world_ns is None:
         return
-    now, before = ms(answer.outcomes[0].prediction.step_ns), ms(answer.without_world_ns)
-    if now != before:
-        yield Line(f"With {clean(answer.world)} and the recorded buckets a step takes {now} ms instead of {before}.")
+    step_ns, before = answer.outcomes[0].prediction.step_ns, ms(answer.without_world_ns)
+    said = f"With {clean(answer.world)} and the recorded buckets a step takes {ms(step_ns)} ms"
+    if answer.work_ratio != 1:
+        more = f"{three_digits(answer.work_ratio)} times as many samples"
+        yield Line(f"{said} and has {more}: {ms(step_ns / answer.work_ratio)} ms for as many as now in {before}.")
+    elif ms(step_ns) != before:
+        yield Line(f"{said} instead of {before}.")
 
 
 def _best(answer: WhatIf) -> Iterable[Section]:

@@ -153,9 +153,15 @@ def test_what_compression_alone_saves_is_told(capsys: pytest.CaptureFixture[str]
     assert f"With compress fp16 and the recorded buckets a step takes {after / 1e6:.2f} ms instead of" in text
 
 
-def test_a_step_of_other_work_is_not_compared_with_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["whatif", RUN, "--no-cache", "--accumulation", "4"]) == 0
-    assert "instead of" not in capsys.readouterr().out
+def test_a_step_of_other_work_is_compared_for_the_same_work(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["whatif", RUN, "--no-cache", "--accumulation", "4", "--batch-scale", "0.5"]
+    assert main([*asked, "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["work_ratio"] == 2
+    assert main(asked) == 0
+    text, step_ns = " ".join(capsys.readouterr().out.split()), answer["outcomes"][0]["prediction"]["step_ns"]
+    before = f"{step_ns / 2e6:.2f} ms for as many as now in {answer['without_world_ns'] / 1e6:.2f}."
+    assert f"takes {step_ns / 1e6:.2f} ms and has 2 times as many samples: {before}" in text
 
 
 @pytest.mark.parametrize("command", ["whatif", "timeline", "tensorboard"])
