@@ -168,6 +168,11 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
     num_buckets = [len(module.buckets) for module in modules]
     steps = observe_steps(recorded, num_buckets, one_clock=len(report.job.hosts) == 1)
     kinds = _by_modules(report, modules, steps)
+    if not steps and _num_steps_of_several_passes(recorded) >= LEAST_STEPS:
+        raise DdpprofError(
+            "a prediction needs a forward between two backward passes that reduce gradients. In this run they follow "
+            "each other without one, as in a GAN that uses the output of its generator twice."
+        )
     if len(steps) < LEAST_STEPS or not kinds:
         raise DdpprofError(
             f"{len(steps)} steps show when gradients were there, but a prediction needs {LEAST_STEPS}: steps of light "
@@ -317,6 +322,12 @@ def _measured_ns(recorded: Recorded) -> list[float]:
     for step in (step for steps in recorded.values() for step in steps if step.mode in _TIMED):
         by_number.setdefault(step.number, []).append(step.end_ns - step.start_ns)
     return [fmean(times) for _, times in sorted(by_number.items())]
+
+
+def _num_steps_of_several_passes(recorded: Recorded) -> int:
+    """Return the number of lightly recorded steps with several backward passes, of the rank that has fewest."""
+    numbers = (sum(step.mode is StepMode.LIGHT and len(step.passes) > 1 for step in of) for of in recorded.values())
+    return min(numbers, default=0)
 
 
 def _copied_ns(report: Report) -> float | None:

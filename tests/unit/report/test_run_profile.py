@@ -13,7 +13,7 @@ from tables import ddp_module
 
 from ddpprof.errors import DdpprofError
 from ddpprof.files import location
-from ddpprof.model import Parameter, StepMode
+from ddpprof.model import Parameter, RecordedStep, StepMode
 from ddpprof.model.bucket_assignment import Caps, Gradient, gradient_of
 from ddpprof.pipeline.analysis import analysed
 from ddpprof.predict.replay import Cost, Link
@@ -57,6 +57,17 @@ def test_steps_with_recording_off_say_how_long_a_step_is() -> None:
 def test_what_cannot_tell_says_what_to_record(run: KnownRun, says: str) -> None:
     with pytest.raises(DdpprofError, match=says):
         profile_run(run)
+
+
+def test_backward_passes_without_a_forward_in_between_are_named() -> None:
+    def without(number: int) -> RecordedStep:
+        step = in_turn(number)
+        early = tuple(structs.replace(one, start_ns=step.start_ns) for one in step.forwards)
+        passes = tuple(structs.replace(one, call=call) for call, one in enumerate(step.passes, 1))
+        return structs.replace(step, forwards=early, passes=passes)
+
+    with pytest.raises(DdpprofError, match="as in a GAN that uses the output of its generator twice"):
+        profile_run(known([without(1), without(2)], modules=(MODULE, MODULE)))
 
 
 def test_one_rank_over_a_network_that_was_measured() -> None:
