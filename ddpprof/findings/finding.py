@@ -70,6 +70,8 @@ class Observed:
     """number of forwards with gradients"""
     num_buffer_syncs: int = 1
     """number of these before which buffers are broadcast"""
+    modules_with_buffer_syncs: tuple[int, ...] | None = None
+    """modules whose buffers these are; ``None`` if unknown"""
     unused_search_ns: int | None = None
     copy_out_ns: int | None = None
     slowdown_lost_ns: int | None = None

@@ -87,7 +87,9 @@ def static_graph(o: Observed) -> Iterator[Finding]:
 
 def buffers_broadcast(o: Observed) -> Iterator[Finding]:
     """Report buffers, such as BatchNorm's running statistics, that rank 0 sends before each synchronised forward."""
-    modules = [m for m in o.modules if m.settings.get("broadcast_buffers") and m.num_buffers]
+    known = o.modules_with_buffer_syncs
+    synchronised = [m for index, m in enumerate(o.modules) if known is None or index in known]
+    modules = [m for m in synchronised if m.settings.get("broadcast_buffers") and m.num_buffers]
     if not modules or not o.worth(o.buffer_sync_ns):
         return
     batch_norms = sum(m.num_batch_norms for m in modules)

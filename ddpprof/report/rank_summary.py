@@ -60,6 +60,8 @@ class RecordSummary:
     """number of forwards with gradients in a step"""
     num_buffer_syncs: int
     """number of these before which buffers were broadcast"""
+    modules_with_buffer_syncs: tuple[int, ...]
+    """DDP modules whose buffers were broadcast before a forward with gradients"""
     random_states: GeneratorStates
 
 
@@ -240,6 +242,9 @@ def _record_summary(record: Record) -> RecordSummary:
             lambda step: sum(forward.has_gradients and forward.buffer_sync_ns > 0 for forward in step.forwards)
         )
         or 0,
+        modules_with_buffer_syncs=tuple(
+            sorted({one.module for step in steps for one in step.forwards if one.has_gradients and one.buffer_sync_ns})
+        ),
         random_states=states_of_generators(record.steps),
     )
 

@@ -53,6 +53,7 @@ def observe(
         num_micro_steps=next((record.num_micro_steps for record in records.values()), 1),
         num_forwards=next((record.num_forwards for record in records.values()), 1),
         num_buffer_syncs=next((record.num_buffer_syncs for record in records.values()), 1),
+        modules_with_buffer_syncs=next((record.modules_with_buffer_syncs for record in records.values()), None),
         unused_search_ns=least(lambda s: s.wrapper.unused_search_ns or None),  # 0: the trace does not have it
         copy_out_ns=least(lambda s: s.wrapper.copy_out_ns),
         slowdown_lost_ns=slowdown.lost_ns if slowdown else None,

@@ -98,6 +98,14 @@ def test_buffers_broadcast(module: dict[str, Any], sync_ns: int | None, fires: b
     assert all("forward_sync_buffers=False" in f.advice and "on rank 0" in f.advice for f in findings)
 
 
+def test_buffers_of_a_teacher_without_gradients_are_not_broadcast() -> None:
+    module = ddp_module(**BUFFERS, broadcast_buffers=True)
+    both = observed(module, modules=(module, module), buffer_sync_ns=MS)
+    one = observed(module, modules=(module, module), buffer_sync_ns=MS, modules_with_buffer_syncs=(1,))
+    numbers = [int(only(found).title.split()[0]) for found in (both, one)]
+    assert numbers == [2 * module.num_buffers, module.num_buffers]
+
+
 def test_buffers_that_are_no_statistics_may_matter_to_training() -> None:
     module = ddp_module(**{**BUFFERS, "num_batch_norms": 0}, broadcast_buffers=True)
     assert "Do this only if the forward does not change them" in only(observed(module, buffer_sync_ns=MS)).advice
