@@ -15,6 +15,7 @@ from ddpprof.files import local
 
 if TYPE_CHECKING:
     from ddpprof.diagnosis.evidence import RankEvidence
+    from ddpprof.model import ProcessExit
     from ddpprof.model.hang import Verdict
 
 _WELL, _NOT_WELL = 0, 1
@@ -89,8 +90,8 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
     if not evidence:
         raise DdpprofError(f"no pulse in {directory} can be read: its disk was full, or another ddpprof wrote it.")
     job = last_exit_of_job(load_exits(directory))
-    is_over = all(one.has_ended or one.is_dead or (job is not None and one.process is None) for one in evidence)
     was_interrupted = job is not None and job.interrupted
+    is_over = all(one.has_ended or one.is_dead or (was_interrupted and _is_left(one, job)) for one in evidence)
     if any(one.is_dead for one in evidence):
         hang = hung_at_last(directory)
         if hang is not None:
@@ -118,6 +119,11 @@ def _examine(directory: Path, run: Path) -> tuple[Verdict | None, str]:
         f"step {step:,} takes longer than usual, but the job pauses on purpose (it saves, evaluates or computes), or "
         "has just gone on. Ask again in some seconds."
     )
+
+
+def _is_left(rank: RankEvidence, job: ProcessExit | None) -> bool:
+    """Return whether the job's first process has ended on the rank's host, and the rank is no longer there."""
+    return job is not None and job.host in (None, rank.identity.host) and rank.process is None
 
 
 def _how_it_ended(evidence: Sequence[RankEvidence]) -> str:
@@ -170,10 +176,10 @@ def _judge_dumps(folder: Path, form: str) -> int:
     called = {rank: read_dump(path) for rank, path in dumps.items()}
     verdict = judge_dumps(called)
     if verdict is None and len(dumps) == 1:
-        return _say_well("there is one dump only: put those of the other ranks beside it, to compare them.", form)
+        return _say_well("there is only one dump: put those of the other ranks beside it to compare them.", form)
     if verdict is None:
         lonely = "".join(
-            f" In group {clean(group)} only rank {rank} called any: its other ranks, if it has some, may be missing."
+            f" In group {clean(group)} only rank {rank} called any: if it has other ranks, they may have missed them."
             for group, rank in lonely_calls(called).items()
         )
         said = f"{count(len(dumps), 'rank')} called the same collectives: the dumps blame nobody.{lonely}"

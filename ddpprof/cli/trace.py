@@ -43,7 +43,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=Settings.cost_steps,
         metavar="N",
-        help="then switch recording off and on in turns for N steps, to measure ddpprof's own cost (%(default)s)",
+        help="then take N steps, half of them with recording off, to measure ddpprof's own cost (%(default)s)",
     )
     add(
         "--warmup",

@@ -68,7 +68,9 @@ class RankEvidence:
         if self.state.ended == Ended.FAILED:
             return True
         if self.exit is not None:  # launchers send SIGTERM to all ranks when one fails
-            return self.exit.exit_code != 0 and not (self.has_ended and self.exit.exit_code == -signal.SIGTERM)
+            return self.exit.exit_code != 0 and not (
+                self.state.ended == Ended.FINISHED and self.exit.exit_code == -signal.SIGTERM
+            )
         return not self.has_ended and self.is_here and self.process is None
 
     @property

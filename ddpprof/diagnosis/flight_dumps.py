@@ -106,7 +106,7 @@ def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | No
 
 
 def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, int]:
-    """Return the groups in which only one rank called collectives: whether others are in them, dumps do not tell."""
+    """Return the groups in which only one rank called collectives. Dumps do not tell whether others belong to them."""
     groups = sorted({one.group for called in ranks.values() for one in called})
     by_group = {group: _of_group(ranks, group) for group in groups}
     return {group: next(iter(called)) for group, called in by_group.items() if len(called) == 1}
@@ -121,7 +121,8 @@ def _of_group(ranks: Mapping[int, Sequence[DumpedCollective]], group: str) -> _N
     return {rank: called for rank, called in numbered.items() if called or group == _DEFAULT_GROUP}
 
 
-def _first_difference(ranks: _Numbered) -> Verdict | None:
+def _first_difference(of_group: _Numbered) -> Verdict | None:
+    ranks = {rank: called for rank, called in of_group.items() if called}
     common = sorted(set.intersection(*(set(called) for called in ranks.values()))) if ranks else []
     for number in common:
         calls = Counter(called[number].call for called in ranks.values())

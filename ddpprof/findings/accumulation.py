@@ -19,12 +19,14 @@ def reduces_every_pass(o: Observed) -> Iterator[Finding]:
         gain_ns, predicted = hoped_for(most_ns, o.predictions.no_sync)
         if not o.worth(most_ns, predicted):
             continue
-        num_bytes = sum(parameter.num_bytes for parameter in module.parameters)
+        known = [module.bucket_bytes(index) for index in range(len(module.buckets))]
+        sizes = [num_bytes for num_bytes in known if num_bytes is not None]
+        sent = f"{size(sum(sizes))} in " if len(sizes) == len(known) else ""
         exposed = "" if o.exposed_ns is None else f"; {ms(o.exposed_ns)} of communication per step are exposed"
         yield Finding(
             "reduces-every-pass",
             f"Gradients accumulate over {one.num_passes} backward passes, and every pass all-reduces them",
-            f"each pass sends {size(num_bytes)} in {_buckets(len(module.buckets))}, but the optimizer uses only the "
+            f"each pass sends {sent}{_buckets(len(module.buckets))}, but the optimizer uses only the "
             f"result of the last pass, in {one.num_steps} recorded steps{exposed}",
             f"{reduce_once(o.framework)} Code that reads gradients between the passes, such as clipping, then sees "
             "each rank's own gradients.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ddpprof import rundir
@@ -16,7 +18,9 @@ _SHARE = 0.02
 _LONG_S = 1.0
 """seconds from which on a look takes long"""
 _MOST_FAILURES = 30
-"""number of failures of a disk in a row after which the job is no longer watched"""
+"""number of failures in a row, such as of a disk, after which the job is no longer watched"""
+_RETRY_S = 1.0
+"""seconds until the next try after a failure"""
 
 
 class RunWatch:
@@ -53,22 +57,20 @@ class RunWatch:
     def _look_until_the_end(self) -> None:
         first_s, time_of_day_s = _now_s() + _FIRST_LOOK_S, _time_of_day_s()
         turns: list[_Turn] = []
-        slow_s, num_failures = 0.0, 0
+        slow_s, failures = 0.0, _Failures()
         while not self._ending.wait(max(0.1, min((turn.due_s for turn in turns), default=first_s) - _now_s())):
-            try:
+            with failures.counted():
                 directory = self._directory()
                 if directory is None:
                     continue
                 self._name_top(directory)
-                turns = turns or [_Turn(look, time_of_day_s) for look in self._looks()]
-                for turn in turns:
-                    if _now_s() >= turn.due_s:
-                        slow_s += turn.look_at(directory, slow_s)
-                num_failures = 0
-            except OSError:  # such as that of a network's disk for a moment
-                num_failures += 1
-                if num_failures == _MOST_FAILURES:
-                    raise
+            if failures.in_a_row:
+                self._ending.wait(_RETRY_S)
+                continue
+            turns = turns or [_Turn(look, time_of_day_s) for look in self._looks()]
+            for turn in turns:
+                if _now_s() >= turn.due_s:
+                    slow_s += turn.look_at(directory, slow_s)
         directory = self._directory()
         if directory is not None:
             for look in [turn.look for turn in turns] or self._looks():
@@ -97,6 +99,24 @@ class RunWatch:
         return rundir.last_attempt(self._out) if rundir.is_run(self._out) else None
 
 
+class _Failures:
+    """Failures of a disk in a row, such as of a network's for a moment, after which looking goes on."""
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Swallow an ``OSError``, unless there were too many of them in a row."""
+        try:
+            yield
+            self.in_a_row = 0
+        except OSError:
+            self.in_a_row += 1
+            if self.in_a_row == _MOST_FAILURES:
+                raise
+
+
 class _Turn:
     """One kind of looking: when it is due, and how it went the last time."""
 
@@ -106,6 +126,7 @@ class _Turn:
         self._time_of_day_s = time_of_day_s
         self._slow_s = 0.0
         self._took_long = False
+        self._failures = _Failures()
 
     def look_at(self, directory: Path, slow_s: float) -> float:
         """Look at the run; return the seconds that it took if it takes long again and again, as on slow storage.
@@ -116,8 +137,8 @@ class _Turn:
         late_s = began_s - self.due_s - (slow_s - self._slow_s)
         missed_s = max(late_s, abs(time_of_day_s - self._time_of_day_s))
         self._time_of_day_s = time_of_day_s
-        self.due_s = began_s + self.look.every_s  # in case it fails
-        self.look.at(directory, missed_s)
+        with self._failures.counted():
+            self.look.at(directory, missed_s)
         lasted_s, took_long_before = _now_s() - began_s, self._took_long
         self._took_long = lasted_s > _LONG_S
         own_slow_s = lasted_s if self._took_long and took_long_before else 0.0

@@ -6,8 +6,8 @@
     slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows)
 
 The noise of windows is learned from the last 1024 values, those of slow-downs without what these added, and so contains
-what values in a row have in common. It counts from the median of the 512 values around, since a job that became faster
-for good does not differ more than before. Windows in which steps settle at two lengths more than 10 % apart do not
+what values in a row have in common. Values count from the median of the 512 around them, since a job that became faster
+for good is no noisier than before. Windows in which steps settle at two lengths more than 10 % apart do not
 count: they contain a slow-down too short to be found. A slow-down is withdrawn if its own steps turn out to differ as
 much as that; one among the first 512 values also if later steps do. Steps that are longer for a known reason
 (`StepFlag`) are left out.

@@ -70,7 +70,7 @@ class RankNow:
     """``None`` if the waiting is unknown, as on accelerators"""
     data_ns: int | None
     wait_ns: int | None
-    """the same"""
+    """``None`` if unknown, as on accelerators"""
     memory_bytes: int | None
     standing: Standing
     sign_age_ns: int

@@ -20,7 +20,7 @@ _OF_MEDIAN = 1.2533
 _THREE_OF_FOUR = 1.1503
 """deviations within which three of four normal values are"""
 _FOLLOWED = 1.1
-"""how many times as much windows differ as they do from the median around them, which follows them"""
+"""factor that makes up for the median around windows, which follows them and so hides part of how much they differ"""
 
 
 def noise_of_windows(values: Floats, window: int, around: int, share_steps: bool, two_levels: float) -> float:

@@ -15,7 +15,7 @@ import torch
 class Accumulated:
     """Gradients of one DDP module, in the steps that are recorded in detail and the initial skipped ones.
 
-    Only half of the steps are recorded lightly, which may never show branches that alternate between steps.
+    Only half of the first steps are recorded lightly, and may never show branches that alternate between steps.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:

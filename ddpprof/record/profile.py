@@ -27,7 +27,7 @@ class profile:  # noqa: N801 (a context manager, named as torch.profiler.profile
     Args:
         out: the run directory, which is created; an earlier run in it is kept unless `force` is given.
         skip_first: initial steps that are not recorded.
-        cost_steps: steps that measure ddpprof's own cost, with recording off and on in turns.
+        cost_steps: steps that measure ddpprof's own cost: half of them with recording off.
         timed_steps: steps with recording off, of which only the length is kept.
         warmup: steps with the profiler on, whose trace is discarded.
         steps: profiled steps.

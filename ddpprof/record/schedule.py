@@ -67,7 +67,7 @@ class Schedule:
         if step < self._cost_begin:
             return StepMode.SKIP
         if step < self._timed_begin:
-            return StepMode.LIGHT if (step - self._cost_begin).bit_count() % 2 else StepMode.OFF
+            return self._cost_mode(step - self._cost_begin)
         if step < self._warmup_begin:
             return StepMode.OFF
         if step < self._profiled_begin:
@@ -77,6 +77,12 @@ class Schedule:
         if step < self._alone_begin:
             return StepMode.BASELINE
         return StepMode.ALONE if step < self._done_begin else self._mode_in_blocks(step)
+
+    def _cost_mode(self, into: int) -> StepMode:
+        """Return off or light: they come in pairs, of which the first half begin with off and the others with light."""
+        num_steps = self._timed_begin - self._cost_begin
+        begins_light = into // 2 * 4 >= num_steps
+        return StepMode.LIGHT if (into % 2 == 1) != begins_light else StepMode.OFF
 
     def _mode_in_blocks(self, step: int) -> StepMode:
         if step >= self.num_steps:

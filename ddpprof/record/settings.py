@@ -31,7 +31,7 @@ class Settings:
     skip_first: int = SKIP_FIRST
     """initial steps not recorded: DDP rebuilds its buckets at the second forward, and caches and allocators warm up"""
     cost_steps: int = COST_STEPS
-    """steps with recording off and on in turns, from which ddpprof measures its own cost"""
+    """steps, half of them with recording off, from which ddpprof measures its own cost"""
     timed_steps: int = 0
     """following steps with recording off, of which only the length is kept"""
     warmup: int = WARMUP

@@ -221,7 +221,7 @@ TERMS = (
     ),
     Term(
         "ddpprof's own cost",
-        "The length of a recorded step relative to one without recording; both take turns before the profiled steps.",
+        "The length of a recorded step relative to one without recording. The two take turns before profiled steps.",
         field="ranks[].recording_cost",
         aliases=("recording cost",),
     ),
@@ -252,7 +252,7 @@ TERMS = (
         "own time",
         "The step of a rank without its waiting for other ranks. Steps are about equally long on "
         "all ranks, since they wait for each other; a slow rank shows in its own time. On an accelerator the waiting "
-        "is unknown, and the own time is the whole step.",
+        "is unknown, and so is the own time.",
         formula="step - waiting",
         field="whole_run.ranks[].whole.wait_ns",
         aliases=("own", "own ms"),

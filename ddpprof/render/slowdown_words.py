@@ -81,7 +81,7 @@ def _why(slowdown: StepSlowdown, world_size: int) -> str:
 
 
 def pause_sentence(pause: Pause) -> str:
-    """Return in one sentence what pauses of one kind took. Not all that is long while ddpprof records is its doing."""
+    """Return in one sentence what pauses of one kind took. Recorded steps may be long for other reasons."""
     steps = "step" if pause.num_steps == 1 else "steps"
     took_s = pause.extra_ns / _NS_PER_S
     if pause.kind is PauseKind.RECORDING:

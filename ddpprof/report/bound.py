@@ -41,7 +41,7 @@ def find_bound(report: Report, observed: Observed) -> Bound | None:
     num_collectives = round(median(step.num_comm_kernels for step in steps))
     num_bytes, waiting_ns = _gradient_bytes(report, num_collectives), _waiting_ns(report)
     if waiting_ns is not None and waiting_ns > comm_ns:
-        waiting_ns = None  # it is of all steps, and those that were left out of the means had longer ones
+        waiting_ns = None  # it counts all steps, and those left out of the means had longer waits
     return Bound(
         by=_bound_by(comm_ns, waiting_ns, num_bytes),
         step_ns=step_ns,

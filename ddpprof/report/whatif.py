@@ -71,7 +71,7 @@ class WhatIf(ShownInNotebooks):
     without_world_ns: float | None
     """the replayed step without `world`; ``None`` if there is none"""
     work_ratio: float
-    """how many times as many samples a step has as without `world`"""
+    """how many times as many samples a rank has in a step as without `world`"""
     best: PredictedSetting | None
     """best buckets that DDP can be told to make; ``None`` if the run lacks its parameters"""
     assumes: tuple[str, ...]

@@ -2,8 +2,8 @@
 
     light ratio = median over pairs of neighbours of (light step / off step), as a geometric mean of the middle two
 
-Off and light steps take turns, and so does who comes first (off light, light off, light off, off light): neither a slow
-drift of the machine nor a script whose every second or fourth step is longer favours one of them.
+Off comes first in half of the pairs (off light, off light, light off, light off): neither a slow drift of the machine
+nor a script whose every second or fourth step is longer favours one of them.
 """
 
 from __future__ import annotations

@@ -77,24 +77,24 @@ def how_it_ended(ends: Sequence[RankEnd]) -> str:
     """Say how an attempt ended, cause first: ranks with their own error, killed ranks, ranks that lost another one."""
     if not ends:
         return "before any rank recorded"
-    if all(end.ended == "finished" for end in ends):
+    if all(end.ended == "finished" and not end.failed for end in ends):
         return "finished"
-    own = [end for end in ends if _failed(end) and not end.is_consequence]
-    lost = [end for end in ends if _failed(end) and end.is_consequence]
+    said = [end for end in ends if end.ended is not None]
+    own = [end for end in said if end.failed and not end.is_consequence]
+    lost = [end for end in said if end.failed and end.is_consequence]
     killed = [end for end in ends if end.ended is None]
     # If another rank failed first, torchrun killed these.
-    parts = [f"rank {end.rank} {clean(end.ended or '', most=120)}" for end in own[:_MAX_ERRORS]]
+    parts = [
+        f"rank {end.rank} {clean(end.error or f'ended with exit code {end.exit_code}', most=120)}"
+        for end in own[:_MAX_ERRORS]
+    ]
     if killed:
         parts.append(f"{_ranks(killed)} killed")
     if lost:
         parts.append(f"{_ranks(lost)} lost the others")
-    rest = [end for end in ends if end.ended is not None and not _failed(end)]
+    rest = [end for end in said if not end.failed]
     parts += sorted({f"{_ranks([e for e in rest if e.ended == end.ended])} {clean(end.ended or '')}" for end in rest})
     return "; ".join(parts)
-
-
-def _failed(end: RankEnd) -> bool:
-    return end.ended is not None and end.ended.startswith("failed")
 
 
 def _ranks(ends: Sequence[RankEnd]) -> str:

@@ -22,7 +22,7 @@ def bound_lines(report: Report) -> Iterable[Section]:
         yield Line(f"According to a replay of the recorded steps, these would help: {'; '.join(map(_gain, helps))}.")
     if may_help:
         gains = "; ".join(map(_gain, may_help))
-        yield Line(f"These may or may not help, since steps or predictions are uncertain by as much: {gains}.")
+        yield Line(f"These may or may not help, since their gains are within the uncertainty: {gains}.")
     if cannot:
         yield Line(f"According to the replay, these do not help: {', '.join(_WHAT[one.what] for one in cannot)}.")
     if not bound.would_help:

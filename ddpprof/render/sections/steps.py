@@ -47,7 +47,7 @@ def mean_of_steps(report: Report) -> str:
 
 
 def left_out(report: Report) -> dict[int, float]:
-    """Return the profiled steps left out of all means, with how many times as long as the others they took."""
+    """Return the profiled steps left out of all means since they took far longer, and how many times as long."""
     lengths: dict[int, int] = {}
     for step in (step for rank in report.ranks for step in rank.measured_steps):
         lengths[step.step] = max(step.duration_ns, lengths.get(step.step, 0))

@@ -64,8 +64,8 @@ def _of_world(answer: WhatIf) -> Iterable[Section]:
     step_ns, before = answer.outcomes[0].prediction.step_ns, ms(answer.without_world_ns)
     said = f"With {clean(answer.world)} and the recorded buckets a step takes {ms(step_ns)} ms"
     if answer.work_ratio != 1:
-        more = f"{three_digits(answer.work_ratio)} times as many samples"
-        yield Line(f"{said} and has {more}: {ms(step_ns / answer.work_ratio)} ms for as many as now in {before}.")
+        more = f"{three_digits(answer.work_ratio)} times as many samples per rank"
+        yield Line(f"{said} for {more}: as many as now take {ms(step_ns / answer.work_ratio)} ms instead of {before}.")
     elif ms(step_ns) != before:
         yield Line(f"{said} instead of {before}.")
 

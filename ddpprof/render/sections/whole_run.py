@@ -222,7 +222,8 @@ def _rank_table(run: WholeRun) -> Table:
 
 def _rank_row(one: RankWholeRun) -> tuple[str, ...]:
     whole = one.whole
-    times = (whole.mean_ns, whole.own_ns, whole.data_ns, whole.wait_ns) if whole is not None else (None,) * 4
+    own_ns = None if whole is None or whole.wait_ns is None else whole.own_ns
+    times = (whole.mean_ns, own_ns, whole.data_ns, whole.wait_ns) if whole is not None else (None,) * 4
     memory = (ABSENT if num is None else f"{num / 1e6:.0f}" for num in (one.first_memory_bytes, one.last_memory_bytes))
     return (str(one.rank), clean(one.host, most=40), str(one.num_steps), *map(ms, times), *memory, _stands(one))
 

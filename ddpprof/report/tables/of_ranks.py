@@ -73,7 +73,7 @@ RANKS: TableSchema[_RankRow] = TableSchema(
         integer("step_profiled_ns", "median step under the profiler", lambda r: r.cost and r.cost.profiled_ns),
         real(
             "light_ratio",
-            "light step over the step with recording off just before it, median",
+            "light step over the step with recording off beside it, median of such pairs",
             lambda r: r.cost and r.cost.light_ratio,
         ),
         integer(

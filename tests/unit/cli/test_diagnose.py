@@ -64,6 +64,15 @@ def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == said
 
 
+def test_the_end_of_a_launcher_is_not_that_of_another_hosts_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, host in enumerate(("node-a", "node-b")):
+        write_pulse(run, rank, [MadeStep()] * 10, host=host)
+    for how in ('"exit_code": 0', '"exit_code": -9', '"exit_code": -2, "interrupted": true'):
+        (run / "exits.jsonl").write_text(f'{{"host": "node-a", "is_job": true, {how}}}\n')
+        main(["diagnose", str(run)])
+        assert "the training" not in capsys.readouterr().err
+
+
 def test_a_job_of_which_a_rank_still_hangs_has_not_ended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_pulse(run, 0, [MadeStep()] * 10)
     write_pulse(run, 1, [MadeStep()] * 10, ended=Ended.FAILED)

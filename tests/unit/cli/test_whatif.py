@@ -160,8 +160,8 @@ def test_a_step_of_other_work_is_compared_for_the_same_work(capsys: pytest.Captu
     assert answer["work_ratio"] == 2
     assert main(asked) == 0
     text, step_ns = " ".join(capsys.readouterr().out.split()), answer["outcomes"][0]["prediction"]["step_ns"]
-    before = f"{step_ns / 2e6:.2f} ms for as many as now in {answer['without_world_ns'] / 1e6:.2f}."
-    assert f"takes {step_ns / 1e6:.2f} ms and has 2 times as many samples: {before}" in text
+    as_now = f"as many as now take {step_ns / 2e6:.2f} ms instead of {answer['without_world_ns'] / 1e6:.2f}."
+    assert f"takes {step_ns / 1e6:.2f} ms for 2 times as many samples per rank: {as_now}" in text
 
 
 @pytest.mark.parametrize("command", ["whatif", "timeline", "tensorboard"])

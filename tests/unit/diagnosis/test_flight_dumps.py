@@ -64,6 +64,12 @@ def test_a_rank_that_called_nothing_is_missing() -> None:
     assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.MISSING_COLLECTIVE, 1, (0,))
 
 
+def test_another_collective_comes_before_a_rank_that_called_nothing() -> None:
+    verdict = judge_dumps({0: THREE, 1: called("all_reduce", "broadcast", "barrier"), 2: THREE, 3: ()})
+    assert verdict is not None
+    assert (verdict.fault, verdict.rank) == (Fault.OTHER_COLLECTIVE, 1)
+
+
 def test_a_group_in_which_one_rank_called_is_named() -> None:
     pair = called("all_gather", group="1")
     assert lonely_calls({0: (*THREE, *pair), 1: THREE}) == {"1": 0}

@@ -123,6 +123,12 @@ def test_a_killed_rank_is_named_by_its_exit_code() -> None:
     assert (verdict.fault, verdict.rank, verdict.exit_code, verdict.detail) == (Fault.DIED, 1, -9, None)
 
 
+def test_a_rank_that_says_that_all_was_well_is_named_by_its_exit_code() -> None:
+    lost = died(waiting(0), "failed: RuntimeError: Connection closed by peer [127.0.0.1]:4", -15)
+    verdict = judge([lost, died(rank(1), "finished", exit_code=5)])
+    assert (verdict.fault, verdict.rank, verdict.exit_code, verdict.detail) == (Fault.DIED, 1, 5, None)
+
+
 def test_parameters_without_gradient_are_named() -> None:
     failed = died(rank(1), "failed: RuntimeError: Expected to have finished reduction in …", unused=("branch.weight",))
     assert judge([waiting(0), failed]).parameters == ("branch.weight",)

@@ -108,8 +108,11 @@ def test_a_large_bucket_is_no_excuse_for_a_slow_link() -> None:
 
 
 def test_of_sparse_gradients_nobody_knows_how_many_bytes_are_sent() -> None:
-    slow = [{**one, "num_bytes": None} for one in SEVEN_AND_ONE]
-    assert find(observed(of_mib([7], [1]), slow, trailing_ns=62 * MS, exposed_ns=62 * MS)) == ()
+    module = of_mib(*[[0.1]] * 6)
+    times = [{"ready_ns": 60 * MS, "transfer_ns": 5 * MS}] * 6
+    many = [{**one, "num_bytes": None} for one in times]
+    assert find(observed(module, times, exposed_ns=30 * MS)) != ()
+    assert find(observed(module, many, exposed_ns=30 * MS)) == ()
 
 
 LARGE = {"first_ready_ns": 10 * MS, "ready_ns": 60 * MS, "transfer_ns": 20 * MS}

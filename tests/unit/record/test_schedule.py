@@ -30,7 +30,7 @@ def modes(schedule: Schedule, num_steps: int) -> str:
 @pytest.mark.parametrize(
     ("choices", "expected"),
     [
-        pytest.param({}, "sss-ll-l--lwPPPPP..", id="as-it-comes"),
+        pytest.param({}, "sss-l-ll-l-wPPPPP..", id="as-it-comes"),
         pytest.param(
             {"skip_first": 0, "cost_steps": 0, "warmup": 0, "steps": 2}, "sPP..", id="nothing-but-the-first-step-before"
         ),
@@ -57,7 +57,7 @@ def modes(schedule: Schedule, num_steps: int) -> str:
             "swPPsss--sss00sss--sss00..",
             id="blocks-with-and-without-ddp",
         ),
-        pytest.param({"profiler": False, "steps": 2}, "sss-ll-l--lll..", id="light-recording-has-no-warmup"),
+        pytest.param({"profiler": False, "steps": 2}, "sss-l-ll-l-ll..", id="light-recording-has-no-warmup"),
     ],
 )
 def test_modes(choices: dict[str, Any], expected: str) -> None:

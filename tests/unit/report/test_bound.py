@@ -49,6 +49,14 @@ def test_only_passes_that_accumulate_can_go_without_reduction(
     assert [one.what for one in bound.would_help] == expected
 
 
+def test_what_is_of_other_steps_is_not_said_of_the_usual_ones() -> None:
+    assert found(of_steps(4, waiting_ns=40 * MS)).waiting_ns == 40 * MS
+    assert found(of_steps(4, waiting_ns=60 * MS)).waiting_ns is None, "longer than all communication of a usual step"
+    whole = replace(of_steps(4), buckets=reports.report().buckets)
+    assert found(whole).gradient_bytes is not None
+    assert found(replace(of_steps(1), buckets=whole.buckets)).gradient_bytes is None
+
+
 @pytest.mark.parametrize("step_noise_ns", [None, 5 * MS, 15 * MS])
 def test_what_is_noise_as_a_finding_is_noise_here(step_noise_ns: int | None) -> None:
     seen = observed(step_noise_ns=step_noise_ns)

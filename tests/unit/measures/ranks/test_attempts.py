@@ -93,3 +93,11 @@ def test_how_an_attempt_ended(ends: tuple[str | None, ...], said: str) -> None:
     records = [of_steps(rank, ended=ended) for rank, ended in enumerate(ends)]
     (summary,) = summarise_attempts([attempt(0, *records)])
     assert how_it_ended(summary.ends) == said
+
+
+def test_an_attempt_that_a_rank_ended_with_an_exit_code() -> None:
+    ends = [
+        RankEnd(0, "a", "failed: closed by peer", True, exit_code=-15),
+        RankEnd(1, "a", "finished", False, exit_code=5),
+    ]
+    assert how_it_ended(ends) == "rank 1 ended with exit code 5; rank 0 lost the others"
