@@ -12,7 +12,7 @@ import math
 import pickle
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -98,31 +98,32 @@ def judge_dumps(ranks: Mapping[int, Sequence[DumpedCollective]]) -> Verdict | No
 
     A rank that called another collective than most, under the same number, comes before one that called fewer.
     """
-    groups = sorted({one.group for called in ranks.values() for one in called})
-    by_group = [_of_group(ranks, group) for group in groups]
-    differing = [found for found in map(_first_difference, by_group) if found is not None]
-    missing = [found for found in map(_first_missing, by_group) if found is not None]
-    return next(iter((*differing, *missing)), None)
+    by_group = _by_group(ranks)
+    differing = map(_first_difference, by_group.values())
+    missing = (_first_missing(of, ranks if group == _DEFAULT_GROUP else of) for group, of in by_group.items())
+    return next((found for found in (*differing, *missing) if found is not None), None)
 
 
 def lonely_calls(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, int]:
     """Return the groups in which only one rank called collectives. Dumps do not tell whether others belong to them."""
-    groups = sorted({one.group for called in ranks.values() for one in called})
-    by_group = {group: _of_group(ranks, group) for group in groups}
-    return {group: next(iter(called)) for group, called in by_group.items() if len(called) == 1}
+    return {group: next(iter(called)) for group, called in _by_group(ranks).items() if len(called) == 1}
 
 
 _Numbered = dict[int, dict[int, DumpedCollective]]
 """rank → number → collective of one group"""
 
 
+def _by_group(ranks: Mapping[int, Sequence[DumpedCollective]]) -> dict[str, _Numbered]:
+    groups = sorted({one.group for called in ranks.values() for one in called})
+    return {group: _of_group(ranks, group) for group in groups}
+
+
 def _of_group(ranks: Mapping[int, Sequence[DumpedCollective]], group: str) -> _Numbered:
     numbered = {rank: {one.sequence: one for one in called if one.group == group} for rank, called in ranks.items()}
-    return {rank: called for rank, called in numbered.items() if called or group == _DEFAULT_GROUP}
+    return {rank: called for rank, called in numbered.items() if called}
 
 
-def _first_difference(of_group: _Numbered) -> Verdict | None:
-    ranks = {rank: called for rank, called in of_group.items() if called}
+def _first_difference(ranks: _Numbered) -> Verdict | None:
     common = sorted(set.intersection(*(set(called) for called in ranks.values()))) if ranks else []
     for number in common:
         calls = Counter(called[number].call for called in ranks.values())
@@ -137,8 +138,9 @@ def _first_difference(of_group: _Numbered) -> Verdict | None:
     return None
 
 
-def _first_missing(ranks: _Numbered) -> Verdict | None:
-    last = {rank: max(called, default=0) for rank, called in ranks.items()}
+def _first_missing(ranks: _Numbered, members: Iterable[int]) -> Verdict | None:
+    """Return which of the group's members is behind, perhaps one that called nothing in it."""
+    last = {rank: max(ranks.get(rank, ()), default=0) for rank in members}
     if not last or min(last.values()) == max(last.values()):
         return None
     blamed = min(last, key=lambda rank: (last[rank], rank))

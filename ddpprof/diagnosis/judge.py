@@ -20,6 +20,7 @@ from ddpprof.measures.ranks.failure import is_of_a_lost_peer
 from ddpprof.model import UNKNOWN, DdpModule, UnusualCollective
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.model.pulse import Activity, activity_word
+from ddpprof.model.record import error_in
 
 UNREDUCED = "Expected to have finished reduction"
 """how DDP's error begins if parameters got no gradient"""
@@ -174,10 +175,10 @@ def _unreduced(blamed: Position) -> tuple[str, ...]:
 def _detail(blamed: Position, fault: Fault) -> str | None:
     """Return what else is known; of a dead rank, its own words, unless these say that all was well."""
     record = blamed.evidence.record
-    if blamed.fault is not Fault.DIED or record is None or not (record.ended or "").startswith("failed"):
+    error = None if record is None else error_in(record.ended)
+    if blamed.fault is not Fault.DIED or record is None or error is None:
         return blamed.detail
-    assert record.ended is not None
-    said, one = record.ended.removeprefix("failed: "), record.unusual_collective
+    said, one = error.removeprefix("failed: "), record.unusual_collective
     if fault is not Fault.OTHER_COLLECTIVE or one is None:
         return said
     values = "1 value" if one.num_values == 1 else f"{one.num_values:,} values"

@@ -271,6 +271,11 @@ class UnusualCollective(Struct, frozen=True):
     """line of the user's code that called it, as ``file:line in function``"""
 
 
+def error_in(ended: str | None) -> str | None:
+    """Return how a rank says that it ended, if that was with an error: ``"failed: …"``."""
+    return ended if ended is not None and ended.startswith("failed") else None
+
+
 class Record(Struct, frozen=True, kw_only=True):
     """Everything recorded about one rank, except steps that were skipped or only warmed up the profiler."""
 

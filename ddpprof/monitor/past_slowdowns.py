@@ -31,12 +31,12 @@ def slowdowns_of_run(pulses: Mapping[int, Pulse]) -> Slowdowns:
         return Slowdowns()
     watch = SlowdownWatch()
     watch.update(pulses)
-    first_row = int(steps.number[0]) if len(steps) else None
+    first_row = int(steps.number[0]) if len(steps) else 0
     found = watch.slowdowns
     unseen = [
         coarse
         for coarse in slowdowns_of_summaries(pulses)
-        if first_row is None or coarse.first_step < first_row or not any(_overlap(coarse, one) for one in found)
+        if coarse.first_step < first_row or not any(_overlap(coarse, one) for one in found)
     ]
     return Slowdowns(tuple(sorted([*unseen, *found], key=lambda one: one.first_step)), pauses_in(steps))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from ddpprof.model import ProcessExit, Record
 from ddpprof.model.process_exit import last_exit_of_job, oom_kills_seen
+from ddpprof.model.record import error_in
 
 _OF_A_LOST_PEER = re.compile(
     r"closed by peer|Connection (?:reset|refused|closed)|Broken pipe|NCCL|DistBackendError|DistNetworkError|"
@@ -46,7 +47,7 @@ class RankEnd:
     @property
     def error(self) -> str | None:
         """The error that ended it, in its own words."""
-        return self.ended if self.ended is not None and self.ended.startswith("failed") else None
+        return error_in(self.ended)
 
     @property
     def failed(self) -> bool:
@@ -85,7 +86,8 @@ def is_of_a_lost_peer(error: str) -> bool:
 
 def rank_end(record: Record) -> RankEnd:
     """Return what the rank itself says about its end."""
-    lost = bool(record.ended and record.ended.startswith("failed") and is_of_a_lost_peer(record.ended))
+    error = error_in(record.ended)
+    lost = error is not None and is_of_a_lost_peer(error)
     when = record.ended_unix_ns if record.ended is not None else record.last_step_unix_ns
     return RankEnd(record.rank, record.host, record.ended, lost, record.num_steps, when, pid=record.pid)
 

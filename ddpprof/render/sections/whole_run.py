@@ -222,10 +222,14 @@ def _rank_table(run: WholeRun) -> Table:
 
 def _rank_row(one: RankWholeRun) -> tuple[str, ...]:
     whole = one.whole
-    own_ns = None if whole is None or whole.wait_ns is None else whole.own_ns
-    times = (whole.mean_ns, own_ns, whole.data_ns, whole.wait_ns) if whole is not None else (None,) * 4
+    times = (whole.mean_ns, _own_ns(one), whole.data_ns, whole.wait_ns) if whole is not None else (None,) * 4
     memory = (ABSENT if num is None else f"{num / 1e6:.0f}" for num in (one.first_memory_bytes, one.last_memory_bytes))
     return (str(one.rank), clean(one.host, most=40), str(one.num_steps), *map(ms, times), *memory, _stands(one))
+
+
+def _own_ns(one: RankWholeRun) -> int | None:
+    """Return the time that the rank needed by itself; ``None`` if its waiting is unknown."""
+    return None if one.whole is None or one.whole.wait_ns is None else one.whole.own_ns
 
 
 def _stands(one: RankWholeRun) -> str:
@@ -238,7 +242,7 @@ def _stands(one: RankWholeRun) -> str:
 
 def _own_times(ranks: Sequence[RankWholeRun]) -> str:
     """Say whether the ranks' own times differ."""
-    own = {one.rank: one.whole.own_ns for one in ranks if one.whole is not None and one.whole.wait_ns is not None}
+    own = {one.rank: own_ns for one in ranks if (own_ns := _own_ns(one)) is not None}
     if len(own) < 2:
         return "own: the step without its waiting for other ranks"
     slowest, usual_ns = max(own, key=lambda rank: own[rank]), median_known(own.values()) or 0
