@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from jobs import DDPPROF, QUICK, environment, script, seconds_to_start
+from jobs import DDPPROF, QUICK, environment, outside_checkout, script, seconds_to_start
 from remotes import CONVNET
 
 from ddpprof.experiments.plan import is_experiment, read_end, read_plan
@@ -245,7 +245,7 @@ def tracebacks(said: str, of_job: bool) -> Iterator[str]:
     """Those in what was said; where the user's job spoke, too, those that ended in ddpprof."""
     for begin in re.finditer(r"Traceback \(most recent call last\)", said):
         frames = re.findall(r'^  File "([^"]+)"', said[begin.start() :].partition("\nTraceback")[0], re.MULTILINE)
-        if not of_job or any("/ddpprof/" in frame for frame in frames[-1:]):  # ranks may talk at once
+        if not of_job or any("/ddpprof/" in outside_checkout(frame) for frame in frames[-1:]):  # ranks may talk at once
             yield said[begin.start() : begin.start() + 3000]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from accelerator import first_recorded
-from jobs import Run, on_ranks, script
+from jobs import Run, on_ranks, outside_checkout, script
 
 WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--no-profiler", "--steps", "100"]
 """Light recording from step 6 until the script ends."""
@@ -28,7 +28,7 @@ def trace(
     """The recorded steps of both ranks."""
     done = ddpprof("trace", "--quiet", "--out", "run", *window, *on_ranks(2, *job))
     assert done.returncode == 0, done.stderr
-    assert "ddpprof" not in done.stderr
+    assert "ddpprof" not in outside_checkout(done.stderr)
     return [recorded(folder / "run", rank) for rank in (0, 1)]
 
 
@@ -142,7 +142,7 @@ def test_the_user_marks_the_steps(updates: int, first_mark_ends: int, tmp_path: 
     """Until the first mark steps are found as ever: each of the first iteration's updates is one."""
     (tmp_path / "marks.py").write_text(EXPLICIT)
     done = two_ranks(tmp_path / "marks.py", str(updates))
-    assert (done.returncode, "ddpprof" in done.stderr) == (0, False), done.stderr
+    assert (done.returncode, "ddpprof" in outside_checkout(done.stderr)) == (0, False), done.stderr
     for rank in (0, 1):
         rows = recorded(tmp_path / "run", rank)
         assert rows[-1]["number"] == first_mark_ends + 19 - 1

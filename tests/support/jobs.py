@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+CHECKOUT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 DDPPROF = [sys.executable, "-P", "-m", "ddpprof"]
 FORKED_RANKS = Path(__file__).with_name("forked_ranks.py")
@@ -23,6 +24,11 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def environment(**more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return {**kept, "COLUMNS": "250", "OMP_NUM_THREADS": "1", **more}
+
+
+def outside_checkout(said: str) -> str:
+    """Return what a job said without the path of this checkout, whose folder may be called ddpprof, too."""
+    return said.replace(str(CHECKOUT), "")
 
 
 def script(name: str, *arguments: str) -> list[str]:
