@@ -81,11 +81,11 @@ def test_ranks_that_are_all_equally_slow_are_no_stragglers(ddpprof: Run, report:
 
 @pytest.mark.slow
 def test_a_rank_that_becomes_slow(ddpprof: Run, report: Report) -> None:
-    options = ["--slow", "1", "--phase", "backward", "--seconds", "0.2", "--since", "9", "--steps", "20"]
+    options = ["--slow", "1", "--phase", "backward", "--seconds", "0.2", "--since", "8", "--steps", "20"]
     done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("straggler.py", *options)))
     assert done.returncode == 0, done.stderr
     one = only_one(report("run")["across"])
-    assert (one["rank"], one["part"], one["since_step"], one["num_steps"]) == (1, "backward", 9, 7)
+    assert (one["rank"], one["part"], one["since_step"], one["num_steps"]) == (1, "backward", 8, 7)
 
 
 @pytest.mark.slow

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from ddpprof.findings import Finding
-from ddpprof.layout import FindingList, FindingText, Section, clean, count, ms
+from ddpprof.layout import FindingList, FindingText, Line, Section, clean, count, ms
 from ddpprof.report import Report
 from ddpprof.report.side_streets import file_of
 from ddpprof.report.times import is_accelerator
@@ -16,12 +16,19 @@ FINDINGS = "Findings"
 NOT_BEYOND_NOISE = "Not beyond noise"
 
 
-def finding_list(report: Report) -> Iterable[Section]:
+def finding_list(report: Report) -> Iterator[Section]:
     texts = finding_texts(report)
-    yield FindingList(FINDINGS, tuple(text for text, finding in texts if not finding.is_noise), otherwise(report))
+    yield from beyond_noise(report, [text for text, finding in texts if not finding.is_noise])
     noise = tuple(text for text, finding in texts if finding.is_noise)
     if noise:
         yield FindingList(NOT_BEYOND_NOISE, noise, "")
+
+
+def beyond_noise(report: Report, texts: Sequence[FindingText]) -> Iterator[Section]:
+    """Show findings that are no noise, and say why there are none, or no more."""
+    yield FindingList(FINDINGS, tuple(texts), _otherwise(report))
+    if texts and _lacks_profiled_steps(report):
+        yield Line(_not_profiled(report, "no more"))
 
 
 def is_all_noise(report: Report) -> bool:
@@ -41,31 +48,39 @@ def _text(number: int, finding: Finding) -> FindingText:
     return FindingText(number, title, _gain(finding), evidence, advice, finding.is_noise)
 
 
-def otherwise(report: Report) -> str:
+def _otherwise(report: Report) -> str:
     """Say why there are no findings beyond noise."""
     if report.failure is not None:
         return _FAILED
-    is_of_ranks = file_of(report) is None
-    if is_of_ranks and not report.job.modules:
+    if file_of(report) is None and not report.job.modules:
         return _NOT_RECORDED
-    if is_of_ranks and not any(rank.steps for rank in report.ranks):
-        return _not_profiled(report)
+    if _lacks_profiled_steps(report):
+        return _not_profiled(report, "none")
     if report.findings:
         return _ALL_NOISE
     return _NOTHING if report.bound is None else _NOTHING_OF_DDP
 
 
-def _not_profiled(report: Report) -> str:
+def _lacks_profiled_steps(report: Report) -> bool:
+    """Return whether ddpprof recorded the run, which did not fail, but none of the profiled steps."""
+    was_recorded = file_of(report) is None and report.failure is None and report.job.modules
+    return bool(was_recorded) and not any(rank.steps for rank in report.ranks)
+
+
+def _not_profiled(report: Report, how_many: str) -> str:
+    need = (
+        f"There are {how_many} without profiled steps: most rules need the exposed communication, which only they show."
+    )
     number, on_accelerator = report.job.num_steps, is_accelerator(report.job.device)
     enough = default_steps(on_accelerator)
     if number is None or number >= enough:
-        return _NOT_PROFILED
+        return need
     words = shlex.join(_without_step_options(report.job.recorded_with)) or "train.py"
     options = options_for(number, on_accelerator)
     with_options = "" if options is None else f" Or make do with {number} steps: ddpprof trace {options} {clean(words)}"
     return (
-        f"{_NOT_PROFILED} The training took {count(number, 'step')}, but the default options need {enough}: let "
-        f"it take more steps.{with_options}"
+        f"{need} The training took {count(number, 'step')}, but the default options need {enough}: let it take more "
+        f"steps.{with_options}"
     )
 
 
@@ -85,9 +100,6 @@ _ALL_NOISE = "No finding is beyond noise."
 _FAILED = "No findings in the steps recorded before the failure."
 _NOTHING = "There is nothing to gain: no rule found more than 1% of the step to recover."
 _NOTHING_OF_DDP = "No rule found a setting that would recover more than 1% of the step."
-_NOT_PROFILED = (
-    "There are none without profiled steps: most rules need the exposed communication, which only they show."
-)
 _NOT_RECORDED = (
     "There are none from these traces: most rules need data that only ddpprof records (buckets, parameters, data "
     "loaders). Record them with: ddpprof trace train.py"

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ddpprof.findings import Finding
-from ddpprof.layout import Bars, Commands, FindingList, Line, Remark, Remarks, Section, clean
+from ddpprof.layout import Bars, Commands, Line, Remark, Remarks, Section, clean
 from ddpprof.render.sections.attempts import attempt_table
 from ddpprof.render.sections.bound import bound_remarks
 from ddpprof.render.sections.cost import recording_cost_remark, unusual_steps_line
 from ddpprof.render.sections.failure import failure_lines
-from ddpprof.render.sections.findings import NOT_BEYOND_NOISE, finding_texts, otherwise, short_gain
+from ddpprof.render.sections.findings import NOT_BEYOND_NOISE, beyond_noise, finding_texts, short_gain
 from ddpprof.render.sections.job import job_lines, missing_lines
 from ddpprof.render.sections.lanes import step_lanes
 from ddpprof.render.sections.steps import step_bars, typical_step
@@ -90,7 +90,7 @@ def _bars(report: Report) -> Iterator[Section]:
 
 def _findings(report: Report) -> Iterator[Section]:
     beyond = [text for text, finding in finding_texts(report) if not finding.is_noise][:_MOST_FINDINGS]
-    yield FindingList("Findings", tuple(replace(text, evidence="") for text in beyond), otherwise(report))
+    yield from beyond_noise(report, [replace(text, evidence="") for text in beyond])
 
 
 def _remarks(report: Report) -> Iterator[Section]:

@@ -2,9 +2,10 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
-from reports import report
+from reports import light_report, report
 
 from ddpprof.findings import Finding
 from ddpprof.render.html.report_page import report_page
@@ -46,6 +47,21 @@ def test_where_all_may_be_noise_that_is_said(shown: object) -> None:
     text = shown(report(findings=(NOISE,)))
     assert "No finding is beyond noise." in text
     assert "→" not in text
+
+
+@pytest.mark.parametrize("shown", [terminal, markdown])
+@pytest.mark.parametrize(("findings", "words"), [((), "There are none"), ((SURE,), "There are no more")])
+def test_without_profiled_steps_it_says_how_to_get_them(
+    findings: tuple[Finding, ...], words: str, shown: object
+) -> None:
+    assert callable(shown)
+    few = light_report()
+    few = replace(few, findings=findings, job=replace(few.job, num_steps=10, recorded_with=("train.py",)))
+    text = " ".join(shown(few).split())
+    assert f"{words} without profiled steps" in text
+    assert "The training took 10 steps, but the default options need" in text
+    assert "ddpprof trace --skip-first 2 --cost-steps 2 --warmup 1 --steps 5 train.py" in text
+    assert "without profiled steps" not in shown(report(findings=findings))
 
 
 def test_a_page_never_says_to_change_first_what_may_be_noise() -> None:
