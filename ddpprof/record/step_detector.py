@@ -3,6 +3,7 @@
     an optimizer steps         the step ends when the *anchor* optimizer has stepped, the last one to be seen for the
                                first time; so a GAN's `d.step(); g.step()`, or five critic steps and one generator
                                step, are one training step
+    models take turns          where two optimizers each step several times in a row, steps end with both
     no optimizer exists        the step ends when a DDP module that has synchronised begins its next forward
     the user calls `step()`    from then on nothing else ends a step
 
@@ -25,6 +26,10 @@ class StepDetector:
         self._seen: set[int] = set()
         self._anchor: int | None = None
         self._since_anchor = 0
+        self._in_turns: set[int] = set()
+        """optimizers that stepped twice in a row since the anchor first did, each time after a synchronising forward"""
+        self._last: int | None = None
+        self._synchronised_since_last = False
         self._synchronised: set[int] = set()
         self._has_synchronised = False
         self._without_optimizer: bool | None = None
@@ -47,29 +52,34 @@ class StepDetector:
             self._synchronised.clear()
         if synchronises:
             self._synchronised.add(module)
-            self._has_synchronised = True
+            self._has_synchronised = self._synchronised_since_last = True
         return ended
 
     def optimizer_stepped(self, optimizer: int) -> bool:
         """Handle an optimizer's step; return True if a step ended with it."""
         if self._explicit:
             return False
-        if optimizer != self._anchor:
-            self._choose_anchor(optimizer)
-            if optimizer != self._anchor:
-                return False
-        self._since_anchor = 0
-        if not self._synchronised:
+        self._without_optimizer = False
+        if optimizer not in self._seen:
+            self._seen.add(optimizer)
+            self._anchor = optimizer
+            self._in_turns.clear()
+        elif optimizer == self._last and self._synchronised_since_last:
+            self._in_turns.add(optimizer)
+        self._last, self._synchronised_since_last = optimizer, False
+        if not self._ends_steps(optimizer) or not self._synchronised:
             return False
         self._synchronised.clear()
         return True
 
-    def _choose_anchor(self, optimizer: int) -> None:
-        self._without_optimizer = False
+    def _ends_steps(self, optimizer: int) -> bool:
+        if optimizer == self._anchor or (optimizer in self._in_turns and self._anchor in self._in_turns):
+            self._since_anchor = 0
+            return True
         self._since_anchor += 1
-        if optimizer not in self._seen or self._since_anchor > _ANCHOR_LOST_AFTER:
-            self._seen.add(optimizer)
-            self._anchor = optimizer
+        if self._since_anchor > _ANCHOR_LOST_AFTER:
+            self._anchor, self._since_anchor = optimizer, 0
+        return optimizer == self._anchor
 
     def _steps_end_at_forward(self) -> bool:
         if self._explicit:
