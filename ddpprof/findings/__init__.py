@@ -46,10 +46,12 @@ from ddpprof.findings.noise import is_noise
 __all__ = ["RULES", "Finding", "Observed", "Rule", "find"]
 
 Rule = Callable[[Observed], Iterator[Finding]]
+_BROKEN = ("nonfinite-loss", "copies-differ")
+"""rules that find a training whose result is worthless: no gain matters before that is mended"""
 
 
 def find(observed: Observed) -> tuple[Finding, ...]:
-    """Return all findings: first those with a gain, then those without one, then those that may be noise.
+    """Return all findings: first a training that is broken, then gains, the rest, and last what may be noise.
 
     If one change addresses several findings, only the first of them is returned.
     """
@@ -59,9 +61,10 @@ def find(observed: Observed) -> tuple[Finding, ...]:
         noted = replace(finding, advice=advice, is_noise=is_noise(finding, observed))
         found.setdefault(finding.predicted or finding, noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
+    broken = [finding for finding in beyond if finding.rule in _BROKEN]
     gains = _by_gain([finding for finding in beyond if finding.expected_ns is not None])
-    others = [finding for finding in beyond if finding.expected_ns is None]
-    return (*gains, *others, *(finding for finding in found.values() if finding.is_noise))
+    others = [finding for finding in beyond if finding.expected_ns is None and finding not in broken]
+    return (*broken, *gains, *others, *(finding for finding in found.values() if finding.is_noise))
 
 
 def _by_gain(findings: Sequence[Finding]) -> list[Finding]:

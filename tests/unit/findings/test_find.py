@@ -7,6 +7,7 @@ from tables import ddp_module
 
 from ddpprof.findings import RULES, Finding, Observed, find, noise
 from ddpprof.findings.predictions import Predicted
+from ddpprof.model.whole_run import NonfiniteSteps
 
 
 @pytest.mark.parametrize("step_ns", [0, None])
@@ -33,6 +34,11 @@ def test_most_first_and_unknown_gains_last() -> None:
         ("gradient-copies", 20 * MS), ("idle-for-data", 9 * MS), ("buffers-broadcast", 3 * MS),
         ("unused-parameters", None),
     ]  # fmt: skip
+
+
+def test_a_broken_training_before_all_gains() -> None:
+    o = observed(ddp_module(), copy_out_ns=20 * MS, nonfinite={0: NonfiniteSteps(3, 9, follows_finite=True), 1: None})
+    assert [f.rule for f in find(o)] == ["nonfinite-loss", "gradient-copies"]
 
 
 def test_nothing_known_nothing_found() -> None:
