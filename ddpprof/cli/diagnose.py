@@ -54,7 +54,12 @@ def run_diagnose(options: argparse.Namespace) -> int:
         return _judge_dumps(run, options.format)
     directory = last_attempt_of(run)
     if not rundir.pulses_in(directory):
-        raise DdpprofError(f"{run} has no pulse of any rank. Record one with: ddpprof watch --out {run} train.py")
+        if directory != run:
+            return _say_well("the job was started again, and no rank of its new attempt trains yet.", options.format)
+        raise DdpprofError(
+            f"{run} has no pulse of any rank: no rank trains yet, or the job is not watched. Watch one with: "
+            "ddpprof watch train.py"
+        )
     if options.dump_stacks and options.format != "text":
         raise DdpprofError(f"--dump-stacks prints text: leave out --format {options.format}")
     stacks = dump_stacks(gather(directory, records=False)) if options.dump_stacks else None

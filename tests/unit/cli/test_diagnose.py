@@ -64,6 +64,19 @@ def test_a_job_that_its_user_stopped_has_not_failed(run: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == said
 
 
+def test_a_job_that_was_started_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(run, Ended.FAILED, Ended.FAILED)
+    attempt = run / "attempt-1"
+    attempt.mkdir()
+    (attempt / "run.json").write_text("{}")
+    assert main(["diagnose", str(run)]) == 0
+    said = "ddpprof: the job was started again, and no rank of its new attempt trains yet.\n"
+    assert capsys.readouterr().err == said
+    end(attempt, Ended.FINISHED)
+    assert main(["diagnose", str(run)]) == 0
+    assert "the training has ended well" in capsys.readouterr().err
+
+
 def test_the_end_of_a_launcher_is_not_that_of_another_hosts_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank, host in enumerate(("node-a", "node-b")):
         write_pulse(run, rank, [MadeStep()] * 10, host=host)
