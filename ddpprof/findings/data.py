@@ -102,8 +102,8 @@ def idle_for_data(o: Observed) -> Iterator[Finding]:
     workers = "" if slowest is None else f", with num_workers={slowest.num_workers}"
     yield Finding(
         "idle-for-data",
-        f"Training waits {ms(o.data_ns)} per step for its DataLoader",
-        f"{o.data_ns / o.step_ns:.0%} of the step{workers}",
+        "Training waits for its DataLoader",
+        f"{ms(o.data_ns)} per step, {o.data_ns / o.step_ns:.0%} of the step{workers}",
         _CHEAPER if slowest is None else _more_workers(o, slowest),
         o.data_ns,
     )

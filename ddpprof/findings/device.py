@@ -54,9 +54,9 @@ def launch_bound(o: Observed) -> Iterator[Finding]:
         return
     yield Finding(
         "launch-bound",
-        f"The accelerator waits {ms(o.launch_bound_ns)} per step for the host",
-        f"{o.launch_bound_ns / o.step_ns:.0%} of the step: the kernel that ends the gap had not been launched when the "
-        "gap began. Profiling slows the host, so the gaps are shorter without it",
+        "The accelerator waits for the host",
+        f"{ms(o.launch_bound_ns)} per step, {o.launch_bound_ns / o.step_ns:.0%} of the step: the kernel that ends the "
+        "gap had not been launched when the gap began. Profiling slows the host, so the gaps are shorter without it",
         "Make fewer and larger launches: torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused "
         "optimizers (AdamW(…, fused=True)) or a larger batch. Avoid .item() and .cpu() in the step.",
         o.launch_bound_ns,
