@@ -114,6 +114,10 @@ class Observed:
     of_some_ranks: tuple[CollectiveOfSomeRanks, ...] = ()
     nonfinite: Mapping[int, NonfiniteSteps | None] = field(default_factory=dict)
     """rank → its steps whose loss was NaN or infinite; of all ranks that noted their whole training"""
+    own_ns: Mapping[int, int] = field(default_factory=dict)
+    """rank → time per step that it needed by itself, the median of the whole run"""
+    watched_ns: int = 0
+    """length of the whole run, of which `own_ns` tells"""
     predictions: Predictions = field(default_factory=Predictions)
     beside: tuple[Finding, ...] = ()
     """what side streets find"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
 from ddpprof.findings.finding import Finding, Observed, hoped_for, ms
 from ddpprof.listing import ranks_in_words
@@ -28,7 +29,11 @@ def straggler(o: Observed) -> Iterator[Finding]:
     if others:
         evidence.append(f"less late: {ranks_in_words([other.rank for other in others])}")
     lasted_ns = slowest.num_steps * (o.step_ns or 0)
-    may_be_other_work = o.shares_cores and lasted_ns < _LONGER_THAN_OTHER_WORK_NS and not _is_out_of_proportion(o)
+    late_all_along_ns = _late_all_along_ns(o)
+    is_short = max(lasted_ns, o.watched_ns if late_all_along_ns else 0) < _LONGER_THAN_OTHER_WORK_NS
+    may_be_other_work = o.shares_cores and is_short and not _is_out_of_proportion(o)
+    if late_all_along_ns:
+        evidence.append(f"in the whole run, of {o.watched_ns / 1e9:.0f} s, by {ms(late_all_along_ns)} per step")
     if may_be_other_work:
         evidence.append(
             f"these steps took {lasted_ns / 1e9:.1f} s, in which other work on its cores may have slowed it: "
@@ -58,6 +63,16 @@ def _is_out_of_proportion(o: Observed) -> bool:
     """Return whether the rank was slow from the first measured step on, by more than other work on its cores causes."""
     slowest = o.stragglers[0]
     return slowest.since_step is None and slowest.late_ns > (1 - 1 / _BY_OTHER_WORK) * (o.step_ns or 0)
+
+
+def _late_all_along_ns(o: Observed) -> int:
+    """Return by how much longer than others the rank took in most steps of the whole run; 0 if it was not so late."""
+    slowest = o.stragglers[0]
+    others_ns = [own_ns for rank, own_ns in o.own_ns.items() if rank != slowest.rank]
+    if slowest.rank not in o.own_ns or not others_ns:
+        return 0
+    late_ns = o.own_ns[slowest.rank] - round(median(others_ns))
+    return late_ns if late_ns >= slowest.late_ns / 2 else 0
 
 
 def _steps_to_tell(step_ns: int | None) -> int:

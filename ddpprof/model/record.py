@@ -304,6 +304,8 @@ class Record(Struct, frozen=True, kw_only=True):
     """end of the last of these, only for a rank that did not say how it ended"""
     group_size: Int64 | None = None
     """number of ranks that average their gradients together"""
+    group_ranks: tuple[Int64, ...] | None = None
+    """these ranks; ``None`` if they are all ranks of the job, or unknown"""
     framework: str | None = None
     """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
     num_cores: Int64 | None = None

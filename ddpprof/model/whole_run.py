@@ -105,6 +105,11 @@ class RankWholeRun:
     """resident memory of the process at the first sample that is known"""
     last_memory_bytes: int | None = None
     """at the last one"""
+    memory_growth_bytes: int | None = None
+    """by how much it grew between samples, except while ddpprof recorded steps; ``None`` without two samples"""
+    usual_own_ns: int | None = None
+    """median time per step that the rank needed by itself: the step without its waiting for other ranks; ``None`` if
+    that waiting is unknown"""
     nonfinite: NonfiniteSteps | None = None
     """``None`` if no step had such a loss"""
 

@@ -91,10 +91,10 @@ def stretch_of(rows: PulseSummaries) -> Stretch:
 def usual_length_ns(rows: PulseSummaries) -> int:
     """Return the median length of the steps without a `StepFlag`, or of all if every step has one."""
     usual = np.maximum(rows.num_steps - rows.num_flagged, 0)
-    return _weighted_median(rows.median_ns, usual if usual.any() else rows.num_steps)
+    return weighted_median(rows.median_ns, usual if usual.any() else rows.num_steps)
 
 
-def _weighted_median(values: Int64Column, weights: Int64Column) -> int:
+def weighted_median(values: Int64Column, weights: Int64Column) -> int:
     order = np.argsort(values, kind="stable")
     until = np.cumsum(weights[order])
     return int(values[order][np.searchsorted(until, until[-1] / 2)])

@@ -11,7 +11,7 @@ from ddpprof.model.pulse import Ended, Pulse, PulseState, PulseSteps, PulseSumma
 from ddpprof.model.slowdown import Slowdowns
 from ddpprof.model.tables import UNKNOWN, rows_of
 from ddpprof.model.whole_run import CurvePoint, LongStep, NonfiniteSteps, RankWholeRun, WholeRun
-from ddpprof.monitor.history import history, stretch_of, stretches
+from ddpprof.monitor.history import history, stretch_of, stretches, weighted_median
 
 _NUM_STRETCHES = 10
 _MOST_POINTS = 200
@@ -52,8 +52,38 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
         longest=_longest(pulse.steps) if with_course else (),
         first_memory_bytes=next((int(one) for one in memory if one != UNKNOWN), None),
         last_memory_bytes=next((int(one) for one in sampled[::-1] if one != UNKNOWN), None),
+        memory_growth_bytes=_memory_growth(pulse, rows),
+        usual_own_ns=_usual_own_ns(rows),
         nonfinite=nonfinite_steps(state),
     )
+
+
+def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
+    """Add what each sample has more than the one before, except where ddpprof recorded a step in between.
+
+    Summaries stand for samples that have been overwritten. They do not tell which of their steps were recorded: the
+    first one may have those with which most runs begin.
+    """
+    samples = rows_of(pulse.samples, pulse.samples.memory_bytes != UNKNOWN)
+    until_ns = samples.at_ns[0] if len(samples) else np.iinfo(np.int64).max
+    before = rows_of(rows, (rows.memory_bytes != UNKNOWN) & (rows.end_ns < until_ns))
+    at_ns = np.concatenate((before.end_ns, samples.at_ns))
+    memory_bytes = np.concatenate((before.memory_bytes, samples.memory_bytes))
+    if len(at_ns) < 2:
+        return None
+    steps = rows_of(pulse.steps, pulse.steps.flags & StepFlag.RECORDED != 0)
+    first = rows_of(rows, (rows.num_steps > 1) & (rows.num_flagged > 0) & (np.arange(len(rows)) == 0))
+    begins_ns = np.concatenate((first.start_ns, steps.start_ns))
+    ends_ns = np.concatenate((first.end_ns, steps.start_ns + steps.length_ns))
+    is_between = np.searchsorted(begins_ns, at_ns[1:]) == np.searchsorted(ends_ns, at_ns[:-1])
+    return int(np.diff(memory_bytes)[is_between].sum())
+
+
+def _usual_own_ns(rows: PulseSummaries) -> int | None:
+    known = rows_of(rows, rows.wait_ns != UNKNOWN)
+    if not len(known):
+        return None
+    return weighted_median((known.end_ns - known.start_ns) // known.num_steps - known.wait_ns, known.num_steps)
 
 
 def whole_run(

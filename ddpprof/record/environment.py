@@ -22,6 +22,7 @@ class JobEnvironment:
         self._device = "cpu"
         self._backend = ""
         self._group_size: int | None = None
+        self._group_ranks: tuple[int, ...] | None = None
         self._timeout_s: float | None = None
         self._joins = False
 
@@ -34,6 +35,8 @@ class JobEnvironment:
         self._device = ddp.device_type
         self._backend = backend_for(ddp.process_group, ddp.device_type)
         self._group_size = dist.get_world_size(ddp.process_group)
+        is_of_all = self._group_size == dist.get_world_size()
+        self._group_ranks = None if is_of_all else tuple(dist.get_process_group_ranks(ddp.process_group))
         self._timeout_s = _timeout_s(ddp.process_group, ddp.device_type)
         self._joins = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
 
@@ -49,6 +52,7 @@ class JobEnvironment:
             "device": self._device,
             "backend": self._backend,
             "group_size": self._group_size,
+            "group_ranks": self._group_ranks,
             "timeout_s": self._timeout_s,
             "joins": self._joins,
             "framework": self._framework,

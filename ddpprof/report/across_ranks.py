@@ -23,15 +23,22 @@ _MOST_OTHERS = 63
 
 
 def across_ranks(
-    ranks: Sequence[RankSummary], modules: Sequence[DdpModule], world_size: int | None, recorded: RecordedSteps
+    ranks: Sequence[RankSummary],
+    together: Sequence[RankSummary],
+    modules: Sequence[DdpModule],
+    world_size: int | None,
+    recorded: RecordedSteps,
 ) -> tuple[AcrossRanks, tuple[str, ...]]:
-    """Return the measures of all ranks together, and descriptions of what does not match."""
+    """Return the measures of all ranks together, and descriptions of what does not match.
+
+    `together`: ranks that average their gradients with each other, and so must keep pace.
+    """
     traced = {one.rank: one.trace for one in ranks if one.trace is not None}
     known = [trace.collectives for trace in traced.values()]
     matched = match_collectives(known)
     clock = find_common_clock(known, matched)
     arrivals = measure_arrivals(known, matched, clock)
-    stragglers = find_stragglers({one.rank: one.progress for one in ranks})
+    stragglers = find_stragglers({one.rank: one.progress for one in together})
     sizes = {rank: trace.bucket_bytes for rank, trace in traced.items()}
     return (
         AcrossRanks(
@@ -40,7 +47,7 @@ def across_ranks(
             waiting=summarise_waiting(matched, arrivals, {rank: trace.exposed for rank, trace in traced.items()}),
             collectives=summarise_collectives(known, matched, arrivals, world_size, sizes),
             stragglers=stragglers,
-            late_gradients=_late_gradients(ranks, modules, stragglers, recorded),
+            late_gradients=_late_gradients(together, modules, stragglers, recorded),
         ),
         matched.mismatches,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ddpprof import __version__
 from ddpprof.findings import Observed, find
 from ddpprof.findings.predictions import Predictions
+from ddpprof.listing import ranks_in_words
 from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.buckets.bucket_summary import BucketRow, summarise_buckets
 from ddpprof.measures.buckets.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
@@ -60,10 +61,12 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         return Reduced(report_of_file(utf8_text(run.name), run, run.other_file), {})
     ranks = summary.ranks
     records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
-    modules = as_all_ranks_use(modules, [record.facts.modules for record in records if record.facts.modules])
+    together = _averaging_together(ranks)
+    used = [one.record.facts.modules for one in together if one.record and one.record.facts.modules]
+    modules = as_all_ranks_use(modules, used)
     reports = tuple(one.report for one in ranks)
-    buckets, traced = _buckets(ranks, modules)
-    across, mismatches = across_ranks(ranks, modules, run.world_size, recorded)
+    buckets, traced = _buckets(together, modules)
+    across, mismatches = across_ranks(ranks, together, modules, run.world_size, recorded)
     baseline = sum(trace.num_baseline_steps for trace in traces)
     slowdown = slowdown_report(summary.slowdown, baseline) if summary.slowdown is not None else None
     outside = summarise_outside([one.trace.outside if one.trace else () for one in ranks])
@@ -93,7 +96,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         **beside,
     )
     observed = observe(run, modules, ranks, buckets, report)
-    passes = {one.rank: one.trace.passes for one in ranks if one.trace}
+    passes = {one.rank: one.trace.passes for one in together if one.trace}
     predictions = _predictions(KnownRun(report, modules, {}, passes), observed, recorded)
     observed = observe_beside(replace(observed, predictions=predictions), beside)
     findings, bound = find(observed), find_bound(report, observed)
@@ -105,7 +108,7 @@ def _predictions(run: KnownRun, observed: Observed, recorded: RecordedSteps) -> 
     """Predict changes only if a rule needs them: for DDP modules, or a late rank."""
     if not run.modules and not observed.stragglers:
         return Predictions()
-    known = [one.rank for one in run.report.ranks]
+    known = [one.rank for one in run.report.ranks if run.report.job.averages(one.rank)]
     ranks = ranks_to_replay(known, observed.stragglers)
     passes = {rank: run.passes[rank] for rank in ranks if rank in run.passes}
     return predict_changes(replace(run, recorded=recorded(ranks), passes=passes), observed.stragglers)
@@ -162,7 +165,18 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
         framework=_first(one.framework for one in facts),
         modules=tuple(_module(module) for module in modules),
         recorded_with=_words(run.settings.get("recorded_with")),
+        group_ranks=_group_of(ranks[0]) if ranks else None,
     )
+
+
+def _group_of(rank: RankSummary) -> tuple[int, ...] | None:
+    return rank.record.facts.group_ranks if rank.record is not None else None
+
+
+def _averaging_together(ranks: Sequence[RankSummary]) -> Sequence[RankSummary]:
+    """Return the ranks that average gradients with the lowest rank: others may train another model, at another pace."""
+    members = _group_of(ranks[0]) if ranks else None
+    return ranks if members is None else [one for one in ranks if one.rank in members]
 
 
 def _words(found: object) -> tuple[str, ...]:
@@ -187,4 +201,9 @@ def _notes(run: Run, ranks: Sequence[RankSummary]) -> list[str]:
     """Return what the traces lack, each once for all ranks that lack it."""
     counts, of_all = Counter(note for one in ranks if one.trace for note in one.trace.notes), len(ranks)
     notes = [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]
+    together = {one.rank for one in _averaging_together(ranks)}
+    others = [one.rank for one in ranks if one.rank not in together]
+    if others:
+        which = f"{ranks_in_words(sorted(together))}, which average their gradients together"
+        notes.insert(0, f"buckets, late ranks and predictions are those of {which}; the others do so in other groups")
     return ["DDP was taken away: this is a trial for comparison", *notes] if run.settings.get("without_ddp") else notes

@@ -34,7 +34,7 @@ def ranks_to_replay(ranks: Sequence[int], stragglers: Sequence[Straggler]) -> li
 def predict_changes(run: KnownRun, stragglers: Sequence[Straggler]) -> Predictions:
     """Predict all changes; none if the run cannot be replayed. Why it cannot is only told to those who ask."""
     num_buckets = sum(len(module.buckets) for module in run.modules)
-    if (run.report.job.world_size or 1) < 2 or num_buckets > _MOST_BUCKETS:
+    if (run.report.job.num_averaging or 1) < 2 or num_buckets > _MOST_BUCKETS:
         return Predictions()
     run = replace(run, recorded=_some_steps(run.recorded, max(LEAST_STEPS, _MOST_REPLAYED // max(1, num_buckets))))
     profile = _profile(run)

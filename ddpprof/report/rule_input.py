@@ -37,6 +37,7 @@ def observe(
     facts = {rank: record.facts for rank, record in records.items()}
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
     data = least(lambda s: s.parts.data_ns if s.parts else None)
+    watched = run.whole_run.ranks if run.whole_run is not None else ()
     return Observed(
         world_size=run.world_size,
         backend=report.job.backend,
@@ -78,7 +79,9 @@ def observe(
         cores_per_rank=_cores_per_rank([*facts.values()], run.world_size),
         num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),
         of_some_ranks=next((one.of_some_ranks for one in facts.values()), ()),
-        nonfinite={one.rank: one.nonfinite for one in run.whole_run.ranks} if run.whole_run is not None else {},
+        nonfinite={one.rank: one.nonfinite for one in watched},
+        own_ns={one.rank: one.usual_own_ns for one in watched if one.usual_own_ns is not None},
+        watched_ns=run.whole_run.duration_ns if run.whole_run is not None else 0,
         checkpoints={rank: (one.host, one.checkpoints) for rank, one in facts.items()},
     )
 

@@ -106,7 +106,7 @@ def _of_traces(run: KnownRun, benches: Benches) -> Profiled:
             f"the traces show no step with gradient all-reduces of known size after a DDP forward. "
             f"Record again with: {run.report.job.trace_command()}"
         )
-    if run.report.job.world_size is None:
+    if run.report.job.num_averaging is None:
         raise DdpprofError("the traces do not show how many ranks trained.")
     training = _of_whole_buckets(run.report, known)
     of_gradients: tuple[ObservedStep, ...] = ()
@@ -139,7 +139,7 @@ def _of_whole_buckets(report: Report, sizes: Sequence[int]) -> Training:
         gradients=tuple(map(Gradient, sizes)),
         buckets=tuple((index,) for index in range(len(sizes))),
         caps=Caps.of(),
-        world_size=report.job.world_size or 1,
+        world_size=report.job.num_averaging or 1,
         backend=report.job.backend or "",
         on_cpu=report.job.device == "cpu",
         knows_parameters=False,
@@ -296,7 +296,7 @@ def training_of(report: Report, module: DdpModule, index: int = 0) -> Training:
         gradients=tuple(map(gradient_of, module.parameters)),
         buckets=module.buckets,
         caps=_caps(module),
-        world_size=report.job.world_size or 1,
+        world_size=report.job.num_averaging or 1,
         backend=report.job.backend or "",
         on_cpu=report.job.device == "cpu",
         find_unused_parameters=bool(settings.get("find_unused_parameters")),

@@ -83,6 +83,17 @@ class Job:
     """arguments of ``ddpprof trace`` to record such a run again; empty if unknown"""
     framework: str | None = None
     """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
+    group_ranks: tuple[int, ...] | None = None
+    """ranks with which the lowest rank averages gradients; ``None`` if they are all ranks of the job, or unknown"""
+
+    def averages(self, rank: int) -> bool:
+        """Return whether a rank averages its gradients with the lowest rank."""
+        return self.group_ranks is None or rank in self.group_ranks
+
+    @property
+    def num_averaging(self) -> int | None:
+        """Number of ranks that average their gradients together."""
+        return self.world_size if self.group_ranks is None else len(self.group_ranks)
 
     def trace_command(self, *options: str) -> str:
         """Return the command that records such a run again, with further options."""

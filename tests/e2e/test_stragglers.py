@@ -89,6 +89,18 @@ def test_a_rank_that_becomes_slow(ddpprof: Run, report: Report) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_of_another_group_are_not_compared(ddpprof: Run, report: Report) -> None:
+    done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("two_groups.py")))
+    assert done.returncode == 0, done.stderr
+    shown = report("run")
+    assert (shown["job"]["world_size"], shown["job"]["group_ranks"]) == (4, [0, 1])
+    assert [clock["rank"] for clock in shown["across"]["clock"]["ranks"]] == [0, 1]
+    num_bytes = 4 * (64 * 128 + 128 + 128 * 128 + 128 + 128 + 1)
+    assert sum(bucket["num_bytes"] for bucket in shown["buckets"]) == num_bytes
+    assert {one["rank"] for one in shown["across"]["stragglers"]["stragglers"]} <= {0, 1}
+
+
+@pytest.mark.slow
 def test_the_ranks_of_one_machine_share_a_clock(tmp_path: Path, ddpprof: Run) -> None:
     done = ddpprof("trace", "--quiet", "--out", "run", *WINDOW, *on_ranks(4, *script("straggler.py", "--steps", "20")))
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ and are left out, as are rows with neither step nor sequence number.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ class RankCollectives:
     steps: tuple[Step, ...]
     groups: tuple[ProcessGroup, ...]
     collectives: Collectives
+    own_group: ProcessGroup = field(default_factory=ProcessGroup)
+    """group of rows that do not tell theirs, as gloo's: that in which the rank averages gradients, if it is known"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,9 @@ def rank_collectives(rank: Rank) -> RankCollectives | None:
     if trace is None:
         return None
     host = trace.host if trace.host is not None else rank.record.host if rank.record else None
-    return RankCollectives(rank.rank, host, trace.epoch_ns, trace.steps, trace.groups, trace.collectives)
+    members = rank.record.group_ranks if rank.record else None
+    own_group = ProcessGroup() if members is None else ProcessGroup(size=len(members), ranks=members)
+    return RankCollectives(rank.rank, host, trace.epoch_ns, trace.steps, trace.groups, trace.collectives, own_group)
 
 
 def line_up(ranks: Sequence[RankCollectives]) -> tuple[list[Candidates], tuple[int, ...]]:
@@ -164,7 +168,7 @@ def common_groups(ranks: Sequence[RankCollectives]) -> tuple[list[ProcessGroup],
     of_rows = []
     for rank in ranks:
         # `UNKNOWN` finds the last one, which is empty.
-        common = [number_of(group) for group in rank.groups] + [number_of(ProcessGroup())]
+        common = [number_of(group) for group in rank.groups] + [number_of(rank.own_group)]
         of_rows.append(np.array(common, np.int32)[rank.collectives.group])
     return groups, of_rows
 

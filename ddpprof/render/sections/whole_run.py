@@ -92,11 +92,11 @@ def _at_first_and_last(run: WholeRun) -> str:
 
 
 def _growth(run: WholeRun) -> list[str]:
-    """Say how much memory the processes gained, if it is more than a little."""
+    """Say how much memory the processes gained, beside what recording took, if it is more than a little."""
     grown = [
-        (one.last_memory_bytes - one.first_memory_bytes, one.first_memory_bytes)
+        (one.memory_growth_bytes, one.first_memory_bytes)
         for one in run.ranks
-        if one.first_memory_bytes and one.last_memory_bytes is not None
+        if one.first_memory_bytes and one.memory_growth_bytes is not None
     ]
     if not grown:
         return []

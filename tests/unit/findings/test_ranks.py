@@ -60,6 +60,30 @@ def test_a_rank_that_was_late_for_less_than_other_work_lasts_is_no_advice(
     assert ("other work on its cores may have slowed it" in finding.evidence) is is_noise
 
 
+@pytest.mark.parametrize(
+    ("own_ms", "watched_s", "is_noise"),
+    [
+        pytest.param({0: 10, 1: 28, 2: 12}, 30, False, id="late-all-along"),
+        pytest.param({0: 10, 1: 28, 2: 12}, 9, True, id="for-less-time-than-other-work-lasts"),
+        pytest.param({0: 10, 1: 20, 2: 12}, 30, True, id="less-late-than-when-it-was-recorded"),
+        pytest.param({0: 10, 2: 12}, 30, True, id="unknown"),
+        pytest.param({1: 28}, 30, True, id="nobody-to-compare-with"),
+    ],
+)
+def test_the_whole_run_tells_whether_a_rank_is_late_by_chance(
+    own_ms: dict[int, int], watched_s: int, is_noise: bool
+) -> None:
+    own_ns = {rank: ms * MS for rank, ms in own_ms.items()}
+    stragglers = (late(1, 20 * MS),)
+    finding = only(
+        observed(
+            stragglers=stragglers, step_ns=100 * MS, backend="gloo", own_ns=own_ns, watched_ns=watched_s * 1000 * MS
+        )
+    )
+    assert finding.is_noise is is_noise
+    assert ("in the whole run, of 30 s, by 17.00 ms per step" in finding.evidence) is not is_noise or watched_s < 10
+
+
 def test_it_says_how_many_steps_would_tell() -> None:
     finding = only(observed(stragglers=(late(1, 20 * MS),), step_ns=100 * MS, backend="gloo"))
     assert finding.evidence.endswith(

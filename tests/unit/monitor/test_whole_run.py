@@ -22,7 +22,7 @@ def test_a_training_in_numbers(tmp_path: Path) -> None:
     one = made(tmp_path, [MadeStep(ms=100)] * 50, ended=Ended.FINISHED, ended_ns=BEGIN_NS + 6 * SECOND)
     assert (one.rank, one.host, one.first_step, one.num_steps) == (1, "node-a", 3, 53)
     assert (one.ended, one.last_ns) == ("finished", BEGIN_NS + 6 * SECOND)
-    assert (one.first_memory_bytes, one.last_memory_bytes) == (400, 500)
+    assert (one.first_memory_bytes, one.last_memory_bytes, one.memory_growth_bytes) == (400, 500, 100)
     assert one.whole is not None
     assert (one.whole.num_steps, one.whole.median_ns) == (50, 100 * MS)
     assert [part.num_steps for part in one.stretches] == [5] * 10
@@ -58,6 +58,26 @@ def test_the_first_sample_is_unknown_once_it_is_overwritten(tmp_path: Path) -> N
     assert whole_run_of_rank(0, read_pulse(tmp_path, 0)).first_memory_bytes == 7
     write_pulse(tmp_path, 0, [MadeStep(ms=1)] * 4000, memory_bytes=(7,) * 1024, num_samples=2000)
     assert whole_run_of_rank(0, read_pulse(tmp_path, 0)).first_memory_bytes == 400 * 10**6
+
+
+def test_memory_that_recording_took_is_no_growth(tmp_path: Path) -> None:
+    """The samples lie five seconds apart."""
+    recorded = MadeStep(ms=300, flags=int(StepFlag.RECORDED))
+    assert made(tmp_path, [MadeStep(ms=200), recorded, *[MadeStep(ms=300)] * 9]).memory_growth_bytes == 50
+    assert made(tmp_path, [recorded] * 40).memory_growth_bytes == 0
+    write_pulse(tmp_path, 0, [MadeStep()], memory_bytes=(400,))
+    assert whole_run_of_rank(0, read_pulse(tmp_path, 0)).memory_growth_bytes is None
+
+
+def test_the_first_summary_may_have_recorded_steps(tmp_path: Path) -> None:
+    steps = [MadeStep(ms=1, flags=int(StepFlag.RECORDED)), *[MadeStep(ms=1)] * 3999]
+    write_pulse(tmp_path, 0, steps, memory_bytes=(400, 700))
+    assert whole_run_of_rank(0, read_pulse(tmp_path, 0)).memory_growth_bytes == 0
+
+
+def test_what_a_rank_needs_by_itself_is_a_median(tmp_path: Path) -> None:
+    one = made(tmp_path, [MadeStep(ms=100, wait_ms=30)] * 9 + [MadeStep(ms=9000)])
+    assert one.usual_own_ns == 70 * MS
 
 
 def test_without_its_course_only_what_ranks_are_compared_by_is_kept(tmp_path: Path) -> None:

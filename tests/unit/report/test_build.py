@@ -59,6 +59,24 @@ def test_the_job() -> None:
     assert (module.name, module.bucket_cap_mib, module.comm_hook) == ("Net", 25.0, None)
 
 
+def test_ranks_that_average_in_other_groups_are_left_out_of_what_needs_one_model() -> None:
+    other = ddp_module((1_000,), [[0]])
+    ranks = []
+    for number, (group, module) in enumerate([((0, 2), MODULE), ((1, 3), other), ((0, 2), MODULE), ((1, 3), other)]):
+        facts = record(number, [module], made_steps(), group_ranks=group, group_size=2)
+        ranks.append(Rank(number, made_trace(shift=500 * (number % 2)), facts))
+    report = build_report(run(*ranks))
+    assert (report.job.group_ranks, report.job.num_averaging, report.job.world_size) == ((0, 2), 2, 4)
+    assert report.missing[0] == (
+        "buckets, late ranks and predictions are those of ranks 0, 2, which average their gradients together; the "
+        "others do so in other groups"
+    )
+    assert {row.num_bytes for row in report.buckets} == {8_000_000, 2_000_000}
+    assert report.across is not None
+    assert report.across.clock is not None
+    assert [one.rank for one in report.across.clock.ranks] == [0, 2]
+
+
 def test_a_profiled_step() -> None:
     first, second = whole().ranks
     (step,) = first.steps

@@ -113,6 +113,22 @@ def test_a_group_is_expected_on_its_own_ranks_only() -> None:
     assert matched.mismatches == ()
 
 
+def test_rows_without_a_group_are_of_that_in_which_the_rank_averages_gradients() -> None:
+    """The pairs of ranks send messages of other sizes, and one of them sends more of them."""
+    numbers = {0: (9,), 1: (9,), 2: (7, 7), 3: (7, 7)}
+    ranks = [
+        replace(
+            rank(r, *(call(r + at, 9, size=size) for at, size in enumerate(sizes))),
+            own_group=ProcessGroup(size=2, ranks=(0, 1) if r < 2 else (2, 3)),
+        )
+        for r, sizes in numbers.items()
+    ]
+    matched = match_collectives(ranks)
+    assert matched.rows.tolist() == [[0, 0, X, X], [X, X, 0, 0], [X, X, 1, 1]]
+    assert [matched.groups[group].size for group in matched.group] == [2, 2, 2]
+    assert matched.mismatches == ()
+
+
 def test_a_group_that_does_not_list_its_own_rank_is_known_by_its_name() -> None:
     pair = ProcessGroup("0", 2, (0, 1))
     matched = match_collectives([rank(r, call(r, 9, group=0), groups=[pair]) for r in range(3)])
