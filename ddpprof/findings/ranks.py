@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from ddpprof.findings.finding import Finding, Observed, hoped_for, ms
+from ddpprof.findings.predictions import Predicted
 from ddpprof.listing import ranks_in_words
 from ddpprof.measures.ranks.stragglers import OwnTimePart
 
@@ -41,7 +42,7 @@ def straggler(o: Observed) -> Iterator[Finding]:
             f"--no-profiler --steps {_steps_to_tell(o.step_ns)}"
         )
     late_ns = max(0, slowest.late_ns - (others[0].late_ns if others else 0))
-    gain_ns, predicted = hoped_for(late_ns, o.predictions.without_straggler)
+    gain_ns, predicted = hoped_for(late_ns, _at_most_what_it_is_late(o.predictions.without_straggler, late_ns))
     yield Finding(
         "straggler",
         f"All ranks wait for rank {slowest.rank}: {ms(slowest.late_ns)} per step{where}",
@@ -63,6 +64,13 @@ def _is_out_of_proportion(o: Observed) -> bool:
     """Return whether the rank was slow from the first measured step on, by more than other work on its cores causes."""
     slowest = o.stragglers[0]
     return slowest.since_step is None and slowest.late_ns > (1 - 1 / _BY_OTHER_WORK) * (o.step_ns or 0)
+
+
+def _at_most_what_it_is_late(predicted: Predicted | None, late_ns: int) -> Predicted | None:
+    """Bound what is predicted from steps that may have been longer than those which tell how late the rank is."""
+    if predicted is None:
+        return None
+    return Predicted(*(min(ns, late_ns) for ns in (predicted.gain_ns, predicted.low_ns, predicted.high_ns)))
 
 
 def _late_all_along_ns(o: Observed) -> int:

@@ -81,7 +81,7 @@ _TOPICS: Sequence[tuple[str, str, tuple[_Maker, ...]]] = (
     (
         "job",
         "The job",
-        (failure_lines, attempt_table, job_lines, _of_side_streets("job"), missing_lines, unusual_steps_line),
+        (failure_lines, attempt_table, job_lines, _of_side_streets("job"), unusual_steps_line, missing_lines),
     ),
     (
         "step",

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ddpprof.layout import Line, Remark, Section, count, mean_of, ms, percent
+from ddpprof.layout import Line, Remark, Section, count, mean_of, median_of, ms, percent
 from ddpprof.measures.step.recording_cost import RecordingCost
 from ddpprof.render.sections.steps import mean_of_steps, rank_table
 from ddpprof.report import Report
 
 _UNUSUAL = 1.5
 """factor from which steps are unusually long"""
+_LEAST_STEPS = 20
+"""number of steps without a special event that tell how long most steps are"""
 
 WRAPPER_PARTS = {
     "pre_forward_ns": "pre-forward",
@@ -49,12 +51,25 @@ def unusual_steps_line(report: Report) -> Iterable[Section]:
     costs = [rank.recording_cost for rank in report.ranks if rank.recording_cost is not None]
     ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
     ratio, spread = max(ratios, default=(0.0, 0.0))
-    if ratio >= max(_UNUSUAL, 1 + spread):
+    others = "those before them"
+    if ratio < max(_UNUSUAL, 1 + spread):
+        ratio, usual_ns = _against_the_whole_run(report)
+        others = f"most steps of the whole run, {ms(usual_ns)} ms"
+    if ratio >= _UNUSUAL:
         yield Line(
-            f"Note: the profiled steps took {ratio:.1f} × as long as those before them: the machine was busy, or "
-            "profiler overhead dominates so short a step",
+            f"Note: the profiled steps took {ratio:.1f} × as long as {others}: the machine was busy, or profiler "
+            "overhead dominates so short a step",
             is_warning=True,
         )
+
+
+def _against_the_whole_run(report: Report) -> tuple[float, int]:
+    """Return how much longer profiled steps were than most, and how long these were; 0 if too few tell."""
+    profiled_ns = median_of((s for rank in report.ranks for s in report.averaged(rank)), lambda s: s.duration_ns)
+    steps = report.whole_run.steps if report.whole_run is not None else None
+    if steps is None or not steps.median_ns or steps.num_steps - steps.num_flagged < _LEAST_STEPS:
+        return 0.0, 0
+    return (profiled_ns or 0) / steps.median_ns, steps.median_ns
 
 
 def recording_cost_line(report: Report) -> Iterable[Section]:

@@ -50,7 +50,7 @@ def first_screen(
             _verdict(report),
             whole_run_line(report),
             attempt_table(report),
-            _at_most(_MOST_LINES, (*missing_lines(report), *unusual_steps_line(report)), "notes", paths),
+            _at_most(_MOST_LINES, (*unusual_steps_line(report), *missing_lines(report)), "notes", paths),
             _step(report, timeline),
             _findings(report),
             _remarks(report),

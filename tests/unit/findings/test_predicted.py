@@ -172,6 +172,13 @@ def test_a_straggler_is_told_even_where_the_others_hide_what_it_is_late() -> Non
         assert (finding.rule, finding.predicted, finding.gain_ns) == ("straggler", predicted, predicted.high_ns)
 
 
+def test_no_more_is_predicted_than_a_rank_is_late() -> None:
+    late = Straggler(1, 2 * MS, OwnTimePart.BACKWARD, 2 * MS, num_last=9, num_steps=10, since_step=None, p_value=1e-6)
+    predicted = Predicted(3 * MS, 1 * MS, 5 * MS)
+    finding = only(observed(stragglers=(late,), predictions=Predictions(without_straggler=predicted)))
+    assert (finding.predicted, finding.gain_ns) == (Predicted(2 * MS, 1 * MS, 2 * MS), 2 * MS)
+
+
 def test_findings_are_ranked_by_what_is_predicted_not_by_its_upper_end() -> None:
     module = ddp_module(**BUFFERS, broadcast_buffers=True)
     o = observed(module, buffer_sync_ns=6 * MS, copy_out_ns=4 * MS, predictions=Predictions(bucket_views=SAVES))

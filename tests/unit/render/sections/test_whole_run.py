@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace as replace_struct
 from pages import data_of
 from pulse_files import BEGIN_NS, SECOND, MadeStep, write_pulse
-from reports import HOSTILE, report
+from reports import HOSTILE, rank, report, step
 
 from ddpprof.layout import Line, Table
 from ddpprof.model.hang import Fault, Verdict
@@ -114,6 +114,28 @@ def test_recorded_steps_are_not_how_long_steps_took_at_first(tmp_path: Path) -> 
     recorded = MadeStep(ms=300, flags=int(StepFlag.RECORDED))
     said = said_of_whole_run(tmp_path, [*[recorded] * 60, *[MadeStep()] * 140])
     assert said == "Whole run: 203 steps, 32 s; step 100.00 ms at first, 100.00 at last"
+
+
+@pytest.mark.parametrize(
+    ("profiled_ms", "num_steps", "warns"),
+    [
+        pytest.param(290, 200, True, id="much-longer"),
+        pytest.param(140, 200, False, id="hardly-longer"),
+        pytest.param(290, 19, False, id="than-too-few"),
+    ],
+)
+def test_profiled_steps_that_are_longer_than_most_are_pointed_out(
+    profiled_ms: int, num_steps: int, warns: bool, tmp_path: Path
+) -> None:
+    write_pulse(tmp_path, 0, [MadeStep()] * num_steps)
+    watched = whole_run_of((whole_run_of_rank(0, read_pulse(tmp_path, 0)),))
+    profiled = replace(step(12, 4000, 10, 5, 0, 10), duration_ns=profiled_ms * 1_000_000)
+    screen = first_screen(report(ranks=(rank(0, profiled),), whole_run=watched), ["run"])
+    notes = [one.text for one in screen if isinstance(one, Line) and one.text.startswith("Note: the profiled steps")]
+    assert (
+        ["took 2.9 × as long as most steps of the whole run, 100.00 ms:" in note for note in notes] == [True]
+    ) is warns
+    assert bool(notes) is warns
 
 
 def test_few_steps_do_not_tell_how_long_they_took_at_first(tmp_path: Path) -> None:
