@@ -69,10 +69,7 @@ class JobRank:
         agreement = Agreement(store, self.world_size, self._prefix)
         if not agreement.is_possible():
             raise DdpprofError("the ranks cannot agree on what to record: the job's store keeps nothing, as with MPI.")
-        self._agreement = agreement
-        if self.rank == 0:
-            self._agreement.offer(*self._open_run())
-        self._agreement.join()
+        self._join(agreement)
 
     def attach_alone(self) -> None:
         """Replace `attach` if there is no process group: this process agrees with itself.
@@ -84,9 +81,13 @@ class JobRank:
             self.rank = int(rank_given(os.environ) or 0)
             raise DdpprofError("each of the launcher's processes trains on its own: only the first one is recorded.")
         self.alone = True
-        self._agreement = Agreement(dist.HashStore(), 1, self._prefix)
-        self._agreement.offer(*self._open_run())
-        self._agreement.join()
+        self._join(Agreement(dist.HashStore(), 1, self._prefix))
+
+    def _join(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        if self.rank == 0:
+            agreement.offer(*self._open_run())
+        agreement.join()
 
     def _open_run(self) -> tuple[str | None, str, str | None]:
         run_id = uuid.uuid4().hex
