@@ -7,6 +7,7 @@ union is therefore the sum of the lengths, and equal sets have equal arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +77,21 @@ def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
     opens = np.concatenate(([True], start[1:] > latest_end[:-1]))
     closes = np.concatenate((opens[1:], [True]))
     return Spans(start[opens], latest_end[closes])
+
+
+class Timed(Protocol):
+    """A table whose rows are spans."""
+
+    @property
+    def start_ns(self) -> Int64Column: ...
+
+    @property
+    def end_ns(self) -> Int64Column: ...
+
+
+def union_of(table: Timed, rows: NDArray[Any] | slice = slice(None)) -> Spans:
+    """Return the instants in at least one of these rows, given by their indices or by a mask; by default in any row."""
+    return union(table.start_ns[rows], table.end_ns[rows])
 
 
 def merge(a: Spans, b: Spans) -> Spans:
