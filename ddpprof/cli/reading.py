@@ -100,7 +100,7 @@ def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbe
         limits=chosen_limits(options),
         further_parts=tuple(getattr(options, "further_parts", ())),
     )
-    with _sigterm_as_exit(), _progress() as watch, analysed(path, choice, watch) as analysis:
+    with sigterm_as_exit(), _progress() as watch, analysed(path, choice, watch) as analysis:
         yield analysis
 
 
@@ -147,8 +147,8 @@ def chosen_limits(options: argparse.Namespace) -> Limits:
 
 
 @contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """Exit at SIGTERM and SIGHUP so that reader processes end too, unless they are ignored, as under nohup."""
+def sigterm_as_exit() -> Iterator[None]:
+    """Exit at SIGTERM and SIGHUP through all ``finally`` blocks, unless they are ignored, as under nohup."""
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
