@@ -101,12 +101,12 @@ def merge(a: Spans, b: Spans) -> Spans:
 
 def intersect(a: Spans, b: Spans) -> Spans:
     """Return the instants in both."""
-    return _covered_by(_near(a, b), _near(b, a), depth_of_a=1, depth_of_b=1, depth=2)
+    return _covered_by(_near(a, b), _near(b, a), depth_of_b=1, depth=2)
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
     """Return the instants in ``a`` that are not in ``b``."""
-    return _covered_by(a, _near(b, a), depth_of_a=1, depth_of_b=2, depth=1)
+    return _covered_by(a, _near(b, a), depth_of_b=2, depth=1)
 
 
 def shift(spans: Spans, by_ns: int) -> Spans:
@@ -161,13 +161,11 @@ def _near(spans: Spans, other: Spans) -> Spans:
     return Spans(spans.start_ns[rows], spans.end_ns[rows])
 
 
-def _covered_by(a: Spans, b: Spans, *, depth_of_a: int, depth_of_b: int, depth: int) -> Spans:
-    """Return the instants at which the depths of the open spans add up to exactly ``depth``."""
+def _covered_by(a: Spans, b: Spans, *, depth_of_b: int, depth: int) -> Spans:
+    """Return the instants at which the depths of the open spans, of which ``a`` has 1, add up to exactly ``depth``."""
     num_a, num_b = len(a), len(b)
     times = np.concatenate((a.start_ns, a.end_ns, b.start_ns, b.end_ns))
-    changes = np.repeat(
-        np.array([depth_of_a, -depth_of_a, depth_of_b, -depth_of_b], np.int8), [num_a, num_a, num_b, num_b]
-    )
+    changes = np.repeat(np.array([1, -1, depth_of_b, -depth_of_b], np.int8), [num_a, num_a, num_b, num_b])
     order = np.argsort(times, kind="stable")
     times = times[order]
     # Of several changes at one instant, all but the last open a span of no length, which `union` drops.

@@ -163,7 +163,7 @@ def run_recorded(
     from ddpprof.monitor.pulse_files import gather_left
     from ddpprof.record import launch
     from ddpprof.record.attempts import agent_of_this_process
-    from ddpprof.record.oom import OomKills
+    from ddpprof.record.exits import OomKills
 
     options, words = job.options, job.words
     shown = not options.no_command

@@ -75,11 +75,11 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbers | None = None) -> Iterator[Analysis]:
-    """Analyse the run, or only these of its steps, with the options of `add_reading_options`. Raises `DdpprofError`."""
+def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
+    """Analyse the run with the options of `add_reading_options`. Raises `DdpprofError`."""
     if _written_report(path) is not None:
         raise DdpprofError(f"{path} is a report, which does not have the steps. Give the run that it was made of.")
-    with _analysed_run(path, options, only_steps) as analysis:
+    with _analysed_run(path, options, None) as analysis:
         yield analysis
 
 

@@ -152,7 +152,6 @@ class JobRank:
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:
         """Return what the pulse says of this rank. The files must be open."""
         assert self.files is not None
-        local_rank = os.environ.get("LOCAL_RANK")
         return PulseIdentity(
             run_id=self._run_id,
             rank=self.rank,
@@ -163,7 +162,7 @@ class JobRank:
             created_ns=time.time_ns(),
             shared=str(shared_path(self.rank)),
             kept=str((self.files.directory / rundir.pulse_file(self.rank)).absolute()),
-            local_rank=int(local_rank) if local_rank is not None else None,
+            local_rank=_local_rank(),
             device=device,
             first_step=first_step,
         )
@@ -172,12 +171,11 @@ class JobRank:
         """Write the rank's facts. Raises `OSError`."""
         if self.files is None:
             return
-        local_rank = os.environ.get("LOCAL_RANK")
         record = Record(
             run_id=self._run_id,
             rank=self.rank,
             world_size=self.world_size,
-            local_rank=int(local_rank) if local_rank is not None else None,
+            local_rank=_local_rank(),
             host=socket.gethostname(),
             pid=self._process,
             torch=str(torch.__version__),
@@ -186,3 +184,8 @@ class JobRank:
             **noted,
         )
         self.files.write_facts(record)
+
+
+def _local_rank() -> int | None:
+    given = os.environ.get("LOCAL_RANK")
+    return None if given is None else int(given)
