@@ -20,7 +20,6 @@ from ddpprof.signals import handled_signals
 
 if TYPE_CHECKING:
     from ddpprof.comparison.run_set import RunSet
-    from ddpprof.load.limits import Limits
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.pipeline.numbers import Numbers
     from ddpprof.pipeline.progress import ReadProgress
@@ -86,6 +85,7 @@ def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analys
 @contextmanager
 def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbers | None) -> Iterator[Analysis]:
     from ddpprof.load.free_memory import give_back_large_arrays
+    from ddpprof.load.limits import Limits
     from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 
     give_back_large_arrays()
@@ -97,7 +97,7 @@ def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbe
         use_cache=not options.no_cache,
         jobs=options.jobs,
         scheduler=options.scheduler,
-        limits=chosen_limits(options),
+        limits=Limits.chosen(options.max_trace_gb, options.max_events, options.max_files),
         further_parts=tuple(getattr(options, "further_parts", ())),
     )
     with sigterm_as_exit(), _progress() as watch, analysed(path, choice, watch) as analysis:
@@ -138,12 +138,6 @@ def read_run_set(paths: Sequence[Location], options: argparse.Namespace, folder:
         with read_report_or_run(path, options) as (report, _):
             reports.append(report)
     return RunSet(tuple(reports), None if folder is None else str(folder))
-
-
-def chosen_limits(options: argparse.Namespace) -> Limits:
-    from ddpprof.load.limits import Limits
-
-    return Limits.chosen(options.max_trace_gb, options.max_events, options.max_files)
 
 
 @contextmanager
