@@ -88,8 +88,8 @@ def install(distributed: ModuleType) -> None:
         "_ddp_init_helper": _beginning_first,
         "forward": _forward,
         "_pre_forward": _pre_forward,
-        "_post_forward": _handing_over("ddp_post_forward"),
-        "_sync_buffers": _handing_over("ddp_sync_buffers"),
+        "_post_forward": _post_forward,
+        "_sync_buffers": _sync_buffers,
         "register_comm_hook": _register_comm_hook,
     }
     absent = [name for name in wrappers if not hasattr(ddp, name)]
@@ -129,13 +129,13 @@ def install_around_training() -> None:
     if any(owner is DataLoader for owner, _, _ in _originals):
         return
     _wrap(DataLoader, "__iter__", _telling(lambda session, loader: session.loader_begins(loader)))
-    _wrap(_BaseDataLoaderIter, "__next__", _handing_over("loader_fetches"))
+    _wrap(_BaseDataLoaderIter, "__next__", _next)
     _wrap(DistributedSampler, "set_epoch", _telling(lambda session, sampler: session.sets_epoch(sampler)))
     _wrap(GradScaler, "step", _scaler_step)
     # The session makes room when the user starts a profiler of their own.
     _wrap(profile, "_prepare_trace", _telling(lambda session, inner: session.another_profiler_starts(inner)))
     if dist.is_available():
-        _wrap(dist.Work, "wait", _handing_over("work_waits"))  # most collectives of a script end in it
+        _wrap(dist.Work, "wait", _work_wait)  # most collectives of a script end in it
     _wrap(torch.autograd, "backward", _backward)  # every `Tensor.backward` calls it
     _wrap(torch.cuda.CUDAGraph, "capture_begin", _telling(lambda session, _graph: session.graphs.capture_begins()))
     _wrap(torch.cuda.CUDAGraph, "capture_end", _capture_end)
@@ -179,21 +179,6 @@ def _telling(tell: Callable[[Session, Any], None]) -> _Wrapper:
     return wrapper
 
 
-def _handing_over(event: str) -> _Wrapper:
-    """Wrap a method: hand each call, with the original, over to the method `event` of `StepEvents`."""
-
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-        def handed_over(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            events = step_events
-            if events is None:
-                return original(self, *args, **kwargs)
-            return getattr(events, event)(original, self, *args, **kwargs)
-
-        return handed_over
-
-    return wrapper
-
-
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         events = step_events
@@ -217,6 +202,40 @@ def _pre_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         return session.ddp_pre_forward(original, self, *inputs, **kwargs)
 
     return pre_forward
+
+
+def _post_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def post_forward(self: Any, output: Any) -> Any:
+        events = step_events
+        return original(self, output) if events is None else events.ddp_post_forward(original, self, output)
+
+    return post_forward
+
+
+def _sync_buffers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def sync_buffers(self: Any) -> Any:
+        events = step_events
+        return original(self) if events is None else events.ddp_sync_buffers(original, self)
+
+    return sync_buffers
+
+
+def _work_wait(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        events = step_events
+        if events is None:
+            return original(self, *args, **kwargs)
+        return events.work_waits(original, self, *args, **kwargs)
+
+    return wait
+
+
+def _next(original: Callable[..., Any]) -> Callable[..., Any]:
+    def next_batch(self: Any) -> Any:
+        events = step_events
+        return original(self) if events is None else events.loader_fetches(original, self)
+
+    return next_batch
 
 
 def _beginning_first(original: Callable[..., Any]) -> Callable[..., Any]:
