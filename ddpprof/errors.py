@@ -37,6 +37,15 @@ class BadTrace(DdpprofError):
     """The trace file is not a trace, is cut off, or holds something that no real trace holds."""
 
 
+def refuse_newer(where: object, found: object, known: int, error: type[DdpprofError] = NotARun) -> None:
+    """Raise `error` if a newer ddpprof has written what is there: in the format `found`, if it tells one."""
+    if isinstance(found, int) and found > known:
+        raise error(
+            f"{where} was written by a newer ddpprof: its format is {found}, this one reads up to {known}. Update "
+            "with: pip install --upgrade ddpprof"
+        )
+
+
 class RemoteError(DdpprofError, OSError):
     """A remote file cannot be reached; ``strerror`` says why in one line, ``filename`` is the address, no passwords."""
 

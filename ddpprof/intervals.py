@@ -7,6 +7,7 @@ union is therefore the sum of the lengths, and equal sets have equal arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,21 @@ def union(start_ns: Int64Column, end_ns: Int64Column) -> Spans:
     return Spans(start[opens], latest_end[closes])
 
 
+class Timed(Protocol):
+    """A table whose rows are spans."""
+
+    @property
+    def start_ns(self) -> Int64Column: ...
+
+    @property
+    def end_ns(self) -> Int64Column: ...
+
+
+def union_of(table: Timed, rows: NDArray[Any] | slice = slice(None)) -> Spans:
+    """Return the instants in at least one of these rows, given by their indices or by a mask; by default in any row."""
+    return union(table.start_ns[rows], table.end_ns[rows])
+
+
 def merge(a: Spans, b: Spans) -> Spans:
     """Return the instants in ``a`` or ``b``."""
     return union(np.concatenate((a.start_ns, b.start_ns)), np.concatenate((a.end_ns, b.end_ns)))
@@ -85,12 +101,12 @@ def merge(a: Spans, b: Spans) -> Spans:
 
 def intersect(a: Spans, b: Spans) -> Spans:
     """Return the instants in both."""
-    return _covered_by(_near(a, b), _near(b, a), depth_of_a=1, depth_of_b=1, depth=2)
+    return _covered_by(_near(a, b), _near(b, a), depth_of_b=1, depth=2)
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
     """Return the instants in ``a`` that are not in ``b``."""
-    return _covered_by(a, _near(b, a), depth_of_a=1, depth_of_b=2, depth=1)
+    return _covered_by(a, _near(b, a), depth_of_b=2, depth=1)
 
 
 def shift(spans: Spans, by_ns: int) -> Spans:
@@ -145,13 +161,11 @@ def _near(spans: Spans, other: Spans) -> Spans:
     return Spans(spans.start_ns[rows], spans.end_ns[rows])
 
 
-def _covered_by(a: Spans, b: Spans, *, depth_of_a: int, depth_of_b: int, depth: int) -> Spans:
-    """Return the instants at which the depths of the open spans add up to exactly ``depth``."""
+def _covered_by(a: Spans, b: Spans, *, depth_of_b: int, depth: int) -> Spans:
+    """Return the instants at which the depths of the open spans, of which ``a`` has 1, add up to exactly ``depth``."""
     num_a, num_b = len(a), len(b)
     times = np.concatenate((a.start_ns, a.end_ns, b.start_ns, b.end_ns))
-    changes = np.repeat(
-        np.array([depth_of_a, -depth_of_a, depth_of_b, -depth_of_b], np.int8), [num_a, num_a, num_b, num_b]
-    )
+    changes = np.repeat(np.array([1, -1, depth_of_b, -depth_of_b], np.int8), [num_a, num_a, num_b, num_b])
     order = np.argsort(times, kind="stable")
     times = times[order]
     # Of several changes at one instant, all but the last open a span of no length, which `union` drops.

@@ -46,200 +46,177 @@ class Command:
     writes_files: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    title: str
-    commands: tuple[Command, ...]
-
-
 def _experiment(name: str, rounds: int) -> Callable[[Parser], None]:
     return lambda parser: add_experiment_options(parser, name, rounds)
 
 
-GROUPS = (
-    Group(
-        "",
-        (
-            Command(
-                "trace",
-                "record a training without editing its script, and report on it",
-                "Where does the time of a training step go, and what should I change?",
-                "ddpprof trace --nproc-per-node 2 train.py",
-                add_trace_options,
-                run_trace,
-            ),
-            Command(
-                "report",
-                "report on a run or on torch.profiler traces",
-                "What does DDP cost in this run, and what should I change?",
-                "ddpprof report runs/a --out report.html",
-                add_report_options,
-            ),
-            Command(
-                "compare",
-                "compare two jobs: what became slower, beyond noise",
-                "Did the job become slower, by more than noise, and where?",
-                "ddpprof compare runs/before runs/after",
-                add_compare_options,
-                run_compare,
-            ),
+GROUPS: Mapping[str, tuple[Command, ...]] = {
+    "": (
+        Command(
+            "trace",
+            "record a training without editing its script, and report on it",
+            "Where does the time of a training step go, and what should I change?",
+            "ddpprof trace --nproc-per-node 2 train.py",
+            add_trace_options,
+            run_trace,
+        ),
+        Command(
+            "report",
+            "report on a run or on torch.profiler traces",
+            "What does DDP cost in this run, and what should I change?",
+            "ddpprof report runs/a --out report.html",
+            add_report_options,
+        ),
+        Command(
+            "compare",
+            "compare two jobs: what became slower, beyond noise",
+            "Did the job become slower, by more than noise, and where?",
+            "ddpprof compare runs/before runs/after",
+            add_compare_options,
+            run_compare,
         ),
     ),
-    Group(
-        "Watch",
-        (
-            Command(
-                "watch",
-                "watch a whole training without recording steps in detail",
-                "Is the job still as fast as it was, and if not, since when and why?",
-                "ddpprof watch --nproc-per-node 2 train.py",
-                add_watch_options,
-                run_watch,
-            ),
-            Command(
-                "diagnose",
-                "say which rank holds a job up, or has ended it, and where",
-                "Why does the job hang, or why did it fail?",
-                "ddpprof diagnose runs/a",
-                add_diagnose_options,
-                writes_files=False,
-            ),
-            Command(
-                "capture",
-                "profile the next steps of a running job, on all its ranks",
-                "Where does the time of a step go, in a job that is running already?",
-                "ddpprof capture runs/a --steps 5",
-                add_capture_options,
-                writes_files=False,
-            ),
+    "Watch": (
+        Command(
+            "watch",
+            "watch a whole training without recording steps in detail",
+            "Is the job still as fast as it was, and if not, since when and why?",
+            "ddpprof watch --nproc-per-node 2 train.py",
+            add_watch_options,
+            run_watch,
+        ),
+        Command(
+            "diagnose",
+            "say which rank holds a job up, or has ended it, and where",
+            "Why does the job hang, or why did it fail?",
+            "ddpprof diagnose runs/a",
+            add_diagnose_options,
+            writes_files=False,
+        ),
+        Command(
+            "capture",
+            "profile the next steps of a running job, on all its ranks",
+            "Where does the time of a step go, in a job that is running already?",
+            "ddpprof capture runs/a --steps 5",
+            add_capture_options,
+            writes_files=False,
         ),
     ),
-    Group(
-        "Look",
-        (
-            Command(
-                "top",
-                "look at a running job, rank by rank: who waits for whom",
-                "What does the job do right now, and which rank holds it up?",
-                "ddpprof top runs/a",
-                add_top_options,
-                writes_files=False,
-            ),
-            Command(
-                "timeline",
-                "export a run for Perfetto, with all ranks on one clock",
-                "What did each rank do, and when?",
-                "ddpprof timeline runs/a",
-                add_timeline_options,
-            ),
-            Command(
-                "tensorboard",
-                "start TensorBoard on runs, with corrected profiler traces",
-                "What do these runs look like side by side, in a browser?",
-                "ddpprof tensorboard runs/a runs/b",
-                add_tensorboard_options,
-            ),
-            Command(
-                "schema",
-                "print the JSON Schema of a report",
-                "What does each field of a JSON report mean?",
-                "ddpprof schema report",
-                add_schema_options,
-                writes_files=False,
-            ),
-            Command(
-                "explain",
-                "explain a term of the reports",
-                "What does this word in a report mean?",
-                "ddpprof explain exposed",
-                add_explain_options,
-                writes_files=False,
-            ),
+    "Look": (
+        Command(
+            "top",
+            "look at a running job, rank by rank: who waits for whom",
+            "What does the job do right now, and which rank holds it up?",
+            "ddpprof top runs/a",
+            add_top_options,
+            writes_files=False,
+        ),
+        Command(
+            "timeline",
+            "export a run for Perfetto, with all ranks on one clock",
+            "What did each rank do, and when?",
+            "ddpprof timeline runs/a",
+            add_timeline_options,
+        ),
+        Command(
+            "tensorboard",
+            "start TensorBoard on runs, with corrected profiler traces",
+            "What do these runs look like side by side, in a browser?",
+            "ddpprof tensorboard runs/a runs/b",
+            add_tensorboard_options,
+        ),
+        Command(
+            "schema",
+            "print the JSON Schema of a report",
+            "What does each field of a JSON report mean?",
+            "ddpprof schema report",
+            add_schema_options,
+            writes_files=False,
+        ),
+        Command(
+            "explain",
+            "explain a term of the reports",
+            "What does this word in a report mean?",
+            "ddpprof explain exposed",
+            add_explain_options,
+            writes_files=False,
         ),
     ),
-    Group(
-        "Predict",
-        (
-            Command(
-                "whatif",
-                "predict the step with other buckets, networks or world sizes",
-                "How long would a step take with other buckets, another network or more ranks?",
-                "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
-                add_whatif_options,
-            ),
-            Command(
-                "tune",
-                "measure the bucket sizes that are predicted to be fastest",
-                "Which bucket sizes are the fastest for this training?",
-                "ddpprof tune --nproc 2 train.py",
-                add_tune_options,
-                run_tune,
-            ),
+    "Predict": (
+        Command(
+            "whatif",
+            "predict the step with other buckets, networks or world sizes",
+            "How long would a step take with other buckets, another network or more ranks?",
+            "ddpprof whatif runs/a --bucket-cap-mb 1,5,25",
+            add_whatif_options,
+        ),
+        Command(
+            "tune",
+            "measure the bucket sizes that are predicted to be fastest",
+            "Which bucket sizes are the fastest for this training?",
+            "ddpprof tune --nproc 2 train.py",
+            add_tune_options,
+            run_tune,
         ),
     ),
-    Group(
-        "Measure by experiment",
-        (
-            Command(
-                "overhead",
-                "measure what DDP costs: the job with and without its wrapper",
-                "How much longer does a step take because of DDP?",
-                "ddpprof overhead train.py",
-                _experiment("overhead", 5),
-                run_experiment,
-            ),
-            Command(
-                "scale",
-                "measure how training scales, and where time is lost",
-                "How much faster is training on more ranks, and where is time lost?",
-                "ddpprof scale --nproc 1,2,4 train.py",
-                _experiment("scale", 3),
-                run_experiment,
-            ),
-            Command(
-                "sweep",
-                "measure the step time over an option of the script or of DDP",
-                "How does the time of a step depend on this option?",
-                "ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py",
-                _experiment("sweep", 3),
-                run_experiment,
-            ),
-            Command(
-                "netbench",
-                "measure the speed of collectives between ranks, by message size",
-                "How fast is communication between the ranks, at each message size?",
-                "ddpprof netbench --nproc-per-node 2",
-                add_netbench_options,
-            ),
+    "Measure by experiment": (
+        Command(
+            "overhead",
+            "measure what DDP costs: the job with and without its wrapper",
+            "How much longer does a step take because of DDP?",
+            "ddpprof overhead train.py",
+            _experiment("overhead", 5),
+            run_experiment,
+        ),
+        Command(
+            "scale",
+            "measure how training scales, and where time is lost",
+            "How much faster is training on more ranks, and where is time lost?",
+            "ddpprof scale --nproc 1,2,4 train.py",
+            _experiment("scale", 3),
+            run_experiment,
+        ),
+        Command(
+            "sweep",
+            "measure the step time over an option of the script or of DDP",
+            "How does the time of a step depend on this option?",
+            "ddpprof sweep --vary bucket_cap_mb=1,5,25 train.py",
+            _experiment("sweep", 3),
+            run_experiment,
+        ),
+        Command(
+            "netbench",
+            "measure the speed of collectives between ranks, by message size",
+            "How fast is communication between the ranks, at each message size?",
+            "ddpprof netbench --nproc-per-node 2",
+            add_netbench_options,
         ),
     ),
-    Group(
-        "More",
-        (
-            Command(
-                "doctor",
-                "check this machine, this installation, and ddpprof on them",
-                "Does ddpprof work, and measure correctly, on this machine?",
-                "ddpprof doctor",
-                add_doctor_options,
-                writes_files=False,
-            ),
-            Command(
-                "demo", "trace two small example trainings", "What does ddpprof show?", "ddpprof demo", add_demo_options
-            ),
-            Command(
-                "completion",
-                "print a shell completion script for ddpprof",
-                "How do I complete commands and options with Tab?",
-                'eval "$(ddpprof completion bash)"',
-                add_completion_options,
-                writes_files=False,
-            ),
+    "More": (
+        Command(
+            "doctor",
+            "check this machine, this installation, and ddpprof on them",
+            "Does ddpprof work, and measure correctly, on this machine?",
+            "ddpprof doctor",
+            add_doctor_options,
+            writes_files=False,
+        ),
+        Command(
+            "demo", "trace two small example trainings", "What does ddpprof show?", "ddpprof demo", add_demo_options
+        ),
+        Command(
+            "completion",
+            "print a shell completion script for ddpprof",
+            "How do I complete commands and options with Tab?",
+            'eval "$(ddpprof completion bash)"',
+            add_completion_options,
+            writes_files=False,
         ),
     ),
-)
+}
+"""commands by the title of their group"""
 
-COMMANDS = {command.name: command for group in GROUPS for command in group.commands}
+COMMANDS = {command.name: command for commands in GROUPS.values() for command in commands}
 
 
 class _Parser(Parser):
@@ -270,9 +247,9 @@ class _Root(_Parser):
         question = "What does DistributedDataParallel cost, and which setting should you change?"
         lines = ["usage: ddpprof COMMAND …", "", question]
         width = max(map(len, COMMANDS)) + 2
-        for group in GROUPS:
-            lines += ["", *([group.title] if group.title else [])]
-            for command in group.commands:
+        for title, commands in GROUPS.items():
+            lines += ["", *([title] if title else [])]
+            for command in commands:
                 lines += [f"  {command.name:<{width}}{command.summary}", f"  {'':{width}}{command.example}"]
         return "\n".join([*lines, "", "ddpprof COMMAND --help shows all options of a command.", ""])
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -160,14 +161,20 @@ def run_experiment(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         open_experiment(directory, experiment, options.force)
     with working_on(directory):
         interrupted = _run_trials(directory, experiment)
+    show = partial(_show_what_there_is, directory, experiment, interrupted)
+    return show_at_the_end(show, experiment.kind, directory, interrupted)
+
+
+def show_at_the_end(show: Callable[[], None], kind: str, directory: Path, interrupted: bool) -> int:
+    """Show what was measured, if anything, and say how an interrupted experiment goes on; return the exit code."""
     try:
-        _show_what_there_is(directory, experiment, interrupted)
+        show()
     except DdpprofError as nothing_yet:
         if not interrupted:
             raise
         say(nothing_yet)
     if interrupted:
-        say(f"\nStopped. Continue with: ddpprof {experiment.kind} --resume {directory}", flush=True)
+        say(f"\nStopped. Continue with: ddpprof {kind} --resume {directory}", flush=True)
         return 130
     return 0
 

@@ -163,7 +163,7 @@ def run_recorded(
     from ddpprof.monitor.pulse_files import gather_left
     from ddpprof.record import launch
     from ddpprof.record.attempts import agent_of_this_process
-    from ddpprof.record.oom import OomKills
+    from ddpprof.record.exits import OomKills
 
     options, words = job.options, job.words
     shown = not options.no_command
@@ -180,7 +180,7 @@ def run_recorded(
     if launch.is_first_rank(os.environ) if inside else not _is_further_node(options.torchrun):
         settings = launch.clear_out(settings, inside)
     command = words if job.is_wrapped else launch.script_command(words, options.module, options.torchrun)
-    tell = _tell_nothing if options.quiet else _tell
+    tell = (lambda _text: None) if options.quiet else _tell
     watch = RunWatch(out, tell, options.kill_after, options.dump_stacks, names_top=verb == "watch")
     speaks = settings.pulse and (not inside or launch.is_first_rank(os.environ))
     if speaks:
@@ -206,7 +206,8 @@ def run_recorded(
     _note_exit(outcome, settings, inside, oom_kills.since_last_time())
     if outcome.needs_rank:
         torchrun = "torchrun --nproc-per-node 2 train.py"
-        instead = f"-- {torchrun}" if job.is_wrapped else f"--nproc-per-node 2 {_shown(options, words)}"
+        script = " ".join([*(["-m"] if options.module else []), *words])
+        instead = f"-- {torchrun}" if job.is_wrapped else f"--nproc-per-node 2 {script}"
         say(
             f"ddpprof: {words[0]} expects a launcher: {outcome.needs_rank} is not set. Run: ddpprof {verb} {instead}",
             file=sys.stderr,
@@ -244,10 +245,6 @@ def _note_exit(outcome: JobEnd, settings: Settings, inside: bool, num_oom_kills:
         exits.append(Path(settings.out), {**whose, **how})
 
 
-def _shown(options: argparse.Namespace, words: Sequence[str]) -> str:
-    return " ".join([*(["-m"] if options.module else []), *words])
-
-
 def default_out(words: Sequence[str], *, is_module: bool, kind: str = "") -> str:
     """Return a folder named after the job, and the `kind` of experiment that it is part of."""
     name = words[0].rpartition(".")[2] if is_module else Path(words[0]).stem
@@ -276,7 +273,3 @@ def _tell(text: str) -> None:
     """Say something of the job while it runs."""
     with suppress(Exception):  # stderr may be closed
         say(f"ddpprof: {text}", file=sys.stderr, flush=True)
-
-
-def _tell_nothing(_text: str) -> None:
-    pass

@@ -20,7 +20,6 @@ from ddpprof.signals import handled_signals
 
 if TYPE_CHECKING:
     from ddpprof.comparison.run_set import RunSet
-    from ddpprof.load.limits import Limits
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.pipeline.numbers import Numbers
     from ddpprof.pipeline.progress import ReadProgress
@@ -75,17 +74,18 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbers | None = None) -> Iterator[Analysis]:
-    """Analyse the run, or only these of its steps, with the options of `add_reading_options`. Raises `DdpprofError`."""
+def analysed_run(path: Location, options: argparse.Namespace) -> Iterator[Analysis]:
+    """Analyse the run with the options of `add_reading_options`. Raises `DdpprofError`."""
     if _written_report(path) is not None:
         raise DdpprofError(f"{path} is a report, which does not have the steps. Give the run that it was made of.")
-    with _analysed_run(path, options, only_steps) as analysis:
+    with _analysed_run(path, options, None) as analysis:
         yield analysis
 
 
 @contextmanager
 def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbers | None) -> Iterator[Analysis]:
     from ddpprof.load.free_memory import give_back_large_arrays
+    from ddpprof.load.limits import Limits
     from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 
     give_back_large_arrays()
@@ -97,10 +97,10 @@ def _analysed_run(path: Location, options: argparse.Namespace, only_steps: Numbe
         use_cache=not options.no_cache,
         jobs=options.jobs,
         scheduler=options.scheduler,
-        limits=chosen_limits(options),
+        limits=Limits.chosen(options.max_trace_gb, options.max_events, options.max_files),
         further_parts=tuple(getattr(options, "further_parts", ())),
     )
-    with _sigterm_as_exit(), _progress() as watch, analysed(path, choice, watch) as analysis:
+    with sigterm_as_exit(), _progress() as watch, analysed(path, choice, watch) as analysis:
         yield analysis
 
 
@@ -140,15 +140,9 @@ def read_run_set(paths: Sequence[Location], options: argparse.Namespace, folder:
     return RunSet(tuple(reports), None if folder is None else str(folder))
 
 
-def chosen_limits(options: argparse.Namespace) -> Limits:
-    from ddpprof.load.limits import Limits
-
-    return Limits.chosen(options.max_trace_gb, options.max_events, options.max_files)
-
-
 @contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """Exit at SIGTERM and SIGHUP so that reader processes end too, unless they are ignored, as under nohup."""
+def sigterm_as_exit() -> Iterator[None]:
+    """Exit at SIGTERM and SIGHUP through all ``finally`` blocks, unless they are ignored, as under nohup."""
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import seconds
+from ddpprof.cli.reading import sigterm_as_exit
 from ddpprof.cli.saying import say
-from ddpprof.signals import handled_signals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,7 +107,7 @@ def _show_live(path: Path, every_s: float, console: Console) -> None:
     order, paused = ORDERS["o"], False
     overview, said = _look(path)
     with (
-        _ended_by_signals(),
+        sigterm_as_exit(),
         _single_keys() as next_key,
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
@@ -130,17 +128,6 @@ def _about_keys(path: Path, order: Order, paused: bool, overview: Overview) -> s
     state = "  PAUSED" if paused else ""
     over = f"\nAll ranks have ended. See the whole run with: ddpprof report {path}" if overview.is_over else ""
     return f"{_KEYS}  (now by {order.name}){state}{over}"
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end the program through its ``finally`` blocks, which put the terminal back."""
-
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    with handled_signals((signal.SIGTERM, signal.SIGHUP), end):
-        yield
 
 
 @contextmanager

@@ -6,13 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpprof.cli.arguments import positive
 from ddpprof.cli.experiment_plan import split_experiment
-from ddpprof.cli.experiments import add_place_options, resumed, say_how_long, steps_in_words
+from ddpprof.cli.experiments import add_place_options, resumed, say_how_long, show_at_the_end, steps_in_words
 from ddpprof.cli.job import default_out
 from ddpprof.cli.reading import measured_network
 from ddpprof.cli.saying import say
@@ -84,11 +85,7 @@ def run_tune(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
             say(f"\nStopped before anything was tried. Start again with: ddpprof tune --resume {directory}", flush=True)
             return 130
         tuning, interrupted = _try_all(directory, experiment.command)
-    _show_what_there_is(tuning, interrupted)
-    if interrupted:
-        say(f"\nStopped. Continue with: ddpprof tune --resume {directory}", flush=True)
-        return 130
-    return 0
+    return show_at_the_end(partial(_show_what_there_is, tuning, interrupted), "tune", directory, interrupted)
 
 
 def _plan(options: argparse.Namespace, command: Sequence[str], is_wrapped: bool) -> Experiment:
@@ -227,13 +224,7 @@ def _show_what_there_is(tuning: KeptTuning, interrupted: bool) -> None:
     from ddpprof.render.sections.experiments import experiment_sections
     from ddpprof.render.terminal import render_terminal
 
-    try:
-        report = tuning.report()
-    except DdpprofError as nothing_yet:
-        if not interrupted:
-            raise
-        say(nothing_yet)
-        return
+    report = tuning.report()
     say()
     render_terminal(experiment_sections(report), sys.stdout)
     if not interrupted:

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.intervals import Spans, subtract, union
+from ddpprof.intervals import Spans, subtract, union_of
 from ddpprof.measures.buckets.gradient_reduces import gradient_all_reduces, reduces_without_ddp
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.model import UNKNOWN, Mark, Trace
@@ -58,7 +58,7 @@ def _of_step(trace: Trace, step: int, gradients: NDArray[np.int64], computing: S
     if not len(rows):
         return None
     sizes = comm.num_bytes[rows]
-    spans = union(comm.start_ns[rows], comm.end_ns[rows])
+    spans = union_of(comm, rows)
     flat = np.flatnonzero((host.step == step) & (host.mark == Mark.FLATTEN))
     in_host_time = trace.device == "cpu" and len(flat) > 0
     return OwnReduction(
@@ -66,5 +66,5 @@ def _of_step(trace: Trace, step: int, gradients: NDArray[np.int64], computing: S
         num_bytes=None if (sizes == UNKNOWN).any() else int(sizes.sum()),
         comm_ns=spans.total_ns,
         exposed_ns=subtract(spans, computing).total_ns,
-        flatten_ns=union(host.start_ns[flat], host.end_ns[flat]).total_ns if in_host_time else None,
+        flatten_ns=union_of(host, flat).total_ns if in_host_time else None,
     )

@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from ddpprof.intervals import Spans, merge, subtract, union
+from ddpprof.intervals import Spans, merge, subtract, union_of
 from ddpprof.measures.buckets.overlap import spans_of
 from ddpprof.model import UNKNOWN, DataParallelModule, Mark, Rank, Trace
 
@@ -84,12 +84,12 @@ def _launched_in(trace: Trace, step: int, mark: Mark) -> Spans:
     """Return the communication and copies that were launched while the host was in one of the marks."""
     host = trace.host_spans
     rows = np.flatnonzero((host.mark == mark) & (host.step == step))
-    inside = union(host.start_ns[rows], host.end_ns[rows])
+    inside = union_of(host, rows)
     spans = []
     for table in (trace.collectives, trace.copies):
         known = (table.step == step) & (table.launched_ns != UNKNOWN)
         chosen = np.flatnonzero(known & inside.contains(table.launched_ns))
-        spans.append(union(table.start_ns[chosen], table.end_ns[chosen]))
+        spans.append(union_of(table, chosen))
     return merge(*spans)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ddpprof.doctor.check import Check
 
 MACHINE = (
@@ -17,61 +19,36 @@ MACHINE = (
 """checks of machine and installation, without training"""
 
 _SHARED_CORES = "when ranks share cores, communication takes them from computation"
+_TAKES_LONG = "it takes minutes, and is most informative on GPUs"
+
+_training = partial(Check, trains=True)
+_on_gpu = partial(_training, least_gpus=1)
+_of_ranks = partial(_training, alone=True, least_ranks=2)
+"""a check that measures times of several ranks"""
 
 TRAINING = (
-    Check(
+    _training(
         ("parameters", "collectives", "synchronising-calls", "foreign-contexts", "export-pause"),
         "harmless",
         "check_unchanged",
         120,
-        trains=True,
     ),
-    Check(("step-time", "parts-of-step", "after-the-window"), "timed", "check_steps", 120, trains=True, alone=True),
-    Check(("unused-parameters",), "counted", "check_rotating_branches", 60, trains=True),
-    Check(("amp-steps",), "counted", "check_amp_steps", 60, trains=True),
-    Check(("closure-steps",), "counted", "check_closure_steps", 60, trains=True),
-    Check(("compiled-steps",), "counted", "check_compiled_steps", 120, trains=True),
-    Check(
-        ("graph-memory",),
-        "counted",
-        "check_graph_replay",
-        120,
-        trains=True,
-        least_gpus=1,
-        why_gpus="graphs are only replayed on a GPU",
-    ),
-    Check(
-        ("beside-nsys",), "fabric", "check_beside_nsys", 120, trains=True, least_gpus=1, why_gpus="nsys profiles GPUs"
-    ),
-    Check(("delay",), "timed", "check_delay", 90, trains=True, alone=True, least_ranks=2),
-    Check(("bucket-bytes", "bucket-times"), "timed", "check_buckets", 90, trains=True, alone=True, least_ranks=2),
-    Check(("replay",), "timed", "check_replay", 120, trains=True, alone=True, least_ranks=2),
-    Check(("netbench",), "fabric", "check_netbench", 200, trains=True, alone=True, least_ranks=2),
-    Check(
-        ("exposed",),
-        "fabric",
-        "check_exposed",
-        120,
-        trains=True,
-        alone=True,
-        least_ranks=2,
-        least_gpus=2,
-        why_gpus=_SHARED_CORES,
-    ),
-    Check(
-        ("overhead",),
-        "fabric",
-        "check_overhead",
-        420,
-        trains=True,
-        alone=True,
-        least_ranks=2,
-        least_gpus=2,
-        why_gpus="it takes minutes, and is most informative on GPUs",
-    ),
-    Check(("exception",), "endings", "check_exception", 180, trains=True, least_ranks=2),
-    Check(("ctrl-c",), "endings", "check_ctrl_c", 180, trains=True),
-    Check(("sigterm",), "endings", "check_sigterm", 180, trains=True),
+    _training(("step-time", "parts-of-step", "after-the-window"), "timed", "check_steps", 120, alone=True),
+    _training(("unused-parameters",), "counted", "check_rotating_branches", 60),
+    _training(("amp-steps",), "counted", "check_amp_steps", 60),
+    _training(("closure-steps",), "counted", "check_closure_steps", 60),
+    _training(("compiled-steps",), "counted", "check_compiled_steps", 120),
+    _on_gpu(("graph-memory",), "counted", "check_graph_replay", 120, why_gpus="graphs are only replayed on a GPU"),
+    _on_gpu(("beside-nsys",), "fabric", "check_beside_nsys", 120, why_gpus="nsys profiles GPUs"),
+    _of_ranks(("delay",), "timed", "check_delay", 90),
+    _of_ranks(("bucket-bytes", "bucket-times"), "timed", "check_buckets", 90),
+    _of_ranks(("replay",), "timed", "check_replay", 120),
+    _of_ranks(("netbench",), "fabric", "check_netbench", 200),
+    _of_ranks(("exposed",), "fabric", "check_exposed", 120, least_gpus=2, why_gpus=_SHARED_CORES),
+    _of_ranks(("overhead",), "fabric", "check_overhead", 420, least_gpus=2, why_gpus=_TAKES_LONG),
+    _training(("exception",), "endings", "check_exception", 180, least_ranks=2),
+    _training(("ctrl-c",), "endings", "check_ctrl_c", 180),
+    _training(("sigterm",), "endings", "check_sigterm", 180),
 )
 """acceptance tests of the recorder, with scripts that know nothing of ddpprof"""
 

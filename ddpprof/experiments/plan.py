@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from ddpprof import rundir
-from ddpprof.errors import NotARun
+from ddpprof.errors import NotARun, refuse_newer
 from ddpprof.files import Location, RemotePath
 from ddpprof.files.small import read_small
 from ddpprof.redaction import HIDDEN, is_secret, words_without_secrets
@@ -208,12 +208,7 @@ def read_plan(directory: Location) -> Experiment:
     path = directory / EXPERIMENT_FILE
     try:
         text = read_small(path)
-        found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
-        if isinstance(found, int) and found > EXPERIMENT_FORMAT:
-            raise NotARun(
-                f"{directory} was written by a newer ddpprof: its format is {found}, this one reads up to "
-                f"{EXPERIMENT_FORMAT}. Update with: pip install --upgrade ddpprof"
-            )
+        refuse_newer(directory, msgspec.json.decode(text, type=dict[str, Any]).get("format"), EXPERIMENT_FORMAT)
         experiment = msgspec.json.decode(text, type=Experiment)
         if (wrong := _what_is_wrong(experiment)) is not None:
             raise NotARun(f"{path} is not ddpprof's ({wrong}).")

@@ -99,7 +99,8 @@ def sweep_report(
     command: tuple[str, ...], job: Job | None, varied: str, points: Sequence[SweepPoint], missing: tuple[str, ...]
 ) -> SweepReport:
     """Build the report from points, whoever measured them."""
-    curves = tuple(_curve(name, points) for name in dict.fromkeys(map(_configuration, points)) if name is not None)
+    configurations = dict.fromkeys(point.configuration for point in points if point.size is not None)
+    curves = tuple(_curve(name, points) for name in configurations)
     return SweepReport(
         format=EXPERIMENT_REPORT_FORMAT,
         ddpprof=__version__,
@@ -127,10 +128,6 @@ def _point(variant: Variant, step_ns: float, rounds_ns: tuple[float, ...], ratio
     configuration = ", ".join(filter(None, (variant.configuration, variant.processes)))
     size = variant.total_size if variant.is_work else None
     return SweepPoint(variant.label, configuration, variant.nproc, size, step_ns, rounds_ns, ratio)
-
-
-def _configuration(point: SweepPoint) -> str | None:
-    return None if point.size is None else point.configuration
 
 
 def _curve(name: str, points: Sequence[SweepPoint]) -> SweepCurve:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ddpprof.errors import BadTrace
+from ddpprof.errors import BadTrace, refuse_newer
 from ddpprof.files import Location
 from ddpprof.files.small import read_small
 from ddpprof.model.netbench import NETBENCH_FORMAT, NetBench
@@ -29,11 +29,7 @@ def parse_netbench(text: bytes, name: str) -> NetBench:
     """Parse the text of such a file; `name` says in errors where it comes from. Raises `BadTrace`."""
     try:
         found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
-        if isinstance(found, int) and found > NETBENCH_FORMAT:
-            raise BadTrace(
-                f"{name} was written by a newer ddpprof: its format is {found}, this one reads up to "
-                f"{NETBENCH_FORMAT}. Update with: pip install --upgrade ddpprof"
-            )
+        refuse_newer(name, found, NETBENCH_FORMAT, BadTrace)
         bench = msgspec.json.decode(text, type=NetBench)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadTrace(f"{name} is not what ddpprof netbench writes ({error}). {_AGAIN}") from error

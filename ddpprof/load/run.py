@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ddpprof.errors import NotARun
+from ddpprof.errors import NotARun, refuse_newer
 from ddpprof.files import Location, RemotePath, location
 from ddpprof.files.small import read_small
 from ddpprof.load.attempts import load_attempts, shown_attempt
@@ -187,12 +187,7 @@ def _read_run_file(directory: Location) -> RunFile:
     try:
         text = read_small(path)
         # The format first: a newer one may have changed everything else.
-        found = msgspec.json.decode(text, type=dict[str, Any]).get("format")
-        if isinstance(found, int) and found > FORMAT:
-            raise NotARun(
-                f"{directory} was written by a newer ddpprof: its format is {found}, this one reads up to {FORMAT}. "
-                "Update with: pip install --upgrade ddpprof"
-            )
+        refuse_newer(directory, msgspec.json.decode(text, type=dict[str, Any]).get("format"), FORMAT)
         return msgspec.json.decode(text, type=RunFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotARun(f"{directory} is not a run: {path.name} is not ddpprof's ({error}).") from error

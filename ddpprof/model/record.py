@@ -19,6 +19,14 @@ Int64 = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 """integer that fits into int64, as does the sum of two"""
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
+TORCH_TIMES = (
+    "forward_compute_time",
+    "backward_compute_time",
+    "backward_comm_time",
+    "backward_compute_comm_overlap_time",
+)
+"""names of the times that DDP takes of an iteration, in ``_get_ddp_logging_data()``"""
+
 
 class Parameter(Struct, frozen=True, array_like=True):
     name: str

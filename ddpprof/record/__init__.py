@@ -24,17 +24,14 @@ samples.py       digests of a batch's samples
 random_states.py  digests of the states of torch's random-number generators
 environment.py   device, backend, framework, checkpoints
 flight_recorder.py  torch's flight recorder knows the bucket that was launched last, and an unusual collective
-framework.py     which framework made the DDP module
 rank_conditions.py  collectives that the training script calls on some ranks only
 profiler.py      torch.profiler over the profiled steps
 
 job.py           the process's rank, and its files in the run directory
 agreement.py     all ranks record, or none does
 output.py        files of one rank
-last_step.py     number of steps that a rank has finished, in case it is killed
 end_words.py       a rank's words for how it ended
-exits.py         how torchrun and the launcher saw ranks end
-oom.py           processes that the kernel ends because memory is full
+exits.py         how torchrun, the launcher and the kernel, whose memory is full, saw ranks end
 attempts.py      torchrun's restarts: which runs belong to one job
 hooks.py         `ddpprof.hooks`: a comm hook that times buckets, without the profiler
 accumulated.py      Which parameters got a gradient in a backward pass?
@@ -44,7 +41,6 @@ boards.py           Boards on which ranks leave notes for each other, to agree o
 captures.py         Captures: the ranks of a running job agree to profile the same steps
 control.py          A socket in the run directory on which this job takes requests of its own user
 closures.py         Optimizer closures: they compute loss and gradients, which is not the optimizer's own work
-compiled.py         ddpprof's own code in torch.compile: it runs uncompiled, except `optimizer_hooks`
 data_parallel.py    The ``nn.DataParallel`` modules of a process that trains without DDP
 device.py           Which devices does DDP train on, and when have they finished their work?
 graphs.py           CUDA graphs: no step may end during a capture

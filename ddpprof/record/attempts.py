@@ -49,10 +49,9 @@ def next_attempt(directory: Path, settings: Settings, environment: Mapping[str, 
     return last + 1 if _is_of_this_job(path, describe(settings, environment), settings) else 0
 
 
-def is_restart(directory: Path, settings: Settings, environment: Mapping[str, str] = os.environ) -> bool:
+def is_restart(directory: Path, settings: Settings) -> bool:
     """Return whether torchrun has started the job before; refusing to record would end what an earlier one began."""
-    restarts = environment.get(_RESTARTS, "0")
-    return restarts not in ("", "0") or next_attempt(directory, settings, environment) > 0
+    return os.environ.get(_RESTARTS) not in (None, "", "0") or next_attempt(directory, settings) > 0
 
 
 def _is_of_this_job(directory: Path, mine: TorchrunJob | None, settings: Settings) -> bool:

@@ -17,14 +17,32 @@ from types import ModuleType
 from typing import Any
 
 from ddpprof import own_files, rundir
+from ddpprof.linux_files import OF_MACHINE, number_in, own_groups
 from ddpprof.record.inject._ddpprof_ends_with_agent import place
-from ddpprof.record.oom import OomKills
 from ddpprof.record.settings import settings_from_environment
 
 AGENT = "DDPPROF_AGENT"
 """variable that names torchrun's process, with which ranks end (``inject/_ddpprof_ends_with_agent.py``)"""
 _OF_RANKS = "TORCHELASTIC_RUN_ID"
 """variable that torchrun sets only for ranks"""
+
+
+class OomKills:
+    """Counts the processes that the kernel kills because the memory of a control group, or of the machine, is full."""
+
+    def __init__(self) -> None:
+        self._before = _num_kills()
+
+    def since_last_time(self) -> int | None:
+        """Return how many there were since the last call, or since the begin; ``None`` if that is not known."""
+        before, self._before = self._before, _num_kills()
+        return None if before is None or self._before is None else max(0, self._before - before)
+
+
+def _num_kills() -> int | None:
+    of_groups = [group / "memory.events" for group in own_groups("memory")]  # only groups of version 2 have this file
+    counts = (number_in(path, "oom_kill") for path in (*of_groups, OF_MACHINE))
+    return next((count for count in counts if count is not None), None)
 
 
 def install(errors: ModuleType) -> None:

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model import DdpModule, Parameter
+from ddpprof.model.record import TORCH_TIMES
 
 _SETTINGS = {
     "find_unused_parameters": False,
@@ -21,13 +22,6 @@ _SETTINGS = {
     "require_backward_grad_sync": True,
 }
 """attributes of DDP with these names, and the behaviour of older torch versions without them"""
-
-_TORCH_TIMES = (
-    "forward_compute_time",
-    "backward_compute_time",
-    "backward_comm_time",
-    "backward_compute_comm_overlap_time",
-)
 
 
 class ReducerParameters(NamedTuple):
@@ -101,7 +95,7 @@ def unused_indices(ddp: DistributedDataParallel, num_parameters: int) -> set[int
 def torch_times(ddp: DistributedDataParallel) -> dict[str, int]:
     """Return DDP's own times of the last synchronised iteration, ns, without those that it did not take."""
     logged = ddp._get_ddp_logging_data()
-    return {name: logged[name] for name in _TORCH_TIMES if logged.get(name, 0) > 0}
+    return {name: logged[name] for name in TORCH_TIMES if logged.get(name, 0) > 0}
 
 
 def _kind_of(parameter: torch.nn.Parameter) -> tuple[str, tuple[int, ...]]:

@@ -122,7 +122,7 @@ class Feeding:
         if recording:
             feed.waited_ns += waited_ns
         if batch is None:
-            self.runs_out(iterator)
+            feed.has_run_out = True
             return
         self._waiting[number] = False
         feed.num_batches += 1

@@ -69,10 +69,7 @@ class JobRank:
         agreement = Agreement(store, self.world_size, self._prefix)
         if not agreement.is_possible():
             raise DdpprofError("the ranks cannot agree on what to record: the job's store keeps nothing, as with MPI.")
-        self._agreement = agreement
-        if self.rank == 0:
-            self._agreement.offer(*self._open_run())
-        self._agreement.join()
+        self._join(agreement)
 
     def attach_alone(self) -> None:
         """Replace `attach` if there is no process group: this process agrees with itself.
@@ -84,9 +81,13 @@ class JobRank:
             self.rank = int(rank_given(os.environ) or 0)
             raise DdpprofError("each of the launcher's processes trains on its own: only the first one is recorded.")
         self.alone = True
-        self._agreement = Agreement(dist.HashStore(), 1, self._prefix)
-        self._agreement.offer(*self._open_run())
-        self._agreement.join()
+        self._join(Agreement(dist.HashStore(), 1, self._prefix))
+
+    def _join(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        if self.rank == 0:
+            agreement.offer(*self._open_run())
+        agreement.join()
 
     def _open_run(self) -> tuple[str | None, str, str | None]:
         run_id = uuid.uuid4().hex
@@ -151,7 +152,6 @@ class JobRank:
     def identity(self, device: str | None, first_step: int) -> PulseIdentity:
         """Return what the pulse says of this rank. The files must be open."""
         assert self.files is not None
-        local_rank = os.environ.get("LOCAL_RANK")
         return PulseIdentity(
             run_id=self._run_id,
             rank=self.rank,
@@ -162,7 +162,7 @@ class JobRank:
             created_ns=time.time_ns(),
             shared=str(shared_path(self.rank)),
             kept=str((self.files.directory / rundir.pulse_file(self.rank)).absolute()),
-            local_rank=int(local_rank) if local_rank is not None else None,
+            local_rank=_local_rank(),
             device=device,
             first_step=first_step,
         )
@@ -171,12 +171,11 @@ class JobRank:
         """Write the rank's facts. Raises `OSError`."""
         if self.files is None:
             return
-        local_rank = os.environ.get("LOCAL_RANK")
         record = Record(
             run_id=self._run_id,
             rank=self.rank,
             world_size=self.world_size,
-            local_rank=int(local_rank) if local_rank is not None else None,
+            local_rank=_local_rank(),
             host=socket.gethostname(),
             pid=self._process,
             torch=str(torch.__version__),
@@ -185,3 +184,8 @@ class JobRank:
             **noted,
         )
         self.files.write_facts(record)
+
+
+def _local_rank() -> int | None:
+    given = os.environ.get("LOCAL_RANK")
+    return None if given is None else int(given)

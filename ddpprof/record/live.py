@@ -75,7 +75,7 @@ class LiveScalars:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.summary.writer.record_writer import RecordWriter
 
-            directory = _directory(self._target) / f"ddpprof-rank-{rank}"
+            directory = Path(getattr(self._target, "log_dir", self._target)) / f"ddpprof-rank-{rank}"
             own_files.make_named_folder(directory)
             path = directory / f"events.out.tfevents.{int(time.time()):010}.{os.getpid()}.ddpprof"
             records = RecordWriter(os.fdopen(own_files.overwrite(path), "wb"))
@@ -142,10 +142,6 @@ def _events(steps: PulseSteps, of_launches: bool) -> Iterator[bytes]:
         known = {tag: float(values[index]) for tag, values in scalars.items() if not np.isnan(values[index])}
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
         yield Event(wall_time=ends_s[index], step=number, summary=Summary(value=values)).SerializeToString()
-
-
-def _directory(target: Any) -> Path:
-    return Path(target.log_dir if hasattr(target, "log_dir") else target)
 
 
 def _warn(why: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import time_ns
 from typing import Any
 
-from ddpprof.record.last_step import LastStep
+from ddpprof.record.output import LastStep
 
 
 class NoPulse:

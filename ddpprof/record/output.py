@@ -15,7 +15,6 @@ from ddpprof.errors import RunExists
 from ddpprof.model import Record, RecordedStep
 from ddpprof.model.run_file import RunFile
 from ddpprof.record import attempts
-from ddpprof.record.last_step import LastStep
 from ddpprof.record.settings import Settings
 from ddpprof.record.trace_file import TraceFile
 from ddpprof.redaction import words_without_secrets
@@ -77,6 +76,24 @@ def refuse_earlier_run(directory: Path, force: bool) -> None:
     """Raise ``RunExists`` if `directory` holds a run that must not be replaced."""
     if directory.is_dir() and (rundir.is_run(directory) or rundir.ranks_in(directory)) and not force:
         raise RunExists(f"{directory} holds an earlier run. Choose another --out, or replace it with --force.")
+
+
+class LastStep:
+    """How many steps this rank has finished, in a file that is rewritten after every step, or by `PulseKeeper`.
+
+    The operating system has the number at once, so it outlives a process that is killed. The file is not mapped into
+    memory: truncating it would end the training with SIGBUS. Every method raises ``OSError``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = own_files.overwrite(path)
+
+    def is_over(self, num_steps: int, ended_ns: int) -> None:
+        """Note that there are now `num_steps`, of which the last ended at `ended_ns`."""
+        rundir.write_last_step(self._file, num_steps, ended_ns)
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
 class RankOutput:

@@ -302,9 +302,9 @@ def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
         session = _active
         if session is None:
             return original(self, optimizer, *args, **kwargs)
-        before = session.num_optimizer_steps
+        before = session.finder.num_optimizer_steps
         result = original(self, optimizer, *args, **kwargs)
-        if session.num_optimizer_steps == before:
+        if session.finder.num_optimizer_steps == before:
             session.scaler_skipped(optimizer)
         return result
 

@@ -120,9 +120,7 @@ class StepProfiler:
 
     def stop(self, patience_s: float = PATIENCE_S) -> profile | None:
         """Return what was recorded; ``None`` if nothing was, or the device does not come to rest in time."""
-        self.end_step()
-        finished, self._profile = self._profile, None
-        recorded, self._recording = self._recording, False
+        finished, recorded = self._taken_out()
         if finished is None:
             return None
         if not self._device.comes_to_rest(patience_s):
@@ -133,11 +131,16 @@ class StepProfiler:
 
     def abandon(self) -> None:
         """Release what was recorded without waiting: the job ends in failure, and the device may be stuck."""
+        finished, recorded = self._taken_out()
+        if finished is not None:
+            self._let_go(finished, recorded)
+
+    def _taken_out(self) -> tuple[profile | None, bool]:
+        """End the step, and give the profile away; also return whether it has recorded anything."""
         self.end_step()
         finished, self._profile = self._profile, None
         recorded, self._recording = self._recording, False
-        if finished is not None:
-            self._let_go(finished, recorded)
+        return finished, recorded
 
     def clear_away(self) -> None:
         """Stop what `stop` could not, if the device is at rest now."""

@@ -22,8 +22,8 @@ from ddpprof.model.pulse_layout import write_state
 from ddpprof.model.stack import frames_of
 from ddpprof.record import machine
 from ddpprof.record.flight_recorder import all_reduces_since, last_bucket
-from ddpprof.record.last_step import LastStep
 from ddpprof.record.memory import resident_bytes
+from ddpprof.record.output import LastStep
 from ddpprof.record.pulse import PulseWriter
 
 _ROUND_S = 0.25

@@ -65,7 +65,7 @@ class Recording:
     def __init__(self, settings: Settings, live: LiveScalars | None = None) -> None:
         self._settings = settings
         self._live = live
-        self._finder = StepDetector(_any_optimizer_alive)
+        self.finder = StepDetector(_any_optimizer_alive)
         self._notes = StepNotes()
         self._baseline = Baseline()
         self.graphs = Graphs()
@@ -81,7 +81,6 @@ class Recording:
         self._captures: Captures | None = None
         self._main_window: Window | None = None
         """window of the first recorded steps, while a capture has its own"""
-        self.num_optimizer_steps = 0
         self._closed = False
 
     def _stop_listening(self) -> None:
@@ -126,7 +125,7 @@ class Recording:
         patches.send_step_events_to(
             WatchedSteps(
                 pulse=self.pulse,
-                finder=self._finder,
+                finder=self.finder,
                 count_step=self._count_step,
                 ddp_forward_fails=self.ddp_forward_fails,
                 runs_out=self._note_end_of_loader,

@@ -5,8 +5,10 @@ They come from `patches`. A method that receives an original calls it once, what
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
+import pkgutil
 import threading
 import time
 import weakref
@@ -18,15 +20,19 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import ddpprof.record
 from ddpprof.errors import DdpprofError
 from ddpprof.model import StepMode
 from ddpprof.model.pulse import Activity, StepFlag
 from ddpprof.record import patches
 from ddpprof.record.buckets import ReducerTimer, timed_hook
 from ddpprof.record.closures import with_noted_closure
-from ddpprof.record.compiled import keep_out_of_compiled_graphs
 from ddpprof.record.optimizer_hooks import hook_optimizers
 from ddpprof.record.recording import Recording, harmless
+
+_OTHER_PACKAGES = ("ddpprof.model", "ddpprof.monitor")
+_COMPILED = "optimizer_hooks"
+"""module of ours that torch.compile may compile"""
 
 
 class Session(Recording):
@@ -56,7 +62,7 @@ class Session(Recording):
         self._notes.module(ddp)
         self._baseline.forward_is_over(ddp)
         self._end_step_that_is_over()
-        if self._finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
+        if self.finder.forward_begins(id(ddp), ddp.require_backward_grad_sync):
             self._end_step()
         self.pulse.begins(Activity.FORWARD)
 
@@ -68,7 +74,7 @@ class Session(Recording):
         if not torch.is_grad_enabled() or (dist.is_available() and dist.is_initialized()):
             return
         if self._is_over:
-            if self._finder.forward_begins(id(model), synchronises=True):
+            if self.finder.forward_begins(id(model), synchronises=True):
                 self._count_step()
             return
         if not self._job.attached:
@@ -77,7 +83,7 @@ class Session(Recording):
             self._begin_training(self._job.attach_alone)
         self._notes.data_parallel_module(model)
         self._end_step_that_is_over()
-        if self._finder.forward_begins(id(model), synchronises=True):
+        if self.finder.forward_begins(id(model), synchronises=True):
             self._end_step()
         self._notes.feeding.forward_begins((), has_gradients=True, recording=self._notes.recording)
 
@@ -134,7 +140,6 @@ class Session(Recording):
     @harmless
     def optimizer_ends(self, optimizer: Any) -> None:
         self.pulse.begins(Activity.OTHER)
-        self.num_optimizer_steps += 1
         if self._notes.recording:
             self._notes.optimizer_ends()
         self._optimizer_is_done(optimizer)
@@ -146,11 +151,11 @@ class Session(Recording):
             optimizer = inner
         if not self._is_over:
             self._optimizer_is_done(optimizer)
-        elif self._finder.optimizer_stepped(id(optimizer)):
+        elif self.finder.optimizer_stepped(id(optimizer)):
             self._count_step()
 
     def _optimizer_is_done(self, optimizer: Any) -> None:
-        if self._job.attached and self._finder.optimizer_stepped(id(optimizer)):
+        if self._job.attached and self.finder.optimizer_stepped(id(optimizer)):
             if self._between_backward_passes():
                 self._end_step()
             else:
@@ -244,9 +249,19 @@ class Session(Recording):
     def explicit_step(self) -> None:
         """Handle a step that the user marks as ended."""
         self._end_step_that_is_over()
-        if self._finder.step_marked():
+        if self.finder.step_marked():
             self._count_step() if self._is_over else self._end_step()
 
     @harmless
     def _note(self, note: Callable[..., None], *what: Any) -> None:
         note(*what)
+
+
+@functools.cache
+def keep_out_of_compiled_graphs() -> None:
+    """Tell torch.compile to leave ddpprof's code in training alone, but not the functions of others that it calls."""
+    import torch._dynamo.trace_rules as rules
+
+    own = (module.name for module in pkgutil.iter_modules(ddpprof.record.__path__) if module.name != _COMPILED)
+    for name in (*(f"ddpprof.record.{name}" for name in own), *_OTHER_PACKAGES):
+        rules.add(name)

@@ -91,8 +91,8 @@ class Settings:
 
     def to_capture(self, request: CaptureRequest, folder: Path, first_step: int) -> Settings:
         """Return the settings of a capture: the requested steps from `first_step` on, and nothing else."""
-        return dataclasses.replace(
-            Settings(out=str(folder)),
+        return Settings(
+            out=str(folder),
             command=self.command,
             recorded_with=self.recorded_with,
             skip_first=first_step,

@@ -33,6 +33,7 @@ class StepDetector:
         self._synchronised: set[int] = set()
         self._has_synchronised = False
         self._without_optimizer: bool | None = None
+        self.num_optimizer_steps = 0
 
     def step_marked(self) -> bool:
         """Handle the user's mark of the end of a step; return True if the step ends now.
@@ -57,6 +58,7 @@ class StepDetector:
 
     def optimizer_stepped(self, optimizer: int) -> bool:
         """Handle an optimizer's step; return True if a step ended with it."""
+        self.num_optimizer_steps += 1
         if self._explicit:
             return False
         self._without_optimizer = False

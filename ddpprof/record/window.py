@@ -41,13 +41,7 @@ _FAILED = "the job failed in the profiled steps, and a failed job does not wait 
 
 
 class Window:
-    def __init__(
-        self,
-        settings: Settings,
-        job: JobRank,
-        notes: StepNotes,
-        warn_for_all: Callable[[str], None],
-    ) -> None:
+    def __init__(self, settings: Settings, job: JobRank, notes: StepNotes, warn_for_all: Callable[[str], None]) -> None:
         self._settings = settings
         self._job = job
         self._notes = notes

@@ -109,15 +109,7 @@ TERMS = (
         "strictly in index order, so a ready bucket waits for those before it. Set their size with "
         "DistributedDataParallel(bucket_cap_mb=...).",
         field="buckets[]",
-        aliases=(
-            "gradient bucket",
-            "ready",
-            "launched",
-            "started",
-            "finished",
-            "bucket_cap_mb",
-            "bucket_cap_mb_list",
-        ),
+        aliases=("gradient bucket", "ready", "launched", "started", "finished", "bucket_cap_mb", "bucket_cap_mb_list"),
     ),
     Term(
         "buffers",

@@ -11,7 +11,7 @@ import msgspec
 from ddpprof.comparison.compare import Comparison
 from ddpprof.comparison.gate import ConditionVerdict
 from ddpprof.comparison.repeated import RepeatedReport
-from ddpprof.errors import NotARun
+from ddpprof.errors import NotARun, refuse_newer
 from ddpprof.experiments.overhead import OverheadReport
 from ddpprof.experiments.scaling import ScalingReport
 from ddpprof.experiments.sweep import SweepReport
@@ -72,11 +72,7 @@ def read_report(path: Location) -> Report | None:
         match = _BEGINNING_OF_A_REPORT.match(beginning)
         if match is None:
             return None
-        if int(match.group(1)) > REPORT_FORMAT:
-            raise NotARun(
-                f"{path} was written by a newer ddpprof: its format is {int(match.group(1))}, this one reads up to "
-                f"{REPORT_FORMAT}. Update with: pip install --upgrade ddpprof"
-            )
+        refuse_newer(path, int(match.group(1)), REPORT_FORMAT)
         try:
             return msgspec.json.decode(beginning + file.read(), type=Report)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -18,11 +18,7 @@ _DOES = {
     StepPart.OTHER: "in the script's own code",
 }
 
-_PAUSES = {
-    PauseKind.SAVE: "checkpoints",
-    PauseKind.EVALUATION: "evaluation",
-    PauseKind.EPOCH: "new epochs",
-}
+_PAUSES = {PauseKind.SAVE: "checkpoints", PauseKind.EVALUATION: "evaluation", PauseKind.EPOCH: "new epochs"}
 
 
 def slowdown_sentence(slowdown: StepSlowdown, world_size: int) -> str:

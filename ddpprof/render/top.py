@@ -24,22 +24,21 @@ _STYLES = {Standing.NO_SIGN: "bold red", Standing.GONE: "bold red", Standing.FAI
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order of ranks, and the key that chooses it."""
+    """An order of ranks."""
 
-    key: str
     name: str
     of: Callable[[RankNow], int | None]
     """value by which ranks are sorted, the largest first"""
     troubled_first: bool = True
 
 
-_ORDERS = (
-    Order("o", "own time", lambda one: one.own_ns),
-    Order("r", "rank", lambda one: -one.rank, troubled_first=False),
-    Order("w", "waiting", lambda one: one.wait_ns),
-    Order("d", "data", lambda one: one.data_ns),
-)
-ORDERS: Mapping[str, Order] = {order.key: order for order in _ORDERS}
+ORDERS: Mapping[str, Order] = {
+    "o": Order("own time", lambda one: one.own_ns),
+    "r": Order("rank", lambda one: -one.rank, troubled_first=False),
+    "w": Order("waiting", lambda one: one.wait_ns),
+    "d": Order("data", lambda one: one.data_ns),
+}
+"""orders by the key that chooses each"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 across_ranks.py     Measures across ranks: collectives on all, their clocks, who waits for whom, and slowed kernels
 bound.py            What bounds a step whose communication is not hidden, and what would help?
-build.py            Construction of a report from a run
-other_file.py       The report of a file of another tool: the same tree, with what such a file can tell
+build.py            Construction of a report from a run, or from a file of another tool
 predicted_gains.py  How much would each change advised by a finding give back on its own?
 rank_summary.py     The contribution of ranks to a report: kilobytes each
 rule_input.py       Construction of the input of the rules in `findings`

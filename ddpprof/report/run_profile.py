@@ -185,7 +185,10 @@ def _of_record(run: KnownRun, benches: Benches) -> Profiled:
     largest = max(kinds, key=lambda kind: kind.training.gradient_bytes)
     own, target = _networks(network_of_steps(largest.passes, largest.training), benches, largest.training)
     alone_ns = backward_alone_ns(recorded) if len(kinds) == 1 else None
-    profile = profile_of(kinds, _measured_ns(recorded), own, _copied_ns(report), alone_ns, _searched_ns(report))
+    wrappers = [step.wrapper for rank in report.ranks for step in rank.measured_steps]
+    copied_ns = _median(one.copy_out_ns for one in wrappers)
+    searched_ns = _median(one.unused_search_ns for one in wrappers) or 0.0
+    profile = profile_of(kinds, _measured_ns(recorded), own, copied_ns, alone_ns, searched_ns)
     return Profiled(profile, _taking_as_much(target, profile))
 
 
@@ -330,15 +333,7 @@ def _num_steps_of_several_passes(recorded: Recorded) -> int:
     return min(numbers, default=0)
 
 
-def _copied_ns(report: Report) -> float | None:
-    """Return the time in which DDP copies out of its buckets in a step; ``None`` if no trace has it."""
-    return _median(step.wrapper.copy_out_ns for rank in report.ranks for step in rank.measured_steps)
-
-
-def _searched_ns(report: Report) -> float:
-    return _median(step.wrapper.unused_search_ns for rank in report.ranks for step in rank.measured_steps) or 0.0
-
-
 def _median(values: Iterable[int]) -> float | None:
+    """Return the median without zeros, which stand for what a trace does not have; ``None`` if nothing is left."""
     known = [value for value in values if value]
     return float(median(known)) if known else None

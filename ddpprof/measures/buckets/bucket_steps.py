@@ -41,17 +41,6 @@ class BucketStep:
     """index among the step's synchronised backward passes through the module"""
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """A collective that the reducer must have launched."""
-
-    place: int
-    """index of the backward pass in the step"""
-    bucket: int | None
-    """``None`` for the map of used parameters, which is reduced after the last bucket"""
-    ready_ns: int
-
-
 def measure_buckets(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace | None) -> tuple[BucketStep, ...]:
     """Return every bucket of every synchronised backward pass of `step`, which is in `trace` if it was profiled."""
     if not fits(modules, step):
@@ -144,16 +133,21 @@ def bucket_rows(modules: Sequence[DdpModule], step: RecordedStep, trace: Trace) 
     if len(rows) != len(expected):
         return {}
     pairs = zip(rows.tolist(), expected, strict=True)
-    return {(bucket.place, bucket.bucket): row for row, bucket in pairs if bucket.bucket is not None}
+    return {(place, bucket): row for row, (place, bucket) in pairs if bucket is not None}
 
 
-def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[_Expected]:
-    expected = []
+def _expected(modules: Sequence[DdpModule], step: RecordedStep) -> list[tuple[int, int | None]]:
+    """Return position of the pass and index of the bucket of each collective of the reducer, in the order of launches.
+
+    ``None`` instead of a bucket stands for the map of used parameters, which is reduced after the last bucket.
+    """
+    expected: list[tuple[int, int, int | None]] = []
     for place, one in enumerate(step.passes):
         latest, settings = 0, modules[one.module].settings
         for index, parameters in enumerate(modules[one.module].buckets):
             latest = max([latest, *(ns for p in parameters if (ns := one.ready_ns[p]) is not None)])
-            expected.append(_Expected(place, index, latest))
+            expected.append((latest, place, index))
         if settings.get("find_unused_parameters") and not settings.get("static_graph"):
-            expected.append(_Expected(place, None, latest))
-    return sorted(expected, key=lambda e: e.ready_ns)
+            expected.append((latest, place, None))
+    in_order = sorted(expected, key=lambda one: one[0])
+    return [(place, bucket) for _, place, bucket in in_order]

@@ -14,7 +14,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.intervals import union
+from ddpprof.intervals import union_of
 from ddpprof.measures.collectives.script_collectives import SMALL_BYTES
 from ddpprof.model import UNKNOWN, CollectiveKind, Mark, Phase, Trace
 
@@ -50,7 +50,7 @@ def launched_by_hooks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64
     marks, hooks, launched_ns = trace.host_spans, _hooks(trace), trace.collectives.launched_ns[rows]
     if not len(hooks) or (launched_ns == UNKNOWN).all():
         return rows
-    spans = union(marks.start_ns[hooks], marks.end_ns[hooks])
+    spans = union_of(marks, hooks)
     return rows[spans.contains(launched_ns)]
 
 

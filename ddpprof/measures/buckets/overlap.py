@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpprof.intervals import Spans, intersect, union
-from ddpprof.model import Collectives, Trace, Work
+from ddpprof.intervals import Spans, intersect, union_of
+from ddpprof.model import Collectives, Mark, Trace, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,13 @@ class Overlap:
 
 def spans_of(table: Work | Collectives, step: int | None) -> Spans:
     """Return the union of a table's rows, of one step (an index) or of the whole trace (``None``)."""
-    if step is None:
-        return union(table.start_ns, table.end_ns)
-    rows = np.flatnonzero(table.step == step)
-    return union(table.start_ns[rows], table.end_ns[rows])
+    return union_of(table) if step is None else union_of(table, np.flatnonzero(table.step == step))
+
+
+def marked_spans(trace: Trace, mark: Mark, step: int | None = None) -> Spans:
+    """Return when the host was in a span with this mark, in one step (an index) or in the whole trace (``None``)."""
+    host = trace.host_spans
+    return union_of(host, np.flatnonzero((host.mark == mark) & (step is None or host.step == step)))
 
 
 def measure_overlap(trace: Trace, step: int | None) -> Overlap:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddpprof.intervals import Spans, intersect, union
+from ddpprof.intervals import Spans, intersect, union, union_of
 from ddpprof.measures.buckets.backward_passes import backward_passes
 from ddpprof.model import Phase, Trace
 
@@ -35,4 +35,4 @@ def trailing_spans(trace: Trace, step: int) -> Spans | None:
         np.array([one.end_ns for one in passes], np.int64),
         np.array([never if one.next_start_ns is None else one.next_start_ns for one in passes], np.int64),
     )
-    return intersect(union(comm.start_ns[rows], comm.end_ns[rows]), between)
+    return intersect(union_of(comm, rows), between)

@@ -88,9 +88,9 @@ def summarise_collectives(
     groups, of_rows = common_groups(ranks)
     sized = sizes_of_rows(ranks, matched, sizes or {})
     rows = [_rows(*of_rank) for of_rank in zip(ranks, of_rows, sized, strict=True)]
-    lines = _lines(matched, arrivals, rows)
+    transfer, waiting_ns = _fastest(matched, arrivals, rows), arrivals.waiting_ns
     classes = np.unique(np.concatenate([of_rank.key for of_rank in rows]), axis=0)
-    return tuple(_summarise(key, groups[int(key[1])], world_size, lines, rows) for key in classes)
+    return tuple(_summarise(key, groups[int(key[1])], world_size, transfer, waiting_ns, rows) for key in classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +102,6 @@ class _Rows:
     num_bytes: Int64Column
     duration_ns: Int64Column
     shared_ns: Int64Column
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """The matched collectives."""
-
-    transfer: _Rows
-    """values of the rank with the shortest duration"""
-    waiting_ns: Int64Column
-    """[n, num_ranks], or `UNKNOWN`"""
 
 
 def _rows(one: RankCollectives, groups: NDArray[np.int32], num_bytes: Int64Column) -> _Rows:
@@ -150,23 +140,29 @@ def sizes_of_rows(
     return sized
 
 
-def _lines(matched: MatchedCollectives, arrivals: Arrivals, rows: Sequence[_Rows]) -> _Lines:
-    """Return the matched collectives. `rows`: those of each rank, in the order of the match."""
+def _fastest(matched: MatchedCollectives, arrivals: Arrivals, rows: Sequence[_Rows]) -> _Rows:
+    """Return the matched collectives as on their fastest ranks. `rows`: those of each rank, in the match's order."""
     fastest = (arrivals.waiting_ns == 0).argmax(axis=1) if len(matched) else np.empty(0, np.int64)
     lines = [np.flatnonzero(fastest == column) for column in range(len(rows))]
     picked = _joined([rows_of(rows[column], matched.rows[line, column]) for column, line in enumerate(lines)])
-    return _Lines(rows_of(picked, np.argsort(np.concatenate(lines))), arrivals.waiting_ns)
+    return rows_of(picked, np.argsort(np.concatenate(lines)))
 
 
 def _summarise(
-    key: Int64Column, group: ProcessGroup, world_size: int | None, lines: _Lines, rows: Sequence[_Rows]
+    key: Int64Column,
+    group: ProcessGroup,
+    world_size: int | None,
+    transfer: _Rows,
+    waiting_ns: Int64Column,
+    rows: Sequence[_Rows],
 ) -> CollectiveSummary:
+    """Summarise one class. `transfer`, `waiting_ns`: the matched collectives, of all classes."""
     kind, _, size_class = key.tolist()
     of_rank = [rows_of(one, (one.key == key).all(axis=1)) for one in rows]
     most = max(of_rank, key=lambda one: len(one.key))
-    mine = (lines.transfer.key == key).all(axis=1)
-    waiting = lines.waiting_ns[mine]
-    fastest = rows_of(lines.transfer, mine) if mine.any() else _joined(of_rank)
+    mine = (transfer.key == key).all(axis=1)
+    waiting = waiting_ns[mine]
+    fastest = rows_of(transfer, mine) if mine.any() else _joined(of_rank)
     num_ranks = group.size if group.size is not None else world_size
     algbw = _bandwidth(fastest) if mine.any() and size_class >= 0 else None
     factor = bus_factor(CollectiveKind(kind), num_ranks)

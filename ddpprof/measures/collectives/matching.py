@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ddpprof.measures.collectives.match_candidates import Candidates, RankCollectives, contradictions, line_up
 from ddpprof.measures.collectives.mismatches import describe_contradictions, describe_mismatches, differs
-from ddpprof.model import UNKNOWN, Int64Column, ProcessGroup
+from ddpprof.model import UNKNOWN, Int64Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,8 @@ class MatchedCollectives:
     """[n, num_ranks]: row in that rank's table, or `UNKNOWN` if not in the group or not in its trace"""
     kind: NDArray[np.int8]
     """[n]: `CollectiveKind`"""
-    group: NDArray[np.int32]
-    """[n]: index into `groups`"""
     step: Int64Column
     """[n]: number of the step, on the lowest rank that has the row, or `UNKNOWN`"""
-    groups: tuple[ProcessGroup, ...]
     mismatches: tuple[str, ...]
     """differences between ranks, in words for the report"""
 
@@ -55,10 +52,9 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> MatchedCollectives:
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     numbers = tuple(rank.rank for rank in ranks)
     candidates, step_numbers = line_up(ranks)
-    groups = tuple(dict.fromkeys(lines.group for lines in candidates))
     named_steps = np.array([*step_numbers, UNKNOWN], np.int64)  # NO_STEP finds the last one
     rows, kinds = [np.empty((0, len(ranks)), np.int32)], [np.empty(0, np.int8)]
-    of_group, of_step = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+    of_step = [np.empty(0, np.int64)]
     mismatches = describe_contradictions(contradictions(ranks))
     for lines in candidates:
         same = _is_same(lines)
@@ -66,16 +62,13 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> MatchedCollectives:
         of_all_ranks[:, np.searchsorted(numbers, lines.ranks)] = lines.rows[same]
         rows.append(of_all_ranks)
         kinds.append(lines.kinds[same].max(axis=1))
-        of_group.append(np.full(len(of_all_ranks), groups.index(lines.group), np.int32))
         of_step.append(named_steps[lines.step[same]])
         mismatches += describe_mismatches(lines, step_numbers)
     return MatchedCollectives(
         ranks=numbers,
         rows=np.concatenate(rows),
         kind=np.concatenate(kinds),
-        group=np.concatenate(of_group),
         step=np.concatenate(of_step),
-        groups=groups,
         mismatches=tuple(mismatches),
     )
 

@@ -18,7 +18,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union
+from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union, union_of
+from ddpprof.measures.buckets.overlap import marked_spans
 from ddpprof.model import UNKNOWN, CollectiveKind, Collectives, Int64Column, Mark, Phase, RecordedStep, Trace
 
 SMALL_BYTES = 64 * 1024
@@ -97,7 +98,7 @@ def measure_outside(
     made = []
     for (purpose, place, kind), members in groups.items():
         rows, sizes = calls.rows[members], [calls.num_bytes[index] for index in members]
-        spans = union(comm.start_ns[rows], comm.end_ns[rows])
+        spans = union_of(comm, rows)
         num_bytes = None if UNKNOWN in sizes or purpose is Purpose.BARRIER else sum(sizes)
         exposed = subtract(spans, busy).total_ns
         made.append(
@@ -115,9 +116,8 @@ def _ddps_own(trace: Trace, recorded: RecordedStep | None) -> Spans:
 
 
 def _calls(trace: Trace, step: int, ddps_own: Spans) -> _Calls:
-    host, comm = trace.host_spans, trace.collectives
-    own = host.mark == Mark.SYNC_BATCH_NORM
-    of_model = union(host.start_ns[own], host.end_ns[own]).contains(comm.launched_ns)
+    comm = trace.collectives
+    of_model = marked_spans(trace, Mark.SYNC_BATCH_NORM).contains(comm.launched_ns)
     of_ddp = ddps_own.contains(comm.launched_ns) | (comm.kind == CollectiveKind.BROADCAST)
     is_ddps = (comm.phase == Phase.FORWARD) & (of_ddp | of_model)
     in_backward = np.isin(comm.phase, (Phase.BACKWARD, Phase.FINALIZE))
@@ -138,7 +138,7 @@ def _barriers(trace: Trace) -> Spans:
     host = trace.host_spans
     names = [index for index, name in enumerate(trace.names) if name == "c10d::barrier"]
     rows = (host.mark == Mark.COLLECTIVE_CALL) & np.isin(host.name, names)
-    return union(host.start_ns[rows], host.end_ns[rows])
+    return union_of(host, rows)
 
 
 def _places(trace: Trace, launched_ns: Int64Column) -> list[Place]:
@@ -152,8 +152,7 @@ def _places(trace: Trace, launched_ns: Int64Column) -> list[Place]:
     times = np.concatenate((host.start_ns[rows], host.end_ns[rows]))
     order = np.argsort(times, kind="stable")
     last = np.searchsorted(times[order], launched_ns, side="right") - 1
-    optimizers = host.mark == Mark.OPTIMIZER
-    in_optimizer = union(host.start_ns[optimizers], host.end_ns[optimizers]).contains(launched_ns)
+    in_optimizer = marked_spans(trace, Mark.OPTIMIZER).contains(launched_ns)
     places = []
     for index, is_inside in zip(last.tolist(), in_optimizer.tolist(), strict=True):
         has_ended, row = divmod(int(order[index]), len(rows)) if index >= 0 else (0, 0)
@@ -221,9 +220,7 @@ def _busy(trace: Trace, rows: NDArray[np.int64]) -> Spans:
     begin, end = comm.start_ns[rows].min(), comm.end_ns[rows].max()
     near = np.flatnonzero((compute.end_ns > begin) & (compute.start_ns < end))
     ddps = np.setdiff1d(np.flatnonzero((comm.end_ns > begin) & (comm.start_ns < end)), rows)
-    return merge(
-        union(compute.start_ns[near], compute.end_ns[near]), union(comm.start_ns[ddps], comm.end_ns[ddps])
-    )  # fmt: skip
+    return merge(union_of(compute, near), union_of(comm, ddps))
 
 
 def summarise_outside(ranks: Sequence[Sequence[tuple[OutsideCalls, ...] | None]]) -> tuple[OutsideCalls, ...] | None:

@@ -8,7 +8,7 @@ from statistics import mean, median
 
 import numpy as np
 
-from ddpprof.intervals import Spans, merge, union
+from ddpprof.intervals import Spans, merge, union_of
 from ddpprof.model import UNKNOWN, Collectives, Int32Column, Trace, Work
 
 
@@ -51,7 +51,7 @@ def _load(trace: Trace, step: int, device: int) -> DeviceLoad:
 
 def _spans(table: Work | Collectives, step: int, device: int) -> Spans:
     rows = np.flatnonzero((table.step == step) & (table.device == device))
-    return union(table.start_ns[rows], table.end_ns[rows])
+    return union_of(table, rows)
 
 
 def median_load(steps: Sequence[Sequence[DeviceLoad]]) -> tuple[DeviceLoad, ...]:

@@ -1,8 +1,7 @@
 """Who comes late to a collective, and who waits for whom?
 
-transfer     = the shortest duration over the ranks, namely on a rank that finds all others already there
-waiting      = a rank's duration - transfer
-arrival skew = last start - first start, on the common clock
+transfer = the shortest duration over the ranks that were read, namely on a rank that finds all others already there
+waiting  = a rank's duration - transfer
 """
 
 from __future__ import annotations
@@ -28,14 +27,10 @@ class Arrivals:
     """Arrivals at the matched collectives, one line each, in the order of ``MatchedCollectives``."""
 
     ranks: tuple[int, ...]
-    transfer_ns: Int64Column
-    """[n]; over the ranks that were read, so the true one may be shorter"""
     waiting_ns: Int64Column
     """[n, num_ranks], or `UNKNOWN` if the rank does not have it"""
     start_ns: Int64Column
     """[n, num_ranks], by each rank's own clock; 0 if the rank does not have it"""
-    skew_ns: Int64Column | None
-    """[n]; ``None`` without a common clock of all ranks"""
     last_rank: NDArray[np.int32] | None
     """[n], or `UNKNOWN` if several came at once; ``None`` without a common clock of all ranks"""
 
@@ -63,14 +58,11 @@ def measure_arrivals(
     known = matched.rows != UNKNOWN
     duration = matched.gather(ranks, lambda one: one.collectives.end_ns - one.collectives.start_ns)
     transfer = np.where(known, duration, _NEVER).min(axis=1, initial=_NEVER)
-    skew, last = _skew(ranks, matched, clock) if clock is not None else (None, None)
     return Arrivals(
         ranks=matched.ranks,
-        transfer_ns=transfer,
         waiting_ns=np.where(known, duration - transfer[:, None], UNKNOWN),
         start_ns=matched.gather(ranks, lambda one: one.collectives.start_ns),
-        skew_ns=skew,
-        last_rank=last,
+        last_rank=_last_ranks(ranks, matched, clock) if clock is not None else None,
     )
 
 
@@ -98,9 +90,9 @@ def summarise_waiting(
     return tuple(found)
 
 
-def _skew(
+def _last_ranks(
     ranks: Sequence[RankCollectives], matched: MatchedCollectives, clock: CommonClock
-) -> tuple[Int64Column | None, NDArray[np.int32] | None]:
+) -> NDArray[np.int32] | None:
     known = matched.rows != UNKNOWN
     start = matched.gather(ranks, lambda one: one.collectives.start_ns + (one.epoch_ns or 0))
     for column, number in enumerate(matched.ranks):
@@ -108,14 +100,13 @@ def _skew(
         if of_rank is not None:
             start[:, column] = common_ns(clock.at_ns, of_rank, start[:, column])
         elif known[:, column].any():
-            return None, None
+            return None
     last = np.where(known, start, -_NEVER)
-    skew = last.max(axis=1, initial=-_NEVER) - np.where(known, start, _NEVER).min(axis=1, initial=_NEVER)
     if not len(matched):
-        return skew, np.empty(0, np.int32)
+        return np.empty(0, np.int32)
     is_alone = (last == last.max(axis=1, keepdims=True)).sum(axis=1) == 1
     numbers = np.array(matched.ranks, np.int32)[last.argmax(axis=1)]
-    return skew, np.where(is_alone, numbers, UNKNOWN).astype(np.int32)
+    return np.where(is_alone, numbers, UNKNOWN).astype(np.int32)
 
 
 def _per_step(start: Int64Column, waiting: Int64Column, step: Int64Column) -> int | None:

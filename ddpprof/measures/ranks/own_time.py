@@ -28,7 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.intervals import NO_SPANS, Spans, clip, intersect, merge, subtract, union
+from ddpprof.intervals import NO_SPANS, Spans, clip, intersect, merge, subtract, union, union_of
+from ddpprof.measures.buckets.overlap import marked_spans
 from ddpprof.measures.step.blocks import BLOCK_ROWS, blocks_of
 from ddpprof.model import UNKNOWN, CollectiveKind, Int64Column, Mark, Phase, Step, Trace, Work
 
@@ -151,12 +152,11 @@ def _within(spans: Spans, begin: int, end: int) -> Spans:
 
 def _host_parts(trace: Trace) -> _Parts:
     comm = trace.collectives
-    computes = union(trace.compute.start_ns, trace.compute.end_ns)
-    data, forward, optimizer, backward = (
-        _marked(trace, mark) for mark in (Mark.DATA, Mark.FORWARD, Mark.OPTIMIZER, Mark.BACKWARD)
-    )
+    computes = union_of(trace.compute)
+    marks = (Mark.DATA, Mark.FORWARD, Mark.OPTIMIZER, Mark.BACKWARD)
+    data, forward, optimizer, backward = (marked_spans(trace, mark) for mark in marks)
     gradients = comm.phase == Phase.BACKWARD
-    waits_for_gradients = union(comm.start_ns[gradients], comm.end_ns[gradients])
+    waits_for_gradients = union_of(comm, gradients)
     for busy in (computes, data, forward, optimizer, backward):
         waits_for_gradients = subtract(waits_for_gradients, busy)
     called = comm.asked_ns
@@ -167,9 +167,9 @@ def _host_parts(trace: Trace) -> _Parts:
 def _device_parts(trace: Trace) -> _Parts:
     comm = trace.collectives
     is_gradient = comm.phase == Phase.BACKWARD
-    gradients = union(comm.start_ns[is_gradient], comm.end_ns[is_gradient])
-    waits_for_others = union(comm.start_ns[~is_gradient], comm.end_ns[~is_gradient])
-    data = _marked(trace, Mark.DATA)
+    gradients = union_of(comm, is_gradient)
+    waits_for_others = union_of(comm, ~is_gradient)
+    data = marked_spans(trace, Mark.DATA)
     waits_for_gradients, forward, optimizer = [NO_SPANS], [NO_SPANS], [NO_SPANS]
     reached_before: int | None = None
     for block in blocks_of(trace.compute, trace.copies):
@@ -195,8 +195,3 @@ def _device_parts(trace: Trace) -> _Parts:
 
 def _joined(parts: Sequence[Spans]) -> Spans:
     return union(np.concatenate([part.start_ns for part in parts]), np.concatenate([part.end_ns for part in parts]))
-
-
-def _marked(trace: Trace, mark: Mark) -> Spans:
-    rows = trace.host_spans.mark == mark
-    return union(trace.host_spans.start_ns[rows], trace.host_spans.end_ns[rows])

@@ -12,13 +12,13 @@ it counts, including work that another step launched.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.intervals import Spans, intersect, merge, subtract, union
-from ddpprof.measures.buckets.overlap import spans_of
+from ddpprof.intervals import Spans, intersect, merge, subtract, union_of
+from ddpprof.measures.buckets.overlap import marked_spans, spans_of
 from ddpprof.model import Collectives, Mark, Phase, Step, Trace, Work
 
 
@@ -34,15 +34,7 @@ class Breakdown:
 
     @property
     def step_ns(self) -> int:
-        return (
-            self.forward_ns
-            + self.backward_ns
-            + self.exposed_comm_ns
-            + self.optimizer_ns
-            + self.data_ns
-            + self.other_ns
-            + self.idle_ns
-        )
+        return sum(getattr(self, part.name) for part in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +66,22 @@ def split_step(trace: Trace, step: int) -> StepSplit | None:
         left = subtract(left, spans)
         return taken
 
-    compute, marks = trace.compute, trace.host_spans
+    compute = trace.compute
     here = _rows_inside(compute, window)
-    in_phase = {phase: _spans(compute, here[compute.phase[here] == phase]) for phase in Phase}
+    in_phase = {phase: union_of(compute, here[compute.phase[here] == phase]) for phase in Phase}
     backward = (take(in_phase[Phase.BACKWARD]), take(in_phase[Phase.FINALIZE]))
     forward, optimizer = take(in_phase[Phase.FORWARD]), take(in_phase[Phase.OPTIMIZER])
     other = take(in_phase[Phase.OTHER])
-    exposed, copies = (take(_spans(table, _rows_inside(table, window))) for table in (trace.collectives, trace.copies))
-    waits = marks.mark == Mark.DATA
-    data = take(union(marks.start_ns[waits], marks.end_ns[waits]))
+    exposed, copies = (
+        take(union_of(table, _rows_inside(table, window))) for table in (trace.collectives, trace.copies)
+    )
+    data = take(marked_spans(trace, Mark.DATA))
     return StepSplit(((forward,), backward, (exposed,), (optimizer,), (data,), (other, copies), (left,)))
 
 
 def _rows_inside(table: Work | Collectives, window: Spans) -> NDArray[np.int64]:
     """Return the rows that overlap the window."""
     return np.flatnonzero((table.end_ns > window.start_ns[0]) & (table.start_ns < window.end_ns[0]))
-
-
-def _spans(table: Work | Collectives, rows: NDArray[np.int64]) -> Spans:
-    return union(table.start_ns[rows], table.end_ns[rows])
 
 
 def _window(trace: Trace, step: int) -> Spans | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.model import Mark, RecordedStep, Trace
+from ddpprof.model.record import TORCH_TIMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,7 @@ def compare_with_torch(
     mine = [b for b in buckets if b.module == module]
     launched = [b.launched_ns for b in mine if b.launched_ns is not None]
     finished = [b.finished_ns for b in mine if b.finished_ns is not None]
-    names = [
-        "forward_compute_time",
-        "backward_compute_time",
-        "backward_comm_time",
-        "backward_compute_comm_overlap_time",
-    ]
-    if len(forwards) != 1 or not mine or any(name not in logged for name in names):
+    if len(forwards) != 1 or not mine or any(name not in logged for name in TORCH_TIMES):
         return None
     if len(launched) < len(mine) or len(finished) < len(mine):
         return None
@@ -57,10 +52,10 @@ def compare_with_torch(
         backward_ns=backward,
         comm_ns=finished_all - min(launched),
         overlap_ns=max(0, min(backward, finished_all) - min(launched)),
-        torch_forward_ns=logged[names[0]],
-        torch_backward_ns=logged[names[1]],
-        torch_comm_ns=logged[names[2]],
-        torch_overlap_ns=logged[names[3]],
+        torch_forward_ns=logged[TORCH_TIMES[0]],
+        torch_backward_ns=logged[TORCH_TIMES[1]],
+        torch_comm_ns=logged[TORCH_TIMES[2]],
+        torch_overlap_ns=logged[TORCH_TIMES[3]],
     )
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union
+from ddpprof.intervals import NO_SPANS, Spans, merge, subtract, union, union_of
 from ddpprof.measures.buckets.backward_passes import BackwardCompute, backward_passes
-from ddpprof.measures.buckets.overlap import spans_of
+from ddpprof.measures.buckets.overlap import marked_spans, spans_of
 from ddpprof.model import UNKNOWN, Int64Column, Mark, RecordedStep, Trace
 
 
@@ -43,30 +43,22 @@ class WrapperCost:
 def measure_wrapper_cost(trace: Trace, step: int, recorded: RecordedStep | None) -> WrapperCost:
     """Measure the step with index `step`; `recorded` is the same step in ddpprof's record, if there is one."""
     comm = spans_of(trace.collectives, None) if trace.device == "cpu" else NO_SPANS
-    copy_in, copy_out = _marked(trace, step, Mark.BUCKET_COPY_IN), _marked(trace, step, Mark.BUCKET_COPY_OUT)
-    search = _marked(trace, step, Mark.UNUSED_SEARCH)
-    calls = _reducer_calls(trace, step)
+    copy_in, copy_out = (marked_spans(trace, mark, step) for mark in (Mark.BUCKET_COPY_IN, Mark.BUCKET_COPY_OUT))
     return WrapperCost(
         pre_forward_ns=_pre_forward(trace, recorded, comm),
-        unused_search_ns=search.total_ns,
+        unused_search_ns=marked_spans(trace, Mark.UNUSED_SEARCH, step).total_ns,
         copy_in_ns=copy_in.total_ns,
-        launch_ns=subtract(calls, copy_in).total_ns,
+        launch_ns=subtract(_reducer_calls(trace, step), copy_in).total_ns,
         copy_out_ns=copy_out.total_ns,
         finalise_ns=_finalise(trace, step, copy_out),
     )
 
 
-def _marked(trace: Trace, step: int, mark: Mark) -> Spans:
-    host = trace.host_spans
-    rows = np.flatnonzero((host.step == step) & (host.mark == mark))
-    return union(host.start_ns[rows], host.end_ns[rows])
-
-
 def _reducer_calls(trace: Trace, step: int) -> Spans:
     """Return the collectives that the host launched inside the backward pass."""
-    calls, backward = _marked(trace, step, Mark.COLLECTIVE_CALL), _marked(trace, step, Mark.BACKWARD)
+    calls, backward = (marked_spans(trace, mark, step) for mark in (Mark.COLLECTIVE_CALL, Mark.BACKWARD))
     inside = backward.contains(calls.start_ns)
-    return union(calls.start_ns[inside], calls.end_ns[inside])
+    return union_of(calls, inside)
 
 
 def _pre_forward(trace: Trace, recorded: RecordedStep | None, comm: Spans) -> int | None:
@@ -76,8 +68,7 @@ def _pre_forward(trace: Trace, recorded: RecordedStep | None, comm: Spans) -> in
     after = [(f.inner_end_ns - trace.epoch_ns, f.end_ns - trace.epoch_ns) for f in recorded.forwards]
     times = np.array(before + after, dtype=np.int64)
     host = union(times[:, 0], times[:, 1])
-    search = trace.host_spans.mark == Mark.UNUSED_SEARCH
-    host = subtract(host, union(trace.host_spans.start_ns[search], trace.host_spans.end_ns[search]))
+    host = subtract(host, marked_spans(trace, Mark.UNUSED_SEARCH))
     return subtract(host, comm).total_ns
 
 

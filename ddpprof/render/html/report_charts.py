@@ -64,7 +64,7 @@ def ranks_chart(report: Report) -> Iterable[Chart]:
 
 
 def bucket_chart(report: Report) -> Iterable[Chart]:
-    rows = [row for row in report.buckets[:_MAX_BUCKETS] if _known(row) >= 2]
+    rows = [row for row in report.buckets[:_MAX_BUCKETS] if sum(time is not None for time in _times(row)) >= 2]
     if not rows:
         return
     traces = [_stage(rows, stage) for stage in range(len(_STAGES))]
@@ -73,10 +73,6 @@ def bucket_chart(report: Report) -> Iterable[Chart]:
     note = _ON_ACCELERATORS if report.times else _STAGES_ON_CPU
     kept = [trace for trace in traces if trace["x"]]
     yield Chart("Buckets from ready to finished", kept, layout, 70 + 26 * len(rows), note)
-
-
-def _known(row: BucketRow) -> int:
-    return sum(time is not None for time in _times(row))
 
 
 def _times(row: BucketRow) -> tuple[int | None, ...]:
@@ -92,7 +88,7 @@ def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
     """Return the bars of one stage, for all buckets whose beginning and end of it are known."""
     name, role = _STAGES[stage]
     known = [(row, *span) for row in rows if (span := _span(row, stage)) is not None]
-    labels = [_bucket(row) for row, _, _ in known]
+    labels = [bucket_label(row.module, row.index, row.num_bytes) for row, _, _ in known]
     return {
         **bar_trace(name, role, labels, [end - begin for _, begin, end in known]),
         "base": [begin / 1e6 for _, begin, _ in known],
@@ -101,10 +97,6 @@ def _stage(rows: Sequence[BucketRow], stage: int) -> dict[str, Any]:
             for label, (_, begin, end) in zip(labels, known, strict=True)
         ],
     }
-
-
-def _bucket(row: BucketRow) -> str:
-    return bucket_label(row.module, row.index, row.num_bytes)
 
 
 def collective_chart(report: Report) -> Iterable[Chart]:

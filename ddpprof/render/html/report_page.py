@@ -95,12 +95,9 @@ def _part(topic: Topic, report: Report, *, has_choice: bool) -> PagePart:
     charts = blocks_html(makes(report) if makes is not None else (), f"{topic.name}-chart")
     if topic.name != "step" or not has_choice:
         return PagePart(topic.name, topic.title, charts + blocks_html(topic.sections, topic.name))
+    controls = f'<div class="controls needs-script">{_choosers("chosen-ranks")}</div>'
     blocks: list[Block] = [bars_chart(one, kind="steps") if isinstance(one, Bars) else one for one in topic.sections]
-    return PagePart(topic.name, topic.title, charts + _step_controls() + blocks_html(blocks, topic.name))
-
-
-def _step_controls() -> str:
-    return f'<div class="controls needs-script">{_choosers("chosen-ranks")}</div>'
+    return PagePart(topic.name, topic.title, charts + controls + blocks_html(blocks, topic.name))
 
 
 def _choosers(ranks: str) -> str:

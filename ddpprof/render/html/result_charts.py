@@ -25,13 +25,7 @@ from ddpprof.report.whatif import WhatIf
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 _NUM_SERIES = 6
-_STEP_ROLES = {
-    "forward": "forward",
-    "backward": "backward",
-    "slowed": "held",
-    "exposed": "exposed",
-    "rest": "other",
-}
+_STEP_ROLES = {"forward": "forward", "backward": "backward", "slowed": "held", "exposed": "exposed", "rest": "other"}
 _LOSS_ROLES = ("series-0", "exposed", "series-3", "held", "series-2", "idle")
 """roles of the parts of the lost time"""
 

@@ -9,11 +9,11 @@ from ddpprof.experiments.results import ExperimentReport
 from ddpprof.experiments.scaling import ScalingReport
 from ddpprof.experiments.tuning import TuneReport
 from ddpprof.layout import Line, Section, clean
+from ddpprof.render.sections.job import machine_words
 from ddpprof.render.sections.overhead import overhead_sections
 from ddpprof.render.sections.scaling import scaling_sections
 from ddpprof.render.sections.sweep import sweep_sections
 from ddpprof.render.sections.tuning import tuning_sections
-from ddpprof.report.tree import Job
 
 
 def experiment_sections(report: ExperimentReport) -> tuple[Section, ...]:
@@ -21,18 +21,11 @@ def experiment_sections(report: ExperimentReport) -> tuple[Section, ...]:
 
 
 def _head(report: ExperimentReport) -> Iterable[Section]:
-    words = [clean(" ".join(report.command)), *(_machine(report.job) if report.job is not None else [])]
+    words = [clean(" ".join(report.command)), *(machine_words(report.job) if report.job is not None else [])]
     if any(words):
         yield Line(" · ".join(filter(None, words)))
     for text in report.missing:
         yield Line(f"Note: {clean(text, most=400)}", is_warning=True)
-
-
-def _machine(job: Job) -> list[str]:
-    return [
-        *(clean(word) for word in (job.backend, job.device) if word),
-        *([f"torch {clean(job.torch)}"] if job.torch else []),
-    ]
 
 
 def _body(report: ExperimentReport) -> Iterable[Section]:

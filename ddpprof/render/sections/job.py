@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddpprof.layout import Line, Section, clean, count, megabytes
-from ddpprof.report import Report
+from ddpprof.report import Job, Report
 from ddpprof.report.side_streets import file_of
 
 
@@ -20,8 +20,7 @@ def job_lines(report: Report, longest_command: int = 200) -> Iterable[Section]:
         clean(" ".join(job.command), most=longest_command) or clean(job.name, most=longest_command),
         count(read, "rank") if world in (None, read) else f"{read} of {world} ranks",
         *([count(len(job.hosts), "host")] if job.hosts else []),
-        *(clean(word) for word in (job.backend, job.device) if word),
-        *([f"torch {clean(job.torch)}"] if job.torch else []),
+        *machine_words(job),
         *([_FRAMEWORKS.get(job.framework, clean(job.framework))] if job.framework else []),
         *([file] if file is not None else []),
         _recorded_steps(report, steps, light) + _micro_steps(report),
@@ -32,6 +31,12 @@ def job_lines(report: Report, longest_command: int = 200) -> Iterable[Section]:
         hook = f", comm hook {clean(m.comm_hook)}" if m.comm_hook else ""
         buckets = f"{count(m.num_parameters, 'parameter tensor')}, {megabytes(m.parameter_bytes)} MB"
         yield Line(f"{number}{clean(m.name)}: {buckets} in {count(m.num_buckets, 'bucket')}{hook}")
+
+
+def machine_words(job: Job) -> list[str]:
+    """Return the backend, the device and the version of torch, as far as they are known."""
+    torch = f"torch {job.torch}" if job.torch else None
+    return [clean(word) for word in (job.backend, job.device, torch) if word]
 
 
 _FRAMEWORKS = {

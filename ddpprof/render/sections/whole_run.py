@@ -23,7 +23,7 @@ from ddpprof.layout import (
 )
 from ddpprof.measures.statistics.medians import mean_known, median_known
 from ddpprof.model.slowdown import StepSlowdown
-from ddpprof.model.whole_run import LongStep, RankWholeRun, Stretch, WholeRun
+from ddpprof.model.whole_run import RankWholeRun, Stretch, WholeRun
 from ddpprof.render.hang_words import verdict_in_short, verdict_lines
 from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
 from ddpprof.report import Report
@@ -195,14 +195,10 @@ def _longest_table(one: RankWholeRun) -> Table:
             "step": lambda step: str(step.step),
             "after": lambda step: duration(step.start_ns - first_ns),
             "ms": lambda step: ms(step.length_ns),
-            "special": _special,
+            "special": lambda step: ", ".join(_SPECIAL.get(word, clean(word)) for word in step.why) or ABSENT,
         },
         words=("special",),
     )
-
-
-def _special(step: LongStep) -> str:
-    return ", ".join(_SPECIAL.get(word, clean(word)) for word in step.why) or ABSENT
 
 
 def _rank_table(run: WholeRun) -> Table:

@@ -68,7 +68,10 @@ def scalars_of(rank: RankReport, on_accelerator: bool) -> Iterator[Scalar]:
     prefix = LAUNCHES if on_accelerator else PART
     steps: list[StepReport | LightStepReport] = [*rank.steps, *rank.light_steps]
     for step in sorted(steps, key=lambda step: step.step):
-        values = _of_profiled(step) if isinstance(step, StepReport) else _of_light(step, prefix)
+        if isinstance(step, StepReport):
+            values = _of_profiled(step)
+        else:
+            values = {STEP: _ms(step.duration_ns)} | _parts(step.parts, prefix)
         for tag, value in values.items():
             if value is not None:
                 yield Scalar(step.step, tag, value)
@@ -78,10 +81,6 @@ def _of_profiled(step: StepReport) -> dict[str, float | None]:
     values = {tag: _ms(value(step)) for tag, value in _OF_STEP.items()}
     values[OVERLAP] = step.overlap_ns / step.comm_ns if step.comm_ns else None
     return values | _parts(step.parts, PART)
-
-
-def _of_light(step: LightStepReport, prefix: str) -> dict[str, float | None]:
-    return {STEP: _ms(step.duration_ns)} | _parts(step.parts, prefix)
 
 
 def _parts(parts: object, prefix: str) -> dict[str, float | None]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddpprof.measures.step.breakdown import Breakdown
+from ddpprof.measures.step.idle import Idle
+from ddpprof.measures.step.wrapper import WrapperCost
+from ddpprof.model.light_step import RecordedBreakdown
 from ddpprof.report.tables.schema import TableSchema, flag, integer, text
 from ddpprof.report.tree import LightStepReport, RankReport, Report, StepReport
 
@@ -13,6 +17,9 @@ from ddpprof.report.tree import LightStepReport, RankReport, Report, StepReport
 class _Step:
     rank: RankReport
     step: StepReport
+    parts: Breakdown | None
+    idle: Idle | None
+    wrapper: WrapperCost
     is_usual: bool
 
 
@@ -20,17 +27,18 @@ class _Step:
 class _LightStep:
     rank: RankReport
     step: LightStepReport
+    parts: RecordedBreakdown | None
 
 
 def _steps(report: Report) -> Iterator[_Step]:
     for rank in report.ranks:
         averaged = {step.step for step in report.averaged(rank)}
         for step in rank.steps:
-            yield _Step(rank, step, step.step in averaged)
+            yield _Step(rank, step, step.parts, step.idle, step.wrapper, step.step in averaged)
 
 
 def _light_steps(report: Report) -> Iterator[_LightStep]:
-    return (_LightStep(rank, step) for rank in report.ranks for step in rank.light_steps)
+    return (_LightStep(rank, step, step.parts) for rank in report.ranks for step in rank.light_steps)
 
 
 STEPS: TableSchema[_Step] = TableSchema(
@@ -54,51 +62,39 @@ STEPS: TableSchema[_Step] = TableSchema(
         integer(
             "part_forward_ns",
             "computation of the forward; the seven `part_` columns add up to the step",
-            lambda r: r.step.parts and r.step.parts.forward_ns,
+            lambda r: r.parts and r.parts.forward_ns,
         ),
-        integer(
-            "part_backward_ns", "computation of the backward pass", lambda r: r.step.parts and r.step.parts.backward_ns
-        ),
+        integer("part_backward_ns", "computation of the backward pass", lambda r: r.parts and r.parts.backward_ns),
         integer(
             "part_exposed_comm_ns",
             "communication while nothing is computed",
-            lambda r: r.step.parts and r.step.parts.exposed_comm_ns,
+            lambda r: r.parts and r.parts.exposed_comm_ns,
         ),
-        integer(
-            "part_optimizer_ns", "computation of the optimizer", lambda r: r.step.parts and r.step.parts.optimizer_ns
-        ),
-        integer("part_data_ns", "waiting for data", lambda r: r.step.parts and r.step.parts.data_ns),
-        integer(
-            "part_other_ns", "copies and computation of no phase", lambda r: r.step.parts and r.step.parts.other_ns
-        ),
-        integer(
-            "part_idle_ns",
-            "time in which the device has nothing to do",
-            lambda r: r.step.parts and r.step.parts.idle_ns,
-        ),
+        integer("part_optimizer_ns", "computation of the optimizer", lambda r: r.parts and r.parts.optimizer_ns),
+        integer("part_data_ns", "waiting for data", lambda r: r.parts and r.parts.data_ns),
+        integer("part_other_ns", "copies and computation of no phase", lambda r: r.parts and r.parts.other_ns),
+        integer("part_idle_ns", "time in which the device has nothing to do", lambda r: r.parts and r.parts.idle_ns),
         integer(
             "idle_launch_bound_ns",
             "idle time because the host launched the next work too late; null on CPU",
-            lambda r: r.step.idle and r.step.idle.launch_bound_ns,
+            lambda r: r.idle and r.idle.launch_bound_ns,
         ),
         integer(
             "idle_comm_wait_ns",
             "idle time around communication; null on CPU",
-            lambda r: r.step.idle and r.step.idle.comm_wait_ns,
+            lambda r: r.idle and r.idle.comm_wait_ns,
         ),
         integer(
             "idle_other_ns",
             "idle time of another or unknown cause; null on CPU",
-            lambda r: r.step.idle and r.step.idle.other_ns,
+            lambda r: r.idle and r.idle.other_ns,
         ),
-        integer("wrapper_pre_forward_ns", "DDP's own work before the forward", lambda r: r.step.wrapper.pre_forward_ns),
-        integer(
-            "wrapper_unused_search_ns", "DDP's search for unused parameters", lambda r: r.step.wrapper.unused_search_ns
-        ),
-        integer("wrapper_copy_in_ns", "copying gradients into buckets", lambda r: r.step.wrapper.copy_in_ns),
-        integer("wrapper_launch_ns", "passing buckets to the backend", lambda r: r.step.wrapper.launch_ns),
-        integer("wrapper_copy_out_ns", "copying buckets back into gradients", lambda r: r.step.wrapper.copy_out_ns),
-        integer("wrapper_finalise_ns", "DDP's own work after the backward pass", lambda r: r.step.wrapper.finalise_ns),
+        integer("wrapper_pre_forward_ns", "DDP's own work before the forward", lambda r: r.wrapper.pre_forward_ns),
+        integer("wrapper_unused_search_ns", "DDP's search for unused parameters", lambda r: r.wrapper.unused_search_ns),
+        integer("wrapper_copy_in_ns", "copying gradients into buckets", lambda r: r.wrapper.copy_in_ns),
+        integer("wrapper_launch_ns", "passing buckets to the backend", lambda r: r.wrapper.launch_ns),
+        integer("wrapper_copy_out_ns", "copying buckets back into gradients", lambda r: r.wrapper.copy_out_ns),
+        integer("wrapper_finalise_ns", "DDP's own work after the backward pass", lambda r: r.wrapper.finalise_ns),
     ),
 )
 
@@ -116,15 +112,15 @@ LIGHT_STEPS: TableSchema[_LightStep] = TableSchema(
         integer(
             "part_forward_ns",
             "the forward; the five `part_` columns add up to the step, and are null if only its length is known",
-            lambda r: r.step.parts and r.step.parts.forward_ns,
+            lambda r: r.parts and r.parts.forward_ns,
         ),
         integer(
             "part_backward_and_comm_ns",
             "from the end of the forward to the start of the optimizer, with exposed communication",
-            lambda r: r.step.parts and r.step.parts.backward_and_comm_ns,
+            lambda r: r.parts and r.parts.backward_and_comm_ns,
         ),
-        integer("part_optimizer_ns", "the optimizer", lambda r: r.step.parts and r.step.parts.optimizer_ns),
-        integer("part_data_ns", "waiting for data", lambda r: r.step.parts and r.step.parts.data_ns),
-        integer("part_other_ns", "the rest of the step", lambda r: r.step.parts and r.step.parts.other_ns),
+        integer("part_optimizer_ns", "the optimizer", lambda r: r.parts and r.parts.optimizer_ns),
+        integer("part_data_ns", "waiting for data", lambda r: r.parts and r.parts.data_ns),
+        integer("part_other_ns", "the rest of the step", lambda r: r.parts and r.parts.other_ns),
     ),
 )

@@ -10,7 +10,7 @@ import pytest
 from ddpprof.load.exits import load_exits
 from ddpprof.model import ProcessExit
 from ddpprof.model.process_exit import oom_kills_seen
-from ddpprof.record import exits, oom
+from ddpprof.record import exits
 
 
 def test_lines_come_back(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_torchrun_notes_each_rank_that_fails(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(errors.ProcessFailure, "__post_init__", errors.ProcessFailure.__post_init__)
     counters = tmp_path / "vmstat"
     counters.write_text("nr_free_pages 9\noom_kill 3\n")
-    monkeypatch.setattr(oom, "own_groups", lambda _controller: ())
-    monkeypatch.setattr(oom, "OF_MACHINE", counters)
+    monkeypatch.setattr(exits, "own_groups", lambda _controller: ())
+    monkeypatch.setattr(exits, "OF_MACHINE", counters)
     exits.install(errors)
     counters.write_text("nr_free_pages 7\noom_kill 5\n")
     failure = errors.ProcessFailure(local_rank=1, pid=42, exitcode=-9, error_file="none")

@@ -13,7 +13,7 @@ from ddpprof.measures.ranks.arrivals import measure_arrivals, summarise_waiting
 from ddpprof.measures.ranks.clock import find_common_clock
 from ddpprof.measures.ranks.own_time import measure_progress
 from ddpprof.measures.ranks.stragglers import find_stragglers
-from ddpprof.model import Rank, Trace
+from ddpprof.model import UNKNOWN, Rank, Trace
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 SHIFTS = [0, 3_600_000_000_000, -70_000_017, 250_000_000]
@@ -55,6 +55,6 @@ def test_the_clocks_are_found_under_one_host_name(run: str) -> None:
     assert clock is not None
     assert [one.offset_ns for one in clock.ranks] == SHIFTS
     arrivals = measure_arrivals(ranks, matched, clock)
-    assert arrivals.skew_ns is not None
-    assert not arrivals.skew_ns.any()
+    assert arrivals.last_rank is not None
+    assert (arrivals.last_rank == UNKNOWN).all()  # all come at once
     assert {one.total_waiting_ns for one in summarise_waiting(matched, arrivals)} == {0}

@@ -7,7 +7,7 @@ from types import CodeType
 import torch._dynamo.trace_rules as rules
 
 from ddpprof.record import optimizer_hooks, patches, watching
-from ddpprof.record.compiled import keep_out_of_compiled_graphs
+from ddpprof.record.session import keep_out_of_compiled_graphs
 
 
 def test_only_hooks_that_a_compiled_optimizer_contains_are_compiled() -> None:

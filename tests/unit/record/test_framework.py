@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ddpprof.record.framework import framework_at_work
+from ddpprof.record.environment import framework_at_work
 
 
 def called_from(*modules: str) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpprof.load.record import load_record
-from ddpprof.record.last_step import LastStep
+from ddpprof.record.output import LastStep
 from ddpprof.rundir import last_step_file
 
 FACTS = {"format": 1, "rank": 0, "world_size": 1, "host": "node", "pid": 7, "device": "cpu", "backend": "gloo",

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from ddpprof.linux_files import own_groups
-from ddpprof.record import oom
-from ddpprof.record.oom import OomKills
+from ddpprof.record import exits
+from ddpprof.record.exits import OomKills
 
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A system whose files a test writes."""
-    monkeypatch.setattr(oom, "OF_MACHINE", tmp_path / "vmstat")
-    monkeypatch.setattr(oom, "own_groups", partial(own_groups, root=tmp_path))
+    monkeypatch.setattr(exits, "OF_MACHINE", tmp_path / "vmstat")
+    monkeypatch.setattr(exits, "own_groups", partial(own_groups, root=tmp_path))
     (tmp_path / "proc/self").mkdir(parents=True)
     return tmp_path
 

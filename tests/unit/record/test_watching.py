@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddpprof.model.pulse import Activity, StepFlag
+from ddpprof.record import patches
 from ddpprof.record.no_pulse import NoPulse
 from ddpprof.record.step_detector import StepDetector
 from ddpprof.record.watching import WatchedSteps
@@ -84,3 +85,14 @@ def test_missing_gradients_are_noted(steps: WatchedSteps, noted: Noted) -> None:
 def test_what_fails_here_ends_the_watching_alone(steps: WatchedSteps, noted: Noted) -> None:
     steps.ddp_forward_begins(object())  # type: ignore[arg-type]
     assert noted.said == ["gives up: 'object' object has no attribute 'require_backward_grad_sync'"]
+
+
+@pytest.mark.parametrize("skips", [pytest.param(False, id="a-step"), pytest.param(True, id="an-overflow")])
+def test_only_a_skipped_step_of_a_scaler_is_counted_beside_its_optimizer(
+    monkeypatch: pytest.MonkeyPatch, skips: bool
+) -> None:
+    finder, skipped = StepDetector(lambda: True), list[str]()
+    monkeypatch.setattr(patches, "_active", SimpleNamespace(finder=finder, scaler_skipped=skipped.append))
+    step = patches._scaler_step(lambda _scaler, optimizer: None if skips else finder.optimizer_stepped(id(optimizer)))
+    step(None, "optimizer")
+    assert skipped == (["optimizer"] if skips else [])

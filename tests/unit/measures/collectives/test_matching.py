@@ -109,7 +109,6 @@ def test_a_group_is_expected_on_its_own_ranks_only() -> None:
     ranks = [rank(r, call(r, 9, group=0), groups=[pairs[r // 2]]) for r in range(4)]
     matched = match_collectives(ranks)
     assert matched.rows.tolist() == [[0, 0, X, X], [X, X, 0, 0]]
-    assert [matched.groups[group].name for group in matched.group] == ["1", "2"]
     assert matched.mismatches == ()
 
 
@@ -133,7 +132,6 @@ def test_a_group_that_does_not_list_its_own_rank_is_known_by_its_name() -> None:
     pair = ProcessGroup("0", 2, (0, 1))
     matched = match_collectives([rank(r, call(r, 9, group=0), groups=[pair]) for r in range(3)])
     assert matched.rows.tolist() == [[0, 0, 0]]
-    assert matched.groups == (ProcessGroup("0"),)
     assert matched.mismatches == (
         "process group 0 lists ranks 0, 1 but not rank 2, which take part in its collectives, so the list is not used",
     )
