@@ -28,6 +28,10 @@ TORCH_TIMES = (
 """names of the times that DDP takes of an iteration, in ``_get_ddp_logging_data()``"""
 
 
+_HALVING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
+"""torch's hooks that send gradients of 4 bytes in 2"""
+
+
 class Parameter(Struct, frozen=True, array_like=True):
     name: str
     num_bytes: Int64
@@ -36,6 +40,11 @@ class Parameter(Struct, frozen=True, array_like=True):
     shape: tuple[Int64, ...] = ()
     is_sparse: bool = False
     """True if its gradient is expected to be sparse"""
+
+
+def sends_unchanged(comm_hook: str | None) -> bool:
+    """Return whether a comm hook, if there is one, sends gradients as they are."""
+    return comm_hook is None or "allreduce_hook" in comm_hook
 
 
 class DdpModule(Struct, frozen=True):
@@ -61,8 +70,18 @@ class DdpModule(Struct, frozen=True):
     num_lacking_passes: Int64 | None = None
     """number of these that left some parameter without gradient; ``None`` if not recorded"""
 
+    def message_bytes(self, bucket: int) -> int | None:
+        """Return the size of a bucket's all-reduce; ``None`` if it is unknown what the module's comm hook sends."""
+        parameters = [self.parameters[index] for index in self.buckets[bucket]]
+        num_bytes = self.bucket_bytes(bucket)
+        if sends_unchanged(self.comm_hook) or num_bytes is None:
+            return num_bytes
+        if self.comm_hook not in _HALVING_HOOKS or any(one.dtype != "float32" for one in parameters):
+            return None
+        return num_bytes // 2
+
     def bucket_bytes(self, bucket: int) -> int | None:
-        """Return how much a bucket sends; ``None`` if gradients in it are sparse, of which only some rows are sent."""
+        """Return the size of a bucket; ``None`` if gradients in it are sparse, of which only some rows are sent."""
         parameters = [self.parameters[index] for index in self.buckets[bucket]]
         return None if any(one.is_sparse for one in parameters) else sum(one.num_bytes for one in parameters)
 

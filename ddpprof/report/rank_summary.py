@@ -292,7 +292,7 @@ def _of_training_steps(rank: Rank) -> RankCollectives | None:
 
 
 def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
-    """Return row → bytes of gradient all-reduces; gloo's spans have sizes only if shapes were recorded."""
+    """Return row → bytes of gradient all-reduces, as far as they are known; gloo's spans tell only recorded shapes."""
     if rank.trace is None or rank.record is None:
         return {}
     kept = ~np.isin(rank.trace.collectives.step, rank.baseline_step_indices)
@@ -300,7 +300,7 @@ def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
     sizes = {}
     for step in rank.record.steps:
         for (place, bucket), row in bucket_rows(modules, step, rank.trace).items():
-            num_bytes = modules[step.passes[place].module].bucket_bytes(bucket)
+            num_bytes = modules[step.passes[place].module].message_bytes(bucket)
             if num_bytes is not None:
                 sizes[int(row_of[row])] = num_bytes
     return sizes

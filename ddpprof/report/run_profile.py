@@ -12,6 +12,7 @@ from ddpprof.measures.buckets.bucket_steps import fits
 from ddpprof.measures.buckets.traced_buckets import TracedPasses, usual_passes, usual_sizes
 from ddpprof.model import DdpModule, RecordedStep, StepMode
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Caps, Gradient, buckets_under, gradient_of, same_buckets
+from ddpprof.model.record import sends_unchanged
 from ddpprof.predict.light_steps import ObservedStep, backward_alone_ns, observe_steps
 from ddpprof.predict.network import Network, network_of_steps
 from ddpprof.predict.profile import ObservedPasses, Profile, profile_of
@@ -239,7 +240,7 @@ def _refuse_unknown_hooks(training: Training, benches: Benches) -> None:
 
 def refuse_unknown_hook(training: Training, option: str) -> None:
     """Raise `DdpprofError` if a hook decides what is sent."""
-    if training.comm_hook is not None and "allreduce_hook" not in training.comm_hook:
+    if not sends_unchanged(training.comm_hook):
         raise DdpprofError(
             f"the run does not show what {training.comm_hook} sends, so {option} does not tell how long that takes."
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ddpprof.findings.predictions import DEFAULT_CAP, since_torch
 from ddpprof.layout import Column, Line, Section, Table, clean, count, gigabytes_per_s, ms, percent, three_digits
+from ddpprof.model.record import sends_unchanged
 from ddpprof.report.whatif import PredictedSetting, WhatIf
 
 _COLUMNS = ("step ms", "95% interval", "saves ms", "compute", "slowed", "exposed", "rest")
@@ -95,6 +96,9 @@ def _saving(best: PredictedSetting) -> str:
 def _network(answer: WhatIf) -> str:
     network = answer.network
     source = "measured by ddpprof netbench" if network.is_benched else "estimated from the run's buckets"
+    hooks = {one.comm_hook for one in answer.job.modules if not sends_unchanged(one.comm_hook)}
+    if hooks and not network.is_benched:
+        source = f"{source} as they are before {clean(', '.join(sorted(map(str, hooks))))} changes them"
     rate, busbw = gigabytes_per_s(1e9 / network.ns_per_byte), gigabytes_per_s(network.bus_bytes_per_s)
     return (
         f"Network among {count(network.world_size, 'rank')}, {source}: {network.latency_ns / 1e3:.0f} µs + bytes at "
