@@ -88,7 +88,7 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False)
         why = "no DistributedDataParallel module finished more steps than are skipped initially (--skip-first)"
     else:
         why = (
-            f"no DistributedDataParallel module was trained in {name}. Wrap the model in "
-            "torch.nn.parallel.DistributedDataParallel; docs/guides/trouble.md has the other ways to train"
+            f"no DistributedDataParallel module was trained in {name}. ddpprof measures those, not FSDP; "
+            "docs/guides/trouble.md has the other ways to train"
         )
     return f"ddpprof: nothing was recorded: {why}."

@@ -31,7 +31,10 @@ COLLECTIVES_OF_ALL = frozenset(
     }
 )
 """functions of ``torch.distributed`` in which every rank of the group has to take part"""
-_COLLECTIVES = COLLECTIVES_OF_ALL | {"send", "recv", "_sync_buffers", "destroy_process_group", "new_group"}
+_OF_SETUP = ("init_process_group", "destroy_process_group", "new_group")
+_OF_DDP = ("_verify_param_shape_across_processes", "_sync_module_states", "_sync_buffers")
+"""functions in which DDP's constructor and its forward wait for other ranks"""
+_COLLECTIVES = COLLECTIVES_OF_ALL | {"send", "recv", *_OF_SETUP, *_OF_DDP}
 _OF_DISTRIBUTED = re.compile(r"/torch/(?:distributed|nn/parallel)/")
 
 

@@ -34,6 +34,7 @@ def open_run(settings: Settings, run_id: str, world_size: int) -> Path:
         directory /= rundir.attempt_directory(attempt)
         own_files.make_folder(directory)
     else:
+        _refuse_second_job(directory, settings.launched_unix_s)
         refuse_earlier_run(directory, settings.force)
         rundir.remove_run(directory)
     about = _about_first_part(settings, run_id, world_size)
@@ -76,6 +77,15 @@ def refuse_earlier_run(directory: Path, force: bool) -> None:
     """Raise ``RunExists`` if `directory` holds a run that must not be replaced."""
     if directory.is_dir() and (rundir.is_run(directory) or rundir.ranks_in(directory)) and not force:
         raise RunExists(f"{directory} holds an earlier run. Choose another --out, or replace it with --force.")
+
+
+def _refuse_second_job(directory: Path, launched_unix_s: float | None) -> None:
+    """Raise ``RunExists`` if the command that was launched then has recorded a job into `directory`."""
+    first = rundir.read_json(directory / rundir.RUN_FILE, RunFile) if rundir.is_run(directory) else None
+    if first is None or first.created_unix_s is None or launched_unix_s is None:
+        return
+    if first.created_unix_s >= launched_unix_s:
+        raise RunExists(f"the command trains more than one job: only the first is recorded, in {directory}.")
 
 
 class LastStep:

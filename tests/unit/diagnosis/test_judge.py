@@ -70,6 +70,12 @@ def test_the_rank_that_does_not_wait_is_to_blame(other: RankEvidence, fault: Fau
     assert verdict.since_unix_ns == NOW_NS - 8 * S
 
 
+@pytest.mark.parametrize("function", ["_verify_param_shape_across_processes", "_sync_module_states", "new_group"])
+def test_a_rank_that_wraps_its_model_or_makes_a_group_waits_for_the_others(function: str) -> None:
+    verdict = judge([rank(0, USER, distributed(function)), rank(1, USER, LIBRARY)])
+    assert (verdict.fault, verdict.rank, verdict.waiting) == (Fault.LOCK, 1, (0,))
+
+
 def test_the_waiting_ranks_miss_the_first_bucket_of_a_pass_that_another_has_not_begun() -> None:
     verdict = judge([waiting(0, bucket=1), rank(1, USER, num_passes=10, module=0, bucket=1)])
     assert (verdict.module, verdict.bucket, verdict.parameters) == ("Net", 0, ("third",))

@@ -41,6 +41,10 @@ def test_the_innermost_line_of_the_user() -> None:
 def test_the_outermost_collective_is_named() -> None:
     inside = [distributed(function) for function in ("wrapper", "all_gather_object", "all_gather")]
     assert collective_of([USER, *inside]) == "all_gather_object"
+    wrapped = [Frame("/site-packages/torch/nn/parallel/distributed.py", 1064, "__init__")]
+    verifies = Frame("/site-packages/torch/distributed/utils.py", 286, "_verify_param_shape_across_processes")
+    assert collective_of([USER, *wrapped, verifies]) == "_verify_param_shape_across_processes"
+    assert collective_of([USER, *wrapped]) is None
     assert collective_of([USER, Frame("/home/me/barrier.py", 1, "barrier")]) is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,15 @@ def test_attempts_stand_beside_each_other(tmp_path: Path, monkeypatch: pytest.Mo
     assert (out / "rank-0.facts.json").exists()
     with pytest.raises(RunExists):  # a second recording of this process
         open_run(settings(out), "id", 2)
+
+
+def test_of_several_jobs_of_a_command_the_first_is_recorded(tmp_path: Path) -> None:
+    launched = settings(tmp_path / "run", time.time())
+    open_run(launched, "id", 2)
+    with pytest.raises(RunExists, match="the command trains more than one job: only the first is recorded, in "):
+        open_run(launched, "another", 2)
+    with pytest.raises(RunExists, match="holds an earlier run"):
+        open_run(settings(tmp_path / "run", time.time() + 1), "id", 2)
 
 
 def test_force_replaces_all_attempts_of_another_job(tmp_path: Path) -> None:
