@@ -16,10 +16,13 @@ def straggler(o: Observed) -> Iterator[Finding]:
     if not o.stragglers:
         return
     slowest, others = o.stragglers[0], o.stragglers[1:]
-    part = "" if slowest.part_late_ns >= _NEARLY_ALL * slowest.late_ns else f"{ms(slowest.part_late_ns)} of it "
-    where = "" if slowest.part is None else f", {part}{_WHERE[slowest.part]}"
+    where = "" if slowest.part is None else f" {_WHERE[slowest.part]}"
+    only = "" if slowest.part_late_ns >= _NEARLY_ALL * slowest.late_ns else f", {ms(slowest.part_late_ns)} of it there"
     since = "" if slowest.since_step is None else f" since step {slowest.since_step}"
-    evidence = [f"it was last in {slowest.num_last} of {slowest.num_steps} steps{since}"]
+    evidence = [
+        f"it is late by {ms(slowest.late_ns)} per step{only if where else ''}",
+        f"it was last in {slowest.num_last} of {slowest.num_steps} steps{since}",
+    ]
     gradients = o.late_gradients.get(slowest.rank, ())
     if gradients:
         after = gradients[0].previous_parameter
@@ -45,7 +48,7 @@ def straggler(o: Observed) -> Iterator[Finding]:
     gain_ns, predicted = hoped_for(late_ns, _at_most_what_it_is_late(o.predictions.without_straggler, late_ns))
     yield Finding(
         "straggler",
-        f"All ranks wait for rank {slowest.rank}: {ms(slowest.late_ns)} per step{where}",
+        f"All ranks wait for rank {slowest.rank}{where}",
         "; ".join(evidence),
         _advice(o, slowest.part),
         gain_ns,
@@ -101,7 +104,7 @@ def _advice(o: Observed, part: OwnTimePart | None) -> str:
 _NEARLY_ALL = 0.9
 
 _WHERE = {
-    OwnTimePart.DATA: "waiting for its data",
+    OwnTimePart.DATA: "to get its data",
     OwnTimePart.FORWARD: "in its forward",
     OwnTimePart.BACKWARD: "in its backward",
     OwnTimePart.OPTIMIZER: "in its optimizer",

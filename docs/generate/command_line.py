@@ -7,7 +7,7 @@ import html
 import re
 from collections.abc import Iterator
 
-from ddpprof.cli.commands import GROUPS, Command, parsers
+from ddpprof.cli.commands import COMMANDS, Command, parsers
 
 _SHARED = ("--world-readable", "-h")
 _ALIGNED = re.compile(r"\n  (\S.*)")
@@ -23,9 +23,8 @@ parentheses.
 def command_line_page() -> str:
     _, of_commands = parsers()
     lines = [_BEGINNING]
-    for group in GROUPS:
-        for command in group.commands:
-            lines += ["", *_command(command, of_commands[command.name])]
+    for command in COMMANDS.values():
+        lines += ["", *_command(command, of_commands[command.name])]
     return "\n".join([*lines, "", _ENDING])
 
 

@@ -17,20 +17,20 @@ def test_a_straggler_costs_what_it_is_later_than_the_next() -> None:
     gradients = {1: (LateGradient(0, "c.weight", "d.weight", 190 * MS, 190 * MS, 10),)}
     finding = only(observed(stragglers=(late(1, 200 * MS, since_step=7), late(3, 150 * MS)), late_gradients=gradients))
     assert (finding.rule, finding.gain_ns) == ("straggler", 50 * MS)
-    assert finding.title == "All ranks wait for rank 1: 200.00 ms per step, in its backward"
+    assert finding.title == "All ranks wait for rank 1 in its backward"
     assert finding.evidence == (
-        "it was last in 9 of 10 steps since step 7; the gradient of c.weight comes 190.00 ms late, after that of "
-        "d.weight; less late: rank 3"
+        "it is late by 200.00 ms per step; it was last in 9 of 10 steps since step 7; the gradient of c.weight comes "
+        "190.00 ms late, after that of d.weight; less late: rank 3"
     )
 
 
 @pytest.mark.parametrize(
     ("part", "title", "advice"),
     [
-        (OwnTimePart.DATA, "waiting for its data", "DataLoader workers"),
+        (OwnTimePart.DATA, "to get its data", "DataLoader workers"),
         (OwnTimePart.OTHER, "between its steps", "logging"),
         (OwnTimePart.FORWARD, "in its forward", "clocks and temperature"),
-        (None, "per step", "clocks and temperature"),
+        (None, "for rank 1", "clocks and temperature"),
     ],
 )
 def test_what_to_look_at_depends_on_where_a_rank_is_late(part: OwnTimePart | None, title: str, advice: str) -> None:
