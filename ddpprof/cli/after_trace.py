@@ -88,7 +88,7 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False)
         why = "no DistributedDataParallel module finished more steps than are skipped initially (--skip-first)"
     else:
         why = (
-            f"no DistributedDataParallel module was trained in {name}. ddpprof measures those, not FSDP; "
-            "docs/guides/trouble.md has the other ways to train"
+            f"no DistributedDataParallel module was trained in {name}. ddpprof measures DDP, not FSDP; "
+            "docs/guides/trouble.md lists other ways to train that it supports"
         )
     return f"ddpprof: nothing was recorded: {why}."

@@ -54,11 +54,11 @@ def run_diagnose(options: argparse.Namespace) -> int:
         return _judge_dumps(run, options.format)
     directory = last_attempt_of(run)
     if not rundir.pulses_in(directory):
-        if directory != run:
+        if _starts_again(run, directory):
             return _say_well("the job was started again, and no rank of its new attempt trains yet.", options.format)
         raise DdpprofError(
-            f"{run} has no pulse of any rank: no rank trains yet, or the job is not watched. Watch one with: "
-            "ddpprof watch train.py"
+            f"{run} has no pulse of any rank: no rank has begun to train, or the job is not being watched. Start it "
+            "with: ddpprof watch train.py"
         )
     if options.dump_stacks and options.format != "text":
         raise DdpprofError(f"--dump-stacks prints text: leave out --format {options.format}")
@@ -72,6 +72,17 @@ def run_diagnose(options: argparse.Namespace) -> int:
         say(words)
     _print(verdict, options.format)
     return _NOT_WELL
+
+
+def _starts_again(run: Path, directory: Path) -> bool:
+    """Return whether an earlier attempt of the job was watched, and its last one, in `directory`, may still begin."""
+    from ddpprof import rundir
+    from ddpprof.load.exits import load_exits
+    from ddpprof.model.process_exit import last_exit_of_job
+
+    *earlier, _ = rundir.attempts_in(run).values()
+    was_watched = any(isinstance(one, Path) and rundir.pulses_in(one) for one in earlier)
+    return was_watched and last_exit_of_job(load_exits(directory)) is None
 
 
 def _say_well(words: str, form: str) -> int:

@@ -37,7 +37,9 @@ def straggler(o: Observed) -> Iterator[Finding]:
     is_short = max(lasted_ns, o.watched_ns if late_all_along_ns else 0) < _LONGER_THAN_OTHER_WORK_NS
     may_be_other_work = o.shares_cores and is_short and not _is_out_of_proportion(o)
     if late_all_along_ns:
-        evidence.append(f"in the whole run, of {o.watched_ns / 1e9:.0f} s, by {ms(late_all_along_ns)} per step")
+        evidence.append(
+            f"over the whole run ({o.watched_ns / 1e9:.0f} s) it was late by {ms(late_all_along_ns)} per step"
+        )
     if may_be_other_work:
         evidence.append(
             f"these steps took {lasted_ns / 1e9:.1f} s, in which other work on its cores may have slowed it: "

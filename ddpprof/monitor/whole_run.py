@@ -59,7 +59,7 @@ def whole_run_of_rank(rank: int, pulse: Pulse, *, with_course: bool = True) -> R
 
 
 def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
-    """Add what each sample has more than the one before, except where ddpprof recorded a step in between.
+    """Add what each sample has more than the one before, except what ddpprof took while it recorded a step.
 
     Summaries stand for samples that have been overwritten. They do not tell which of their steps were recorded: the
     first one may have those with which most runs begin.
@@ -76,7 +76,15 @@ def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
     begins_ns = np.concatenate((first.start_ns, steps.start_ns))
     ends_ns = np.concatenate((first.end_ns, steps.start_ns + steps.length_ns))
     is_between = np.searchsorted(begins_ns, at_ns[1:]) == np.searchsorted(ends_ns, at_ns[:-1])
-    return int(np.diff(memory_bytes)[is_between].sum())
+    growth = held = 0
+    for more, counts in zip(np.diff(memory_bytes).tolist(), is_between.tolist(), strict=True):
+        if not counts:
+            held += more
+        else:  # what recording took may be given back later
+            released = max(0, min(held, -more))
+            held -= released
+            growth += more + released
+    return growth
 
 
 def _usual_own_ns(rows: PulseSummaries) -> int | None:

@@ -31,7 +31,7 @@ job.py           the process's rank, and its files in the run directory
 agreement.py     all ranks record, or none does
 output.py        files of one rank
 end_words.py       a rank's words for how it ended
-exits.py         how torchrun, the launcher and the kernel, whose memory is full, saw ranks end
+exits.py         how torchrun, the launcher and the kernel (out of memory) saw ranks end
 attempts.py      torchrun's restarts: which runs belong to one job
 hooks.py         `ddpprof.hooks`: a comm hook that times buckets, without the profiler
 accumulated.py      Which parameters got a gradient in a backward pass?

@@ -31,8 +31,9 @@ class JobEnvironment:
         self._checkpoints: list[str] = []
         self._device = "cpu"
         self._backend = ""
-        self._group_size: int | None = None
-        self._group_ranks: tuple[int, ...] | None = None
+        self._groups: set[tuple[int, ...]] = set()
+        """ranks of the process groups in which the modules' gradients are averaged"""
+        self._world_size = 0
         self._timeout_s: float | None = None
         self._joins = False
 
@@ -44,11 +45,18 @@ class JobEnvironment:
         self.look_who_calls()
         self._device = ddp.device_type
         self._backend = backend_for(ddp.process_group, ddp.device_type)
-        self._group_size = dist.get_world_size(ddp.process_group)
-        is_of_all = self._group_size == dist.get_world_size()
-        self._group_ranks = None if is_of_all else tuple(dist.get_process_group_ranks(ddp.process_group))
         self._timeout_s = _timeout_s(ddp.process_group, ddp.device_type)
         self._joins = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
+
+    def averages_in(self, group: dist.ProcessGroup) -> None:
+        """Note the process group of a DDP module."""
+        self._groups.add(tuple(dist.get_process_group_ranks(group)))
+        self._world_size = dist.get_world_size()
+
+    def _together(self) -> tuple[int, ...] | None:
+        """Return the ranks with which some module averages gradients; ``None`` if they are all ranks of the job."""
+        ranks = set[int]().union(*self._groups)
+        return None if not ranks or len(ranks) == self._world_size else tuple(sorted(ranks))
 
     def saves(self, target: Any) -> None:
         if isinstance(target, str | os.PathLike) and len(self._checkpoints) < _MAX_CHECKPOINTS_KEPT:
@@ -61,8 +69,8 @@ class JobEnvironment:
         return {
             "device": self._device,
             "backend": self._backend,
-            "group_size": self._group_size,
-            "group_ranks": self._group_ranks,
+            "group_size": len(next(iter(self._groups))) if len(self._groups) == 1 else None,
+            "group_ranks": self._together(),
             "timeout_s": self._timeout_s,
             "joins": self._joins,
             "framework": self._framework,

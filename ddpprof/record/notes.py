@@ -53,6 +53,7 @@ class StepNotes:
             self.modules.append(module)
             if all(seen() is not ddp for seen in self._seen):
                 self._seen.append(weakref.ref(ddp))
+                self.environment.averages_in(ddp.process_group)
             self.memory.owns({parameter.device for parameter in ddp.parameters()})
             self.device.found(devices_of(ddp))
         return module

@@ -27,8 +27,10 @@ class StepDetector:
         self._anchor: int | None = None
         self._since_anchor = 0
         self._in_turns: set[int] = set()
-        """optimizers that stepped twice in a row since the anchor first did, each time after a synchronising forward"""
-        self._last: int | None = None
+        """optimizers whose last turn had several steps, each after a synchronising forward, since the anchor's first"""
+        self._is_turn = False
+        """whether the optimizer's turn that goes on has had several steps"""
+        self._last = 0
         self._synchronised_since_last = False
         self._synchronised: set[int] = set()
         self._has_synchronised = False
@@ -66,7 +68,13 @@ class StepDetector:
             self._seen.add(optimizer)
             self._anchor = optimizer
             self._in_turns.clear()
-        elif optimizer == self._last and self._synchronised_since_last:
+            self._is_turn = False
+        elif optimizer != self._last:
+            if not self._is_turn:
+                self._in_turns.discard(self._last)
+            self._is_turn = False
+        elif self._synchronised_since_last:
+            self._is_turn = True
             self._in_turns.add(optimizer)
         self._last, self._synchronised_since_last = optimizer, False
         if not self._ends_steps(optimizer) or not self._synchronised:

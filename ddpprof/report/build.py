@@ -202,10 +202,10 @@ def _notes(run: Run, ranks: Sequence[RankSummary]) -> list[str]:
     counts, of_all = Counter(note for one in ranks if one.trace for note in one.trace.notes), len(ranks)
     notes = [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]
     together = {one.rank for one in _averaging_together(ranks)}
-    others = [one.rank for one in ranks if one.rank not in together]
-    if others:
-        which = f"{ranks_in_words(sorted(together))}, which average their gradients together"
-        notes.insert(0, f"buckets, late ranks and predictions are those of {which}; the others do so in other groups")
+    if len(together) < len(ranks):
+        covered = ranks_in_words(sorted(together))
+        others = "the other ranks average gradients in process groups of their own"
+        notes.insert(0, f"the step, buckets, late ranks and predictions are those of {covered}; {others}")
     return ["DDP was taken away: this is a trial for comparison", *notes] if run.settings.get("without_ddp") else notes
 
 

@@ -298,6 +298,7 @@ def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
     kept = ~np.isin(rank.trace.collectives.step, rank.baseline_step_indices)
     row_of = np.cumsum(kept) - 1  # in the table of `_of_training_steps`
     sizes = {}
+    modules = rank.record.modules or modules  # in another process group they may be other ones
     for step in rank.record.steps:
         for (place, bucket), row in bucket_rows(modules, step, rank.trace).items():
             num_bytes = modules[step.passes[place].module].message_bytes(bucket)

@@ -32,9 +32,11 @@ def observe(
         of_ranks = [[value(step) for step in one.measured_steps if step.step in report.usual_steps] for one in reports]
         return _least(mean_known(values) for values in of_ranks)
 
-    reports, slowdown, across = report.ranks, report.slowdown, report.across
-    records = {rank.rank: rank.record for rank in ranks if rank.record is not None}
-    facts = {rank: record.facts for rank, record in records.items()}
+    averages = report.job.averages
+    reports = [one for one in report.ranks if averages(one.rank)]
+    slowdown, across = report.slowdown, report.across
+    facts = {rank.rank: rank.record.facts for rank in ranks if rank.record is not None}
+    records = {rank.rank: rank.record for rank in ranks if rank.record is not None and averages(rank.rank)}
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)
     data = least(lambda s: s.parts.data_ns if s.parts else None)
     watched = run.whole_run.ranks if run.whole_run is not None else ()
@@ -80,7 +82,7 @@ def observe(
         num_threads=max((one.num_threads for one in facts.values() if one.num_threads), default=None),
         of_some_ranks=next((one.of_some_ranks for one in facts.values()), ()),
         nonfinite={one.rank: one.nonfinite for one in watched},
-        own_ns={one.rank: one.usual_own_ns for one in watched if one.usual_own_ns is not None},
+        own_ns={one.rank: one.usual_own_ns for one in watched if one.usual_own_ns is not None and averages(one.rank)},
         watched_ns=run.whole_run.duration_ns if run.whole_run is not None else 0,
         checkpoints={rank: (one.host, one.checkpoints) for rank, one in facts.items()},
     )

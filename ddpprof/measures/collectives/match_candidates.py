@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpprof.listing import ranks_in_words
 from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Int64Column, ProcessGroup, Rank, Step
 
 _PLACES = 1 << 32
@@ -64,7 +65,7 @@ def rank_collectives(rank: Rank) -> RankCollectives | None:
         return None
     host = trace.host if trace.host is not None else rank.record.host if rank.record else None
     members = rank.record.group_ranks if rank.record else None
-    own_group = ProcessGroup() if members is None else ProcessGroup(size=len(members), ranks=members)
+    own_group = ProcessGroup() if not members else ProcessGroup(ranks_in_words(members), len(members), members)
     return RankCollectives(rank.rank, host, trace.epoch_ns, trace.steps, trace.groups, trace.collectives, own_group)
 
 

@@ -51,22 +51,21 @@ def unusual_steps_line(report: Report) -> Iterable[Section]:
     costs = [rank.recording_cost for rank in report.ranks if rank.recording_cost is not None]
     ratios = [(cost.profiled_ratio, cost.spread) for cost in costs if cost.profiled_ratio and cost.spread is not None]
     ratio, spread = max(ratios, default=(0.0, 0.0))
-    others = "those before them"
+    others, why = "those before them", "the machine was busy, or profiler overhead dominates so short a step"
     if ratio < max(_UNUSUAL, 1 + spread):
         ratio, usual_ns = _against_the_whole_run(report)
         others = f"most steps of the whole run, {ms(usual_ns)} ms"
+        why = "the machine was busy then, the profiler slowed them, or they did more work"
     if ratio >= _UNUSUAL:
-        yield Line(
-            f"Note: the profiled steps took {ratio:.1f} × as long as {others}: the machine was busy, or profiler "
-            "overhead dominates so short a step",
-            is_warning=True,
-        )
+        yield Line(f"Note: the profiled steps took {ratio:.1f} × as long as {others}: {why}", is_warning=True)
 
 
 def _against_the_whole_run(report: Report) -> tuple[float, int]:
     """Return how much longer profiled steps were than most, and how long these were; 0 if too few tell."""
-    profiled_ns = median_of((s for rank in report.ranks for s in report.averaged(rank)), lambda s: s.duration_ns)
-    steps = report.whole_run.steps if report.whole_run is not None else None
+    shown = report.whole_run.shown if report.whole_run is not None else None
+    steps = shown.whole if shown is not None else None
+    profiled = [step for one in report.ranks if shown and one.rank == shown.rank for step in report.averaged(one)]
+    profiled_ns = median_of(profiled, lambda step: step.duration_ns)
     if steps is None or not steps.median_ns or steps.num_steps - steps.num_flagged < _LEAST_STEPS:
         return 0.0, 0
     return (profiled_ns or 0) / steps.median_ns, steps.median_ns

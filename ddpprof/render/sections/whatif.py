@@ -41,8 +41,9 @@ def whatif_sections(answer: WhatIf) -> Iterable[Section]:
 def _head(answer: WhatIf) -> Iterable[str]:
     job = answer.job
     yield clean(job.name)
-    if job.world_size is not None:
-        yield count(job.world_size, "rank")
+    if job.num_averaging is not None:
+        some = "" if job.num_averaging == job.world_size else f" of {job.world_size}"
+        yield f"{count(job.num_averaging, 'rank')}{some}"
     yield clean(job.backend or "")
     yield f"from {count(answer.num_steps, 'recorded step')}"
 
@@ -98,7 +99,7 @@ def _network(answer: WhatIf) -> str:
     source = "measured by ddpprof netbench" if network.is_benched else "estimated from the run's buckets"
     hooks = {one.comm_hook for one in answer.job.modules if not sends_unchanged(one.comm_hook)}
     if hooks and not network.is_benched:
-        source = f"{source} as they are before {clean(', '.join(sorted(map(str, hooks))))} changes them"
+        source = f"{source}, whose sizes are those before {clean(', '.join(sorted(map(str, hooks))))}"
     rate, busbw = gigabytes_per_s(1e9 / network.ns_per_byte), gigabytes_per_s(network.bus_bytes_per_s)
     return (
         f"Network among {count(network.world_size, 'rank')}, {source}: {network.latency_ns / 1e3:.0f} µs + bytes at "

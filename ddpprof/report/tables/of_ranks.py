@@ -111,7 +111,7 @@ RANKS: TableSchema[_RankRow] = TableSchema(
 
 FINDINGS: TableSchema[_NumberedFinding] = TableSchema(
     "findings",
-    "One row per finding, in the order of the report: gains with the largest first, and last what may be noise.",
+    "One row per finding, in the order of the report: a broken training, gains, others, and last what may be noise.",
     _findings,
     (
         integer("number", "number of the finding in the report", lambda r: r.number),

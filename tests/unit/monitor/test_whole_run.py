@@ -65,6 +65,8 @@ def test_memory_that_recording_took_is_no_growth(tmp_path: Path) -> None:
     recorded = MadeStep(ms=300, flags=int(StepFlag.RECORDED))
     assert made(tmp_path, [MadeStep(ms=200), recorded, *[MadeStep(ms=300)] * 9]).memory_growth_bytes == 50
     assert made(tmp_path, [recorded] * 40).memory_growth_bytes == 0
+    write_pulse(tmp_path, 0, [recorded, *[MadeStep(ms=300)] * 99], memory_bytes=(400, 900, 900, 400, 500, 450, 600))
+    assert whole_run_of_rank(0, read_pulse(tmp_path, 0)).memory_growth_bytes == 200, "of which recording gave back 500"
     write_pulse(tmp_path, 0, [MadeStep()], memory_bytes=(400,))
     assert whole_run_of_rank(0, read_pulse(tmp_path, 0)).memory_growth_bytes is None
 

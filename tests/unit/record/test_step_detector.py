@@ -47,6 +47,11 @@ def marked(calls: str, *, optimizer_alive: bool = True) -> str:
         pytest.param("FaFaFa FbFb FaFbFb", "Fa|Fa|Fa|Fb|Fb|FaFb|Fb|", id="a-generator-that-trains-alone-first"),
         pytest.param("FaFb FaFbFb FaFbFb", "Fa|Fb|FaFb|Fb|FaFb|Fb|", id="two-generator-steps-and-a-critic-step"),
         pytest.param("Fab Fb Fb Fab", "Fa|bFb|Fb|Fab|", id="an-optimizer-that-steps-rarely"),
+        pytest.param(
+            "FaFaFaFb FaFaFaFbFb FaFaFaFb FaFaFaFb",
+            "Fa|Fa|Fa|Fb|FaFaFaFb|Fb|Fa|Fa|Fa|Fb|FaFaFaFb|",
+            id="a-gan-that-breaks-its-rhythm-once",
+        ),
         pytest.param("Fabcd Fabcd", "Fa|bcdFabcd|", id="one-optimizer-per-parameter"),
         pytest.param("Faa Faa", "Fa|aFa|a", id="an-optimizer-that-steps-twice"),
         pytest.param("aFa", "aFa|", id="an-optimizer-before-any-forward"),
