@@ -27,7 +27,6 @@ TORCH_TIMES = (
 )
 """names of the times that DDP takes of an iteration, in ``_get_ddp_logging_data()``"""
 
-
 _HALVING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
 """torch's hooks that send gradients of 4 bytes in 2"""
 
@@ -72,13 +71,11 @@ class DdpModule(Struct, frozen=True):
 
     def message_bytes(self, bucket: int) -> int | None:
         """Return the size of a bucket's all-reduce; ``None`` if it is unknown what the module's comm hook sends."""
-        parameters = [self.parameters[index] for index in self.buckets[bucket]]
         num_bytes = self.bucket_bytes(bucket)
         if sends_unchanged(self.comm_hook) or num_bytes is None:
             return num_bytes
-        if self.comm_hook not in _HALVING_HOOKS or any(one.dtype != "float32" for one in parameters):
-            return None
-        return num_bytes // 2
+        dtypes = {self.parameters[index].dtype for index in self.buckets[bucket]}
+        return num_bytes // 2 if self.comm_hook in _HALVING_HOOKS and dtypes == {"float32"} else None
 
     def bucket_bytes(self, bucket: int) -> int | None:
         """Return the size of a bucket; ``None`` if gradients in it are sparse, of which only some rows are sent."""

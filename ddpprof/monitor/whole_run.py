@@ -72,7 +72,8 @@ def _memory_growth(pulse: Pulse, rows: PulseSummaries) -> int | None:
     if len(at_ns) < 2:
         return None
     steps = rows_of(pulse.steps, pulse.steps.flags & StepFlag.RECORDED != 0)
-    first = rows_of(rows, (rows.num_steps > 1) & (rows.num_flagged > 0) & (np.arange(len(rows)) == 0))
+    first = rows_of(rows, slice(0, 1))
+    first = rows_of(first, (first.num_steps > 1) & (first.num_flagged > 0))
     begins_ns = np.concatenate((first.start_ns, steps.start_ns))
     ends_ns = np.concatenate((first.end_ns, steps.start_ns + steps.length_ns))
     is_between = np.searchsorted(begins_ns, at_ns[1:]) == np.searchsorted(ends_ns, at_ns[:-1])

@@ -77,7 +77,7 @@ class Analysis:
     def to_replay(self, also: Collection[int] = ()) -> KnownRun:
         """Return the input of predictions: enough ranks of a large job, and those in `also`."""
         late = self.report.across.stragglers if self.report.across is not None else None
-        ranks = [one.rank for one in self.report.ranks if self.report.job.averages(one.rank)]
+        ranks = [one.rank for one in self.report.ranks_together]
         chosen = {*ranks_to_replay(ranks, late.stragglers if late is not None else ()), *also}
         recorded = _recorded_by(self._ranks, None)(sorted(chosen & {one.rank for one in self._ranks} - {None}))
         passes = {rank: found for rank, found in self._reduced.passes.items() if rank in chosen}

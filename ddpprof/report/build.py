@@ -78,7 +78,10 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         ddpprof=__version__,
         job=job,
         missing=tuple(
-            map(utf8_text, (*run.missing, *_notes(run, ranks), *_idle_steps(reports), *traced.notes, *mismatches))
+            map(
+                utf8_text,
+                (*run.missing, *_notes(run, ranks, together), *_idle_steps(reports), *traced.notes, *mismatches),
+            )
         ),
         ranks=reports,
         buckets=buckets or traced.buckets,
@@ -108,7 +111,7 @@ def _predictions(run: KnownRun, observed: Observed, recorded: RecordedSteps) -> 
     """Predict changes only if a rule needs them: for DDP modules, or a late rank."""
     if not run.modules and not observed.stragglers:
         return Predictions()
-    known = [one.rank for one in run.report.ranks if run.report.job.averages(one.rank)]
+    known = [one.rank for one in run.report.ranks_together]
     ranks = ranks_to_replay(known, observed.stragglers)
     passes = {rank: run.passes[rank] for rank in ranks if rank in run.passes}
     return predict_changes(replace(run, recorded=recorded(ranks), passes=passes), observed.stragglers)
@@ -197,13 +200,12 @@ def _module(module: DdpModule) -> Module:
     )
 
 
-def _notes(run: Run, ranks: Sequence[RankSummary]) -> list[str]:
+def _notes(run: Run, ranks: Sequence[RankSummary], together: Sequence[RankSummary]) -> list[str]:
     """Return what the traces lack, each once for all ranks that lack it."""
     counts, of_all = Counter(note for one in ranks if one.trace for note in one.trace.notes), len(ranks)
     notes = [note if count == of_all else f"{note} ({count} of {of_all} ranks)" for note, count in counts.items()]
-    together = {one.rank for one in _averaging_together(ranks)}
     if len(together) < len(ranks):
-        covered = ranks_in_words(sorted(together))
+        covered = ranks_in_words([one.rank for one in together])
         others = "the other ranks average gradients in process groups of their own"
         notes.insert(0, f"the step, buckets, late ranks and predictions are those of {covered}; {others}")
     return ["DDP was taken away: this is a trial for comparison", *notes] if run.settings.get("without_ddp") else notes

@@ -32,8 +32,7 @@ def observe(
         of_ranks = [[value(step) for step in one.measured_steps if step.step in report.usual_steps] for one in reports]
         return _least(mean_known(values) for values in of_ranks)
 
-    averages = report.job.averages
-    reports = [one for one in report.ranks if averages(one.rank)]
+    reports, averages = report.ranks_together, report.job.averages
     slowdown, across = report.slowdown, report.across
     facts = {rank.rank: rank.record.facts for rank in ranks if rank.record is not None}
     records = {rank.rank: rank.record for rank in ranks if rank.record is not None and averages(rank.rank)}

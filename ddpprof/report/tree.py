@@ -299,6 +299,11 @@ class Report(ShownInNotebooks):
 
         return make_tables(self)
 
+    @property
+    def ranks_together(self) -> tuple[RankReport, ...]:
+        """Ranks that average their gradients with the lowest rank; others may train another model, at another pace."""
+        return tuple(rank for rank in self.ranks if self.job.averages(rank.rank))
+
     def averaged(self, rank: RankReport) -> tuple[StepReport, ...]:
         """Return the rank's steps that tables average over."""
         return tuple(step for step in rank.measured_steps if not self.usual_steps or step.step in self.usual_steps)

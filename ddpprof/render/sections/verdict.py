@@ -35,7 +35,7 @@ def verdict(report: Report) -> StepVerdict:
 
 def verdict_of_steps(report: Report) -> StepVerdict:
     """Return the verdict on the steps alone: without the sentence on how the job failed."""
-    steps = [step for rank in report.ranks if report.job.averages(rank.rank) for step in report.averaged(rank)]
+    steps = [step for rank in report.ranks_together for step in report.averaged(rank)]
     if not steps:
         return _of_light_steps(report)
     step_ns, comm_ns = mean_of(steps, lambda s: s.duration_ns), mean_of(steps, lambda s: s.comm_ns) or 0

@@ -42,8 +42,8 @@ def _head(answer: WhatIf) -> Iterable[str]:
     job = answer.job
     yield clean(job.name)
     if job.num_averaging is not None:
-        some = "" if job.num_averaging == job.world_size else f" of {job.world_size}"
-        yield f"{count(job.num_averaging, 'rank')}{some}"
+        are_all = job.num_averaging == job.world_size
+        yield count(job.num_averaging, "rank") if are_all else f"{job.num_averaging} of {job.world_size} ranks"
     yield clean(job.backend or "")
     yield f"from {count(answer.num_steps, 'recorded step')}"
 

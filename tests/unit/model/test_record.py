@@ -1,4 +1,4 @@
-"""What the recorder found of a DDP module."""
+"""A comm hook decides how many bytes a bucket's all-reduce sends."""
 
 from __future__ import annotations
 
