@@ -134,7 +134,7 @@ def test_waiting_and_transfer_are_those_of_the_arrivals(shown: Server, path: Pat
     run, _ = read(path)
     tables = [table for rank in run.ranks if (table := rank_collectives(rank)) is not None]
     matched = match_collectives(tables)
-    transfer = measure_arrivals(tables, matched, None).transfer_ns
+    waiting = measure_arrivals(tables, matched, None).waiting_ns
     for column, (worker, table) in enumerate(zip(sorted(data["all"]), tables, strict=True)):
         comm = table.collectives
         for index, step in enumerate(table.steps):
@@ -144,8 +144,8 @@ def test_waiting_and_transfer_are_those_of_the_arrivals(shown: Server, path: Pat
                 moved = total
             else:
                 lines = np.flatnonzero(matched.step == step.number)
-                end = comm.end_ns[matched.rows[lines, column]]
-                moved = union(end - transfer[lines], end).total_ns
+                rows = matched.rows[lines, column]
+                moved = union(comm.start_ns[rows] + waiting[lines, column], comm.end_ns[rows]).total_ns
             assert data[str(step.number)][worker] == exactly([moved / 1000, (total - moved) / 1000])
 
 
