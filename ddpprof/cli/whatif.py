@@ -152,7 +152,7 @@ _WORLD = (
 
 def _world_label(options: argparse.Namespace) -> str:
     """Return the settings other than buckets, as the user wrote them."""
-    from ddpprof.report.build import utf8_text
+    from ddpprof.words import utf8_text
 
     defaults = {"batch_scale": 1.0, "algorithm": "ring"}
     given = {name: getattr(options, name) for name in _WORLD if getattr(options, name) != defaults.get(name)}

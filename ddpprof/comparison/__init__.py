@@ -1,7 +1,8 @@
 """Comparison of two jobs, each with one run or several, and limits for the second.
-
-compare.py       what grew, by how much, and whether that is more than noise (between_runs.py)
+run_set.py       runs of one job as one side
+compare.py       what grew, by how much, and whether that is more than noise
+between_runs.py  how much two jobs differ, if each run is one observation
+kernels.py       which kernels became slower
 gate.py          ``--fail-on``
-run_set.py       runs of one job as one side; repeated.py: the same runs compared with each other
-kernels.py       Which kernels became slower?
+repeated.py      the runs of one job, compared with each other
 """

@@ -10,7 +10,7 @@ from statistics import median
 
 from ddpprof.layout import count
 from ddpprof.report import Report
-from ddpprof.report.build import utf8_text
+from ddpprof.words import utf8_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, ms
 from ddpprof.findings.framework_words import divide_data, load_with, reshuffle, seed_ranks
-from ddpprof.listing import ranks_in_words
 from ddpprof.model import Loader
+from ddpprof.words import ranks_in_words
 
 
 def _training_loaders(o: Observed) -> Iterator[tuple[int, Loader]]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from ddpprof.findings.finding import Finding, Observed
-from ddpprof.listing import ranks_in_words
 from ddpprof.measures.ranks.memory import DeviceUse, Holder, RankMemory, devices_of_job, processes_of_job
+from ddpprof.words import ranks_in_words
 
 _MUCH_BYTES = 256 * 2**20
 _MUCH = 0.25

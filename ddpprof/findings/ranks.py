@@ -7,8 +7,8 @@ from statistics import median
 
 from ddpprof.findings.finding import Finding, Observed, hoped_for, ms
 from ddpprof.findings.predictions import Predicted
-from ddpprof.listing import ranks_in_words
 from ddpprof.measures.ranks.stragglers import OwnTimePart
+from ddpprof.words import ranks_in_words
 
 
 def straggler(o: Observed) -> Iterator[Finding]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ddpprof.findings.finding import Finding, Observed, at_most, hoped_for, ms, size
 from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
-from ddpprof.listing import listed
 from ddpprof.model import DdpModule
+from ddpprof.words import listed
 
 _MOST_NAMED = 5
 """number of parameters"""

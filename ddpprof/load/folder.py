@@ -10,10 +10,10 @@ from functools import partial
 
 from ddpprof.errors import BadTrace
 from ddpprof.files import Location, spelled
-from ddpprof.listing import listed
 from ddpprof.load.kineto.read import Header, read_header
 from ddpprof.load.limits import DEFAULT_LIMITS, Limits
 from ddpprof.load.other_files import why_alone
+from ddpprof.words import listed
 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _NUMBER_IN_NAME = re.compile(r"_(\d{1,7})\.")

@@ -1,23 +1,25 @@
 """Read-only data of a run: ``Run > Rank > Trace and Record``.
-
-tables.py    a trace as numpy columns
-record.py    data that ddpprof recorded of a rank, and their layout in files
+A run and its ranks:
+run_file.py            the layout of ``run.json``
+record.py              data that ddpprof recorded of a rank, and their layout in files
+step_mode.py           what the recorder does in a step
+light_step.py          the parts of a step from light recording, for runs without a trace, and during training
+tables.py              a trace as numpy columns
 interruptible_enum.py  enumerations that NumPy compares with columns, without losing a Ctrl-C
-step_mode.py  what the recorder does in a step
-process_exit.py  a process has ended, as its parent saw it
-run_file.py  the layout of ``run.json``
-backends.py  names and kinds of backends
-netbench.py  a network as measured by `ddpprof netbench`
-bucket_assignment.py  Into which buckets does DDP put the gradients?
-slowdown.py           Slow-downs of a job, as they are written into a file
-light_step.py         The parts of a step from light recording, for runs without a trace, and during training
-capture.py            What ``ddpprof capture`` asks a running job for, and its answers
-pulse.py              What a rank is doing, and how all its steps went: the layout of its pulse
-pulse_layout.py        The layout of the file with a pulse
-stack.py               Where a thread stands: its stack, and the user's own lines in it
-hang.py                The verdict on a job that hangs or has failed
-whole_run.py          A whole training in few numbers
-plugin.py             Data of one rank that TensorBoard's profiler plugin shows, equal to the report's
+bucket_assignment.py   into which buckets DDP puts the gradients
+backends.py            names and kinds of backends
+netbench.py            a network as measured by `ddpprof netbench`
+plugin.py              data of one rank that TensorBoard's profiler plugin shows, equal to the report's
+
+A job while it runs, and its end:
+pulse.py               what a rank is doing, and how all its steps went
+pulse_layout.py        the layout of the file with a pulse
+whole_run.py           a whole training in few numbers
+slowdown.py            slow-downs of a job, as they are written into a file
+capture.py             what ``ddpprof capture`` asks a running job for, and its answers
+hang.py                the verdict on a job that hangs or has failed
+stack.py               where a thread stands: its stack, and the user's own lines in it
+process_exit.py        a process has ended, as its parent saw it
 """
 
 from __future__ import annotations

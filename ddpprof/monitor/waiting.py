@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median_high
 
-from ddpprof.listing import clauses
 from ddpprof.monitor.rank_now import RankNow, Standing
+from ddpprof.words import clauses
 
 _STUCK_NS = 10**9
 """least time for which a rank stands where it stands before it is said to wait for a rank that is behind"""

@@ -200,7 +200,7 @@ def code_version() -> str:
 
 
 _DEPENDS_ON = (
-    "intervals.py", "listing.py", "load", "measures", "model", "pipeline", "report",
+    "intervals.py", "words.py", "load", "measures", "model", "pipeline", "report",
     *(street.folder for street in SIDE_STREETS),
 )  # fmt: skip
 

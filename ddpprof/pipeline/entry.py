@@ -35,10 +35,10 @@ from ddpprof.load.rank import LoadedRank, RankFiles, load_rank
 from ddpprof.load.step_selection import only_steps
 from ddpprof.measures.step.timeline import StepTimeline
 from ddpprof.model import DdpModule, Rank, StepMode
-from ddpprof.report.build import utf8_text
 from ddpprof.report.rank_summary import RunSummary, summarise_rank
 from ddpprof.report.timeline import Drawing, DrawnRank, drawing_of
 from ddpprof.rundir import facts_file, last_step_file, steps_file
+from ddpprof.words import utf8_text
 
 _T = TypeVar("_T")
 _LEVEL = 1

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddpprof.errors import DdpprofError
-from ddpprof.listing import ranks_in_words
 from ddpprof.load.rank import RankFiles, record_or_none
 from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.measures.ranks.own_time_light import measure_recorded_progress
 from ddpprof.measures.ranks.stragglers import find_stragglers
 from ddpprof.model import StepMode
 from ddpprof.pipeline.numbers import Numbers
+from ddpprof.words import ranks_in_words
 
 
 @dataclass(frozen=True, slots=True)

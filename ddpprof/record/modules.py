@@ -10,9 +10,9 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model import DETAILED_MODES, BackwardPass, DdpModule, Replica, StepMode
-from ddpprof.record import facts
 from ddpprof.record.accumulated import Accumulated
 from ddpprof.record.buckets import ReducerTimer, TimingProcessGroup
+from ddpprof.record.ddp_facts import bucket_layout, module_facts, reducer_parameters, torch_times, unused_indices
 from ddpprof.record.replicas import ReplicaNotes
 
 _TORCH_SAMPLES_EVERY = 100
@@ -41,7 +41,7 @@ class RecordedModule:
         """True if a forward of the current step was to be followed by a synchronised backward pass"""
         self.times: ReducerTimer | None = None
         self._passes: list[BackwardPass] = []
-        self._of_reducer = facts.reducer_parameters(ddp)
+        self._of_reducer = reducer_parameters(ddp)
         self._origin_ns = 0
         self._adds_up = False
         self._stats: list[int] | None = None
@@ -118,7 +118,7 @@ class RecordedModule:
     def bucket_numels(self) -> tuple[int, ...]:
         """Return the number of elements of each bucket, in the order of the buckets."""
         parameters = self._of_reducer.parameters
-        layout = facts.bucket_layout(self.ddp, parameters)
+        layout = bucket_layout(self.ddp, parameters)
         return tuple(sum(parameters[i].numel() for i in bucket) for bucket in layout)
 
     def _layout_is_final(self) -> bool:
@@ -167,7 +167,7 @@ class RecordedModule:
 
     def torch_times(self) -> dict[str, int]:
         """Return DDP's own times of the iteration before the current one."""
-        return facts.torch_times(self.ddp) if self._samples_every[0] == 1 else {}
+        return torch_times(self.ddp) if self._samples_every[0] == 1 else {}
 
     def _look_for_unused(self) -> None:
         """Note which parameters got no gradient in the pass that is over.
@@ -180,7 +180,7 @@ class RecordedModule:
         if not self._searches():
             unused = set()
         elif self.ddp.device_type == "cpu":
-            unused = facts.unused_indices(self.ddp, num_parameters)
+            unused = unused_indices(self.ddp, num_parameters)
         elif self._accumulated.is_noted:
             unused = self._accumulated.lacking()
         if unused is None:
@@ -202,7 +202,7 @@ class RecordedModule:
 
     def describe(self) -> DdpModule:
         unused = None if self._unused is None else self._unused - self._accumulated.ever
-        return facts.module_facts(self.ddp, self._of_reducer, unused, self._num_searched, self._num_lacking)
+        return module_facts(self.ddp, self._of_reducer, unused, self._num_searched, self._num_lacking)
 
     def compared_replica(self) -> Replica | None:
         """Return the replica's values; ``None`` if there is nothing to compare with other ranks."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ddpprof.listing import clauses
+from ddpprof.words import clauses
 
 _MOST_SAID = 5
 _MOST_PARAMETERS = 20_000

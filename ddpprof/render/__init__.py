@@ -2,19 +2,19 @@
 
 Its numbers are the report's; where a table shows a mean, it is one over the steps in `Report.averaged`.
 
-sections/     the content, order and words of a report, which terminal, Markdown and pages draw
-html/         pages of one file each
-tensorboard/  event files
-glossary.py   the meaning of all terms
+sections/           the content, order and words of a report, which terminal, Markdown and pages draw
+html/               pages of one file each
+tensorboard/        event files
+glossary.py         the meaning of all terms
 json.py             JSON forms of reports, comparisons and experiments, their parser, and the JSON Schema of each
-markdown.py         Rendering of sections as GitHub-flavoured Markdown
-notebook.py         Reports, comparisons and predictions in a notebook: HTML without scripts, and a few lines of text
-perfetto.py         Rendering of a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format
-perfetto_tracks.py  The tracks of one rank in Chrome's trace event format: slices, flows, counters, and their names
-plot.py             Plots of sweeps, scaling experiments and predictions, with matplotlib (``ddpprof[plot]``)
-hang_words.py       The verdict on a job that hangs or has failed, in words
+markdown.py         rendering of sections as GitHub-flavoured Markdown
+notebook.py         reports, comparisons and predictions in a notebook: HTML without scripts, and a few lines of text
+perfetto.py         rendering of a timeline as JSON for https://ui.perfetto.dev, in Chrome's trace event format
+perfetto_tracks.py  the tracks of one rank in Chrome's trace event format: slices, flows, counters, and their names
+plot.py             plots of sweeps, scaling experiments and predictions, with matplotlib (``ddpprof[plot]``)
+hang_words.py       the verdict on a job that hangs or has failed, in words
 killed_words.py     Which signal ended a process or its worker, and who sent it
-slowdown_words.py   Slow-downs and pauses in sentences
-terminal.py         Rendering of sections in a terminal with rich, or as plain text
-top.py              The live view of a job: ranks sorted by what the user asks for, and who waits for whom
+slowdown_words.py   slow-downs and pauses in sentences
+terminal.py         rendering of sections in a terminal with rich, or as plain text
+top.py              the live view of a job: ranks sorted by what the user asks for, and who waits for whom
 """

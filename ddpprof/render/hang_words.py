@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 
 from ddpprof.layout import clean
-from ddpprof.listing import listed, ranks_in_words
 from ddpprof.model.hang import Fault, Verdict
 from ddpprof.render.killed_words import is_of_worker, killer_sentence, signal_name
+from ddpprof.words import listed, ranks_in_words
 
 _MOST_NAMES = 6
 _MOST_RANKS = 8

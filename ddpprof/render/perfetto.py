@@ -17,9 +17,9 @@ from ddpprof.intervals import Spans
 from ddpprof.measures.step.timeline import BucketSpan, StepTimeline
 from ddpprof.model import UNKNOWN, Collectives, Int64Column, Phase, Work
 from ddpprof.render.perfetto_tracks import Tracks
-from ddpprof.report.build import utf8_text
 from ddpprof.report.timeline import RankTimeline, Timeline
 from ddpprof.report.tree import Report
+from ddpprof.words import utf8_text
 
 _Event = dict[str, Any]
 

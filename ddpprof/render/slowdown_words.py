@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ddpprof.listing import ranks_in_words
 from ddpprof.model.slowdown import Pause, PauseKind, SlowdownCause, StepPart, StepSlowdown
+from ddpprof.words import ranks_in_words
 
 _NS_PER_S = 1e9
 _EVERY_RANK = "every rank"

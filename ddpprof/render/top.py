@@ -11,9 +11,9 @@ from rich.text import Text
 
 from ddpprof.findings.losses import nonfinite_finding
 from ddpprof.layout import ABSENT, clean, count, duration, three_digits
-from ddpprof.listing import ranks_in_words
 from ddpprof.monitor.overview import Overview, StepTimes
 from ddpprof.monitor.rank_now import RankNow, Standing
+from ddpprof.words import ranks_in_words
 
 _GLYPHS, _ASCII_GLYPHS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _LEAST_ROWS = 3

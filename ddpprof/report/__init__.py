@@ -1,18 +1,18 @@
 """`build_report(run)`: everything that is known about a run, in one tree.
 
-across_ranks.py     Measures across ranks: collectives on all, their clocks, who waits for whom, and slowed kernels
+across_ranks.py     measures across ranks: collectives on all, their clocks, who waits for whom, and slowed kernels
 bound.py            What bounds a step whose communication is not hidden, and what would help?
-build.py            Construction of a report from a run, or from a file of another tool
+build.py            construction of a report from a run, or from a file of another tool
 predicted_gains.py  How much would each change advised by a finding give back on its own?
-rank_summary.py     The contribution of ranks to a report: kilobytes each
-rule_input.py       Construction of the input of the rules in `findings`
-run_profile.py      Construction of the `Profile` from which predictions start
-side_streets.py     The side streets: ways to train in parallel beside DDP
-tables/             The report as Arrow tables, for data frames and SQL
-timeline.py         Steps of several ranks over time, on one clock
+rank_summary.py     the contribution of ranks to a report: kilobytes each
+rule_input.py       construction of the input of the rules in `findings`
+run_profile.py      construction of the `Profile` from which predictions start
+side_streets.py     the side streets: ways to train in parallel beside DDP
+tables/             the report as Arrow tables, for data frames and SQL
+timeline.py         steps of several ranks over time, on one clock
 times.py            Whose time is each number of the report?
-tree.py             The report: the measures of a run as one tree
-whatif.py           The recorded step with other settings: a prediction for each, and the best buckets found
+tree.py             the report: the measures of a run as one tree
+whatif.py           the recorded step with other settings: a prediction for each, and the best buckets found
 """
 
 from ddpprof.report.build import build_report

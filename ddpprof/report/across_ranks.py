@@ -39,7 +39,7 @@ def across_ranks(
     clock = find_common_clock(known, matched)
     arrivals = measure_arrivals(known, matched, clock)
     stragglers = find_stragglers({one.rank: one.progress for one in together})
-    sizes = {rank: trace.bucket_bytes for rank, trace in traced.items()}
+    sizes = {rank: trace.message_bytes for rank, trace in traced.items()}
     return (
         AcrossRanks(
             num_matched=len(matched),

@@ -10,7 +10,6 @@ from statistics import median
 from ddpprof import __version__
 from ddpprof.findings import Observed, find
 from ddpprof.findings.predictions import Predictions
-from ddpprof.listing import ranks_in_words
 from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.measures.buckets.bucket_summary import BucketRow, summarise_buckets
 from ddpprof.measures.buckets.traced_buckets import NO_BUCKETS, TracedBuckets, TracedPasses, trace_buckets
@@ -29,6 +28,7 @@ from ddpprof.report.run_profile import KnownRun
 from ddpprof.report.side_streets import SIDE_STREETS, combine_beside, observe_beside
 from ddpprof.report.times import times_of
 from ddpprof.report.tree import REPORT_FORMAT, AcrossRanks, Job, LightStepReport, Module, RankReport, Report
+from ddpprof.words import ranks_in_words, utf8_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,6 @@ def _hosts(ranks: Sequence[RankSummary]) -> tuple[str, ...]:
 
 def _first(values: Iterable[str | None]) -> str | None:
     return next((value for value in values if value), None)
-
-
-def utf8_text(name: str) -> str:
-    """Return a name as valid UTF-8, which JSON requires and file names need not be."""
-    return name.encode("utf-8", "replace").decode()
 
 
 def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -> Job:

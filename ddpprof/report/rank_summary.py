@@ -73,7 +73,7 @@ class TraceSummary:
     notes: tuple[str, ...]
     collectives: RankCollectives
     """collectives of training steps"""
-    bucket_bytes: Mapping[int, int]
+    message_bytes: Mapping[int, int]
     """row of ``collectives`` → bytes, for gradient all-reduces whose sizes the recorder knows"""
     exposed: Spans
     """communication during which nothing is computed"""
@@ -272,7 +272,7 @@ def _trace_summary(rank: Rank, modules: Sequence[DdpModule]) -> TraceSummary | N
         backend=trace.backend,
         notes=trace.notes,
         collectives=collectives,
-        bucket_bytes=bucket_bytes(rank, modules),
+        message_bytes=message_bytes(rank, modules),
         exposed=subtract(spans_of(trace.collectives, None), spans_of(trace.compute, None)),
         passes=find_passes(trace),
         num_baseline_steps=len(rank.baseline_step_indices),
@@ -291,7 +291,7 @@ def _of_training_steps(rank: Rank) -> RankCollectives | None:
     return replace(one, collectives=rows_of(one.collectives, ~np.isin(one.collectives.step, left_out)))
 
 
-def bucket_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
+def message_bytes(rank: Rank, modules: Sequence[DdpModule]) -> dict[int, int]:
     """Return row → bytes of gradient all-reduces, as far as they are known; gloo's spans tell only recorded shapes."""
     if rank.trace is None or rank.record is None:
         return {}

@@ -145,7 +145,7 @@ FAULTS = {
     "changed_training": ("ranks", changed_training),
     "wrong_times": ("ddpprof.record.profiler", wrong_times),
     "lost_parts": ("ddpprof.measures.step.breakdown", lost_parts),
-    "unused_without_reason": ("ddpprof.record.facts", unused_without_reason),
+    "unused_without_reason": ("ddpprof.record.ddp_facts", unused_without_reason),
     "lost_steps": ("ddpprof.record.step_detector", lost_steps),
     "half_a_delay": ("ranks", half_a_delay),
     "hasty_clock": ("ranks", hasty_clock),

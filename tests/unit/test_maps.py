@@ -16,9 +16,9 @@ FOLDERS = sorted(init.parent for init in PACKAGE.rglob("__init__.py") if init.pa
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(PACKAGE)))
 def test_every_file_is_on_the_map(folder: Path) -> None:
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-    there = {file.name for file in folder.glob("*.py")} - {"__init__.py"}
-    assert there <= set(re.findall(r"[\w.-]+\.py\b", text))
-    assert set(re.findall(r"^([a-z_]+\.py)\b", text, re.MULTILINE)) <= there
+    lines = re.findall(r"^([\w.-]+\.py)( +)", text, re.MULTILINE)
+    assert sorted(name for name, _ in lines) == sorted({file.name for file in folder.glob("*.py")} - {"__init__.py"})
+    assert len({len(name + gap) for name, gap in lines}) <= 1  # the descriptions form a column
 
 
 def test_contributing_has_every_file_and_folder_of_the_package_itself() -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.listing import ranks_in_words
 from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, Collectives, Int64Column, ProcessGroup, Rank, Step
+from ddpprof.words import ranks_in_words
 
 _PLACES = 1 << 32
 """more than the number of collectives in a step"""

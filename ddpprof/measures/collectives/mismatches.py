@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpprof.listing import ranks_in_words
 from ddpprof.measures.collectives.match_candidates import Candidates
 from ddpprof.model import NO_STEP, UNKNOWN, CollectiveKind, ProcessGroup
+from ddpprof.words import ranks_in_words
 
 _SIZED_BY_RANK = (CollectiveKind.ALL_TO_ALL, CollectiveKind.GATHER, CollectiveKind.SCATTER)
 """kinds whose size may differ between ranks"""

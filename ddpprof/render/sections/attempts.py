@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddpprof.layout import ABSENT, Line, Section, Table, clean, columns, cut_off, ms, notes, optional, table_of
-from ddpprof.listing import ranks_in_words
 from ddpprof.measures.ranks.attempts import AttemptSummary
 from ddpprof.measures.ranks.failure import RankEnd
 from ddpprof.report import Report
+from ddpprof.words import ranks_in_words
 
 _MAX_ATTEMPTS = 24
 _MAX_ERRORS = 8

@@ -7,10 +7,10 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 
 from ddpprof.layout import Line, Section, clean, count
-from ddpprof.listing import ranks_in_words
 from ddpprof.measures.ranks.failure import Failure, RankEnd
 from ddpprof.render.killed_words import NOT_KNOWN, killer_sentence, signal_name
 from ddpprof.report import Report
+from ddpprof.words import ranks_in_words
 
 _MOST_LISTED = 8
 _NOISE = re.compile(r"\[/\S+:\d+\] | This is typically caused by a remote worker.*")

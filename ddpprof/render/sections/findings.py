@@ -1,4 +1,4 @@
-"""Findings, largest gain first, and then those that may be noise."""
+"""Findings in the order of `findings.find`, and then those that may be noise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_all_noise(report: Report) -> bool:
 
 
 def finding_texts(report: Report) -> list[tuple[FindingText, Finding]]:
-    """Return the findings in words, largest gain first."""
+    """Return the findings in words, numbered in their order."""
     return [(_text(number, finding), finding) for number, finding in enumerate(report.findings, 1)]
 
 

@@ -49,7 +49,7 @@ class _ShownRank:
 
     about: DrawnRank
     table: RankCollectives
-    bucket_bytes: Mapping[int, int]
+    message_bytes: Mapping[int, int]
     """row of the table → bytes, as far as the recorder knows them"""
     on_host: bool
     """whether threads of the host communicate"""
@@ -65,7 +65,7 @@ def plugin_views(ranks: Iterable[tuple[RankSummary, DrawnRank]]) -> PluginViews:
     known = sorted((_rank(summary, about) for summary, about in ranks), key=lambda one: one.about.rank)
     tables = [one.table for one in known]
     matched = match_collectives(tables)
-    sizes = sizes_of_rows(tables, matched, {one.about.rank: one.bucket_bytes for one in known})
+    sizes = sizes_of_rows(tables, matched, {one.about.rank: one.message_bytes for one in known})
     lines = _lines(known, matched)
     starts = _in_common_order(known, lines)
     views = {
@@ -93,7 +93,7 @@ def _rank(summary: RankSummary, about: DrawnRank) -> _ShownRank:
             end_ns[rows] = np.clip(end_ns[rows], step.start_ns, step.end_ns)
     counts = np.isin(comm.step, about.measured) & (end_ns > start_ns)
     steps = tuple(about.steps[index] for index in about.measured)
-    return _ShownRank(about, table, summary.trace.bucket_bytes, on_host, steps, start_ns, end_ns, counts)
+    return _ShownRank(about, table, summary.trace.message_bytes, on_host, steps, start_ns, end_ns, counts)
 
 
 def _lines(ranks: Sequence[_ShownRank], matched: MatchedCollectives) -> NDArray[np.int64]:

@@ -1,10 +1,10 @@
 """The report as Arrow tables, for data frames and SQL: `Report.tables`.
 
-arrow.py     All Arrow tables of a report, and their Parquet files
-of_ranks.py  Declarations of the tables of ranks and findings
-of_steps.py  Declarations of the tables of steps
-of_work.py   Declarations of the tables of buckets, collectives and kernels
-schema.py    Declarations of tables and their columns, from which tables, documentation and tests are made
+arrow.py     all Arrow tables of a report, and their Parquet files
+of_ranks.py  declarations of the tables of ranks and findings
+of_steps.py  declarations of the tables of steps
+of_work.py   declarations of the tables of buckets, collectives and kernels
+schema.py    declarations of tables and their columns, from which tables, documentation and tests are made
 """
 
 from ddpprof.report.tables.arrow import TABLES, Tables, make_tables, parquet_bytes, require_arrow

@@ -129,7 +129,7 @@ def alone() -> Iterator[None]:
     ],
 )
 def test_buckets_of_a_reducer_that_trains(arguments: dict, dtypes: int) -> None:
-    from ddpprof.record.facts import bucket_layout
+    from ddpprof.record.ddp_facts import bucket_layout
 
     searches = arguments.get("find_unused_parameters", False)
     static_graph = arguments.get("static_graph", False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddpprof.listing import ranks_in_words
+from ddpprof.words import ranks_in_words
 
 
 @pytest.mark.parametrize(

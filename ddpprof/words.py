@@ -1,4 +1,4 @@
-"""Lists things in words; of many, it names the first ones."""
+"""Text: names that anything can show, and lists in words, which name the first of many things."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def clauses(words: Sequence[str], most: int) -> str:
 def ranks_in_words(ranks: Sequence[int], most: int = _MOST_RANKS) -> str:
     """Return ranks by their numbers, such as ``rank 3`` or ``ranks 0, 1``; of many, the first ones."""
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, most)}"
+
+
+def utf8_text(name: str) -> str:
+    """Return a name as valid UTF-8, which JSON requires and file names need not be."""
+    return name.encode("utf-8", "replace").decode()
