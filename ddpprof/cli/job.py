@@ -157,8 +157,8 @@ def run_recorded(
     """Run the job with these settings. If it does not run for lack of a launcher, say so.
 
     `settings`: what to record; the command and the place are added here.
-    `afterwards`: called when the job has ended, unless the user wants no words: inside a launcher's job or not, and
-    how the job ended.
+    `afterwards`: called after the job ends, unless ``--quiet``, with whether this is inside a launcher's job, and how
+    the job ended.
     """
     from ddpprof.monitor.pulse_files import gather_left
     from ddpprof.record import launch

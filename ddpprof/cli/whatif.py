@@ -148,6 +148,7 @@ _WORLD = (
     "world_size",
     "algorithm",
 )
+"""options on training and network, all of which the label names: a prediction without a label is of the run itself"""
 
 
 def _world_label(options: argparse.Namespace) -> str:

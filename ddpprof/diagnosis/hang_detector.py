@@ -126,7 +126,7 @@ class _Waking:
         return self._took_long and not took_long_before
 
     def begin_of_step_ns(self, state: PulseState, now_ns: int) -> int:
-        """Return since when the step lasts: by its pulse, unless that lies in the future, as after a clock was set."""
+        """Return when the current step began: by its pulse, unless that is in the future, as after a clock was set."""
         if self._seen[0] != state.step:
             self._seen = state.step, now_ns
         is_past = state.step_since_ns <= now_ns + _SLEPT_S * 1e9

@@ -207,7 +207,7 @@ def _of_link(positions: Sequence[Position]) -> Verdict:
 
 
 def _waits_since(position: Position) -> int:
-    """Return since when a rank waits: since it launched its last bucket, or began what it does."""
+    """Return when a rank began to wait: when it launched its last bucket, or began what it does."""
     state = position.evidence.state
     return max(state.since_ns, state.bucket_ns) if position.waits_in_reducer else state.since_ns
 

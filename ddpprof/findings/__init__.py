@@ -53,13 +53,14 @@ _BROKEN = ("nonfinite-loss", "copies-differ")
 def find(observed: Observed) -> tuple[Finding, ...]:
     """Return all findings: first a training that is broken, then gains, the rest, and last what may be noise.
 
-    If one change addresses several findings, only the first of them is returned.
+    If one change addresses several findings, only the first of them is returned. Rules that advise the same change
+    have the same object of `Predictions`.
     """
     found: dict[object, Finding] = {}
     for finding in (finding for rule in RULES for finding in rule(observed)):
         advice = observed.advice.get(finding.rule, finding.advice)
         noted = replace(finding, advice=advice, is_noise=is_noise(finding, observed))
-        found.setdefault(finding.predicted or finding, noted)
+        found.setdefault(finding if finding.predicted is None else id(finding.predicted), noted)
     beyond = [finding for finding in found.values() if not finding.is_noise]
     broken = [finding for finding in beyond if finding.rule in _BROKEN]
     gains = _by_gain([finding for finding in beyond if finding.expected_ns is not None])

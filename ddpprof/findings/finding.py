@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The input of the rules. Times are ns per step: means over the usual steps, of the rank with the smallest."""
+    """The input of the rules. Times are ns per step: means over the usual steps, of the rank where each is smallest."""
 
     world_size: int | None
     step_ns: int | None

@@ -159,7 +159,7 @@ class Attempt:
 
 
 class OtherFile(Protocol):
-    """A file of another tool that tells of all ranks; what else it tells, a side street knows."""
+    """A file of another tool that covers all ranks; a side street reads the rest of it."""
 
     @property
     def world_size(self) -> int | None: ...

@@ -1,4 +1,4 @@
-"""Names the modes of steps, each of which says what the recorder does in a step."""
+"""What the recorder does in a step, by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class StepMode(StrEnum):
-    """A mode says what the recorder did in a step."""
+    """What the recorder did in a step."""
 
     SKIP = "skip"
     OFF = "off"

@@ -5,11 +5,11 @@
     window      mean of the middle half of the last 32 values
     slow-down   window - level > threshold = max(log 1.05, 5 × noise of windows)
 
-The noise of windows is learned from the last 1024 values, those of slow-downs without what these added, and so contains
-what values in a row have in common. Values count from the median of the 512 around them, since a job that became faster
-for good is no noisier than before. Windows in which steps settle at two lengths more than 10 % apart do not
-count: they contain a slow-down too short to be found. A slow-down is withdrawn if its own steps turn out to differ as
-much as that; one among the first 512 values also if later steps do. Steps that are longer for a known reason
+The noise of windows is learned from the last 1024 values, with each slow-down's own increase subtracted, so that it
+includes the correlation between neighbouring values. Values are measured from the median of the 512 around them, since
+a job that became faster for good is no noisier than before. Windows with two levels more than 10 % apart are ignored,
+because they probably hold a slow-down too short to be found. A slow-down is withdrawn if its own steps turn out to
+differ as much as that; one among the first 512 values also if later steps do. Steps that are longer for a known reason
 (`StepFlag`) are left out.
 
 The last three times 9 values have medians above half the threshold, and 4 %, as well, so that a burst is no slow-down.

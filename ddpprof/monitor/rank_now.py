@@ -18,7 +18,7 @@ from ddpprof.monitor.pulse_files import PulseHead, is_gone, is_silent, last_sign
 from ddpprof.monitor.whole_run import nonfinite_steps
 
 _LATE_SIGN_NS = 2 * 10**9
-"""age of a sign, which comes every second, from which on it is worth asking whether the process still exists"""
+"""age of a sign, which comes every second, beyond which it is worth checking whether the process still exists"""
 
 
 class Standing(StrEnum):
@@ -39,7 +39,7 @@ class Standing(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing more is to come from the rank."""
+        """Return whether the rank will report nothing more."""
         return self not in (Standing.TRAINING, Standing.WAITS, Standing.NO_SIGN)
 
     @property

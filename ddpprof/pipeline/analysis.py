@@ -173,11 +173,8 @@ def _merged(ranks: Sequence[RankFiles], cache: Cache, merged: RunSummary) -> Run
 
 def _modules(ranks: Sequence[RankFiles]) -> tuple[DdpModule, ...]:
     """Return the modules of the first rank that has them; DDP builds the same ones on every rank."""
-    for one in ranks:
-        record = record_or_none(one)
-        if record is not None and record.modules:
-            return record.modules
-    return ()
+    records = map(record_or_none, ranks)
+    return next((record.modules for record in records if record is not None and record.modules), ())
 
 
 def _recorded_by(ranks: Sequence[RankFiles], steps: Container[int] | None) -> RecordedSteps:

@@ -74,10 +74,16 @@ class JobEnvironment:
             "timeout_s": self._timeout_s,
             "joins": self._joins,
             "framework": self._framework,
+            "num_cores": _num_cores(),
             "num_threads": torch.get_num_threads(),
             "checkpoints": tuple(self._checkpoints),
             "of_some_ranks": rank_conditions.of_main_script(),
         }
+
+
+def _num_cores() -> int | None:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def backend_for(group: Any, device_type: str) -> str:

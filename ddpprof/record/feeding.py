@@ -7,7 +7,6 @@ that fetches one batch ahead only shifts this by one batch.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from contextlib import suppress
@@ -174,12 +173,7 @@ class Feeding:
 
     def facts(self) -> dict[str, Any]:
         """Return fields of the `Record`."""
-        return {"num_cores": _num_cores(), "loaders": tuple(feed.described() for feed in self._feeds)}
-
-
-def _num_cores() -> int | None:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return {"loaders": tuple(feed.described() for feed in self._feeds)}
 
 
 def drawing_sampler(loader: DataLoader[Any]) -> Any:

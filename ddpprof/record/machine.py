@@ -1,4 +1,4 @@
-"""What does the machine give to this process, and what does it withhold? Sums count from the process's begin on."""
+"""What does the machine give to this process, and what does it withhold? Totals are since the process began."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_CORES = 64
 
 
 def queued_ns() -> int:
-    """Return for how long threads of this process were ready and had no processor, in sum."""
+    """Return the total time for which threads of this process were ready and had no processor."""
     queued, found = 0, False
     with suppress(OSError):
         for thread in os.listdir(_PROC / "task")[:_MOST_THREADS]:

@@ -2,9 +2,9 @@
 
 What happens now is written into mapped memory, and what has happened goes into a list: no system call, and nothing that
 could block or raise. Torch is asked for the value of a loss, if that is on CPU. Code that runs once in a step is never
-warm, so that it is short, and calls few things; `PulseRows` makes the rows of steps elsewhere. The memory is
-``/dev/shm``, since a mapped file on a disk would end the training with SIGBUS if somebody truncated it. `PulseKeeper`
-does all else in a thread of its own.
+in the processor's caches, so keep it short, with few calls; `PulseRows` makes the rows of steps elsewhere.
+The memory is ``/dev/shm``, since a mapped file on a disk would end the training with SIGBUS if somebody truncated it.
+`PulseKeeper` does all else in a thread of its own.
 """
 
 from __future__ import annotations

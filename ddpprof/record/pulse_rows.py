@@ -35,8 +35,8 @@ class Note(IntEnum):
     WAITED = 8
     """ns of waiting for other ranks outside backward passes, within the current activity"""
     GRADIENTS = 9
-    """When gradients came in the backward pass that has just ended, for each module: their ns from the moment from
-    which torch counts, which are empty if they are not known, and two times between which that moment lies."""
+    """When gradients came in the backward pass that has just ended, for each module: ns from torch's own origin (empty
+    if unknown), and two times that the origin lies between."""
     FLAGS = 10
     """`StepFlag` of the current step"""
     STEP_ENDED = 11
@@ -72,8 +72,9 @@ class PulseRows:
         self.looks_every = 1
         """number of steps of which one looks at when its gradients came"""
         self._looks_by_length = 1
-        """the same, as far as the length of steps says it; it was last chosen at this step, which began then"""
+        """least `looks_every` for steps of this length"""
         self._chosen_at_step, self._chosen_at_ns = first_step, begin_ns
+        """step at which it was last chosen, and when that began"""
         self._num_gradients = 0
         """most gradients that a module has had in a backward pass"""
         self._activity = _OTHER

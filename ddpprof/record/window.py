@@ -156,7 +156,7 @@ class Window:
             self._end_profiling()
 
     def _agree(self) -> None:
-        """Agree with the other ranks, whose word before an all-reduce is known when that is over on this device."""
+        """Agree with the other ranks: what one announced before an all-reduce is known once that has completed here."""
         if self._schedule.mode(self.step - 1) in _PROFILED and not self._knows_of_vetoes:
             self._knows_of_vetoes = True
             self._notes.device.comes_to_rest(self._patience_s)

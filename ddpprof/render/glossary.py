@@ -91,7 +91,9 @@ TERMS = (
     Term(
         "step bar",
         "Seven parts that add up to the step. Compute counts first, by what launched it (forward, backward, "
-        "optimizer, other), then exposed communication, copies and waiting for data; the rest is idle.",
+        "optimizer, other), then exposed communication, copies and waiting for data; the rest is idle. "
+        "Communication on an accelerator that goes on into the next step is part of that one's bar; exposed "
+        "communication is counted in the step that launched it.",
         field="ranks[].steps[].parts",
         aliases=("forward", "backward", "optimizer", "data", "other", "data, other", "parts"),
     ),
@@ -277,8 +279,8 @@ TERMS = (
         "not beyond noise",
         "A finding that another run of the same job might not have. A predicted gain is one if its 95 % interval "
         "includes a loss, or if it is below the noise of the step (half of the 95 % interval of its length) and may be "
-        "less than half of what it says. A measured gain is one below 2 % of the step or below 5 µs. So is what other "
-        "work on the ranks' cores may explain as well. Such findings come last and without advice.",
+        "less than half of what it says. A measured gain counts as noise below 2 % of the step or 5 µs, and so "
+        "does one that other work on the same cores could explain. Such findings come last and without advice.",
         field="findings[].is_noise",
         aliases=("noise", "may save"),
     ),

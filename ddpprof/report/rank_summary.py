@@ -49,7 +49,7 @@ class RecordSummary:
     """Summary of a rank's record. Times are medians, ns per step."""
 
     facts: Record
-    """record without its steps, which it seems to have none of, and other large data that no other rank needs"""
+    """the record, with its steps and other large fields emptied"""
     data_ns: int | None
     buffer_sync_ns: int | None
     memory: RankMemory | None

@@ -7,10 +7,11 @@ Offset: an all-reduce ends on all ranks together except for noise, so the offset
 on the rank - end on the reference). Drift: the Theil-Sen slope of that difference (Sen 1968), or 0 unless its
 confidence interval excludes zero and it exceeds the noise.
 
-Bound: a collective in which every rank depends on every other cannot end on one before it has started on all. Each
-such collective puts the offset between (start on the rank - end on the reference) and (end on the rank - start on the
-reference); the estimate is moved into the intersection, and the bound is the distance to its farther side. With gloo, a
-thread notices the end late if it waits for a core; this widens the bound, and makes the estimate's noise one-sided.
+Bound: a collective in which every rank depends on every other cannot end on any rank before it has started on every
+rank. Each such collective puts the offset between (start on the rank - end on the reference) and (end on the rank -
+start on the reference); the estimate is moved into the intersection, and the bound is the distance to its farther side.
+With gloo, a thread notices the end late if it waits for a core; this widens the bound, and makes the estimate's noise
+one-sided.
 
 Ranks on the reference's host read the same clock, unless the ends of their collectives contradict this; the remaining
 difference is how each process's profiler converts processor time into time since 1970.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from shared import TRACES
 
 from ddpprof.cli import main
 from ddpprof.cli.arguments import bytes_per_s
+from ddpprof.cli.whatif import _WORLD, add_whatif_options
 from ddpprof.render.json import schema
 from ddpprof.report.whatif import WhatIf
 
@@ -151,6 +153,14 @@ def test_what_compression_alone_saves_is_told(capsys: pytest.CaptureFixture[str]
     assert main(["whatif", RUN, "--no-cache", "--compress", "fp16"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"With compress fp16 and the recorded buckets a step takes {after / 1e6:.2f} ms instead of" in text
+
+
+def test_the_label_names_every_option_on_training_and_network() -> None:
+    parser = ArgumentParser()
+    add_whatif_options(parser)
+    groups = {group.title: group for group in parser._action_groups}
+    options = [action.dest for name in ("training", "network") for action in groups[name]._group_actions]
+    assert set(options) - {"run_network"} == set(_WORLD)
 
 
 def test_a_step_of_other_work_is_compared_for_the_same_work(capsys: pytest.CaptureFixture[str]) -> None:
