@@ -2,7 +2,8 @@
 
 across_ranks.py     measures across ranks: collectives on all, their clocks, who waits for whom, and slowed kernels
 bound.py            What bounds a step whose communication is not hidden, and what would help?
-build.py            construction of a report from a run, or from a file of another tool
+build.py            construction of a report from a run
+other_file.py       the report of a file of another tool, which a side street has read
 predicted_gains.py  How much would each change advised by a finding give back on its own?
 rank_summary.py     the contribution of ranks to a report: kilobytes each
 rule_input.py       construction of the input of the rules in `findings`

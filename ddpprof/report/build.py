@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from ddpprof import __version__
 from ddpprof.findings import Observed, find
@@ -18,16 +17,17 @@ from ddpprof.measures.ranks.attempts import summarise_attempts
 from ddpprof.measures.ranks.failure import find_failure, rank_end
 from ddpprof.measures.ranks.gradient_use import as_all_ranks_use
 from ddpprof.measures.step.usual_steps import usual_steps
-from ddpprof.model import DdpModule, OtherFile, RecordedStep, Run
+from ddpprof.model import DdpModule, RecordedStep, Run
 from ddpprof.report.across_ranks import RecordedSteps, across_ranks, slowdown_report
 from ddpprof.report.bound import find_bound
+from ddpprof.report.other_file import report_of_file
 from ddpprof.report.predicted_gains import predict_changes, ranks_to_replay
 from ddpprof.report.rank_summary import RankSummary, RunSummary, merge_summaries, summarise_rank
 from ddpprof.report.rule_input import observe
 from ddpprof.report.run_profile import KnownRun
-from ddpprof.report.side_streets import SIDE_STREETS, combine_beside, observe_beside
+from ddpprof.report.side_streets import combine_beside, observe_beside
 from ddpprof.report.times import times_of
-from ddpprof.report.tree import REPORT_FORMAT, AcrossRanks, Job, LightStepReport, Module, RankReport, Report
+from ddpprof.report.tree import REPORT_FORMAT, Job, Module, RankReport, Report
 from ddpprof.words import ranks_in_words, utf8_text
 
 
@@ -58,7 +58,7 @@ def reduce_run(run: Run) -> Reduced:
 def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary, recorded: RecordedSteps) -> Reduced:
     """Reduce a summary of a run, whose own ranks are not read."""
     if run.other_file is not None:
-        return Reduced(_report_of_file(run, run.other_file), {})
+        return Reduced(report_of_file(run, run.other_file), {})
     ranks = summary.ranks
     records, traces = [one.record for one in ranks if one.record], [one.trace for one in ranks if one.trace]
     together = _averaging_together(ranks)
@@ -204,42 +204,3 @@ def _notes(run: Run, ranks: Sequence[RankSummary], together: Sequence[RankSummar
         others = "the other ranks average gradients in process groups of their own"
         notes.insert(0, f"the step, buckets, late ranks and predictions are those of {covered}; {others}")
     return ["DDP was taken away: this is a trial for comparison", *notes] if run.settings.get("without_ddp") else notes
-
-
-def _report_of_file(run: Run, file: OtherFile) -> Report:
-    """Build the report of a file of another tool: the same tree, with as much as such a file says."""
-    readers = ((street.report_field, street.of_file(file)) for street in SIDE_STREETS if street.of_file is not None)
-    field, told = next((field, told) for field, told in readers if told is not None)
-    light = tuple(LightStepReport(step, "timeline", ns, None) for step, ns in told.steps_ns.items())
-    observed = Observed(
-        world_size=run.world_size,
-        step_ns=round(median(told.steps_ns.values())) if told.steps_ns else None,
-        backend=told.backend,
-        waiting=told.waiting_after_start,
-    )
-    across = AcrossRanks(
-        num_matched=0, clock=None, waiting=told.waiting, collectives=(), stragglers=None, late_gradients=()
-    )
-    report = Report(
-        format=REPORT_FORMAT,
-        ddpprof=__version__,
-        job=Job(
-            name=utf8_text(run.name),
-            command=run.command,
-            world_size=run.world_size,
-            num_ranks_read=1,
-            hosts=(),
-            device=None,
-            backend=told.backend,
-            torch=None,
-            modules=(),
-        ),
-        missing=(*run.missing, *told.missing),
-        ranks=(
-            RankReport(rank=0, host=None, ended=None, whole=None, steps=(), light_steps=light, recording_cost=None),
-        ),
-        buckets=(),
-        findings=find(observe_beside(observed, {field: told.measured})),
-        across=across if told.waiting else None,
-    )
-    return replace(report, **{field: told.measured})

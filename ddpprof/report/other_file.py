@@ -1,0 +1,52 @@
+"""The report of a file of another tool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+from ddpprof import __version__
+from ddpprof.findings import Observed, find
+from ddpprof.model import OtherFile, Run
+from ddpprof.report.side_streets import SIDE_STREETS, observe_beside
+from ddpprof.report.tree import REPORT_FORMAT, AcrossRanks, Job, LightStepReport, RankReport, Report
+from ddpprof.words import utf8_text
+
+
+def report_of_file(run: Run, file: OtherFile) -> Report:
+    """Build the report: the same tree, with as much as such a file says."""
+    readers = ((street.report_field, street.of_file(file)) for street in SIDE_STREETS if street.of_file is not None)
+    field, told = next((field, told) for field, told in readers if told is not None)
+    light = tuple(LightStepReport(step, "timeline", ns, None) for step, ns in told.steps_ns.items())
+    observed = Observed(
+        world_size=run.world_size,
+        step_ns=round(median(told.steps_ns.values())) if told.steps_ns else None,
+        backend=told.backend,
+        waiting=told.waiting_after_start,
+    )
+    across = AcrossRanks(
+        num_matched=0, clock=None, waiting=told.waiting, collectives=(), stragglers=None, late_gradients=()
+    )
+    report = Report(
+        format=REPORT_FORMAT,
+        ddpprof=__version__,
+        job=Job(
+            name=utf8_text(run.name),
+            command=run.command,
+            world_size=run.world_size,
+            num_ranks_read=1,
+            hosts=(),
+            device=None,
+            backend=told.backend,
+            torch=None,
+            modules=(),
+        ),
+        missing=(*run.missing, *told.missing),
+        ranks=(
+            RankReport(rank=0, host=None, ended=None, whole=None, steps=(), light_steps=light, recording_cost=None),
+        ),
+        buckets=(),
+        findings=find(observe_beside(observed, {field: told.measured})),
+        across=across if told.waiting else None,
+    )
+    return replace(report, **{field: told.measured})
