@@ -120,7 +120,7 @@ def _odd_one(positions: Sequence[Position]) -> Position | None:
     if by_script:
         usual = Counter(one.place for one in positions).most_common()
         return None if len(usual) == 1 else next(one for one in positions if one.place == usual[-1][0])
-    passes = [one.progress[0] for one in positions]
+    passes = [one.evidence.state.num_passes for one in positions]
     if min(passes) < max(passes):
         return min(positions, key=lambda one: one.progress)
     return None
@@ -216,13 +216,13 @@ def _missing_bucket(blamed: Position, waiting: Position | None) -> tuple[DdpModu
     """Return the first bucket that `waiting` has launched in its backward pass, and `blamed` has not."""
     if waiting is None or not waiting.waits_in_reducer:
         return None, None
-    state = waiting.evidence.state
-    passes, num_launched = blamed.progress
-    if passes == state.num_passes and blamed.evidence.state.activity != Activity.BACKWARD:
+    launched, behind = waiting.evidence.state, blamed.evidence.state
+    is_same_pass = behind.num_passes == launched.num_passes
+    if is_same_pass and behind.activity != Activity.BACKWARD:
         return None, None  # it has launched all of this pass
-    bucket = num_launched if passes == state.num_passes and blamed.evidence.state.module == state.module else 0
-    module = _module(waiting, state.module)
-    if module is None or state.bucket == UNKNOWN or bucket > state.bucket:
+    bucket = behind.bucket + 1 if is_same_pass and behind.module == launched.module else 0
+    module = _module(waiting, launched.module)
+    if module is None or launched.bucket == UNKNOWN or bucket > launched.bucket:
         return None, None
     return module, bucket
 

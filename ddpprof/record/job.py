@@ -86,15 +86,17 @@ class JobRank:
     def _join(self, agreement: Agreement) -> None:
         self._agreement = agreement
         if self.rank == 0:
-            agreement.offer(*self._open_run())
+            self._offer_run(agreement)
         agreement.join()
 
-    def _open_run(self) -> tuple[str | None, str, str | None]:
-        run_id = uuid.uuid4().hex
+    def _offer_run(self, agreement: Agreement) -> None:
+        """Open the run, and tell the other ranks where it is, or why there is none."""
+        run_id, out, problem = uuid.uuid4().hex, None, None
         try:
-            return str(output.open_run(self._settings, run_id, self.world_size)), run_id, None
+            out = str(output.open_run(self._settings, run_id, self.world_size))
         except (OSError, DdpprofError) as error:
-            return None, run_id, str(error)
+            problem = str(error)
+        agreement.offer(out, run_id, problem)
 
     def open_files(self, device: TrainingDevice) -> bool:
         """Open this rank's files, after a synchronised backward pass on `device`.

@@ -30,6 +30,9 @@ from ddpprof.record.settings import ENVIRONMENT_VARIABLE, Settings
 from ddpprof.scratch import scratch_folder
 
 _INJECT = Path(__file__).parent / "inject"
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_SLURM_RANK = "SLURM_PROCID"
+"""variable that Slurm also sets for a batch script, which is no rank"""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _SI_KERNEL = 0x80
 """`si_code` of a signal that the terminal sent to the whole job; passing it on would deliver it twice"""
@@ -59,9 +62,9 @@ class JobEnd:
 
 def inside_job(environment: Mapping[str, str]) -> bool:
     """Return whether this is one of the processes, one per rank, that torchrun, Slurm or MPI has started."""
-    if any(name in environment for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")):
+    if any(name in environment for name in _RANK_VARIABLES):
         return True
-    return "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment and "SLURM_STEP_NUM_TASKS" in environment
+    return _SLURM_RANK in environment and "SLURM_STEP_ID" in environment and "SLURM_STEP_NUM_TASKS" in environment
 
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
@@ -71,8 +74,7 @@ def is_first_rank(environment: Mapping[str, str]) -> bool:
 
 def rank_given(environment: Mapping[str, str]) -> str | None:
     """Return the process's number from its launcher."""
-    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-    return next((environment[name] for name in names if name in environment), None)
+    return next((environment[name] for name in (*_RANK_VARIABLES, _SLURM_RANK) if name in environment), None)
 
 
 def script_command(script: Sequence[str], as_module: bool, torchrun: Sequence[str] | None) -> list[str]:

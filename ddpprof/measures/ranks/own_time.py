@@ -71,8 +71,15 @@ def measure_progress(trace: Trace) -> tuple[StepProgress, ...]:
         arrival = arrivals[index]
         before = (step, int(trace.collectives.end_ns[gradients[index]].max()))
         if arrival > begin:
-            own = parts.between(begin, arrival)
-            found.append(StepProgress(step.number, True, step.duration_ns, arrival + (trace.epoch_ns or 0), *own))
+            found.append(
+                StepProgress(
+                    step=step.number,
+                    is_traced=True,
+                    step_ns=step.duration_ns,
+                    arrival_ns=arrival + (trace.epoch_ns or 0),
+                    **parts.between(begin, arrival),
+                )
+            )
     return tuple(found)
 
 
@@ -129,18 +136,20 @@ class _Parts:
     forward: Spans
     optimizer: Spans
 
-    def between(self, begin: int, end: int) -> tuple[int, int, int, int, int]:
-        """Return own time as data, forward, backward, optimizer and other, ns."""
+    def between(self, begin: int, end: int) -> dict[str, int]:
+        """Return the parts of the own time, by the fields of `StepProgress`."""
         forward = _within(self.forward, begin, end)
         left = subtract(Spans(np.array([begin]), np.array([end])), _within(self.waiting, begin, end))
-        lengths = []
-        for part in (_within(self.data, begin, end), forward, _within(self.optimizer, begin, end)):
+        parts = {"data_ns": _within(self.data, begin, end), "forward_ns": forward}
+        parts["optimizer_ns"] = _within(self.optimizer, begin, end)
+        lengths = {}
+        for name, part in parts.items():
             rest = subtract(left, part)
-            lengths.append(left.total_ns - rest.total_ns)
+            lengths[name] = left.total_ns - rest.total_ns
             left = rest
         first_forward = int(forward.start_ns[0]) if len(forward) else end
-        other = clip(left, begin, first_forward).total_ns
-        return lengths[0], lengths[1], left.total_ns - other, lengths[2], other
+        other_ns = clip(left, begin, first_forward).total_ns
+        return {**lengths, "backward_ns": left.total_ns - other_ns, "other_ns": other_ns}
 
 
 def _within(spans: Spans, begin: int, end: int) -> Spans:
