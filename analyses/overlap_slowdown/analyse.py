@@ -31,7 +31,7 @@ def measure(recordings: Path) -> dict[str, Any]:
 
 def _of_place(paths: list[Path]) -> dict[str, Any]:
     reports = [ddpprof.build_report(ddpprof.load_run(path)) for path in paths]
-    slowdowns = [report.slowdown for report in reports]
+    slowdowns = [report.overlap_slowdown for report in reports]
     found = [one for one in slowdowns if abs(one.control - 1) <= STEADY]
     steps = [step for report in reports for rank in report.ranks for step in rank.steps]
     return {
@@ -80,7 +80,7 @@ def draw(results: dict[str, Any], figure: Any) -> None:
 def show_gpu_trace(trace: Path) -> None:
     """Print the slowdown in a trace that the project does not include, if it is at hand."""
     if trace.is_file():
-        found = ddpprof.build_report(ddpprof.load_run(trace)).slowdown
+        found = ddpprof.build_report(ddpprof.load_run(trace)).overlap_slowdown
         print(f"{trace.name}: slowdown {found.ratio:.2f}, known of {found.known_share:.0%}")
 
 

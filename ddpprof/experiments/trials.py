@@ -96,7 +96,7 @@ def trial_result(trial: Trial, run: Run) -> TrialResult:
         report.job,
         _parts(report, profiled, scale) if scale is not None else None,
         _wrapper(profiled, scale) if scale is not None else None,
-        report.slowdown.lost_ns if report.slowdown is not None else None,
+        report.overlap_slowdown.lost_ns if report.overlap_slowdown is not None else None,
     )
 
 

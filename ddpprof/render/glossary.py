@@ -171,12 +171,12 @@ TERMS = (
         aliases=("clocks", "clock"),
     ),
     Term(
-        "slowdown",
+        "overlap slowdown",
         "The effect of communication on concurrent computation: the duration of the same kernel (name, launch shape, "
         "input shapes) while communication covers at least half of it, relative to its duration without communication.",
         formula="median duration under communication / median duration alone",
-        field="slowdown",
-        aliases=("overlap slowdown", "slowed"),
+        field="overlap_slowdown",
+        aliases=("slowdown", "slowed"),
     ),
     Term(
         "DDP's own work",

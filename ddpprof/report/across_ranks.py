@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddpprof.measures.collectives.collective_table import summarise_collectives
 from ddpprof.measures.collectives.matching import match_collectives
-from ddpprof.measures.kernels.overlap_slowdown import KernelSlowdown, Slowdown
+from ddpprof.measures.kernels.overlap_slowdown import KernelSlowdown, OverlapSlowdown
 from ddpprof.measures.ranks.arrivals import measure_arrivals, summarise_waiting
 from ddpprof.measures.ranks.clock import find_common_clock
 from ddpprof.measures.ranks.late_gradients import find_late_gradients
 from ddpprof.measures.ranks.stragglers import OwnTimePart, Stragglers, find_stragglers
 from ddpprof.model import DdpModule, RecordedStep
 from ddpprof.report.rank_summary import MOST_KERNELS, RankSummary
-from ddpprof.report.tree import AcrossRanks, LateGradients, SlowdownReport, SlowedKernel
+from ddpprof.report.tree import AcrossRanks, LateGradients, OverlapSlowdownReport, SlowedKernel
 
 RecordedSteps = Callable[[Sequence[int]], Mapping[int, Sequence[RecordedStep]]]
 """function for the recorded steps of ranks, without baseline steps: large data, needed for few ranks"""
@@ -67,10 +67,10 @@ def _late_gradients(
     return tuple(LateGradients(rank, found) for rank, found in gradients.items() if found)
 
 
-def slowdown_report(slowdown: Slowdown, num_baseline_steps: int) -> SlowdownReport:
+def slowdown_report(slowdown: OverlapSlowdown, num_baseline_steps: int) -> OverlapSlowdownReport:
     """Return how much communication slows kernels, on all ranks together."""
     kernels = tuple(_slowed(row, slowdown.num_steps) for row in slowdown.kernels if row.ratio is not None)
-    return SlowdownReport(
+    return OverlapSlowdownReport(
         reason=slowdown.reason,
         ratio=slowdown.ratio,
         lost_ns=slowdown.lost_ns_per_step,

@@ -68,7 +68,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
     buckets, traced = _buckets(together, modules)
     across, mismatches = across_ranks(ranks, together, modules, run.world_size, recorded)
     baseline = sum(trace.num_baseline_steps for trace in traces)
-    slowdown = slowdown_report(summary.slowdown, baseline) if summary.slowdown is not None else None
+    slowdown = slowdown_report(summary.overlap_slowdown, baseline) if summary.overlap_slowdown is not None else None
     outside = summarise_outside([one.trace.outside if one.trace else () for one in ranks])
     memory = tuple(record.memory for record in records if record.memory)
     job, beside = _job(run, ranks, modules), combine_beside([one.beside for one in ranks])
@@ -87,7 +87,7 @@ def reduce_summary(run: Run, modules: tuple[DdpModule, ...], summary: RunSummary
         buckets=buckets or traced.buckets,
         findings=(),
         kernels=summary.kernels,
-        slowdown=slowdown,
+        overlap_slowdown=slowdown,
         across=across,
         outside=outside,
         memory=memory,

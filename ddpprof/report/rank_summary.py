@@ -21,7 +21,7 @@ from ddpprof.measures.collectives.match_candidates import RankCollectives, rank_
 from ddpprof.measures.collectives.script_collectives import OutsideCalls, measure_outside
 from ddpprof.measures.kernels.devices import DeviceLoad, measure_devices, median_load
 from ddpprof.measures.kernels.kernels import KernelSummary, summarise_kernels
-from ddpprof.measures.kernels.overlap_slowdown import Slowdown, measure_slowdown, merge_slowdowns, thinned
+from ddpprof.measures.kernels.overlap_slowdown import OverlapSlowdown, measure_slowdown, merge_slowdowns, thinned
 from ddpprof.measures.ranks.memory import RankMemory, measure_memory
 from ddpprof.measures.ranks.own_time import StepProgress
 from ddpprof.measures.ranks.own_time_light import progress_of_rank
@@ -103,7 +103,7 @@ class RankSummary:
 class RunSummary:
     ranks: tuple[RankSummary, ...] = ()
     """ranks in ascending order"""
-    slowdown: Slowdown | None = None
+    overlap_slowdown: OverlapSlowdown | None = None
     """``None`` if none of them has a trace"""
     kernels: tuple[KernelSummary, ...] = ()
     """kernels that take most of the time of `kernels_of`"""
@@ -116,9 +116,10 @@ class RunSummary:
 def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
     """Summarise one rank. `modules`: those of the job, which are the same on all ranks."""
     trace, steps = rank.trace, rank.measured_step_indices
+    slowdown = measure_slowdown(trace, steps, rank.baseline_step_indices) if trace is not None else None
     return RunSummary(
         ranks=(_rank_summary(rank, modules),),
-        slowdown=thinned(measure_slowdown(trace, steps, rank.baseline_step_indices)) if trace is not None else None,
+        overlap_slowdown=thinned(slowdown) if slowdown is not None else None,
         kernels=summarise_kernels(trace, steps)[:MOST_KERNELS] if trace is not None and steps else (),
         kernels_of=rank.rank if steps else None,
     )
@@ -126,12 +127,12 @@ def summarise_rank(rank: Rank, modules: Sequence[DdpModule]) -> RunSummary:
 
 def merge_summaries(summaries: Sequence[RunSummary]) -> RunSummary:
     """Merge summaries of disjoint ranks."""
-    slowdowns = [one.slowdown for one in summaries if one.slowdown is not None]
+    slowdowns = [one.overlap_slowdown for one in summaries if one.overlap_slowdown is not None]
     with_steps = [one for one in summaries if one.kernels_of is not None]
     first = min(with_steps, key=lambda one: one.kernels_of or 0, default=None)
     return RunSummary(
         ranks=tuple(sorted((rank for one in summaries for rank in one.ranks), key=lambda rank: rank.rank)),
-        slowdown=merge_slowdowns(slowdowns) if slowdowns else None,
+        overlap_slowdown=merge_slowdowns(slowdowns) if slowdowns else None,
         kernels=first.kernels if first is not None else (),
         kernels_of=first.kernels_of if first is not None else None,
         missing=dict(sorted(pair for one in summaries for pair in one.missing.items())),

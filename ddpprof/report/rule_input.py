@@ -33,7 +33,7 @@ def observe(
         return _least(mean_known(values) for values in of_ranks)
 
     reports, averages = report.ranks_together, report.job.averages
-    slowdown, across = report.slowdown, report.across
+    slowdown, across = report.overlap_slowdown, report.across
     facts = {rank.rank: rank.record.facts for rank in ranks if rank.record is not None}
     records = {rank.rank: rank.record for rank in ranks if rank.record is not None and averages(rank.rank)}
     light_ns = _least(median_known(step.duration_ns for step in one.light_steps) for one in reports)

@@ -156,7 +156,7 @@ def _profiled_by_number(recorded: Recorded) -> HostTimes:
 
 def _slowed_ns_per_byte(report: Report, training: Training) -> float:
     """Return the cost of communication to computation, ns per byte, from kernels with and without it; 0 if unknown."""
-    slowdown = report.slowdown
+    slowdown = report.overlap_slowdown
     if slowdown is None or not slowdown.lost_ns or slowdown.lost_ns < 0 or not slowdown.known_share:
         return 0.0
     steps = [step for rank in report.ranks for step in rank.measured_steps if step.comm_ns]

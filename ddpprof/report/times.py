@@ -44,7 +44,7 @@ _FIELDS = {
         "buckets[].finished_ns",
         "buckets[].transfer_ns",
         "kernels",
-        "slowdown",
+        "overlap_slowdown",
         "outside",
         "across.collectives",
         "across.waiting",

@@ -166,7 +166,7 @@ class SlowedKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class SlowdownReport:
+class OverlapSlowdownReport:
     """How much communication slows concurrent computation. Times are ns per step and rank."""
 
     reason: str | None
@@ -267,7 +267,7 @@ class Report(ShownInNotebooks):
     findings: tuple[Finding, ...]
     kernels: tuple[KernelSummary, ...] = ()
     """kernels that take most of the time of the first rank with a trace"""
-    slowdown: SlowdownReport | None = None
+    overlap_slowdown: OverlapSlowdownReport | None = None
     across: AcrossRanks | None = None
     outside: tuple[OutsideCalls, ...] | None = None
     """collectives outside DDP, per step: medians, of the rank with the least exposed time"""

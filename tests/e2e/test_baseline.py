@@ -87,7 +87,7 @@ def test_baseline_steps_need_the_profiler(ddpprof: Run) -> None:
 def test_baseline_steps_tell_how_much_communication_slows_computation(ddpprof: Run, report: Report) -> None:
     done = ddpprof("trace", "--quiet", "--out", "run", "--baseline-steps", "5", "-m", "ddpprof.demo.train_convnet")
     assert done.returncode == 0, done.stderr
-    slowdown = report("run")["slowdown"]
+    slowdown = report("run")["overlap_slowdown"]
     assert slowdown["reason"] is None
     assert slowdown["num_steps"] == 10, "five of each of two ranks; those of the baseline are not measured"
     assert slowdown["kernels"], "kernels that ran under communication, and alone in the baseline"

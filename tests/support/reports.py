@@ -29,7 +29,7 @@ from ddpprof.render.html.result_pages import result_page
 from ddpprof.render.json import ComparisonFile
 from ddpprof.render.sections.comparison import comparison_sections
 from ddpprof.report import Job, LightStepReport, Module, RankReport, Report, StepReport
-from ddpprof.report.tree import AcrossRanks, LateGradients, SlowdownReport, SlowedKernel
+from ddpprof.report.tree import AcrossRanks, LateGradients, OverlapSlowdownReport, SlowedKernel
 from ddpprof.rpc.calls import RankRpc, RpcCalls
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -111,7 +111,7 @@ def report(**changes: Any) -> Report:
                    last_parameter="features.0.0.weight", ready_ns=40_310_000, launched_ns=40_860_000,
                    started_ns=None, finished_ns=None, slowest_parameter=None),
         ),
-        "findings": findings, "across": None, "slowdown": None,
+        "findings": findings, "across": None, "overlap_slowdown": None,
         "kernels": (KernelSummary(Kernel("gemm", "[2,1,1][128,1,1]"), "backward", 2, 8, 40 * US, 5 * US, 0.1),),
         **changes,
     }  # fmt: skip
@@ -150,9 +150,9 @@ def across(name: str = "node-a", **changes: Any) -> AcrossRanks:
     return AcrossRanks(**given)
 
 
-def slowdown(name: str = "void at::native::elementwise_kernel<4, float>(int, float)") -> SlowdownReport:
+def slowdown(name: str = "void at::native::elementwise_kernel<4, float>(int, float)") -> OverlapSlowdownReport:
     kernel = Kernel(name, "[2,1,1][128,1,1]")
-    return SlowdownReport(
+    return OverlapSlowdownReport(
         reason=None, ratio=1.12, lost_ns=3_000 * US, covered_ns=30_000 * US, known_share=0.9, knows_input_shapes=True,
         num_steps=4, kernels=(SlowedKernel(kernel, 1.2, 12, 8, 20_000 * US, 2_800 * US),),
     )  # fmt: skip
@@ -160,7 +160,7 @@ def slowdown(name: str = "void at::native::elementwise_kernel<4, float>(int, flo
 
 def gpu_report(**changes: Any) -> Report:
     """Make a report of an accelerator's trace: why it idled, buckets without names."""
-    made = report(**{"slowdown": slowdown(), "across": across(), **changes})
+    made = report(**{"overlap_slowdown": slowdown(), "across": across(), **changes})
     idle = Idle(6_000 * US, 1_500 * US, 500 * US)
     ranks = tuple(replace(r, steps=tuple(replace(s, idle=idle) for s in r.steps)) for r in made.ranks)
     nameless = {"num_parameters": None, "first_parameter": None, "last_parameter": None, "slowest_parameter": None}
@@ -199,7 +199,7 @@ def hostile_report(name: str) -> Report:
         buckets=(bucket(0, first_parameter=name, last_parameter=name, slowest_parameter=name), bucket(1)),
         findings=(Finding("rule", name, name, name, None),),
         across=replace(waits, collectives=tuple(replace(one, kind=name) for one in waits.collectives)),
-        slowdown=slowdown(name),
+        overlap_slowdown=slowdown(name),
         outside=(OutsideCalls(Purpose.BARRIER, Place.AFTER_OPTIMIZER, name, 1, None, 400 * US, 400 * US),),
         rpc=(RankRpc(0, 8, 9_000 * US, 1_500 * US, 9_500 * US, 3, (RpcCalls(name, name, name, 1, None, 576, None),)),),
     )

@@ -76,7 +76,7 @@ class KernelSlowdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Slowdown:
+class OverlapSlowdown:
     """The slowdown in some steps of one rank, or of several ranks together."""
 
     num_steps: int
@@ -123,7 +123,9 @@ class Slowdown:
         return self.known_ns / (self.known_ns - sum(lost)) if lost else None
 
 
-def measure_slowdown(trace: Trace, measured: Collection[int] | None = None, baseline: Collection[int] = ()) -> Slowdown:
+def measure_slowdown(
+    trace: Trace, measured: Collection[int] | None = None, baseline: Collection[int] = ()
+) -> OverlapSlowdown:
     """Measure the steps with the indices `measured` (``None``: all).
 
     `baseline`: steps without gradient communication, whose kernels only show how long work takes alone.
@@ -137,7 +139,7 @@ def measure_slowdown(trace: Trace, measured: Collection[int] | None = None, base
     return replace(slowdown, control_ns=control.twice_measured_ns // 2, control_alone_ns=control.twice_baseline_ns // 2)
 
 
-def merge_slowdowns(ranks: Sequence[Slowdown]) -> Slowdown:
+def merge_slowdowns(ranks: Sequence[OverlapSlowdown]) -> OverlapSlowdown:
     """Merge ranks by exact sums. Each rank is compared with itself, so a slower accelerator is not a slowdown."""
     rows: dict[Kernel, list[KernelSlowdown]] = {}
     for rank in ranks:
@@ -163,7 +165,7 @@ def merge_slowdowns(ranks: Sequence[Slowdown]) -> Slowdown:
     )
 
 
-def thinned(slowdown: Slowdown) -> Slowdown:
+def thinned(slowdown: OverlapSlowdown) -> OverlapSlowdown:
     """Return at most `_MOST_RATIOS` per kernel, evenly selected, so that a summary of a long trace stays small."""
 
     def fewer(row: KernelSlowdown) -> KernelSlowdown:
@@ -178,7 +180,7 @@ def thinned(slowdown: Slowdown) -> Slowdown:
 NO_COMMUNICATION = "the trace has no communication"
 
 
-def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bool) -> Slowdown:
+def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bool) -> OverlapSlowdown:
     reason = None
     if not num_steps:
         reason = "no step was profiled"
@@ -191,7 +193,7 @@ def _slowdown(num_steps: int, kernels: Sequence[KernelSlowdown], *, has_comm: bo
     elif all(row.ratio is None for row in kernels):
         reason = f"no kernel ran {MIN_RUNS} times under communication and {MIN_RUNS} times alone"
     compared = [row.kernel for row in kernels if row.ratio is not None]
-    return Slowdown(
+    return OverlapSlowdown(
         num_steps=num_steps,
         kernels=tuple(sorted(kernels, key=lambda row: (-row.lost_ns, str(row.kernel)))),
         knows_input_shapes=bool(compared) and all(kernel.input_shapes is not None for kernel in compared),

@@ -172,7 +172,7 @@ _WORTH_A_CHART = 0.001
 
 
 def slowdown_chart(report: Report) -> Iterable[Chart | Line]:
-    kernels = report.slowdown.kernels if report.slowdown is not None else ()
+    kernels = report.overlap_slowdown.kernels if report.overlap_slowdown is not None else ()
     most_ns = max((row.lost_ns for row in kernels), default=0)
     seen = [row for row in kernels if row.ratio is not None and abs(row.lost_ns) > most_ns * _SEEN]
     known = seen[:_MAX_KERNELS]

@@ -9,7 +9,7 @@ from ddpprof.layout import ABSENT, Line, Section, Table, clean, median_of, ms, p
 from ddpprof.measures.kernels.overlap_slowdown import ENOUGH_KNOWN
 from ddpprof.model import Kernel
 from ddpprof.report import Report
-from ddpprof.report.tree import SlowdownReport
+from ddpprof.report.tree import OverlapSlowdownReport
 
 _MAX_KERNELS = 5
 _WORTH_A_TABLE = 0.01
@@ -20,7 +20,7 @@ _TELLS_NOTHING = 0.02
 
 
 def slowdown_section(report: Report) -> Iterable[Section]:
-    slowdown = report.slowdown
+    slowdown = report.overlap_slowdown
     if slowdown is None or not any(step.num_comm_kernels for rank in report.ranks for step in rank.measured_steps):
         return
     again = clean(report.job.trace_command("--baseline-steps 5"))
@@ -53,7 +53,7 @@ def slowdown_section(report: Report) -> Iterable[Section]:
         yield _kernels(summary, slowdown)
 
 
-def _summary(ratio: float, lost_ns: int, slowdown: SlowdownReport) -> str:
+def _summary(ratio: float, lost_ns: int, slowdown: OverlapSlowdownReport) -> str:
     known = f"known for {percent(slowdown.known_share)} of its {ms(slowdown.covered_ns)} ms per step"
     if lost_ns <= 0:
         return f"Communication does not slow concurrent computation: {ratio:.2f} × as long ({known})"
@@ -69,7 +69,7 @@ def _control(control: float | None) -> str:
     return f"; corrected for work without communication, which took {control:.2f} × as long as in the baseline steps"
 
 
-def _kernels(summary: str, slowdown: SlowdownReport) -> Table:
+def _kernels(summary: str, slowdown: OverlapSlowdownReport) -> Table:
     return table_of(
         summary,
         slowdown.kernels[:_MAX_KERNELS],

@@ -19,7 +19,7 @@ class _Kernel:
 
 
 def _kernels(report: Report) -> Iterator[_Kernel]:
-    slowed = {one.kernel: one for one in report.slowdown.kernels} if report.slowdown is not None else {}
+    slowed = {one.kernel: one for one in report.overlap_slowdown.kernels} if report.overlap_slowdown is not None else {}
     return (_Kernel(summary, slowed.get(summary.kernel)) for summary in report.kernels)
 
 

@@ -50,7 +50,7 @@ def prediction() -> WhatIf:
 
 
 RESULTS = [
-    pytest.param(report(across=across(), slowdown=slowdown()), id="report"),
+    pytest.param(report(across=across(), overlap_slowdown=slowdown()), id="report"),
     pytest.param(gpu_report(), id="accelerator"),
     pytest.param(light_report(), id="light"),
     pytest.param(compare_runs(report(), gpu_report()), id="comparison"),

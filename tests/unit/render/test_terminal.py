@@ -190,20 +190,20 @@ def test_without_a_straggler_it_says_so() -> None:
 
 def test_a_slowdown_that_is_not_known_says_why_and_what_to_record() -> None:
     unknown = replace(slowdown(), ratio=None, lost_ns=None, known_share=0.0, reason="nothing ran alone", kernels=())
-    text = " ".join(drawn(replace(gpu_report(), slowdown=unknown)).split())
+    text = " ".join(drawn(replace(gpu_report(), overlap_slowdown=unknown)).split())
     assert "slows computation: nothing ran alone." in text
     assert "--baseline-steps 5" in text
 
 
 def test_kernels_that_are_no_slower_are_not_called_slowed() -> None:
     faster = replace(slowdown(), ratio=0.97, lost_ns=-50_000, known_share=0.4)
-    text = " ".join(drawn(replace(gpu_report(), slowdown=faster)).split())
+    text = " ".join(drawn(replace(gpu_report(), overlap_slowdown=faster)).split())
     assert "Communication does not slow concurrent computation: 0.97 × as long" in text
     assert "(known for 40% of its 30.00 ms per step)." in text
 
 
 def test_a_slowdown_of_which_little_is_known_is_not_drawn_out() -> None:
-    text = " ".join(drawn(replace(gpu_report(), slowdown=replace(slowdown(), known_share=0.06))).split())
+    text = " ".join(drawn(replace(gpu_report(), overlap_slowdown=replace(slowdown(), known_share=0.06))).split())
     assert (
         "Only 6% of the computation ran both with and without communication; with it, it took 1.12 × as long." in text
     )
@@ -211,7 +211,7 @@ def test_a_slowdown_of_which_little_is_known_is_not_drawn_out() -> None:
 
 
 def test_a_slowdown_of_which_next_to_nothing_is_known_has_no_ratio() -> None:
-    text = " ".join(drawn(replace(gpu_report(), slowdown=replace(slowdown(), known_share=0.01))).split())
+    text = " ".join(drawn(replace(gpu_report(), overlap_slowdown=replace(slowdown(), known_share=0.01))).split())
     assert (
         "is unknown how much communication slows computation: hardly any of the computation under it also ran alone."
         in text
@@ -231,7 +231,7 @@ def test_tables_of_ranks_say_what_they_leave_out() -> None:
 
 def test_a_slowdown_that_costs_next_to_nothing_is_one_line() -> None:
     small = replace(slowdown(), lost_ns=10_000)
-    text = drawn(replace(gpu_report(), slowdown=small))
+    text = drawn(replace(gpu_report(), overlap_slowdown=small))
     assert "take 1.12 × as long: 0.01 ms" in text
     assert "grid" not in text
 

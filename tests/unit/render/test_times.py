@@ -102,7 +102,7 @@ def test_tables_of_the_device_say_so(words: str) -> None:
 
 @pytest.mark.parametrize(("device", "says_so"), [("cuda", True), ("cpu", False)])
 def test_charts_say_whose_times_they_draw(device: str, says_so: bool) -> None:
-    shown = replace(on(device), slowdown=slowdown())
+    shown = replace(on(device), overlap_slowdown=slowdown())
     (buckets,) = bucket_chart(shown)
     assert ("on the host's clock" in buckets.layout["xaxis"]["title"]["text"]) is says_so
     assert ("how long the device takes" in buckets.note) is says_so

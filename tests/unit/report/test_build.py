@@ -237,8 +237,8 @@ def test_baseline_steps_count_in_no_table_but_the_slowdowns() -> None:
     assert [[step.step for step in rank.steps] for rank in built.ranks] == [[10], [10]]
     assert built.across is not None
     assert [row.kind for row in built.across.collectives] == ["all_reduce"]
-    assert built.slowdown is not None
-    assert built.slowdown.num_baseline_steps == 2
+    assert built.overlap_slowdown is not None
+    assert built.overlap_slowdown.num_baseline_steps == 2
 
 
 def test_collectives_beside_ddp_are_told_by_the_modules_parameters_and_not_of_baseline_steps() -> None:

@@ -12,7 +12,7 @@ from shared import TRACES
 from tables import collective, trace
 
 from ddpprof.load.rank import load_trace
-from ddpprof.measures.kernels.overlap_slowdown import MIN_RUNS, Slowdown, measure_slowdown, merge_slowdowns
+from ddpprof.measures.kernels.overlap_slowdown import MIN_RUNS, OverlapSlowdown, measure_slowdown, merge_slowdowns
 from ddpprof.model import Kernel, Phase, Trace
 
 B = Phase.BACKWARD
@@ -38,7 +38,7 @@ def made(
     return trace(steps=spans, compute=compute, comm=comm, kernels=kernels, device=device)
 
 
-def brief(slowdown: Slowdown) -> list[tuple[Any, ...]]:
+def brief(slowdown: OverlapSlowdown) -> list[tuple[Any, ...]]:
     return [(r.kernel.name, r.ratio, len(r.ratios), r.num_alone, r.lost_ns) for r in slowdown.kernels]
 
 

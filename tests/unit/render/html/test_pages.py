@@ -72,7 +72,7 @@ class Document(HTMLParser):
 
 
 ALL = [
-    pytest.param(report_page(report(across=across(), slowdown=slowdown())), id="report"),
+    pytest.param(report_page(report(across=across(), overlap_slowdown=slowdown())), id="report"),
     pytest.param(report_page(gpu_report()), id="accelerator"),
     pytest.param(report_page(light_report()), id="light"),
     pytest.param(report_page(data_parallel_report()), id="data-parallel"),
@@ -149,7 +149,7 @@ def test_what_comes_first_is_the_job_and_its_verdict() -> None:
 def test_a_chart_of_next_to_nothing_is_left_out(lost_ns: int, is_drawn: bool) -> None:
     made = slowdown()
     kernels = tuple(replace(kernel, lost_ns=lost_ns) for kernel in made.kernels)
-    page = report_page(report(slowdown=replace(made, lost_ns=lost_ns, kernels=kernels)))
+    page = report_page(report(overlap_slowdown=replace(made, lost_ns=lost_ns, kernels=kernels)))
     assert ("Time lost by kernel" in page) is is_drawn
     assert ("All kernels together lose less than 0.1% of the step" in page) is not is_drawn
 

@@ -41,7 +41,7 @@ def test_light_steps_have_their_parts() -> None:
 
 def test_kernels_know_how_much_communication_slowed_them() -> None:
     one = replace(slowdown().kernels[0], kernel=report().kernels[0].kernel)
-    (row,) = report(slowdown=replace(slowdown(), kernels=(one,))).tables.kernels.to_pylist()
+    (row,) = report(overlap_slowdown=replace(slowdown(), kernels=(one,))).tables.kernels.to_pylist()
     assert (row["name"], row["num_runs"], row["total_ns"]) == ("gemm", 8, 40_000)
     assert (row["slowdown_ratio"], row["slowdown_lost_ns"]) == (one.ratio, one.lost_ns)
     (alone,) = report().tables.kernels.to_pylist()
@@ -80,7 +80,7 @@ def test_the_numbers_of_a_recorded_run_are_those_of_its_report() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        pytest.param(report(across=across(), slowdown=slowdown()), id="all"),
+        pytest.param(report(across=across(), overlap_slowdown=slowdown()), id="all"),
         pytest.param(gpu_report(), id="accelerator"),
         pytest.param(light_report(), id="light"),
         pytest.param(replace(report(), ranks=(), buckets=(), findings=(), kernels=()), id="nothing"),
