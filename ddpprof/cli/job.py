@@ -162,23 +162,11 @@ def run_recorded(
     """
     from ddpprof.monitor.pulse_files import gather_left
     from ddpprof.record import launch
-    from ddpprof.record.attempts import agent_of_this_process
     from ddpprof.record.exits import OomKills
 
     options, words = job.options, job.words
-    shown = not options.no_command
-    settings = dataclasses.replace(
-        settings,
-        out=str(out.absolute()),
-        force=options.force,
-        command=words if shown else (),
-        recorded_with=job.recorded_with if shown else (),
-    )
     inside = options.torchrun is None and launch.inside_job(os.environ)
-    if inside:
-        settings = dataclasses.replace(settings, agent=agent_of_this_process())
-    if launch.is_first_rank(os.environ) if inside else not _is_further_node(options.torchrun):
-        settings = launch.clear_out(settings, inside)
+    settings = _settings_of(job, out, settings, inside)
     command = words if job.is_wrapped else launch.script_command(words, options.module, options.torchrun)
     tell = (lambda _text: None) if options.quiet else _tell
     watch = RunWatch(out, tell, options.kill_after, options.dump_stacks, names_top=verb == "watch")
@@ -205,13 +193,8 @@ def run_recorded(
     gather_left()
     _note_exit(outcome, settings, inside, oom_kills.since_last_time())
     if outcome.needs_rank:
-        torchrun = "torchrun --nproc-per-node 2 train.py"
-        script = " ".join([*(["-m"] if options.module else []), *words])
-        instead = f"-- {torchrun}" if job.is_wrapped else f"--nproc-per-node 2 {script}"
-        say(
-            f"ddpprof: {words[0]} expects a launcher: {outcome.needs_rank} is not set. Run: ddpprof {verb} {instead}",
-            file=sys.stderr,
-        )
+        missing = f"{words[0]} expects a launcher: {outcome.needs_rank} is not set"
+        say(f"ddpprof: {missing}. {_with_launcher(job, verb)}", file=sys.stderr)
     elif not options.quiet:
         sys.stdout.flush()
         try:
@@ -221,6 +204,34 @@ def run_recorded(
     if outcome.signal is not None:
         _die_of(outcome.signal)
     return outcome
+
+
+def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -> Settings:
+    """Add the command and the place to the settings, and make room for the run, if this process speaks for the job.
+
+    Raises ``RunExists`` if an earlier run must be kept.
+    """
+    from ddpprof.record import launch
+    from ddpprof.record.attempts import agent_of_this_process
+
+    shown = not job.options.no_command
+    settings = dataclasses.replace(
+        settings,
+        out=str(out.absolute()),
+        force=job.options.force,
+        command=job.words if shown else (),
+        recorded_with=job.recorded_with if shown else (),
+        agent=agent_of_this_process() if inside else settings.agent,
+    )
+    is_first = launch.is_first_rank(os.environ) if inside else not _is_further_node(job.options.torchrun)
+    return launch.clear_out(settings, inside) if is_first else settings
+
+
+def _with_launcher(job: JobCommand, verb: str) -> str:
+    """Return how to run the job with a launcher."""
+    script = " ".join([*(["-m"] if job.options.module else []), *job.words])
+    instead = "-- torchrun --nproc-per-node 2 train.py" if job.is_wrapped else f"--nproc-per-node 2 {script}"
+    return f"Run: ddpprof {verb} {instead}"
 
 
 def _check_packages(options: argparse.Namespace) -> None:
