@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from ddpprof.experiments.plan import (
     write_end,
     write_plan,
 )
-from ddpprof.record import launch
+from ddpprof.record import launch, one_rank
 from ddpprof.record.schedule import Schedule
 from ddpprof.record.settings import Settings
 from ddpprof.redaction import without_secrets
@@ -221,7 +220,7 @@ def job_of(experiment: Experiment, variant: Variant) -> tuple[list[str], dict[st
     if any("{nproc}" in word for word in experiment.command):
         return launch.script_command(words, experiment.as_module, None), {}
     if variant.nproc == 1:
-        return launch.script_command(words, experiment.as_module, None), _one_rank()
+        return launch.script_command(words, experiment.as_module, None), one_rank.launcher_variables()
     torchrun = ["--standalone", f"--nproc-per-node={variant.nproc}"]
     return launch.script_command(words, experiment.as_module, torchrun), {}
 
@@ -230,20 +229,6 @@ def _filled(word: str, places: dict[str, str]) -> str:
     for name, value in places.items():
         word = word.replace("{" + name + "}", value)
     return word
-
-
-def _one_rank() -> dict[str, str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
 
 
 def _refuse_another_number(folder: Path, experiment: Experiment, variant: Variant) -> None:

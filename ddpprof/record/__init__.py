@@ -2,6 +2,7 @@
 The job, from its launch to the wrapped methods of torch:
 launch.py           around the job: starts it with ddpprof injected, and passes on signals and exit code
 torchrun.py         torchrun's options, which `ddpprof trace` passes on
+one_rank.py         a trial's only rank, for which ddpprof sets the launcher's variables
 attempts.py         torchrun's restarts: which runs belong to one job
 settings.py         what to record, and how that reaches the training processes
 inject/             the folder that `launch` puts on PYTHONPATH; its sitecustomize.py waits for torch's DDP module

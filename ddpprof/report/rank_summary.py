@@ -62,6 +62,8 @@ class RecordSummary:
     """number of these before which buffers were broadcast"""
     modules_with_buffer_syncs: tuple[int, ...]
     """DDP modules whose buffers were broadcast before a forward with gradients"""
+    evaluated_steps: tuple[int, ...]
+    """numbers of the steps in which DDP's module was also called without gradients"""
     random_states: GeneratorStates
 
 
@@ -245,6 +247,9 @@ def _record_summary(record: Record) -> RecordSummary:
         or 0,
         modules_with_buffer_syncs=tuple(
             sorted({one.module for step in steps for one in step.forwards if one.has_gradients and one.buffer_sync_ns})
+        ),
+        evaluated_steps=tuple(
+            step.number for step in steps if not all(forward.has_gradients for forward in step.forwards)
         ),
         random_states=states_of_generators(record.steps),
     )

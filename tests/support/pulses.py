@@ -19,19 +19,18 @@ USUAL_MS = {"data": 5.0, "forward": 20.0, "backward": 30.0, "optimizer": 4.0, "o
 
 
 def steps_of(rows: Sequence[dict[str, float]], first: int = 0) -> PulseSteps:
-    """Return steps; each row says what differs from `USUAL_MS`, and may have `flags`, `first_gradient` and `cpu`."""
+    """Return steps; each row says what differs from `USUAL_MS`, and may have `flags`, `save`, `evaluation` and more."""
     columns: dict[str, list[int]] = {field.name: [] for field in fields(PulseSteps)}
     at_ns = BEGIN_NS
     for number, row in enumerate(rows, first):
-        ms = {**USUAL_MS, "first_gradient": 8.0, "cpu": 50.0, **row}
-        length = round(sum(ms[part] for part in ("data", "forward", "backward", "optimizer", "other")) * MS)
+        ms = {**USUAL_MS, "first_gradient": 8.0, "cpu": 50.0, "save": 0.0, "evaluation": 0.0, **row}
+        parts = ("data", "forward", "backward", "optimizer", "save", "evaluation", "other")
+        length = round(sum(ms[part] for part in parts) * MS)
         known = {
             "number": number,
             "start_ns": at_ns,
             "length_ns": length,
             "flags": int(row.get("flags", 0)),
-            "save_ns": 0,
-            "evaluation_ns": 0,
             "wait_ns": UNKNOWN if ms["wait"] < 0 else round(ms["wait"] * MS),
         }
         for name, values in columns.items():

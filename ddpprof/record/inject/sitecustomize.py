@@ -1,4 +1,4 @@
-"""Injection into every Python process of the job, whoever starts it; inactive until modules of torch are imported."""
+"""Injection into every Python process of the job, whoever starts it; inactive until certain modules are imported."""
 
 import importlib.abc
 import importlib.machinery
@@ -6,8 +6,13 @@ import importlib.util
 import os
 import sys
 
-_TARGETS = {"torch.nn.parallel.distributed": "injected", "torch.distributed.elastic.multiprocessing.errors": "exits"}
-"""modules of torch, and the modules of ddpprof.record that handle their import"""
+_TARGETS = {
+    "torch.nn.parallel.distributed": "injected",
+    "torch.distributed.elastic.multiprocessing.errors": "exits",
+    "lightning.fabric.plugins.environments.lightning": "one_rank",
+    "lightning_fabric.plugins.environments.lightning": "one_rank",
+}
+"""modules of torch and Lightning, and the modules of ddpprof.record that handle their import"""
 
 
 class _PatchOnImport(importlib.abc.MetaPathFinder):

@@ -28,6 +28,7 @@ from ddpprof.render.hang_words import verdict_in_short, verdict_lines
 from ddpprof.render.slowdown_words import pause_sentence, slowdown_sentence
 from ddpprof.report import Report
 
+_MEANS = "times are means over all steps, with evaluation and checkpoints"
 _WORTH_A_ROW = 0.02
 """least difference of ranks' own times, as a share of the step, for them to be called different"""
 _ENDS = {
@@ -212,7 +213,7 @@ def _rank_table(run: WholeRun) -> Table:
         "Ranks in the whole run",
         columns(*names, words=("host", "state")),
         rows,
-        notes(_own_times(run.ranks), cut_off(len(run.ranks))),
+        notes(_own_times(run.ranks), _MEANS, cut_off(len(run.ranks))),
     )
 
 
@@ -241,8 +242,9 @@ def _own_times(ranks: Sequence[RankWholeRun]) -> str:
     own = {one.rank: own_ns for one in ranks if (own_ns := _own_ns(one)) is not None}
     if len(own) < 2:
         return "own: the step without its waiting for other ranks"
-    slowest, usual_ns = max(own, key=lambda rank: own[rank]), median_known(own.values()) or 0
+    slowest = max(own, key=lambda rank: own[rank])
+    usual_ns = median_known(ns for rank, ns in own.items() if rank != slowest) or 0
     if own[slowest] - usual_ns < _WORTH_A_ROW * usual_ns:
         return "own: the step without its waiting for other ranks, about the same on all ranks"
-    beyond = ms(own[slowest] - usual_ns)
-    return f"own: the step without its waiting for other ranks; rank {slowest} is {beyond} ms above the median"
+    longer, others = ms(own[slowest] - usual_ns), "the other" if len(own) == 2 else "the others, by their median"
+    return f"own: the step without its waiting for other ranks; rank {slowest} needs {longer} ms more than {others}"

@@ -16,13 +16,14 @@ def test_each_kind_of_pause_is_counted() -> None:
         {"other": 31.0, "flags": StepFlag.EVALUATED | StepFlag.BEGAN_EPOCH},
         {},
         {"other": 11.0, "flags": StepFlag.BEGAN_EPOCH},
-        {"other": 201.0, "flags": StepFlag.SAVED | StepFlag.EVALUATED},
+        {"other": 1.0, "save": 50.0, "evaluation": 150.0, "flags": StepFlag.SAVED | StepFlag.EVALUATED},
+        {"other": 1.0, "save": 4.0, "flags": StepFlag.SAVED | StepFlag.BEGAN_EPOCH},
     ]
     steps = common_steps({0: steps_of(rows)})
     assert steps is not None
     assert pauses_in(steps) == (
-        Pause(PauseKind.SAVE, 2, 300 * MS),
-        Pause(PauseKind.EVALUATION, 1, 30 * MS),
+        Pause(PauseKind.SAVE, 3, 154 * MS),
+        Pause(PauseKind.EVALUATION, 2, 180 * MS),
         Pause(PauseKind.EPOCH, 1, 10 * MS),
     )
 

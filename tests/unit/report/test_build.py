@@ -228,6 +228,14 @@ def test_ranks_are_late_by_one_clock_only(hosts: tuple[str | None, str | None], 
     assert [bucket.late_rank for bucket in build_report(run(*ranks)).buckets] == late
 
 
+def test_a_step_with_an_evaluation_is_not_averaged() -> None:
+    compute = [(0, 50, Phase.BACKWARD, 0), (100, 150, Phase.BACKWARD, 1)]
+    made = trace(steps=[(0, 100), (100, 240)], compute=compute)
+    steps = [recorded(10, 0, 100), recorded(11, 100, 240, forwards=(forward(150, 200, has_gradients=False),))]
+    built = build_report(run(Rank(0, made, record(0, [MODULE], steps))))
+    assert built.usual_steps == (10,)
+
+
 def test_baseline_steps_count_in_no_table_but_the_slowdowns() -> None:
     comm = [collective(50, 60), collective(150, 160, step=1, phase=Phase.FORWARD, kind=CollectiveKind.BROADCAST)]
     compute = [(0, 20, Phase.FORWARD, 0), (20, 50, Phase.BACKWARD, 0), (100, 120, Phase.FORWARD, 1)]
