@@ -12,8 +12,10 @@ from ddpprof.measures.ranks.failure import is_of_a_lost_peer
 
 _OF_A_RANK = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
 """prefix that torch or torchrun puts before a rank's lines"""
-_OF_TORCHRUN = re.compile(r"[WEIF]\d{4} [\d:.]+ .*torch/distributed/|=+$|\*+$|-+$")
-"""torchrun's log, and rules"""
+_OF_TORCHRUN = re.compile(r"[WEIF]\d{4} [\d:.]+ .*torch/distributed/|=+$|\*+$|-+$|Setting OMP_NUM_THREADS environment")
+"""torchrun's log, rules, and what it says of threads"""
+_ENDED = re.compile(r" failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+"""torchrun's log about the rank that failed first"""
 _ITS_TRACEBACK = re.compile(
     r"^Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+"
     r"torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:.*",
@@ -25,10 +27,19 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Iteratio
 
 
 def last_error(output: str) -> str:
-    """Return the line, or that the job printed nothing."""
+    """Return the line; if the job printed nothing, how its first rank ended, if torchrun says that."""
     lines = [_OF_A_RANK.sub("", line).strip() for line in _ITS_TRACEBACK.sub("", output).splitlines()]
     said = [line for line in lines if line and not _OF_TORCHRUN.match(line)]
     raised = [line for line in said if _RAISED.match(line)]
     causes = [line for line in raised if not is_of_a_lost_peer(line)]
     error = [line for line in said if "Error" in line and not line.startswith(("raise ", "File "))]
-    return (causes or raised or error or said or ["it printed nothing"])[-1]
+    return (causes or raised or error or said or [_how_it_ended(output)])[-1]
+
+
+def _how_it_ended(output: str) -> str:
+    ended = _ENDED.search(output)
+    if ended is None:
+        return "it printed nothing"
+    code, rank = int(ended[1]), ended[2]
+    how = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+    return f"rank {rank} {how}, and printed nothing"

@@ -100,6 +100,7 @@ RULES: tuple[Rule, ...] = (
     buckets.better_buckets,
     buckets.late_parameter,
     ranks.straggler,
+    ranks.slow_rank,
     device.overlap_slowdown,
     device.launch_bound,
     wrapper.unused_parameters,

@@ -81,6 +81,8 @@ class Observed:
     """factor by which work without communication took longer than in baseline steps; already removed from the ratio"""
     launch_bound_ns: int | None = None
     stragglers: tuple[Straggler, ...] = ()
+    steps_tell_stragglers: bool = False
+    """whether there are enough recorded steps to tell whether a rank is late"""
     late_gradients: Mapping[int, tuple[LateGradient, ...]] = field(default_factory=dict)
     """rank → the gradients at which it falls behind"""
     outside: tuple[OutsideCalls, ...] = ()
@@ -118,6 +120,8 @@ class Observed:
     """rank → time per step that it needed by itself, the median of the whole run"""
     watched_ns: int = 0
     """length of the whole run, of which `own_ns` tells"""
+    watched_steps: int = 0
+    """number of its steps"""
     predictions: Predictions = field(default_factory=Predictions)
     beside: tuple[Finding, ...] = ()
     """what side streets find"""

@@ -59,6 +59,29 @@ def straggler(o: Observed) -> Iterator[Finding]:
     )
 
 
+def slow_rank(o: Observed) -> Iterator[Finding]:
+    """Report the rank that needs most time by itself over the whole run, if there are no recorded steps to tell."""
+    long_enough = o.watched_ns >= _LONGER_THAN_OTHER_WORK_NS and o.watched_steps >= _STEPS_OF_WHOLE_RUN
+    if o.steps_tell_stragglers or not long_enough or len(o.own_ns) < 2:
+        return
+    next_slowest, slowest = sorted(o.own_ns, key=lambda rank: o.own_ns[rank])[-2:]
+    late_ns = o.own_ns[slowest] - o.own_ns[next_slowest]
+    if late_ns >= _LATE_IN_WHOLE_RUN * o.own_ns[slowest]:
+        others = "the other rank" if len(o.own_ns) == 2 else "any other rank"
+        yield Finding(
+            "slow-rank",
+            f"All ranks wait for rank {slowest}",
+            f"over the whole run ({o.watched_ns / 1e9:.0f} s, {o.watched_steps} steps) it needed {ms(late_ns)} per "
+            f"step more by itself than {others}",
+            _advice(o, None),
+            late_ns,
+        )
+
+
+_LATE_IN_WHOLE_RUN = 0.05
+"""least share of a rank's own time by which it exceeds all others', if only medians of the whole run tell"""
+_STEPS_OF_WHOLE_RUN = 10
+"""least number of steps for such a median"""
 _LONGER_THAN_OTHER_WORK_NS = 10_000_000_000
 """time, ns, below which a rank may be late in every step by chance, since other work comes and goes"""
 _BY_OTHER_WORK = 5

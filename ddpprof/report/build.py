@@ -164,6 +164,7 @@ def _job(run: Run, ranks: Sequence[RankSummary], modules: Sequence[DdpModule]) -
         framework=_first(one.framework for one in facts),
         modules=tuple(_module(module) for module in modules),
         recorded_with=_words(run.settings.get("recorded_with")),
+        only_watched=run.settings.get("steps") == 0 == run.settings.get("cost_steps"),
         group_ranks=_group_of(ranks[0]) if ranks else None,
     )
 

@@ -64,6 +64,7 @@ def observe(
         slowdown_control=slowdown.control if slowdown else None,
         launch_bound_ns=least(lambda s: s.idle.launch_bound_ns if s.idle else None),
         stragglers=across.stragglers.stragglers if across and across.stragglers else (),
+        steps_tell_stragglers=across is not None and across.stragglers is not None,
         late_gradients={late.rank: late.gradients for late in (across.late_gradients if across else ())},
         outside=report.outside or (),
         memory=report.memory,
@@ -83,6 +84,7 @@ def observe(
         nonfinite={one.rank: one.nonfinite for one in watched},
         own_ns={one.rank: one.usual_own_ns for one in watched if one.usual_own_ns is not None and averages(one.rank)},
         watched_ns=run.whole_run.duration_ns if run.whole_run is not None else 0,
+        watched_steps=run.whole_run.num_steps - run.whole_run.first_step if run.whole_run is not None else 0,
         checkpoints={rank: (one.host, one.checkpoints) for rank, one in facts.items()},
     )
 

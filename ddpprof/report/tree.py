@@ -83,6 +83,8 @@ class Job:
     """arguments of ``ddpprof trace`` to record such a run again; empty if unknown"""
     framework: str | None = None
     """framework that made the DDP module: ``"transformers"``, ``"lightning"``, ``"fabric"``, ``"accelerate"``"""
+    only_watched: bool = False
+    """True if no step was to be recorded in detail, as by ``ddpprof watch``"""
     group_ranks: tuple[int, ...] | None = None
     """ranks with which the lowest rank averages gradients; ``None`` if they are all ranks of the job, or unknown"""
 

@@ -71,6 +71,8 @@ def _not_profiled(report: Report, how_many: str) -> str:
     need = (
         f"There are {how_many} without profiled steps: most rules need the exposed communication, which only they show."
     )
+    if report.job.only_watched:
+        return f"{need} ddpprof capture profiles steps of a job that runs, and ddpprof trace those of a new one."
     number, on_accelerator = report.job.num_steps, is_accelerator(report.job.device)
     enough = default_steps(on_accelerator)
     if number is None or number >= enough:

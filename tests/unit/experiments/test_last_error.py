@@ -17,6 +17,11 @@ train.py FAILED
   traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
 ============================================================
 """
+THREADS = """\
+*****************************************
+Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being
+*****************************************
+"""
 BOOM = """\
 Traceback (most recent call last):
   File "train.py", line 3, in <module>
@@ -37,7 +42,9 @@ LOST = "[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.
                      "train.py: error: unrecognized arguments: --x", id="argparse"),
         pytest.param("loss 3.5\nno data\n" + TORCHRUN, "no data", id="sys.exit"),
         pytest.param(LOST, LOST.removeprefix("[rank0]: ").strip(), id="only-a-lost-peer"),
-        pytest.param(TORCHRUN, "it printed nothing", id="torchrun-alone"),
+        pytest.param(THREADS + TORCHRUN, "rank 1 ended with exit code 1, and printed nothing", id="os._exit"),
+        pytest.param(TORCHRUN.replace(": 1)", ": -9)"), "rank 1 was ended by signal 9, and printed nothing", id="killed"),
+        pytest.param(THREADS, "it printed nothing", id="torchrun-alone"),
         pytest.param("", "it printed nothing", id="nothing"),
     ],
 )  # fmt: skip

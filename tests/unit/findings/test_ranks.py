@@ -3,6 +3,7 @@
 import pytest
 from observations import MS, observed, only
 
+from ddpprof.findings import find
 from ddpprof.measures.ranks.late_gradients import LateGradient
 from ddpprof.measures.ranks.stragglers import OwnTimePart, Straggler
 
@@ -84,6 +85,35 @@ def test_the_whole_run_tells_whether_a_rank_is_late_by_chance(
     assert (
         "over the whole run (30 s) it was late by 17.00 ms per step" in finding.evidence
     ) is not is_noise or watched_s < 10
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "watched_s", "num_steps", "known", "found"),
+    [
+        pytest.param({0: 70, 1: 100}, 12, 120, False, "30.00 ms per step more by itself than the other rank", id="two"),
+        pytest.param({0: 70, 1: 100, 2: 80}, 12, 120, False, "20.00 ms per step more by itself than any", id="several"),
+        pytest.param({0: 96, 1: 100}, 12, 120, False, None, id="hardly-more"),
+        pytest.param({0: 70, 1: 100}, 9, 90, False, None, id="a-short-run"),
+        pytest.param({0: 7000, 1: 10000}, 60, 6, False, None, id="few-steps"),
+        pytest.param({0: 70, 1: 100}, 12, 120, True, None, id="recorded-steps-tell"),
+        pytest.param({1: 100}, 12, 120, False, None, id="one-is-known"),
+    ],
+)
+def test_without_recorded_steps_the_whole_run_names_a_slow_rank(
+    own_ms: dict[int, int], watched_s: int, num_steps: int, known: bool, found: str | None
+) -> None:
+    given = observed(
+        own_ns={rank: ms * MS for rank, ms in own_ms.items()},
+        watched_ns=watched_s * 1000 * MS,
+        watched_steps=num_steps,
+        steps_tell_stragglers=known,
+        step_ns=None,
+    )
+    findings = find(given)
+    assert [(one.rule, one.title) for one in findings] == (
+        [("slow-rank", "All ranks wait for rank 1")] if found else []
+    )
+    assert all(found is not None and found in one.evidence for one in findings)
 
 
 def test_it_says_how_many_steps_would_tell() -> None:
