@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ddpprof.experiments.sweep import SweepCrossover, SweepPoint, SweepReport
 from ddpprof.layout import ABSENT, Column, Line, Section, Table, clean, columns, count, ms, notes, three_digits
@@ -31,27 +32,43 @@ def sweep_sections(report: SweepReport) -> Iterable[Section]:
 
 
 def _fastest(points: Sequence[SweepPoint]) -> str:
-    """Say which variant is faster than the first beyond noise, if any."""
-    first = _name(points[0], points)
+    """Say which variant is faster than the first beyond noise, if any; if they do unequal work, for the same work."""
+    unequal = len({point.size for point in points}) > 1
+    if unequal:
+        points = [_for_as_much_work(point, points[0]) for point in points]
+    first, work = _name(points[0], points), " for the same work" if unequal else ""
     compared = [(point, point.ratio) for point in points[1:] if point.ratio is not None]
     beyond = [(point, ratio) for point, ratio in compared if ratio.is_beyond_noise]
     if not any(ratio.is_beyond_noise is not None for _, ratio in compared):
         fastest = min(points, key=lambda point: point.step_ns)
+        of_what = f" for what {first} does in a step" if unequal else ""
         return (
-            f"Lowest median: {_name(fastest, points)}, {ms(fastest.step_ns)} ms. Fewer than three rounds do not show "
-            "whether that is chance."
+            f"Lowest median{work}: {_name(fastest, points)}, {ms(fastest.step_ns)} ms{of_what}. Fewer than three rounds do "
+            "not show whether that is chance."
         )
     faster = [(ratio, point) for point, ratio in beyond if ratio.ratio < 1]
     if faster:
         ratio, fastest = min(faster, key=lambda one: one[0].ratio)
-        return f"Fastest: {_name(fastest, points)}: {interval(ratio)} × the time of {first}."
+        return f"Fastest: {_name(fastest, points)}: {interval(ratio)} × the time of {first}{work}."
     if len(beyond) == len(points) - 1:
-        return f"Fastest: {first}. All others are slower beyond noise."
+        return f"Fastest: {first}. All others are slower{work} beyond noise."
     shown = max(ratio.high / ratio.ratio - 1 for _, ratio in compared if ratio.high is not None)
+    rounds = count(len(points[0].rounds_ns), "round")
     return (
-        f"None is faster than {first} beyond noise: {count(len(points[0].rounds_ns), 'round')} would show a difference "
-        f"of {shown:.0%}, more rounds a smaller one."
+        f"None is faster than {first}{work} beyond noise: {rounds} would show a difference of {shown:.0%}, more rounds a "
+        "smaller one."
     )
+
+
+def _for_as_much_work(point: SweepPoint, first: SweepPoint) -> SweepPoint:
+    """Return the variant with its times for the work that the first one does in a step."""
+    if point.size is None or first.size is None:
+        return point
+    share, ratio = first.size / point.size, point.ratio
+    if ratio is not None:
+        low, high = (None if end is None else end * share for end in (ratio.low, ratio.high))
+        ratio = replace(ratio, ratio=ratio.ratio * share, low=low, high=high)
+    return replace(point, step_ns=point.step_ns * share, ratio=ratio)
 
 
 def _name(point: SweepPoint, points: Sequence[SweepPoint]) -> str:

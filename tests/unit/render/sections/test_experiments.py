@@ -109,6 +109,28 @@ def test_the_fastest_is_named_if_chance_is_ruled_out(rounds_ms: list[tuple[float
     assert says in drawn(report, 200)
 
 
+@pytest.mark.parametrize(
+    ("rounds_ms", "says"),
+    [
+        pytest.param([(7, 8, 9), (10, 11.4, 13)],
+                     "Fastest: b=64: 0.357 (0.352 – 0.365) × the time of b=16 for the same work.", id="faster-by-work"),
+        pytest.param([(7, 8, 9), (70, 80, 90)], "Fastest: b=16. All others are slower for the same work", id="slower"),
+        pytest.param([(8,), (16,)],
+                     "Lowest median for the same work: b=64, 4.00 ms for what b=16 does in a step. Fewer", id="one-round"),
+    ],
+)  # fmt: skip
+def test_variants_that_do_unequal_work_are_compared_for_the_same_work(
+    rounds_ms: list[tuple[float, ...]], says: str
+) -> None:
+    (compared,) = joint_ratios(*rounds_ms[:1], rounds_ms[1:])
+    points = tuple(
+        SweepPoint(f"b={size}", "1 process", 1, size, rounds[0] * 1e6, tuple(ms * 1e6 for ms in rounds), ratio)
+        for size, rounds, ratio in zip((16, 64), rounds_ms, (None, compared), strict=True)
+    )
+    report = replace(sweep_report("b"), points=points, curves=(), crossovers=())
+    assert says in drawn(report, 200)
+
+
 def test_a_crossover_that_is_not_bounded_is_none() -> None:
     report = sweep_report()
     assert isinstance(report, SweepReport)
