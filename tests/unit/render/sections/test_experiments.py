@@ -116,7 +116,7 @@ def test_the_fastest_is_named_if_chance_is_ruled_out(rounds_ms: list[tuple[float
                      "Fastest: b=64: 0.357 (0.352 – 0.365) × the time of b=16 for the same work.", id="faster-by-work"),
         pytest.param([(7, 8, 9), (70, 80, 90)], "Fastest: b=16. All others are slower for the same work", id="slower"),
         pytest.param([(8,), (16,)],
-                     "Lowest median for the same work: b=64, 4.00 ms for what b=16 does in a step. Fewer", id="one-round"),
+                     "Lowest median for the same work: b=64, 4.00 ms for what b=16 does in a step.", id="one-round"),
     ],
 )  # fmt: skip
 def test_variants_that_do_unequal_work_are_compared_for_the_same_work(
