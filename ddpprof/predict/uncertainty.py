@@ -2,7 +2,8 @@
 
 slower, faster   by the error of the fit, and by more the further sizes, ranks and bandwidth are from the measured ones;
                  with a higher and a lower cost to the concurrent computation
-all latency      if the run's buckets have about the same size, so that they do not show what their time depends on
+more latency     as much as there may be, if the run's buckets have about the same size, so that they do not show what
+                 their time depends on
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _MOST_TAKEN = 3.0
 """ns per byte, more than gloo was seen to cost a computation; used if it was not measured"""
 _MOST_LATENCY_NS = 1e6
 """latency of a bucket, used if it was not measured"""
+_MOST_LATENCY_OF_A_ROUND_NS = 10e6
+"""most that passing a message on may take whatever its size: far hosts, or threads that wait for a core"""
 _ONE_SIZE = 4
 """ratio of largest to smallest size below which sizes do not separate latency from rate"""
 
@@ -52,9 +55,16 @@ def doubts_about(network: Network, link: Link, setting: Setting, training: Train
     links = [slower, faster]
     if not network.is_benched and network.most_bytes < _ONE_SIZE * network.least_bytes:
         reasons.append("the run's buckets all have about the same size, which does not separate latency from bandwidth")
-        usual_ns = link.alone.ns((network.least_bytes + network.most_bytes) / 2)
-        links.append(replace(link, alone=Cost(usual_ns), busy=NOTHING))
+        links.append(_with_most_latency(network, link, setting))
     return Doubts(tuple(links), tuple(reasons))
+
+
+def _with_most_latency(network: Network, link: Link, setting: Setting) -> Link:
+    """Return a link with as much latency as there may be, on which a bucket of the run's size takes as long."""
+    num_bytes = (network.least_bytes + network.most_bytes) / 2
+    rounds, usual_ns = setting.algorithm.rounds(setting.world_size or network.world_size), link.alone.ns(num_bytes)
+    latency_ns = min(usual_ns, rounds * _MOST_LATENCY_OF_A_ROUND_NS)
+    return replace(link, alone=Cost(latency_ns, (usual_ns - latency_ns) / num_bytes), busy=NOTHING)
 
 
 def _rate_error(network: Network, link: Link, setting: Setting, training: Training) -> tuple[float, list[str]]:

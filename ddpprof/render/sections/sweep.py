@@ -43,8 +43,8 @@ def _fastest(points: Sequence[SweepPoint]) -> str:
         fastest = min(points, key=lambda point: point.step_ns)
         of_what = f" for what {first} does in a step" if unequal else ""
         return (
-            f"Lowest median{work}: {_name(fastest, points)}, {ms(fastest.step_ns)} ms{of_what}. Fewer than three rounds "
-            "do not show whether that is chance."
+            f"Lowest median{work}: {_name(fastest, points)}, {ms(fastest.step_ns)} ms{of_what}. Fewer than three "
+            "rounds do not show whether that is chance."
         )
     faster = [(ratio, point) for point, ratio in beyond if ratio.ratio < 1]
     if faster:
