@@ -52,10 +52,10 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         is_cut = left <= _CUT and (new.predicted is None or o.worth(None, new.predicted))
         evidence = (
             f"{ms(o.trailing_ns)} of gradient communication per step runs after the last op of {_backward(passes)} on "
-            f"every rank; all buckets ({len(buckets)}) need {ms(comm)} to transfer, and after the first gradient "
+            f"every rank; {_all(buckets)} {ms(comm)} to transfer, and after the first gradient "
             f"{'only ' if comm > window else ''}{ms(window)} of backward were left to hide it"
         )
-        if len(buckets) > 1 and comm - passes * transfers[-1] > window:
+        if (comm > 2 * window) if len(buckets) == 1 else (comm - passes * transfers[-1] > window):
             if _total_bytes(buckets) < len(buckets) * MIB:
                 continue  # latency, not bandwidth: `buckets_too_small` reports it
             title = "The link is the bottleneck: gradients take longer to send than the backward pass can hide"
@@ -75,10 +75,14 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             evidence += f"; it alone takes {ms(transfer)}, and {_leaves(new, left, late)}"
             (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
         else:
-            continue  # a single bucket that can be cut: `buckets_too_large` reports it
+            continue  # a single bucket, most of which can be hidden once it is cut: `buckets_too_large` reports it
         if o.worth(gain, predicted):
             gain_ns = at_most(gain, predicted)
             yield Finding("trailing-communication", title, evidence, advice, gain_ns, predicted=predicted)
+
+
+def _all(buckets: Sequence[BucketRow]) -> str:
+    return "the only bucket needs" if len(buckets) == 1 else f"all buckets ({len(buckets)}) need"
 
 
 def _backward(num_passes: int) -> str:

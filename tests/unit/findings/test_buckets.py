@@ -98,6 +98,21 @@ def test_a_large_bucket_that_cannot_be_cut_is_to_be_sent_in_fewer_bytes(large: l
     assert (late.gain_ns, "fp16_compress_hook" in late.advice) == (36 * MS, True)
 
 
+@pytest.mark.parametrize(
+    ("transfer_ms", "is_link"),
+    [pytest.param(150, True, id="mostly-exposed"), pytest.param(100, False, id="can-be-hidden")],
+)
+def test_one_bucket_on_a_slow_link_is_to_be_sent_in_fewer_bytes(transfer_ms: int, is_link: bool) -> None:
+    """60 ms of backward after the first gradient hide that much, however small its buckets are."""
+    times = {"first_ready_ns": 10 * MS, "ready_ns": 70 * MS, "transfer_ns": transfer_ms * MS}
+    one = [{**times, "finished_ns": (70 + transfer_ms) * MS}]
+    found = find(observed(of_mib([1] * 8), one, trailing_ns=transfer_ms * MS, exposed_ns=transfer_ms * MS))
+    link = [finding for finding in found if finding.rule == "trailing-communication"]
+    assert [finding.title.startswith("The link is the bottleneck") for finding in link] == [True] * is_link
+    assert all("the only bucket needs 150.00 ms to transfer" in finding.evidence for finding in link)
+    assert "buckets-too-large" in [finding.rule for finding in found]
+
+
 def test_a_large_bucket_is_no_excuse_for_a_slow_link() -> None:
     """144 ms on the link, of which 18 ms are shared, do not fit into 70 ms of backward whatever the buckets."""
     slow = [{**SEVEN_AND_ONE[0], "transfer_ns": 144 * MS, "finished_ns": 214 * MS}, SEVEN_AND_ONE[1]]
