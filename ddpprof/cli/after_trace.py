@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING
 from ddpprof.cli.saying import say
 
 if TYPE_CHECKING:
+    from ddpprof.cli.job import JobCommand
     from ddpprof.files import Location
     from ddpprof.pipeline.analysis import Analysis
     from ddpprof.record.launch import JobEnd
 
 
-def after_trace(out: Path, inside: bool, name: str, end: JobEnd) -> None:
-    """Print the report, or why there is none. `inside`: this process is a rank itself; `name`: what to call the job."""
+def after_trace(job: JobCommand, out: Path, inside: bool, end: JobEnd) -> None:
+    """Print the report, or why there is none. `inside`: this process is a rank itself."""
     from ddpprof import rundir
 
-    if has_run_to_tell_of(out, inside, name, end, rundir.ranks_in):
+    if has_run_to_tell_of(job, out, inside, end, rundir.ranks_in):
         _print_run(out, summary_only=end.signal is not None)
 
 
 def has_run_to_tell_of(
-    out: Path, inside: bool, name: str, end: JobEnd, ranks_in: Callable[[Location], list[int]]
+    job: JobCommand, out: Path, inside: bool, end: JobEnd, ranks_in: Callable[[Location], list[int]]
 ) -> bool:
     """Return whether this process is to tell of the run; if not, say where it is, or why there is none.
 
@@ -40,7 +41,8 @@ def has_run_to_tell_of(
         return False
     attempts = rundir.attempts_in(out) if rundir.is_run(out) else {}
     if not any(ranks_in(path) for path in attempts.values()):
-        say(nothing_recorded([out], name, failed=end.exit_code != 0 and not end.was_stopped), file=sys.stderr)
+        failed = end.exit_code != 0 and not end.was_stopped
+        say(nothing_recorded([out], job.name, failed=failed, is_one_node=job.is_one_node), file=sys.stderr)
         return False
     return True
 
@@ -78,14 +80,21 @@ def _write_for_tensorboard(out: Path, analysis: Analysis) -> None:
         say(f"ddpprof: nothing for TensorBoard: {error}", file=sys.stderr)
 
 
-def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False) -> str:
+def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False, *, is_one_node: bool = True) -> str:
     """Say why there is nothing in run directories, which the first forward of a DDP module creates."""
     from ddpprof import rundir
 
-    if failed:
+    if failed and not any(map(rundir.is_run, attempted)):
+        why = "the job failed before it trained a DistributedDataParallel module"
+    elif failed:
         why = "the job failed before it had trained as many steps as are skipped initially (--skip-first)"
     elif any(map(rundir.is_run, attempted)):
         why = "no DistributedDataParallel module finished more steps than are skipped initially (--skip-first)"
+    elif not is_one_node:
+        why = (
+            f"nothing is in {attempted[0]}. The ranks of all nodes record into the folder that rank 0's node was given "
+            "with --out, if they reach it: look there, and give every node the same folder"
+        )
     else:
         why = (
             f"no DistributedDataParallel module was trained in {name}. ddpprof measures DDP, not FSDP; "

@@ -46,6 +46,13 @@ class JobCommand:
         """The name by which messages call the job: its script, or "the job" if another program starts it."""
         return "the job" if self.is_wrapped else Path(self.words[0]).name
 
+    @property
+    def is_one_node(self) -> bool:
+        """Whether ddpprof's torchrun starts all ranks, as far as its options say."""
+        given = list(self.options.torchrun or ())
+        nodes = [given[index + 1] for index, word in enumerate(given[:-1]) if word == "--nnodes"]
+        return all(number in ("1", "1:1") for number in nodes)
+
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that starts a job."""

@@ -149,4 +149,4 @@ def _trace(job: JobCommand, out: Path) -> JobEnd:
         stop_after=options.stop_after or options.baseline_steps > 0,
         pulse=not options.no_pulse,
     )
-    return run_recorded(job, out, settings, "trace", lambda inside, end: after_trace(out, inside, job.name, end))
+    return run_recorded(job, out, settings, "trace", lambda inside, end: after_trace(job, out, inside, end))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpprof.cli.job import add_job_options, add_out_options, parse_job, run_recorded
+from ddpprof.cli.job import JobCommand, add_job_options, add_out_options, parse_job, run_recorded
 from ddpprof.cli.saying import say
 
 if TYPE_CHECKING:
@@ -29,17 +28,18 @@ def run_watch(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
         job.out,
         Settings.to_watch(str(job.out)),
         "watch",
-        lambda inside, end: _after(job.out, inside, end, job.name),
+        lambda inside, end: _after(job, inside, end),
     ).exit_code
 
 
-def _after(out: Path, inside: bool, end: JobEnd, name: str) -> None:
+def _after(job: JobCommand, inside: bool, end: JobEnd) -> None:
     """Say how the job failed, if it did, and what to do with the run. `inside`: this process is a rank itself."""
     from ddpprof import rundir
     from ddpprof.cli.after_trace import has_run_to_tell_of
     from ddpprof.cli.diagnose import explain_end, hung_at_last
 
-    if not has_run_to_tell_of(out, inside, name, end, rundir.pulses_in):
+    out = job.out
+    if not has_run_to_tell_of(job, out, inside, end, rundir.pulses_in):
         return
     for line in () if end.was_stopped or end.exit_code == 0 else explain_end(rundir.last_attempt(out)):
         say(f"ddpprof: {line}", file=sys.stderr)

@@ -6,7 +6,7 @@ import pytest
 
 from ddpprof.cli.after_trace import nothing_recorded
 from ddpprof.cli.commands import parsers
-from ddpprof.cli.job import default_out, split
+from ddpprof.cli.job import default_out, parse_job, split
 from ddpprof.rundir import RUN_FILE
 
 
@@ -49,11 +49,29 @@ def test_torchruns_options_are_passed_on_as_given(arguments: str, torchrun: list
     assert parsers()[1]["trace"].parse_args(arguments.split()).torchrun == torchrun
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param("--nproc-per-node 2", True, id="one"),
+        pytest.param("--nnodes 1", True, id="said-to-be-one"),
+        pytest.param("--nnodes=2 --node-rank 1", False, id="two"),
+        pytest.param("--nnodes 1:4", False, id="elastic"),
+        pytest.param("", True, id="without-torchrun"),
+    ],
+)
+def test_whether_torchrun_starts_all_ranks(options: str, expected: bool) -> None:
+    job = parse_job(parsers()[1]["trace"], [*options.split(), "train.py"], "trace")
+    assert job.is_one_node is expected
+
+
 def test_a_job_without_ddp_is_told_from_one_that_was_too_short(tmp_path: Path) -> None:
     assert "no DistributedDataParallel module was trained in train.py." in nothing_recorded([tmp_path], "train.py")
     (tmp_path / RUN_FILE).write_text("{}")
     assert "module finished more steps than are skipped" in nothing_recorded([tmp_path], "train.py")
     assert "nothing was recorded: the job failed before" in nothing_recorded([tmp_path], "train.py", failed=True)
+    assert "before it trained a Dist" in nothing_recorded([tmp_path / "none"], "train.py", failed=True)
+    elsewhere = nothing_recorded([tmp_path / "none"], "train.py", is_one_node=False)
+    assert "into the folder that rank 0's node was given with --out" in elsewhere
 
 
 @pytest.mark.parametrize(
