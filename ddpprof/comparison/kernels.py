@@ -36,7 +36,8 @@ class KernelChange:
 
     @property
     def lost_ns_per_step(self) -> int:
-        return self.b.total_ns_per_step - self.a.total_ns_per_step
+        """Time that a step of B loses: what a usual run of the kernel takes longer, in all of its runs."""
+        return round((self.b.median_ns - self.a.median_ns) * self.b.runs_per_step)
 
     @property
     def is_beyond_noise(self) -> bool:
