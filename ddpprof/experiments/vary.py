@@ -101,7 +101,7 @@ def _with(variant: Variant, name: str, value: str, command: Sequence[str]) -> Va
         case _Place.COMMAND:
             return replace(variant, places={**variant.places, name.lstrip("-"): value})
         case _Place.DDP:
-            return replace(variant, ddp={**variant.ddp, name: _literal(value)})
+            return replace(variant, ddp={**variant.ddp, name: _argument(name, value)})
         case _Place.ENVIRONMENT:
             return replace(variant, variables={**variant.variables, name: value})
         case _:
@@ -123,11 +123,26 @@ def _refuse_misspelt(name: str) -> None:
         raise DdpprofError(f"DDP has no argument {name}; is it {meant[0]}? An option of the script begins with --")
 
 
-def _literal(value: str) -> Any:
+def _argument(name: str, text: str) -> Any:
+    """Return the value of an argument of DDP. Raises `DdpprofError` if DDP would refuse it, after a whole trial."""
     try:
-        return ast.literal_eval(value)
+        value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return value
+        value = text
+    if name == "bucket_cap_mb":
+        fits, wanted = value is None or _is_number(value), "a number of MiB, or None"
+    elif name == "bucket_cap_mb_list":
+        fits = isinstance(value, list | tuple) and all(map(_is_number, value))
+        wanted = "numbers of MiB in brackets"
+    else:
+        fits, wanted = isinstance(value, bool), "True or False"
+    if not fits:
+        raise DdpprofError(f"{name}={text} is not possible: give {wanted}")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _size(value: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 from torch.nn.parallel import DistributedDataParallel
@@ -34,6 +35,22 @@ def test_an_argument_of_ddp_is_replaced(choice: str, value: object) -> None:
     (variant,) = vary(ONE, [choice], SCRIPT)
     assert variant.ddp == {choice.partition("=")[0]: value}
     assert variant.words == ()
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        pytest.param(
+            "bucket_cap_mb=1,abc", "bucket_cap_mb=abc is not possible: give a number of MiB, or None", id="text"
+        ),
+        pytest.param("bucket_cap_mb=True", "give a number of MiB, or None", id="bool-as-number"),
+        pytest.param("bucket_cap_mb_list=[1,x]", "give numbers of MiB in brackets", id="list"),
+        pytest.param("static_graph=false", "give True or False", id="bool-in-lower-case"),
+    ],
+)
+def test_a_value_that_ddp_would_refuse_is_a_mistake(choice: str, wanted: str) -> None:
+    with pytest.raises(DdpprofError, match=re.escape(wanted)):
+        vary(ONE, [choice], SCRIPT)
 
 
 def test_capitals_are_an_environment_variable() -> None:
