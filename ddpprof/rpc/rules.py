@@ -9,6 +9,8 @@ from ddpprof.rpc.calls import RankRpc, RpcCalls
 
 _MANY = 8
 """calls of one function per step"""
+_LONG_SHARE = 0.1
+"""least share of the step that one call takes for it to be long"""
 _SMALL_BYTES = 64 * 1024
 """size of a call up to which its cost is latency"""
 
@@ -59,3 +61,21 @@ def calls_in_a_row(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
 
 def _gain_ns(rank: RankRpc) -> int:
     return rank.waited_ns - rank.longest_wait_ns
+
+
+def one_long_call(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
+    """Report a synchronous call during which the rank stands still for much of the step."""
+    rank = max(ranks, key=lambda one: one.longest_wait_ns)
+    waits = [calls for calls in rank.calls if calls.kind == "sync"]
+    if not waits or not o.step_ns or rank.longest_wait_ns < _LONG_SHARE * o.step_ns:
+        return
+    longest = max(waits, key=lambda calls: calls.latency_ns or 0)
+    yield Finding(
+        "long-rpc",
+        f"Rank {rank.rank} stands still until {longest.callee} answers an RPC",
+        f"one synchronous call of {longest.function} takes {ms(rank.longest_wait_ns)} per step; DDP's own "
+        "communication is not included",
+        "Send it earlier with rpc.rpc_async, such as for the next batch during this one's backward pass, and wait for "
+        "the answer where it is needed; or make the function itself faster.",
+        rank.longest_wait_ns,
+    )

@@ -50,3 +50,18 @@ def test_rpcs_in_a_row_of_the_rank_that_loses_most() -> None:
     (finding,) = beside("rpc", ranks)
     assert (finding.rule, finding.gain_ns) == ("rpcs-in-a-row", 6 * MS)
     assert finding.title == "Rank 1 waits 9.00 ms per step for 3 RPCs, one after the other"
+
+
+def test_one_long_call_could_be_sent_earlier() -> None:
+    calls = (called(1, 30 * MS), called(2, 40 * MS, "async"))
+    (finding,) = beside("rpc", (calling(*calls, sync=1, waited=30 * MS, longest=30 * MS),))
+    assert (finding.rule, finding.gain_ns) == ("long-rpc", 30 * MS)
+    assert finding.title == "Rank 0 stands still until ps answers an RPC"
+    assert finding.evidence.startswith("one synchronous call of lookup takes 30.00 ms per step")
+
+
+def test_of_calls_in_a_row_the_longest_is_left() -> None:
+    rpc = calling(called(3, 20 * MS), sync=3, waited=60 * MS, longest=20 * MS)
+    assert [(one.rule, one.gain_ns) for one in beside("rpc", (rpc,))] == [
+        ("rpcs-in-a-row", 40 * MS), ("long-rpc", 20 * MS),
+    ]  # fmt: skip
