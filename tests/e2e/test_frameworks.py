@@ -62,6 +62,15 @@ def test_a_framework(
     assert all("." in bucket["first_parameter"] and "." in bucket["last_parameter"] for bucket in shown["buckets"])
 
 
+def test_lightning_starts_its_own_ranks_in_trials_too(ddpprof: Run) -> None:
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning is not installed: pip install 'ddpprof[frameworks]'")
+    trials = ["--rounds", "1", "--skip-first", "2", "--timed-steps", "4", "--vary", "bucket_cap_mb=1"]
+    done = ddpprof("sweep", *trials, *script("lightning_train.py"), **OFFLINE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 processes" in done.stdout
+
+
 @LONG
 @pytest.mark.parametrize(
     ("framework", "name", "traced"),
