@@ -91,9 +91,9 @@ def nothing_recorded(attempted: Sequence[Path], name: str, failed: bool = False,
     elif any(map(rundir.is_run, attempted)):
         why = "no DistributedDataParallel module finished more steps than are skipped initially (--skip-first)"
     elif not is_one_node:
-        why = (
-            f"nothing is in {attempted[0]}. The ranks of all nodes record into the folder that rank 0's node was given "
-            "with --out, if they reach it: look there, and give every node the same folder"
+        return (
+            f"ddpprof: there is nothing in {attempted[0]}: the ranks of all nodes record into the folder that rank 0's "
+            "node was given with --out, if they reach it. Look there, and give every node the same folder."
         )
     else:
         why = (
