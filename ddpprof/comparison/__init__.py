@@ -1,4 +1,5 @@
 """Comparison of two jobs, each with one run or several, and limits for the second.
+
 run_set.py       runs of one job as one side
 compare.py       what grew, by how much, and whether that is more than noise
 between_runs.py  how much two jobs differ, if each run is one observation

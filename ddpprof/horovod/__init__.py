@@ -1,4 +1,5 @@
 """Horovod: a timeline of what rank 0 saw of every collective, from the file to the report's words.
+
 street.py         what the main road calls
 timeline_file.py  a file → a timeline
 timeline.py       a timeline: the collectives that rank 0 saw

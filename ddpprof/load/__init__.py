@@ -1,4 +1,5 @@
 """Files → model: a run directory, traces of torch.profiler, timelines and tables of others become a `Run`.
+
 run.py             a run directory, a folder of traces, or one trace file → `Run`
 folder.py          traces under any name: the rank of each, and which belong together
 attempts.py        the attempts of one job that torchrun restarted: which of them a report shows

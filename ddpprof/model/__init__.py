@@ -1,4 +1,5 @@
 """Read-only data of a run: ``Run > Rank > Trace and Record``.
+
 A run and its ranks:
 run_file.py            the layout of ``run.json``
 record.py              data that ddpprof recorded of a rank, and their layout in files

@@ -1,4 +1,5 @@
 """Whole runs: readers of the pulses that ranks leave, and verdicts on them. Nothing in here imports torch.
+
 What a job does now:
 pulse_files.py     the pulses of a run, read from memory while ranks live, else from the run directory
 verdict_files.py   ``hang.json`` and ``slowdowns.json``: what the watcher of a run has found so far

@@ -1,4 +1,5 @@
 """Analysis of many ranks, or a few large ones: who reads them, where results are kept, and how they form one report.
+
 analysis.py        from a path to its report and timeline: the entry point for the command line
 rank_selection.py  which ranks are read
 entry.py           the map: one rank's files → its entry, which has the rank's summary, and its steps for drawing

@@ -1,4 +1,5 @@
 """The replay: how long would the step take with other buckets, another network, more ranks?
+
 profile.py       a run's own steps without communication
 light_steps.py   these steps, from light recording
 traced_steps.py  these steps, from a trace without ddpprof's record

@@ -1,4 +1,5 @@
 """Recording, inside or around the training process. Only this part of ddpprof imports torch.
+
 The job, from its launch to the wrapped methods of torch:
 launch.py           around the job: starts it with ddpprof injected, and passes on signals and exit code
 torchrun.py         torchrun's options, which `ddpprof trace` passes on
