@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddpprof.data_parallel.own_reduction import OwnReduction
 from ddpprof.data_parallel.transfers import DataParallelReport
-from ddpprof.findings.finding import Finding, Observed, ms, size
+from ddpprof.findings.finding import Finding, Observed, in_ms, size
 from ddpprof.measures.kernels.devices import imbalance_ns
 
 
@@ -23,14 +23,14 @@ def data_parallel(found: DataParallelReport, o: Observed) -> Iterator[Finding]:
     gain = None
     if step is not None:
         evidence += (
-            f"; per step it copies parameters to them ({ms(step.replicate_ns)}), batches ({ms(step.scatter_ns)}), "
-            f"outputs ({ms(step.gather_ns)}) and gradients ({ms(step.reduce_ns)}) back; {ms(step.exposed_ns)} of that "
-            "is exposed"
+            f"; per step it copies parameters to them ({in_ms(step.replicate_ns)}), batches "
+            f"({in_ms(step.scatter_ns)}), outputs ({in_ms(step.gather_ns)}) and gradients ({in_ms(step.reduce_ns)}) "
+            f"back; {in_ms(step.exposed_ns)} of that is exposed"
         )
         gain = step.exposed_ns + imbalance_ns(loads)
     if loads:
         busiest = max(loads, key=lambda load: load.compute_ns)
-        evidence += f"; device {busiest.device} computes {ms(imbalance_ns(loads))} more than the average device"
+        evidence += f"; device {busiest.device} computes {in_ms(imbalance_ns(loads))} more than the average device"
     yield Finding(
         "data-parallel",
         f"nn.DataParallel drives {devices} devices from one process",
@@ -61,7 +61,7 @@ def outputs_scattered_again(found: DataParallelReport, o: Observed) -> Iterator[
         "outputs-scattered-again",
         "Outputs are gathered on one device, and then scattered again by a second DataParallel",
         f"in {step.num_scattered_again} of {step.num_forwards} forwards per step; scattering takes "
-        f"{ms(step.scatter_ns)}, gathering {ms(step.gather_ns)}",
+        f"{in_ms(step.scatter_ns)}, gathering {in_ms(step.gather_ns)}",
         "Compute the loss inside the module that DataParallel wraps, so that outputs stay on their devices and only "
         "losses are gathered. Better still, use DistributedDataParallel.",
         step.gather_ns + step.scatter_ns,
@@ -71,12 +71,14 @@ def outputs_scattered_again(found: DataParallelReport, o: Observed) -> Iterator[
 def own_reduction(own: OwnReduction, o: Observed) -> Iterator[Finding]:
     """Report hooks of the script, such as Apex's DistributedDataParallel, that do what torch's DDP does."""
     volume = "" if own.num_bytes is None else f" of {size(own.num_bytes)} in all"
-    flat = "" if own.flatten_ns is None else f"; flattening gradients takes {ms(own.flatten_ns)} of the training thread"
+    flat = (
+        "" if own.flatten_ns is None else f"; flattening gradients takes {in_ms(own.flatten_ns)} of the training thread"
+    )
     yield Finding(
         "own-reduction",
         "Gradients are all-reduced without torch's DDP, by hooks of the script (Apex-like)",
         f"{own.num_all_reduces} all-reduces per step{volume}, launched inside the backward pass; "
-        f"computation does not hide {ms(own.exposed_ns)} of {ms(own.comm_ns)}{flat}",
+        f"computation does not hide {in_ms(own.exposed_ns)} of {in_ms(own.comm_ns)}{flat}",
         "torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True): buckets in the order in which "
         "gradients come, no flattening and no copies back. ddpprof trace then shows buckets by parameter, late "
         "gradients and DDP's own work.",

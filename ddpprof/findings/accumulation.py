@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpprof.findings.finding import Finding, Observed, hoped_for, ms, size
+from ddpprof.findings.finding import Finding, Observed, hoped_for, in_ms, size
 from ddpprof.findings.framework_words import reduce_once
 
 
@@ -22,7 +22,7 @@ def reduces_every_pass(o: Observed) -> Iterator[Finding]:
         known = [module.bucket_bytes(index) for index in range(len(module.buckets))]
         sizes = [num_bytes for num_bytes in known if num_bytes is not None]
         sent = f"{size(sum(sizes))} in " if len(sizes) == len(known) else ""
-        exposed = "" if o.exposed_ns is None else f"; {ms(o.exposed_ns)} of communication per step are exposed"
+        exposed = "" if o.exposed_ns is None else f"; {in_ms(o.exposed_ns)} of communication per step are exposed"
         yield Finding(
             "reduces-every-pass",
             f"Gradients accumulate over {one.num_passes} backward passes, and every pass all-reduces them",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpprof.findings.bucket_layout import advised_buckets, bucket_sizes_under, bytes_of, call_for, cap_mb
-from ddpprof.findings.finding import Finding, Observed, at_most, ms, size
+from ddpprof.findings.finding import Finding, Observed, at_most, in_ms, size
 from ddpprof.findings.framework_words import accumulation, compression
 from ddpprof.findings.predictions import DEFAULT_CAP, NewBuckets, Predicted
 from ddpprof.measures.buckets.bucket_summary import BucketRow
@@ -51,9 +51,9 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
         left = (new.bucket_bytes[-1] if late is last else max(new.bucket_bytes)) / max(bytes_of(late), 1)
         is_cut = left <= _CUT and (new.predicted is None or o.worth(None, new.predicted))
         evidence = (
-            f"{ms(o.trailing_ns)} of gradient communication per step runs after the last op of {_backward(passes)} on "
-            f"every rank; {_all(buckets)} {ms(comm)} to transfer, and after the first gradient "
-            f"{'only ' if comm > window else ''}{ms(window)} of backward were left to hide it"
+            f"{in_ms(o.trailing_ns)} of gradient communication per step runs after the last op of {_backward(passes)} "
+            f"on every rank; {_all(buckets)} {in_ms(comm)} to transfer, and after the first gradient "
+            f"{'only ' if comm > window else ''}{in_ms(window)} of backward were left to hide it"
         )
         if (comm > 2 * window) if len(buckets) == 1 else (comm - passes * transfers[-1] > window):
             if _total_bytes(buckets) < len(buckets) * MIB:
@@ -64,7 +64,7 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             continue  # `buckets_too_large` reports it
         elif len(buckets) > 1 and is_cut:
             title = f"The last bucket ({size(bytes_of(last))}) is sent when no computation is left to hide it"
-            evidence += f"; the last bucket alone takes {ms(passes * transfers[-1])}"
+            evidence += f"; the last bucket alone takes {in_ms(passes * transfers[-1])}"
             smaller = call_for(o.framework, new)
             advice = f"Make the last bucket smaller: {smaller} reduces it to {size(left * bytes_of(last))}."
             gain, predicted = round(o.trailing_ns * (1 - left)), new.predicted
@@ -72,7 +72,7 @@ def trailing_communication(o: Observed) -> Iterator[Finding]:
             name = "The last bucket" if late is last else f"Bucket {late.index}"
             transfer = passes * (late.transfer_ns or 0)
             title = f"{name} ({size(bytes_of(late))}) is sent when no computation is left to hide it"
-            evidence += f"; it alone takes {ms(transfer)}, and {_leaves(new, left, late)}"
+            evidence += f"; it alone takes {in_ms(transfer)}, and {_leaves(new, left, late)}"
             (advice, predicted), gain = _fewer_bytes(o, module), min(o.trailing_ns, transfer // 2)
         else:
             continue  # a single bucket, most of which can be hidden once it is cut: `buckets_too_large` reports it
@@ -159,8 +159,8 @@ def buckets_too_large(o: Observed) -> Iterator[Finding]:
             yield Finding(
                 "buckets-too-large",
                 f"Bucket {largest.index} holds {bytes_of(largest) / total:.0%} of the gradients, so it starts late",
-                f"{size(bytes_of(largest))} of {size(total)} wait {ms(largest.ready_ns - largest.first_ready_ns)} "
-                f"from their first gradient to their last, then take {ms(largest.transfer_ns)}",
+                f"{size(bytes_of(largest))} of {size(total)} wait {in_ms(largest.ready_ns - largest.first_ready_ns)} "
+                f"from their first gradient to their last, then take {in_ms(largest.transfer_ns)}",
                 f"Split it: {call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
                 predicted=new.predicted,
@@ -183,7 +183,7 @@ def buckets_too_small(o: Observed) -> Iterator[Finding]:
             yield Finding(
                 "buckets-too-small",
                 f"{len(buckets)} buckets of {size(total / len(buckets))} on average cost latency",
-                f"even the fastest takes {ms(latency)}; all {len(buckets)} move only {size(total)}, "
+                f"even the fastest takes {in_ms(latency)}; all {len(buckets)} move only {size(total)}, "
                 + (f"for which DDP by default makes {wanted}" if new.is_default else f"for which {wanted} are best"),
                 _USE_DEFAULT if new.is_default else f"Use fewer: {call_for(o.framework, new)}.",
                 at_most(gain, new.predicted),
@@ -224,7 +224,7 @@ def first_bucket_late(o: Observed) -> Iterator[Finding]:
         if waits > 0.25 * (max(ends) - first.first_ready_ns) and o.worth(gain, new.predicted):
             yield Finding(
                 "first-bucket-late",
-                f"The first all-reduce starts {ms(waits)} after the first gradient",
+                f"The first all-reduce starts {in_ms(waits)} after the first gradient",
                 f"bucket 0 collects {size(bytes_of(first))} from {first.num_parameters} parameters before it is sent; "
                 "the link is idle until then",
                 f"Cap the first bucket: {_CAPS_FIRST if new.is_default else call_for(o.framework, new)}.",
@@ -256,7 +256,7 @@ def better_buckets(o: Observed) -> Iterator[Finding]:
     was, sizes = [*map(bytes_of, o.buckets)], best.bucket_bytes
     yield Finding(
         "better-buckets",
-        f"Other buckets shorten the replayed step by {ms(best.predicted.gain_ns)}",
+        f"Other buckets shorten the replayed step by {in_ms(best.predicted.gain_ns)}",
         f"{_sizes(sizes)} instead of {_sizes(was)}, in the order of sending",
         f"Try {call_for(o.framework, best)}. To compare it with other caps, use ddpprof whatif.",
         best.predicted.high_ns,
@@ -288,8 +288,8 @@ def late_parameter(o: Observed) -> Iterator[Finding]:
                 yield Finding(
                     "late-parameter",
                     f"{bucket.slowest_parameter} holds back {len(waiting) + 1} buckets",
-                    f"its gradient comes {ms(delay)} after the rest of bucket {bucket.index}; later buckets were "
-                    f"ready, but waited up to {ms(max(waiting))}, since DDP launches buckets in order",
+                    f"its gradient comes {in_ms(delay)} after the rest of bucket {bucket.index}; later buckets were "
+                    f"ready, but waited up to {in_ms(max(waiting))}, since DDP launches buckets in order",
                     _reorder(module, bucket.slowest_parameter),
                     gain,
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpprof.findings.finding import Finding, Observed, ms, size
+from ddpprof.findings.finding import Finding, Observed, in_ms, size
 from ddpprof.measures.collectives.script_collectives import OutsideCalls, Place, Purpose
 
 
@@ -27,7 +27,7 @@ def _said(calls: Sequence[OutsideCalls]) -> str:
     for one in calls:
         volume = "" if one.num_bytes is None else f" of {size(one.num_bytes)} in all"
         parts.append(f"{one.num_calls} × {one.kind.replace('_', '-')}{volume}, {_WHERE[one.place]}")
-    return f"{'; '.join(parts)}: {ms(_exposed(calls))} per step are exposed"
+    return f"{'; '.join(parts)}: {in_ms(_exposed(calls))} per step are exposed"
 
 
 _WHERE = {

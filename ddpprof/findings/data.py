@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpprof.findings.finding import Finding, Observed, ms
+from ddpprof.findings.finding import Finding, Observed, in_ms
 from ddpprof.findings.framework_words import divide_data, load_with, reshuffle, seed_ranks
 from ddpprof.model import Loader
 from ddpprof.words import ranks_in_words
@@ -103,7 +103,7 @@ def idle_for_data(o: Observed) -> Iterator[Finding]:
     yield Finding(
         "idle-for-data",
         "Training waits for its DataLoader",
-        f"{ms(o.data_ns)} per step, {o.data_ns / o.step_ns:.0%} of the step{workers}",
+        f"{in_ms(o.data_ns)} per step, {o.data_ns / o.step_ns:.0%} of the step{workers}",
         _CHEAPER if slowest is None else _more_workers(o, slowest),
         o.data_ns,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpprof.findings.finding import Finding, Observed, ms
+from ddpprof.findings.finding import Finding, Observed, in_ms
 from ddpprof.measures.kernels.devices import imbalance_ns
 from ddpprof.measures.kernels.overlap_slowdown import ENOUGH_KNOWN
 
@@ -23,7 +23,7 @@ def overlap_slowdown(o: Observed) -> Iterator[Finding]:
     yield Finding(
         "overlap-slowdown",
         f"Communication makes concurrent computation take {o.slowdown_ratio:.2f} × as long",
-        f"{ms(o.slowdown_lost_ns or 0)} per step are lost by kernels that also ran without communication, "
+        f"{in_ms(o.slowdown_lost_ns or 0)} per step are lost by kernels that also ran without communication, "
         f"{o.slowdown_known_share:.0%} of the computation under it; the step only loses the part on its critical path"
         f"{other_work if may_be_other_work else ''}",
         _advice(o),
@@ -55,8 +55,9 @@ def launch_bound(o: Observed) -> Iterator[Finding]:
     yield Finding(
         "launch-bound",
         "The accelerator waits for the host",
-        f"{ms(o.launch_bound_ns)} per step, {o.launch_bound_ns / o.step_ns:.0%} of the step: the kernel that ends the "
-        "gap had not been launched when the gap began. Profiling slows the host, so the gaps are shorter without it",
+        f"{in_ms(o.launch_bound_ns)} per step, {o.launch_bound_ns / o.step_ns:.0%} of the step: the kernel that ends "
+        "the gap had not been launched when the gap began. Profiling slows the host, so the gaps are shorter without "
+        "it",
         "Make fewer and larger launches: torch.compile(model), with mode='reduce-overhead' (CUDA graphs), fused "
         "optimizers (AdamW(…, fused=True)) or a larger batch. Avoid .item() and .cpu() in the step.",
         o.launch_bound_ns,
@@ -71,8 +72,8 @@ def device_imbalance(o: Observed) -> Iterator[Finding]:
     loads = sorted(o.device_loads, key=lambda load: load.compute_ns, reverse=True)
     yield Finding(
         "device-imbalance",
-        f"Device {loads[0].device} computes {ms(surplus)} per step more than the process's devices on average",
-        "computation per step: " + ", ".join(f"device {load.device} {ms(load.compute_ns)}" for load in loads[:8]),
+        f"Device {loads[0].device} computes {in_ms(surplus)} per step more than the process's devices on average",
+        "computation per step: " + ", ".join(f"device {load.device} {in_ms(load.compute_ns)}" for load in loads[:8]),
         f"Move layers, or parts of the batch, from device {loads[0].device} to device {loads[-1].device}.",
         surplus,
     )

@@ -156,7 +156,7 @@ def hoped_for(gain_ns: int | None, predicted: Predicted | None) -> tuple[int | N
     return at_most(gain_ns, predicted), predicted
 
 
-def ms(ns: float) -> str:
+def in_ms(ns: float) -> str:
     return f"{ns / 1e6:z.2f} ms"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from ddpprof.findings.finding import Finding, Observed, hoped_for, ms
+from ddpprof.findings.finding import Finding, Observed, hoped_for, in_ms
 from ddpprof.findings.predictions import Predicted
 from ddpprof.measures.ranks.stragglers import OwnTimePart
 from ddpprof.words import ranks_in_words
@@ -17,17 +17,19 @@ def straggler(o: Observed) -> Iterator[Finding]:
         return
     slowest, others = o.stragglers[0], o.stragglers[1:]
     where = "" if slowest.part is None else f" {_WHERE[slowest.part]}"
-    only = "" if slowest.part_late_ns >= _NEARLY_ALL * slowest.late_ns else f", {ms(slowest.part_late_ns)} of it there"
+    only = (
+        "" if slowest.part_late_ns >= _NEARLY_ALL * slowest.late_ns else f", {in_ms(slowest.part_late_ns)} of it there"
+    )
     since = "" if slowest.since_step is None else f" since step {slowest.since_step}"
     evidence = [
-        f"it is late by {ms(slowest.late_ns)} per step{only if where else ''}",
+        f"it is late by {in_ms(slowest.late_ns)} per step{only if where else ''}",
         f"it was last in {slowest.num_last} of {slowest.num_steps} steps{since}",
     ]
     gradients = o.late_gradients.get(slowest.rank, ())
     if gradients:
         after = gradients[0].previous_parameter
         evidence.append(
-            f"the gradient of {gradients[0].parameter} comes {ms(gradients[0].jump_ns)} late"
+            f"the gradient of {gradients[0].parameter} comes {in_ms(gradients[0].jump_ns)} late"
             + (f", after that of {after}" if after else "")
         )
     if others:
@@ -38,7 +40,7 @@ def straggler(o: Observed) -> Iterator[Finding]:
     may_be_other_work = o.shares_cores and is_short and not _is_out_of_proportion(o)
     if late_all_along_ns:
         evidence.append(
-            f"over the whole run ({o.watched_ns / 1e9:.0f} s) it was late by {ms(late_all_along_ns)} per step"
+            f"over the whole run ({o.watched_ns / 1e9:.0f} s) it was late by {in_ms(late_all_along_ns)} per step"
         )
     if may_be_other_work:
         evidence.append(
@@ -71,7 +73,7 @@ def slow_rank(o: Observed) -> Iterator[Finding]:
         yield Finding(
             "slow-rank",
             f"All ranks wait for rank {slowest}",
-            f"over the whole run ({o.watched_ns / 1e9:.0f} s, {o.watched_steps} steps) it needed {ms(late_ns)} per "
+            f"over the whole run ({o.watched_ns / 1e9:.0f} s, {o.watched_steps} steps) it needed {in_ms(late_ns)} per "
             f"step more by itself than {others}",
             _advice(o, None),
             late_ns,

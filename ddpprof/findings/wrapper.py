@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpprof.findings.finding import Finding, Observed, at_most, hoped_for, ms, size
+from ddpprof.findings.finding import Finding, Observed, at_most, hoped_for, in_ms, size
 from ddpprof.findings.framework_words import ddp_argument, without_ddp_argument
 from ddpprof.model import DdpModule
 from ddpprof.words import listed
@@ -24,7 +24,7 @@ def unused_parameters(o: Observed) -> Iterator[Finding]:
             continue
         if _uses_everything(module) and _searches(module):
             gain_ns, predicted = hoped_for(o.unused_search_ns, o.predictions.without_unused_search)
-            cost = "" if o.unused_search_ns is None else f"the search takes {ms(o.unused_search_ns)} per step, "
+            cost = "" if o.unused_search_ns is None else f"the search takes {in_ms(o.unused_search_ns)} per step, "
             yield Finding(
                 "find-unused-for-nothing",
                 "find_unused_parameters=True, but every parameter was used",
@@ -77,7 +77,7 @@ def static_graph(o: Observed) -> Iterator[Finding]:
             yield Finding(
                 "static-graph",
                 "The set of unused parameters never changes, yet every step searches for it",
-                f"torch reports a static graph; the search takes {ms(o.unused_search_ns)} per step",
+                f"torch reports a static graph; the search takes {in_ms(o.unused_search_ns)} per step",
                 f"{ddp_argument(o.framework, 'static_graph=True')} instead of find_unused_parameters=True, if the "
                 "graph is the same for the whole training.",
                 at_most(o.unused_search_ns, predicted),
@@ -103,7 +103,7 @@ def buffers_broadcast(o: Observed) -> Iterator[Finding]:
     yield Finding(
         "buffers-broadcast",
         f"{buffers} broadcast before {_forwards(o)}",
-        f"{size(sum(m.buffer_bytes for m in modules))} take {ms(o.buffer_sync_ns or 0)} per step, and every rank "
+        f"{size(sum(m.buffer_bytes for m in modules))} take {in_ms(o.buffer_sync_ns or 0)} per step, and every rank "
         "waits for rank 0",
         f"{_without_broadcast(o.framework)}. "
         + (
@@ -137,7 +137,7 @@ def gradient_copies(o: Observed) -> Iterator[Finding]:
     yield Finding(
         "gradient-copies",
         "Reduced gradients are copied out of their buckets",
-        f"{ms(o.copy_out_ns)} per step, and {size(memory)} of memory",
+        f"{in_ms(o.copy_out_ns)} per step, and {size(memory)} of memory",
         f"{ddp_argument(o.framework, 'gradient_as_bucket_view=True')}. Code that calls grad.detach_() rules it out.",
         at_most(o.copy_out_ns, predicted),
         predicted=predicted,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from ddpprof.findings.finding import Finding, Observed, ms, size
+from ddpprof.findings.finding import Finding, Observed, in_ms, size
 from ddpprof.horovod.reductions import HorovodStep, HorovodSummary
 from ddpprof.measures.ranks.arrivals import RankWaiting
 
@@ -35,14 +35,14 @@ def negotiation(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
         return
     cycle = summary.cycle_ns or _DEFAULT_CYCLE_NS
     trailing = _median(summary, lambda s: s.trailing.total_ns)
-    marked = "" if summary.cycle_ns is None else f"; a cycle takes {ms(summary.cycle_ns)}"
-    evidence = f"all gradients are reduced {ms(trailing)} after rank 0's last one is ready{marked}"
+    marked = "" if summary.cycle_ns is None else f"; a cycle takes {in_ms(summary.cycle_ns)}"
+    evidence = f"all gradients are reduced {in_ms(trailing)} after rank 0's last one is ready{marked}"
     if gain <= _MANY_CYCLES * cycle:
         if summary.cycle_ns is not None and summary.cycle_ns <= _SHORT_CYCLE_NS:
             return
         yield Finding(
             "horovod-cycle",
-            f"Reductions wait {ms(gain)} per step for Horovod's next cycle",
+            f"Reductions wait {in_ms(gain)} per step for Horovod's next cycle",
             evidence,
             "HOROVOD_CYCLE_TIME=0.5 (milliseconds; the default is 1): a tensor that is ready waits for half of it on "
             "average.",
@@ -58,7 +58,7 @@ def negotiation(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
         evidence += "; only a timeline recorded with HOROVOD_CACHE_CAPACITY=0 says for which of them"
     yield Finding(
         "horovod-straggler",
-        f"Rank 0 waits {ms(gain)} per step for {whom}, after its own gradients are ready",
+        f"Rank 0 waits {in_ms(gain)} per step for {whom}, after its own gradients are ready",
         evidence,
         "Look at what that rank does before its gradients: data loading, larger batches, a slower or busier machine. A "
         "shorter HOROVOD_CYCLE_TIME does not help.",
@@ -88,7 +88,7 @@ def not_fused(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
         "horovod-not-fused",
         f"{alone} of {tensors} tensors per step are reduced one by one",
         f"{len(small)} of them are small, {size(average)} on average; their collectives take "
-        f"{ms(_median(summary, lambda s: s.alone_ns))} per step",
+        f"{in_ms(_median(summary, lambda s: s.alone_ns))} per step",
         "HOROVOD_FUSION_THRESHOLD=134217728 (its default; 0 switches fusion off); if that is already set, a longer "
         "HOROVOD_CYCLE_TIME lets more tensors become ready for one collective.",
         gain,
@@ -104,7 +104,7 @@ def fusion_copies(summary: HorovodSummary, o: Observed) -> Iterator[Finding]:
     largest = f"; the largest tensor, {most.tensor}, has {size(most.num_bytes)}" if most.num_bytes else ""
     yield Finding(
         "horovod-copies",
-        f"Copies into and out of the fusion buffer take {ms(gain)} per step",
+        f"Copies into and out of the fusion buffer take {in_ms(gain)} per step",
         f"while no collective runs; {_median(summary, lambda s: s.num_tensors - s.num_alone)} tensors per step are "
         f"fused{largest}",
         "A tensor that is larger than HOROVOD_FUSION_THRESHOLD is reduced in place: set it below the largest ones. "

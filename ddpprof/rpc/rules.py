@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpprof.findings.finding import Finding, Observed, ms, size
+from ddpprof.findings.finding import Finding, Observed, in_ms, size
 from ddpprof.rpc.calls import RankRpc, RpcCalls
 
 _MANY = 8
@@ -28,7 +28,8 @@ def many_small_calls(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]
     yield Finding(
         "many-small-rpcs",
         f"Rank {rank.rank} calls {calls.function} on {calls.callee} {calls.num_calls} times per step",
-        f"each call takes {ms(calls.latency_ns or 0)} and moves {size(moved / calls.num_calls)} of tensors on average",
+        f"each call takes {in_ms(calls.latency_ns or 0)} and moves {size(moved / calls.num_calls)} of tensors on "
+        "average",
         f"Send them together, as one call that takes all inputs of {calls.function} in a step and returns all results, "
         "or collect them on the callee with @rpc.functions.async_execution.",
         gain,
@@ -51,8 +52,8 @@ def calls_in_a_row(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
         return
     yield Finding(
         "rpcs-in-a-row",
-        f"Rank {rank.rank} waits {ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after the other",
-        f"the longest takes {ms(rank.longest_wait_ns)}; DDP's own communication is not included",
+        f"Rank {rank.rank} waits {in_ms(rank.waited_ns)} per step for {rank.num_sync_calls} RPCs, one after the other",
+        f"the longest takes {in_ms(rank.longest_wait_ns)}; DDP's own communication is not included",
         "If none needs another's answer, send all with rpc.rpc_async, and call torch.futures.wait_all(futures) "
         "where the answers are needed; fetch the next batch's during this one's backward pass.",
         _gain_ns(rank),
@@ -73,7 +74,7 @@ def one_long_call(ranks: Sequence[RankRpc], o: Observed) -> Iterator[Finding]:
     yield Finding(
         "long-rpc",
         f"Rank {rank.rank} stands still until {longest.callee} answers an RPC",
-        f"one synchronous call of {longest.function} takes {ms(rank.longest_wait_ns)} per step; DDP's own "
+        f"one synchronous call of {longest.function} takes {in_ms(rank.longest_wait_ns)} per step; DDP's own "
         "communication is not included",
         "Send it earlier with rpc.rpc_async, such as for the next batch during this one's backward pass, and wait for "
         "the answer where it is needed; or make the function itself faster.",
