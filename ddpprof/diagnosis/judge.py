@@ -53,10 +53,10 @@ def judge(evidence: Sequence[RankEvidence]) -> Verdict:
         blamed = min(free, key=_guilt)
         waiting = [one for one in positions if one.waits_in is not None]
         return _verdict(blamed.fault, blamed, waiting or [one for one in positions if one is not blamed])
-    blamed_or_none = _odd_one(positions)
-    if blamed_or_none is None:
+    odd = _odd_one(positions)
+    if odd is None:
         return _of_link(positions)
-    return _verdict(blamed_or_none.fault, blamed_or_none, [one for one in positions if one is not blamed_or_none])
+    return _verdict(odd.fault, odd, [one for one in positions if one is not odd])
 
 
 def _of_another_collective(positions: Sequence[Position]) -> Position | None:

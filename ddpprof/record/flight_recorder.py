@@ -99,10 +99,18 @@ def place_of(collective: GlooCollective) -> str | None:
     return None if place is None else str(place)
 
 
-def last_bucket(
-    launched: Sequence[GlooCollective], bucket_numels: Sequence[Sequence[int]]
-) -> tuple[int, int, int] | None:
-    """Return module, index and launch, ns since 1970, of the last bucket among the all-reduces of a backward pass.
+class LastBucket(NamedTuple):
+    """The bucket that was launched last in a backward pass."""
+
+    module: int
+    bucket: int
+    """index of the bucket within its module"""
+    bucket_ns: int
+    """when it was launched, ns since 1970"""
+
+
+def last_bucket(launched: Sequence[GlooCollective], bucket_numels: Sequence[Sequence[int]]) -> LastBucket | None:
+    """Return the last bucket among the all-reduces of a backward pass.
 
     Each module's reducer goes through its buckets in order. All-reduces of other sizes are not of buckets.
     """
@@ -113,6 +121,6 @@ def last_bucket(
             index = following[module]
             if index < len(numels) and numels[index] == numel:
                 following[module] = index + 1
-                found = (module, index, created_ns)
+                found = LastBucket(module, index, created_ns)
                 break
     return found

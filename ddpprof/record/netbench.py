@@ -107,13 +107,19 @@ def _device_and_backend(asked: str | None) -> tuple[torch.device, str]:
         raise CannotRecord(f"this torch has no backend {backend}; it has {', '.join(known)}.")
     if device is None or backend in backends.FOR_CPU_TENSORS:
         return torch.device("cpu"), backend
-    device = torch.device(device.type, _place(os.environ)[2] % torch.accelerator.device_count())
+    device = torch.device(device.type, _place(os.environ).local_rank % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index)
     return device, backend
 
 
-def _place(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """Return rank, world size and local rank from torchrun, MPI or Slurm. Raises `CannotRecord`."""
+class _Place(NamedTuple):
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def _place(environment: Mapping[str, str]) -> _Place:
+    """Return which rank torchrun, MPI or Slurm says this is. Raises `CannotRecord`."""
     launchers = (
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -122,7 +128,7 @@ def _place(environment: Mapping[str, str]) -> tuple[int, int, int]:
     )
     for rank, size, local in launchers:
         if rank in environment and size in environment:
-            return int(environment[rank]), int(environment[size]), int(environment.get(local, "0"))
+            return _Place(int(environment[rank]), int(environment[size]), int(environment.get(local, "0")))
     raise CannotRecord("the launcher does not give the number of ranks: set RANK and WORLD_SIZE.")
 
 

@@ -163,7 +163,7 @@ class PulseKeeper:
         """Write which bucket was launched last in the current backward pass, as torch's flight recorder knows."""
         found = last_bucket(all_reduces_since(state.since_ns), self._bucket_numels)
         if found is not None:
-            for name, value in zip(("module", "bucket", "bucket_ns"), found, strict=True):
+            for name, value in found._asdict().items():
                 write_state(self._pulse.words, name, value)
 
     def _is_overdue(self, state: PulseState) -> bool:
