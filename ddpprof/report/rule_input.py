@@ -17,6 +17,9 @@ from ddpprof.model import DdpModule, Record, Run
 from ddpprof.report.rank_summary import RankSummary
 from ddpprof.report.tree import RankReport, Report, StepReport
 
+_STEPS_TO_TELL = 10
+"""number of recorded steps from which on they tell better than the whole run which rank is late; fewer may be chance"""
+
 
 def observe(
     run: Run,
@@ -64,7 +67,7 @@ def observe(
         slowdown_control=slowdown.control if slowdown else None,
         launch_bound_ns=least(lambda s: s.idle.launch_bound_ns if s.idle else None),
         stragglers=across.stragglers.stragglers if across and across.stragglers else (),
-        steps_tell_stragglers=across is not None and across.stragglers is not None,
+        steps_tell_stragglers=bool(across and across.stragglers and across.stragglers.num_steps >= _STEPS_TO_TELL),
         late_gradients={late.rank: late.gradients for late in (across.late_gradients if across else ())},
         outside=report.outside or (),
         memory=report.memory,
