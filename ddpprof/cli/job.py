@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -49,9 +50,17 @@ class JobCommand:
     @property
     def is_one_node(self) -> bool:
         """Whether ddpprof's torchrun starts all ranks, as far as its options say."""
-        given = list(self.options.torchrun or ())
-        nodes = [given[index + 1] for index, word in enumerate(given[:-1]) if word == "--nnodes"]
-        return all(number in ("1", "1:1") for number in nodes)
+        return all(number in ("1", "1:1") for number in self._given_to_torchrun("--nnodes"))
+
+    @property
+    def is_first_node(self) -> bool:
+        """Whether this is the first of several nodes, which creates the shared run directory, or the only one."""
+        return all(number == "0" for number in self._given_to_torchrun("--node-rank", "--node_rank"))
+
+    def _given_to_torchrun(self, *names: str) -> list[str]:
+        """Return the values of torchrun's option with these names."""
+        words = self.options.torchrun or []
+        return [value for name, value in pairwise(words) if name in names]
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
@@ -230,7 +239,7 @@ def _settings_of(job: JobCommand, out: Path, settings: Settings, inside: bool) -
         recorded_with=job.recorded_with if shown else (),
         agent=agent_of_this_process() if inside else settings.agent,
     )
-    is_first = launch.is_first_rank(os.environ) if inside else not _is_further_node(job.options.torchrun)
+    is_first = launch.is_first_rank(os.environ) if inside else job.is_first_node
     return launch.clear_out(settings, inside) if is_first else settings
 
 
@@ -267,12 +276,6 @@ def default_out(words: Sequence[str], *, is_module: bool, kind: str = "") -> str
     """Return a folder named after the job, and the `kind` of experiment that it is part of."""
     name = words[0].rpartition(".")[2] if is_module else Path(words[0]).stem
     return f"runs/{kind and f'{kind}-'}{name or 'job'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-
-
-def _is_further_node(torchrun: Sequence[str] | None) -> bool:
-    """Return whether this is not the first of several nodes; the first one creates the shared run directory."""
-    given = list(torchrun or ())
-    return any(name in given and given[given.index(name) + 1] != "0" for name in ("--node-rank", "--node_rank"))
 
 
 def _die_of(number: int) -> NoReturn:

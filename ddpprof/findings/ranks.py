@@ -62,7 +62,7 @@ def straggler(o: Observed) -> Iterator[Finding]:
 
 
 def slow_rank(o: Observed) -> Iterator[Finding]:
-    """Report the rank that needs most time by itself over the whole run, if there are too few recorded steps to tell."""
+    """Report the rank that needs most time by itself over the whole run, if recorded steps are too few to tell."""
     long_enough = o.watched_ns >= _LONGER_THAN_OTHER_WORK_NS and o.watched_steps >= _STEPS_OF_WHOLE_RUN
     if o.stragglers or o.steps_tell_stragglers or not long_enough or len(o.own_ns) < 2:
         return

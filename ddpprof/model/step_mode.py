@@ -1,4 +1,4 @@
-"""What the recorder does in a step, by name."""
+"""Each step of a recorded training has a mode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class StepMode(StrEnum):
-    """What the recorder did in a step."""
+    """A mode says what the recorder did in a step."""
 
     SKIP = "skip"
     OFF = "off"

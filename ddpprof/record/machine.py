@@ -1,4 +1,4 @@
-"""What does the machine give to this process, and what does it withhold? Totals are since the process began."""
+"""What does the machine give to this process, and what does it withhold? Totals count from the process's beginning."""
 
 from __future__ import annotations
 

@@ -112,13 +112,13 @@ def _device_and_backend(asked: str | None) -> tuple[torch.device, str]:
     return device, backend
 
 
-class _Place(NamedTuple):
+class _LaunchedRank(NamedTuple):
     rank: int
     world_size: int
     local_rank: int
 
 
-def _place(environment: Mapping[str, str]) -> _Place:
+def _place(environment: Mapping[str, str]) -> _LaunchedRank:
     """Return which rank torchrun, MPI or Slurm says this is. Raises `CannotRecord`."""
     launchers = (
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -128,7 +128,7 @@ def _place(environment: Mapping[str, str]) -> _Place:
     )
     for rank, size, local in launchers:
         if rank in environment and size in environment:
-            return _Place(int(environment[rank]), int(environment[size]), int(environment.get(local, "0")))
+            return _LaunchedRank(int(environment[rank]), int(environment[size]), int(environment.get(local, "0")))
     raise CannotRecord("the launcher does not give the number of ranks: set RANK and WORLD_SIZE.")
 
 

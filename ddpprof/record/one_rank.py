@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import Any
 
 _MARK = "DDPPROF_ONE_RANK"
+_PORT = "MASTER_PORT"
+_ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
 def launcher_variables() -> dict[str, str]:
@@ -20,15 +22,7 @@ def launcher_variables() -> dict[str, str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return {
-        _MARK: "1",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    return {_MARK: "1", _PORT: str(port), **_ONLY_RANK}
 
 
 def install(environments: ModuleType) -> None:
@@ -43,7 +37,7 @@ def install(environments: ModuleType) -> None:
     @functools.wraps(original)
     def begins(self: Any) -> None:
         if os.environ.pop(_MARK, None) is not None:
-            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            for name in (_PORT, *_ONLY_RANK):
                 os.environ.pop(name, None)
         original(self)
 

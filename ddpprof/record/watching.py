@@ -1,7 +1,7 @@
 """The events of each step after the recorded ones. Only the pulse and the number of steps go on, at little cost.
 
-They come from `patches`. Code that runs once in a step is never in the processor's
-caches, so every call in here counts.
+They come from `patches`. Code that runs once in a step is never in the processor's caches, so every
+call in here counts.
 """
 
 from __future__ import annotations
