@@ -202,5 +202,5 @@ def pause_limit_s(one: RankEvidence) -> float:
     if activity == Activity.DATA and flags & StepFlag.BEGAN_EPOCH:
         return _FIRST_BATCH_S
     if activity in (Activity.OTHER, Activity.FORWARD) and one.computes and not one.is_swapping:
-        return _COMPUTES_S
+        return _ON_PURPOSE_S if flags & StepFlag.EVALUATED else _COMPUTES_S
     return 0.0

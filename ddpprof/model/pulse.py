@@ -42,7 +42,7 @@ class StepFlag(IntFlag, metaclass=InterruptibleEnum):
     SAVED = 2
     """the step contains a ``torch.save``"""
     EVALUATED = 4
-    """the step contains forwards without gradients"""
+    """the step contains an evaluation: forwards without gradients, or a pass over a ``DataLoader`` for one"""
     BEGAN_EPOCH = 8
     """a pass over a ``DataLoader`` began in the step"""
     RAN_OUT = 16

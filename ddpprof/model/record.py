@@ -256,6 +256,8 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     data_ns: Int64 | None = None
     """time that the training thread waited for its DataLoader"""
     forwards: tuple[Forward, ...] = ()
+    began_evaluation: bool = False
+    """whether a pass over a DataLoader began in it without gradients, or with all DDP modules in evaluation mode"""
     optimizers: tuple[tuple[Int64, Int64], ...] = ()
     """start and end of each ``Optimizer.step``; with a closure, of the parts before, between and after its calls"""
     passes: tuple[BackwardPass, ...] = ()
@@ -271,6 +273,11 @@ class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
     without that of the CPU if a DataLoader has just drawn from it, at the beginning of a pass"""
     end_ns: Int64
     """stands last, since the recorder learns it after encoding the rest"""
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether the training evaluated in the step, through DDP or without it."""
+        return self.began_evaluation or not all(one.has_gradients for one in self.forwards)
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):

@@ -37,6 +37,7 @@ class StepNotes:
         self._seen: list[weakref.ref[Any]] = []
         self._num_calls = 0
         """number of calls of ``backward`` in the step"""
+        self._began_evaluation = False
         self._facts_of_released: dict[str, Any] | None = None
 
     def find(self, ddp: Any) -> RecordedModule | None:
@@ -99,9 +100,17 @@ class StepNotes:
 
     def end_step(self) -> None:
         """Forget the step."""
-        self._forwards, self._optimizers, self._num_calls = [], [], 0
+        self._forwards, self._optimizers, self._num_calls, self._began_evaluation = [], [], 0, False
         self.rpc.end_step()
         self.feeding.end_step()
+
+    def loader_begins(self, loader: Any) -> bool:
+        """Note that a pass over `loader` begins. Return whether it is for an evaluation, which may do without DDP."""
+        self.feeding.loader_begins(loader)
+        ddps = [ddp for seen in self._seen if (ddp := seen()) is not None]
+        evaluates = not torch.is_grad_enabled() or (bool(ddps) and not any(ddp.module.training for ddp in ddps))
+        self._began_evaluation |= evaluates
+        return evaluates
 
     def pre_forward_is_over(self, ddp: DistributedDataParallel, start_ns: int, had_rebuilt: bool) -> None:
         """Note DDP's own work before the module's forward, from `start_ns` to now."""
@@ -165,6 +174,7 @@ class StepNotes:
             end_ns=0,
             data_ns=self.feeding.data_ns,
             forwards=tuple(self._forwards),
+            began_evaluation=self._began_evaluation,
             optimizers=tuple(self._optimizers),
             passes=tuple(sorted(passes, key=lambda one: one.origin_ns)),
             torch_stats={module.index: times for module in self.modules if (times := module.torch_times())},

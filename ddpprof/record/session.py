@@ -199,10 +199,11 @@ class Session(Recording):
             waited_ns = time.time_ns() - began if training_waits else 0
             self._note(self._notes.feeding.fetches, iterator, batch, waited_ns, self._notes.recording)
 
+    @harmless
     def loader_begins(self, loader: Any) -> None:
+        evaluates = self._notes.loader_begins(loader)
         if threading.get_ident() == self._training_thread:
-            self.pulse.flag(StepFlag.BEGAN_EPOCH)
-        self._note(self._notes.feeding.loader_begins, loader)
+            self.pulse.flag(StepFlag.BEGAN_EPOCH | (StepFlag.EVALUATED if evaluates else 0))
 
     def sets_epoch(self, sampler: Any) -> None:
         self._note(self._notes.feeding.sets_epoch, sampler)

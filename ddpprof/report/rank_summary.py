@@ -248,9 +248,7 @@ def _record_summary(record: Record) -> RecordSummary:
         modules_with_buffer_syncs=tuple(
             sorted({one.module for step in steps for one in step.forwards if one.has_gradients and one.buffer_sync_ns})
         ),
-        evaluated_steps=tuple(
-            step.number for step in steps if not all(forward.has_gradients for forward in step.forwards)
-        ),
+        evaluated_steps=tuple(step.number for step in steps if step.has_evaluation),
         random_states=states_of_generators(record.steps),
     )
 

@@ -12,6 +12,9 @@ import pytest
 from accelerator import first_recorded
 from jobs import Run, on_ranks, outside_checkout, script
 
+from ddpprof.model.pulse import StepFlag
+from ddpprof.model.pulse_layout import decode
+
 WINDOW = ["--skip-first", "2", "--cost-steps", "4", "--no-profiler", "--steps", "100"]
 """Light recording from step 6 until the script ends."""
 
@@ -109,6 +112,53 @@ dist.destroy_process_group()
         assert [row["number"] for row in rows] == list(range(2, 20))
         synchronising = [[f for f in row["forwards"] if f[7]] for row in rows if row["mode"] == "light"]
         assert [len(forwards) for forwards in synchronising] == [1] * len(synchronising)
+
+
+EVALUATES_WITHOUT_DDP = """
+import contextlib, sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DDP(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+training, evaluation = DataLoader(torch.randn(40, 64), 8), DataLoader(torch.randn(24, 64), 8)
+modes, gradients = sys.argv[1] == "mode", torch.no_grad if sys.argv[1] == "no-grad" else contextlib.nullcontext
+for epoch in range(6):
+    for x in training:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    if epoch % 2:
+        model.module.train(not modes)
+        with gradients():
+            for x in evaluation:
+                with torch.no_grad():
+                    model.module(x)
+        model.module.train()
+dist.barrier()
+time.sleep(0.2)  # gloo's threads let go of the last gradients; torch aborts if Python ends before that
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["mode", "no-grad"])
+def test_an_evaluation_may_do_without_ddp(how: str, tmp_path: Path, ddpprof: Run) -> None:
+    """It is known by its mode, or by gradients that are off where its pass over the data begins."""
+    (tmp_path / "evaluates.py").write_text(EVALUATES_WITHOUT_DDP)
+    for rows in trace(ddpprof, tmp_path, [tmp_path / "evaluates.py", how]):
+        light = {row["number"]: row.get("began_evaluation", False) for row in rows if row["mode"] == "light"}
+        assert {number for number, began in light.items() if began} == {10, 20}
+        assert {15, 25} <= light.keys()
+    window = ["--skip-first", "2", "--cost-steps", "0", "--steps", "2"]
+    done = ddpprof("trace", "--quiet", "--out", "watched", *window, *on_ranks(2, tmp_path / "evaluates.py", how))
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        steps = decode((tmp_path / f"watched/rank-{rank}.pulse").read_bytes()).steps
+        flags = dict(zip(steps.number.tolist(), steps.flags.tolist(), strict=True))
+        assert {number for number, flag in flags.items() if flag & StepFlag.EVALUATED} == {10, 20}
+        assert {number for number, flag in flags.items() if flag & StepFlag.BEGAN_EPOCH} == {5, 10, 15, 20, 25}
 
 
 EXPLICIT = """

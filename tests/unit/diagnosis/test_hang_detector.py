@@ -162,6 +162,7 @@ def test_a_job_that_goes_on_while_it_is_examined_does_not_hang(monkeypatch: pyte
         pytest.param(rank(0, USER, activity=Activity.DATA), 0, id="waits-for-data"),
         pytest.param(rank(0, USER, activity=Activity.DATA, flags=StepFlag.BEGAN_EPOCH), 120, id="first-batch"),
         pytest.param(replace(rank(0, USER), computes=True), 120, id="computes"),
+        pytest.param(replace(rank(0, USER, flags=StepFlag.EVALUATED), computes=True), 600, id="evaluates-without-ddp"),
         pytest.param(replace(rank(0, USER), computes=True, is_swapping=True), 0, id="swaps"),
         pytest.param(replace(rank(0, USER, activity=Activity.SAVE), is_swapping=True), 600, id="swaps-as-it-saves"),
         pytest.param(died(rank(0, activity=Activity.SAVE)), 0, id="dead"),

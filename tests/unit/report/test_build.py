@@ -228,10 +228,17 @@ def test_ranks_are_late_by_one_clock_only(hosts: tuple[str | None, str | None], 
     assert [bucket.late_rank for bucket in build_report(run(*ranks)).buckets] == late
 
 
-def test_a_step_with_an_evaluation_is_not_averaged() -> None:
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        pytest.param({"forwards": (forward(150, 200, has_gradients=False),)}, id="through-ddp"),
+        pytest.param({"began_evaluation": True}, id="without-ddp"),
+    ],
+)
+def test_a_step_with_an_evaluation_is_not_averaged(evaluation: dict[str, Any]) -> None:
     compute = [(0, 50, Phase.BACKWARD, 0), (100, 150, Phase.BACKWARD, 1)]
     made = trace(steps=[(0, 100), (100, 240)], compute=compute)
-    steps = [recorded(10, 0, 100), recorded(11, 100, 240, forwards=(forward(150, 200, has_gradients=False),))]
+    steps = [recorded(10, 0, 100), recorded(11, 100, 240, **evaluation)]
     built = build_report(run(Rank(0, made, record(0, [MODULE], steps))))
     assert built.usual_steps == (10,)
 
