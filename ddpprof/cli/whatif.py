@@ -102,7 +102,8 @@ def _profile(options: argparse.Namespace) -> tuple[Profiled, Job]:
 
 
 def _asked(options: argparse.Namespace) -> Asked:
-    from ddpprof.predict.setting import Algorithm, Compression, Setting
+    from ddpprof.model.comm_hooks import Compression
+    from ddpprof.predict.setting import Algorithm, Setting
     from ddpprof.report.whatif import Asked
 
     hook, rank = options.compress or (None, 1)

@@ -6,9 +6,9 @@ import re
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model import DdpModule
+from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.candidates import Knobs, Shortlist, shortlist, spread
 from ddpprof.predict.network import Network
-from ddpprof.predict.setting import Compression
 from ddpprof.report.run_profile import Benches, KnownRun, Profiled, profile_run, training_of
 from ddpprof.report.tree import Job
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpprof.model import Loader
-from ddpprof.model.backends import half_precision
+from ddpprof.model.comm_hooks import Compression
 
 _ACCELERATE = frozenset(
     ("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
@@ -86,13 +86,13 @@ _REDUCE_ONCE = {
 
 def compression(framework: str | None, backend: str | None) -> str | None:
     """Return how to send gradients in half as many bits; ``None`` if the framework has no option for it."""
-    bits = half_precision(backend)
-    hook = f"default_hooks.{bits}_compress_hook"
+    halving = Compression.by_half(backend)
+    hook = f"default_hooks.{halving.hook}"
     where = ", from torch.distributed.algorithms.ddp_comm_hooks,"
     if framework is None:
         return f"ddp.register_comm_hook(None, {hook}){where}"
     if framework == "accelerate":
-        kind = f"DDPCommunicationHookType.{bits.upper()}"
+        kind = f"DDPCommunicationHookType.{halving.name}"
         return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook={kind})])"
     if framework == "lightning" and backend == "nccl":  # Lightning registers hooks on CUDA only
         return f"Trainer(strategy=DDPStrategy(ddp_comm_hook={hook})){where}"

@@ -3,6 +3,10 @@
 A run and its ranks:
 run_file.py            the layout of ``run.json``
 record.py              data that ddpprof recorded of a rank, and their layout in files
+ddp_module.py          of these: a DDP module with its parameters and buckets
+recorded_step.py       of these: a step with its forwards, gradients, buckets and optimizers
+int64.py               of these: integers that fit into a column
+comm_hooks.py          torch's comm hooks and what they send
 step_mode.py           what the recorder does in a step
 light_step.py          the parts of a step from light recording, for runs without a trace, and during training
 tables.py              a trace as numpy columns
@@ -29,24 +33,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ddpprof.model.ddp_module import DdpModule, Parameter
 from ddpprof.model.process_exit import ProcessExit
 from ddpprof.model.record import (
-    BackwardPass,
     Batch,
-    BucketTimes,
     CollectiveOfSomeRanks,
     DataParallelModule,
-    DdpModule,
+    Loader,
+    Record,
+    Replica,
+    UnusualCollective,
+)
+from ddpprof.model.recorded_step import (
+    BackwardPass,
+    BucketTimes,
     DeviceMemory,
     Forward,
-    Loader,
     Memory,
-    Parameter,
-    Record,
     RecordedStep,
-    Replica,
     RpcCall,
-    UnusualCollective,
 )
 from ddpprof.model.step_mode import DETAILED_MODES, StepMode
 from ddpprof.model.tables import (

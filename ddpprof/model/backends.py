@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 KNOWN = ("gloo", "nccl", "mpi", "ucc", "xccl")
 """backends whose communication is told from other work by the names of spans: ``nccl:all_reduce``"""
 ON_HOST = ("gloo", "mpi", "ucc")
 """backends whose threads of the host communicate"""
 FOR_CPU_TENSORS = ("gloo", "mpi")
 """backends that are measured with tensors in the host's memory; DDP refuses to send bf16 over them"""
-
-
-def half_precision(backend: str | None) -> Literal["bf16", "fp16"]:
-    """Return the type that halves gradients in transit: bf16 with NCCL, as DDP refuses it for most other backends."""
-    return "bf16" if backend == "nccl" else "fp16"

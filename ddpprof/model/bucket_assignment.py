@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ddpprof.model.record import DdpModule, Parameter
+from ddpprof.model.ddp_module import DdpModule, Parameter
 
 MIB = 1 << 20
 DEFAULT_CAP_MIB = 25

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpprof.model.record import RecordedStep
+from ddpprof.model.recorded_step import RecordedStep
 
 
 @dataclass(frozen=True, slots=True)

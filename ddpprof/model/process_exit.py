@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from ddpprof.model.record import Count, Int64
+from ddpprof.model.int64 import Count, Int64
 
 
 class ProcessExit(Struct, frozen=True):

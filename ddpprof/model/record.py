@@ -1,4 +1,4 @@
-"""The record of one rank: the recorder writes it, the loader reads it, measures use it. Only this file has its layout.
+"""The record of one rank: the recorder writes it, the loader reads it, measures use it. These structs are its layout.
 
     rank-N.facts.json     `Record` without its steps, and the number of the format
     rank-N.steps.jsonl    one `RecordedStep` per line
@@ -8,79 +8,14 @@ Structs that come in large numbers are stored as arrays, with their fields in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct
 
+from ddpprof.model.ddp_module import DdpModule
+from ddpprof.model.int64 import Int64
+from ddpprof.model.recorded_step import DeviceMemory, RecordedStep
 from ddpprof.model.step_mode import StepMode
-
-Int64 = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
-"""integer that fits into int64, as does the sum of two"""
-Count = Annotated[int, Meta(ge=0, le=1 << 62)]
-
-TORCH_TIMES = (
-    "forward_compute_time",
-    "backward_compute_time",
-    "backward_comm_time",
-    "backward_compute_comm_overlap_time",
-)
-"""names of the times that DDP takes of an iteration, in ``_get_ddp_logging_data()``"""
-
-_HALVING_HOOKS = ("fp16_compress_hook", "bf16_compress_hook")
-"""torch's hooks that send gradients of 4 bytes in 2"""
-
-
-class Parameter(Struct, frozen=True, array_like=True):
-    name: str
-    num_bytes: Int64
-    dtype: str | None = None
-    """such as ``float32``; ``None`` in records of an older ddpprof, which also lack the shape"""
-    shape: tuple[Int64, ...] = ()
-    is_sparse: bool = False
-    """True if its gradient is expected to be sparse"""
-
-
-def sends_unchanged(comm_hook: str | None) -> bool:
-    """Return whether a comm hook, if there is one, sends gradients as they are."""
-    return comm_hook is None or "allreduce_hook" in comm_hook
-
-
-class DdpModule(Struct, frozen=True):
-    """One ``DistributedDataParallel`` instance, as the recorder found it."""
-
-    name: str
-    settings: Mapping[str, object]
-    """constructor arguments by torch's names, including defaults"""
-    comm_hook: str | None
-    parameters: tuple[Parameter, ...]
-    """parameters in the reducer's order"""
-    buckets: tuple[tuple[Int64, ...], ...]
-    """parameter indices of each bucket, in the layout of the recorded steps"""
-    num_buffers: Int64
-    buffer_bytes: Int64
-    num_batch_norms: Int64
-    unused: tuple[str, ...] | None = None
-    """parameters without gradient in every examined backward pass; ``None`` if none was examined"""
-    graph_is_static: bool | None = None
-    """torch's ``can_set_static_graph``"""
-    num_searched_passes: Int64 = 0
-    """number of backward passes examined for unused parameters"""
-    num_lacking_passes: Int64 | None = None
-    """number of these that left some parameter without gradient; ``None`` if not recorded"""
-
-    def message_bytes(self, bucket: int) -> int | None:
-        """Return the size of a bucket's all-reduce; ``None`` if it is unknown what the module's comm hook sends."""
-        num_bytes = self.bucket_bytes(bucket)
-        if sends_unchanged(self.comm_hook) or num_bytes is None:
-            return num_bytes
-        dtypes = {self.parameters[index].dtype for index in self.buckets[bucket]}
-        return num_bytes // 2 if self.comm_hook in _HALVING_HOOKS and dtypes == {"float32"} else None
-
-    def bucket_bytes(self, bucket: int) -> int | None:
-        """Return the size of a bucket; ``None`` if gradients in it are sparse, of which only some rows are sent."""
-        parameters = [self.parameters[index] for index in self.buckets[bucket]]
-        return None if any(one.is_sparse for one in parameters) else sum(one.num_bytes for one in parameters)
 
 
 class DataParallelModule(Struct, frozen=True):
@@ -156,128 +91,6 @@ class Replica(Struct, frozen=True):
     """machine epsilon of the coarsest type among them"""
     num_unreduced_passes: Int64
     """number of recorded backward passes not preceded by a forward, whose gradients stay on this rank"""
-
-
-class Forward(Struct, frozen=True, array_like=True):
-    """One ``DistributedDataParallel.forward``, by the host's clock since 1970."""
-
-    module: Int64
-    """index into ``Record.modules``"""
-    start_ns: Int64
-    inner_start_ns: Int64
-    """end of DDP's own work before the module's forward"""
-    inner_end_ns: Int64
-    end_ns: Int64
-    buffer_sync_ns: Int64
-    rebuild_ns: Int64
-    synchronises: bool
-    """``False`` under ``no_sync()``"""
-    has_gradients: bool = True
-    """``False`` under ``no_grad()``, as in an evaluation"""
-
-
-class BucketTimes(Struct, frozen=True, array_like=True):
-    """One bucket in one backward pass, by the host's clock since 1970."""
-
-    index: Int64
-    launched_ns: Int64 | None
-    finished_ns: Int64 | None
-
-
-class BackwardPass(Struct, frozen=True, array_like=True):
-    """One synchronised backward pass through one DDP module, by the host's clock since 1970."""
-
-    module: Int64
-    """index into ``Record.modules``"""
-    origin_ns: Int64
-    """end of the module's last forward before it"""
-    ready_ns: tuple[Int64 | None, ...]
-    """time at which each parameter's gradient was accumulated, in the reducer's order; ``None`` if it was not"""
-    buckets: tuple[BucketTimes, ...] = ()
-    """buckets that were timed"""
-    adds_up: bool = False
-    """True if the module already had gradients when it began"""
-    call: Int64 = 0
-    """number of the call of ``backward`` in the step; a call may go through several modules. 0 if unknown"""
-
-    @property
-    def last_ready_ns(self) -> int | None:
-        """Time at which the last gradient was accumulated."""
-        return max((ns for ns in self.ready_ns if ns is not None), default=None)
-
-
-class DeviceMemory(Struct, frozen=True, array_like=True):
-    """Memory that one process holds on one accelerator, in bytes."""
-
-    index: Int64
-    allocated_bytes: Int64
-    """bytes in tensors"""
-    peak_bytes: Int64
-    """most bytes in tensors since the process began"""
-    reserved_bytes: Int64
-    """bytes held by torch's allocator, in tensors or cached"""
-    is_own: bool = True
-    """True if the process trains on it; otherwise it only holds memory or a context there"""
-    uuid: str | None = None
-    """identifier that is the same for all processes, whatever their index for it"""
-    total_bytes: Int64 | None = None
-
-
-class Memory(Struct, frozen=True):
-    """One process's memory at the end of a step, in bytes."""
-
-    rss_bytes: Int64 | None = field(name="rss", default=None)
-    """process memory that resides in the host's RAM"""
-    peak_rss_bytes: Int64 | None = field(name="peak_rss", default=None)
-    devices: tuple[DeviceMemory, ...] = ()
-    """devices on which it trains"""
-
-
-class RpcCall(Struct, frozen=True, array_like=True):
-    """One call through ``torch.distributed.rpc``, by the host's clock since 1970. Bytes are those of its tensors."""
-
-    callee: str
-    function: str
-    kind: str
-    """``"sync"`` or ``"async"``"""
-    start_ns: Int64
-    end_ns: Int64 | None
-    """``None`` if it was not answered within the step"""
-    request_bytes: Int64
-    reply_bytes: Int64 | None
-
-
-class RecordedStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step as seen by the light recorder. Times are nanoseconds since 1970."""
-
-    number: Int64
-    mode: StepMode
-    start_ns: Int64
-    data_ns: Int64 | None = None
-    """time that the training thread waited for its DataLoader"""
-    forwards: tuple[Forward, ...] = ()
-    began_evaluation: bool = False
-    """whether a pass over a DataLoader began in it without gradients, or with all DDP modules in evaluation mode"""
-    optimizers: tuple[tuple[Int64, Int64], ...] = ()
-    """start and end of each ``Optimizer.step``; with a closure, of the parts before, between and after its calls"""
-    passes: tuple[BackwardPass, ...] = ()
-    """synchronised passes, by ascending origin; a module may have several in a step"""
-    torch_stats: Mapping[Int64, Mapping[str, Int64]] = field(default_factory=dict)
-    """times per module from torch's ``_get_ddp_logging_data()``, of the iteration *before* this step's last"""
-    memory: Memory | None = None
-    rpc: tuple[RpcCall, ...] = ()
-    rpc_left_out: Int64 = 0
-    """number of calls beyond those kept per step"""
-    random_states: Mapping[str, Int64] = field(default_factory=dict)
-    """digests of the states of torch's random-number generators when the step began, by the type of their device;
-    without that of the CPU if a DataLoader has just drawn from it, at the beginning of a pass"""
-    end_ns: Int64
-    """stands last, since the recorder learns it after encoding the rest"""
-
-    @property
-    def has_evaluation(self) -> bool:
-        """Whether the training evaluated in the step, through DDP or without it."""
-        return self.began_evaluation or not all(one.has_gradients for one in self.forwards)
 
 
 class CollectiveOfSomeRanks(Struct, frozen=True):

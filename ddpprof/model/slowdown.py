@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from ddpprof.model.record import Int64
+from ddpprof.model.int64 import Int64
 
 
 class SlowdownCause(StrEnum):

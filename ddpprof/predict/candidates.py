@@ -16,10 +16,11 @@ from math import log
 from typing import Any
 
 from ddpprof.model.bucket_assignment import Buckets, Caps, final_buckets, same_buckets
+from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.caps import BucketCaps, as_written, up_to_one_bucket, with_own_ends
 from ddpprof.predict.predict import Prediction, predict
 from ddpprof.predict.profile import Profile
-from ddpprof.predict.setting import Compression, Setting
+from ddpprof.predict.setting import Setting
 from ddpprof.predict.training import Training
 
 _CAPS_MB = (1, 2, 3, 5, 7, 10, 15, 20, 25, 35, 50, 75, 100, 150, 200, 300, 400)
@@ -164,11 +165,7 @@ def _settings(profile: Profile, knobs: Knobs) -> Iterator[tuple[Setting, Candida
         switches = {"gradient_as_bucket_view": view, "static_graph": static}
         given = {**_arguments(caps, knobs.drops_list), **{name: True for name, on in switches.items() if on}}
         setting = Setting(caps, gradient_as_bucket_view=view, static_graph=static, compression=hook)
-        yield setting, Candidate(given, None if hook is None else _hook_name(hook))
-
-
-def _hook_name(compression: Compression) -> str:
-    return f"{compression.value}_compress_hook"
+        yield setting, Candidate(given, None if hook is None else hook.hook)
 
 
 def _buckets(profile: Profile, lists: bool) -> Iterator[BucketCaps]:
@@ -202,7 +199,7 @@ def spread(training: Training, knobs: Knobs, most: int) -> Shortlist:
             made.setdefault(buckets, candidate)
     caps = list(made.values())
     switches = [replace(now, arguments={"gradient_as_bucket_view": True})] if knobs.view else []
-    switches += [replace(now, comm_hook=_hook_name(knobs.compression))] if knobs.compression is not None else []
+    switches += [replace(now, comm_hook=knobs.compression.hook)] if knobs.compression is not None else []
     tried = [*caps[: max(1, most - len(switches))], *switches]
     left = (one for one in (*caps, *switches) if one not in tried[:most])
     return Shortlist(now, tuple(tried[:most]), tuple(left), promises=False)

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from math import hypot, log2, sqrt
 
 from ddpprof.model.bucket_assignment import same_buckets
+from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.network import Network
 from ddpprof.predict.profile import PassProfile, Profile
 from ddpprof.predict.replay import NOTHING, Cost, Link, Replayed
-from ddpprof.predict.setting import Algorithm, Compression, Setting, sent_share
+from ddpprof.predict.setting import Algorithm, Setting, sent_share
 from ddpprof.predict.training import Computed, Training
 from ddpprof.predict.uncertainty import doubts_about
 

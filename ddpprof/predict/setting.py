@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, log2
 
-from ddpprof.model.backends import half_precision
 from ddpprof.model.bucket_assignment import Gradient
+from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.caps import BucketCaps
 
 
@@ -29,19 +29,6 @@ class Algorithm(StrEnum):
         if self is Algorithm.RING:
             return 2 * (num_ranks - 1) / num_ranks
         return 2 if self is Algorithm.TREE else 2 * (num_ranks - 1)
-
-
-class Compression(StrEnum):
-    """The hooks of ``torch.distributed.algorithms.ddp_comm_hooks``."""
-
-    FP16 = "fp16"
-    BF16 = "bf16"
-    POWERSGD = "powersgd"
-
-    @classmethod
-    def by_half(cls, backend: str | None) -> Compression:
-        """Return the hook that halves gradients."""
-        return cls(half_precision(backend))
 
 
 @dataclass(frozen=True, slots=True)

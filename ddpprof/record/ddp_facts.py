@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpprof.model import DdpModule, Parameter
-from ddpprof.model.record import TORCH_TIMES
+from ddpprof.model.recorded_step import TORCH_TIMES
 
 _SETTINGS = {
     "find_unused_parameters": False,

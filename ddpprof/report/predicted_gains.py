@@ -11,10 +11,11 @@ from ddpprof.findings.predictions import ACCUMULATED, NewBuckets, Predicted, Pre
 from ddpprof.measures.ranks.stragglers import OwnTimePart, Straggler
 from ddpprof.measures.statistics.medians import error_of_median
 from ddpprof.model import StepMode
+from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.predict import Prediction, gain, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.search import best_caps
-from ddpprof.predict.setting import Compression, Setting, sent_share
+from ddpprof.predict.setting import Setting, sent_share
 from ddpprof.report.run_profile import LEAST_STEPS, KnownRun, Recorded, profile_run
 from ddpprof.report.tree import Report
 

@@ -12,7 +12,7 @@ from ddpprof.measures.buckets.bucket_steps import fits
 from ddpprof.measures.buckets.traced_buckets import TracedPasses, usual_passes, usual_sizes
 from ddpprof.model import DdpModule, RecordedStep, StepMode
 from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, Caps, Gradient, buckets_under, gradient_of, same_buckets
-from ddpprof.model.record import sends_unchanged
+from ddpprof.model.comm_hooks import sends_unchanged
 from ddpprof.predict.light_steps import ObservedStep, backward_alone_ns, observe_steps
 from ddpprof.predict.network import Network, network_of_steps
 from ddpprof.predict.profile import ObservedPasses, Profile, profile_of

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from ddpprof import __version__
 from ddpprof.errors import DdpprofError
 from ddpprof.model.backends import FOR_CPU_TENSORS
+from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.network import Network
 from ddpprof.predict.predict import Gain, Prediction, gain, num_ranks, predict
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import NOTHING
 from ddpprof.predict.search import SearchedSetting, best_caps, try_buckets, try_caps
-from ddpprof.predict.setting import Algorithm, Compression, Setting
+from ddpprof.predict.setting import Algorithm, Setting
 from ddpprof.report.run_profile import Profiled, refuse_unknown_hook
 from ddpprof.report.tree import Job
 from ddpprof.shown_in_notebooks import ShownInNotebooks

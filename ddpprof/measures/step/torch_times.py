@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ddpprof.measures.buckets.bucket_steps import BucketStep
 from ddpprof.model import Mark, RecordedStep, Trace
-from ddpprof.model.record import TORCH_TIMES
+from ddpprof.model.recorded_step import TORCH_TIMES
 
 
 @dataclass(frozen=True, slots=True)

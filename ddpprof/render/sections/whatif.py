@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ddpprof.findings.predictions import DEFAULT_CAP, since_torch
 from ddpprof.layout import Column, Line, Section, Table, clean, count, gigabytes_per_s, ms, percent, three_digits
-from ddpprof.model.record import sends_unchanged
+from ddpprof.model.comm_hooks import sends_unchanged
 from ddpprof.report.whatif import PredictedSetting, WhatIf
 
 _COLUMNS = ("step ms", "95% interval", "saves ms", "compute", "slowed", "exposed", "rest")

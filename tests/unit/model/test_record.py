@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpprof.model.record import DdpModule, Parameter
+from ddpprof.model.ddp_module import DdpModule, Parameter
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ddpprof.model.bucket_assignment import Caps, Gradient, final_buckets
+from ddpprof.model.comm_hooks import Compression
 from ddpprof.pipeline.analysis import AnalysisOptions, analysed
 from ddpprof.predict.candidates import Candidate, Knobs, Shortlist, shortlist, spread
 from ddpprof.predict.profile import Profile
-from ddpprof.predict.setting import Compression
 from ddpprof.predict.training import Training
 from ddpprof.report.run_profile import profile_run
 

@@ -9,10 +9,11 @@ from predictions import MIB, UNIT, computed, network, pass_profile, profile, tra
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model.bucket_assignment import Caps, Gradient
+from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.predict import TCP_PAYLOAD, gain, predict
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.setting import Algorithm, Compression, Setting, sent_share
+from ddpprof.predict.setting import Algorithm, Setting, sent_share
 
 
 @pytest.mark.parametrize(

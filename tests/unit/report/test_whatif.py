@@ -9,10 +9,11 @@ from reports import report
 
 from ddpprof.errors import DdpprofError
 from ddpprof.model.bucket_assignment import Gradient
+from ddpprof.model.comm_hooks import Compression
 from ddpprof.predict.caps import BucketCaps
 from ddpprof.predict.profile import Profile
 from ddpprof.predict.replay import Cost, Link
-from ddpprof.predict.setting import Algorithm, Compression, Setting
+from ddpprof.predict.setting import Algorithm, Setting
 from ddpprof.report.run_profile import Profiled
 from ddpprof.report.whatif import Asked, WhatIf, build_whatif
 
