@@ -12,8 +12,7 @@ from ddpprof.model.bucket_assignment import DEFAULT_CAP_MIB, MIB, Caps, buckets_
 
 
 def cap_mb(module: DdpModule) -> float:
-    cap = module.settings.get("bucket_cap_mb")
-    return float(cap) if isinstance(cap, int | float) else float(DEFAULT_CAP_MIB)
+    return float(DEFAULT_CAP_MIB) if module.bucket_cap_mb is None else module.bucket_cap_mb
 
 
 def bucket_sizes_under(module: DdpModule, caps_mib: Sequence[float]) -> tuple[int, ...]:

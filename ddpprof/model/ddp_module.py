@@ -43,6 +43,12 @@ class DdpModule(Struct, frozen=True):
     num_lacking_passes: Int64 | None = None
     """number of these that left some parameter without gradient; ``None`` if not recorded"""
 
+    @property
+    def bucket_cap_mb(self) -> float | None:
+        """Cap of its buckets in MiB, torch's default included; ``None`` if the recorder did not find it."""
+        cap = self.settings.get("bucket_cap_mb")
+        return float(cap) if isinstance(cap, int | float) else None
+
     def message_bytes(self, bucket: int) -> int | None:
         """Return the size of a bucket's all-reduce; ``None`` if it is unknown what the module's comm hook sends."""
         num_bytes = self.bucket_bytes(bucket)

@@ -185,13 +185,12 @@ def _words(found: object) -> tuple[str, ...]:
 
 
 def _module(module: DdpModule) -> Module:
-    cap = module.settings.get("bucket_cap_mb")
     return Module(
         name=module.name,
         num_parameters=len(module.parameters),
         parameter_bytes=sum(parameter.num_bytes for parameter in module.parameters),
         num_buckets=len(module.buckets),
-        bucket_cap_mib=float(cap) if isinstance(cap, int | float) else None,
+        bucket_cap_mib=module.bucket_cap_mb,
         comm_hook=module.comm_hook,
         settings={name: str(value) for name, value in module.settings.items()},
     )

@@ -313,8 +313,8 @@ def training_of(report: Report, module: DdpModule, index: int = 0) -> Training:
 
 def _caps(module: DdpModule) -> Caps:
     """Return the requested caps; 25 may also be the default, if its small first bucket makes the recorded buckets."""
-    cap, caps_mb = module.settings.get("bucket_cap_mb"), module.settings.get("bucket_cap_mb_list")
-    of_cap = Caps.of(float(cap) if isinstance(cap, int | float) else None, caps_mb if isinstance(caps_mb, list) else ())
+    caps_mb = module.settings.get("bucket_cap_mb_list")
+    of_cap = Caps.of(module.bucket_cap_mb, caps_mb if isinstance(caps_mb, list) else ())
     if of_cap != Caps.of(DEFAULT_CAP_MIB):
         return of_cap
     return Caps.of() if same_buckets(buckets_under(module, Caps.of()), module.buckets) else of_cap
